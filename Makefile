@@ -1,0 +1,72 @@
+# Everything a person or a CI runs. `make` alone lists the targets.
+# Nothing but make, a shell and Python 3.11 or 3.12 is needed; the rest goes into ./.venv on first use.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Extra pip arguments for the torch download, where the default index offers a build you do not want
+# (on Linux that is usually the CUDA one): make venv TORCH_INDEX_ARGS="--index-url <index of CPU wheels>".
+TORCH_INDEX_ARGS ?=
+# Passed on: make serve CONFIG=turnout.yaml, make test PYTEST_ARGS="tests/decoding -x".
+CONFIG ?=
+PYTEST_ARGS ?=
+TRAIN_ARGS ?=
+
+.PHONY: help venv lint format test bench bench-ead demo serve train-demo proto clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## make or update .venv (done by the other targets when needed)
+
+$(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
+	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_venv.sh $(VENV)
+	@touch $@
+
+lint: venv ## style, types, layering, sizes, tests that can fail
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/check_size.py
+	$(BIN)/python scripts/check_tests.py
+
+format: venv ## let ruff rewrite what it can
+	$(BIN)/ruff check --quiet --fix .
+	$(BIN)/ruff format --quiet .
+
+test: venv ## the default test suite (no GPU, no Redis server, no network)
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+bench: venv ## measure speed against Hugging Face generate, and streaming through the server
+	$(BIN)/python -m experiments.bench_decode
+	$(BIN)/python -m experiments.bench_serve
+
+bench-ead: venv ## measure entropy_adaptive on held-out arithmetic: accuracy, cost, time
+	$(BIN)/python -m experiments.bench_ead
+
+demo: venv ## start everything on this machine, answer one prompt over gRPC, stop
+	@$(BIN)/python -m cli.demo
+
+serve: venv ## serve the demo models, or CONFIG=<file>, until Ctrl-C
+	@$(BIN)/turnout serve $(CONFIG)
+
+train-demo: venv ## train the demo model pair anew (hours on 2 cores; TRAIN_ARGS=--compiled with a C++ compiler)
+	$(BIN)/python -m training.train_demo --model small $(TRAIN_ARGS)
+	$(BIN)/python -m training.train_demo --model large $(TRAIN_ARGS)
+	$(BIN)/python -m training.export_demo
+	$(BIN)/python -m training.evaluate_demo
+	$(BIN)/python -m training.model_card
+
+proto: venv ## regenerate the gRPC code from turnout/proto/generation.proto
+	$(BIN)/python -m turnout.proto.generate
+
+clean: ## delete caches and build outputs (.venv stays)
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +

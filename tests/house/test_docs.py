@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.main import app
+from scripts.write_config_docs import PAGE, render
+from turnout.registry import all_methods
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = [
+    path
+    for pattern in ("*", "*.py", "*.yaml", "*.md", "*.toml", "*.sh", "*.proto")
+    for path in (ROOT.glob(pattern) if pattern == "*" else ROOT.rglob(pattern))
+    if path.is_file() and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+]
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_configuration_page_is_what_the_schema_says() -> None:
+    assert read(PAGE) == render(), "run: .venv/bin/python -m scripts.write_config_docs"
+
+
+def test_every_method_stands_in_the_readme_as_it_is() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (yes|no) \|$", read(ROOT / "README.md"), re.MULTILINE))
+    assert rows == {info.name: "yes" if info.lossless else "no" for info in all_methods()}
+
+
+def test_every_paper_of_a_method_is_named() -> None:
+    listed = re.findall(r"^\| #(\d+) \| .+ \| (.*) \|$", read(ROOT / "docs" / "papers.md"), re.MULTILINE)
+    named = {(int(number), name) for number, cell in listed for name in re.findall(r"`(\w+)`", cell)}
+    assert named == {(seed, info.name) for info in all_methods() for seed in info.seeds}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_named_files_exist(path: Path) -> None:
+    text = read(path)
+    links = [path.parent / link for link in re.findall(r"\]\((?!http)([^)#]+)", text)]
+    named = [
+        ROOT / name for name in re.findall(r"`((?:cli|decoding|deployments|docs|engine|ops|turnout)/[\w./-]*)`", text)
+    ]
+    assert [str(each) for each in links + named if not each.exists()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_exist(path: Path) -> None:
+    text = read(path)
+    targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE))
+    assert set(re.findall(r"make ([a-z-]+)", "\n".join(re.findall(r"`+[^`]*`+", text)))) <= targets
+    commands = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    assert set(re.findall(r"(?:`|bin/)turnout ([a-z]+)", text)) <= commands
+
+
+def test_the_example_method_and_its_test_work(tmp_path: Path) -> None:
+    """Puts both files where the page says they go, in a copy of nothing but the methods' search path."""
+    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", read(ROOT / "docs" / "adding_a_method.md"), re.DOTALL)
+    assert [Path(place).name for place, _ in blocks] == ["every_nth.py", "test_every_nth.py"]
+    for place, source in blocks:
+        (tmp_path / Path(place).name).write_text(source, encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(
+        f"import decoding.methods\ndecoding.methods.__path__.append({str(tmp_path)!r})\n", encoding="utf-8"
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    assert "4 passed" in result.stdout
+
+
+def test_nothing_in_the_tree_belongs_to_one_machine() -> None:
+    foreign = re.compile("/" + r"(?:work|home|root|Users)/\w|(?:find|extra-index|index)-url[= ]\S*/" + "/")
+    assert [str(path) for path in SOURCES if foreign.search(path.read_text(encoding="utf-8", errors="ignore"))] == []
