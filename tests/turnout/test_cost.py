@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from turnout.cost import Meter, ModelMeter, paper_cost, report
+
+
+def meter_of(small_generated: int, large_generated: int) -> Meter:
+    """A request on a model of 10 and one of 40 parameters, its counts worked out by hand below."""
+    meter = Meter()
+    small, large = meter.of("small", 10), meter.of("large", 40)
+    small.generated_tokens, large.generated_tokens = small_generated, large_generated
+    small.prompt_tokens, small.decode_tokens = 5, 6
+    large.prompt_tokens, large.catchup_tokens, large.decode_tokens, large.draft_tokens = 5, 3, 2, 1
+    return meter
+
+
+def test_processed_tokens_count_each_fed_token_once_and_no_cached_one() -> None:
+    model = ModelMeter(
+        10, forwards=9, prompt_tokens=5, cached_tokens=100, catchup_tokens=3, decode_tokens=2, draft_tokens=1,
+        generated_tokens=7, discarded_tokens=50,
+    )  # fmt: skip
+    assert model.processed_tokens == 11
+    assert model.flops == 2 * 10 * 11
+
+
+def test_the_three_meters_of_a_mixed_request() -> None:
+    """6 tokens by the small model, 2 by the large, after a prompt of 5.
+
+    paper: (6*10 + 2*40) / (8*40) = 140/320; FLOPs: 2*10*11 + 2*40*11 = 1100;
+    the large model alone reads 5 prompt tokens and 7 of its own: 2*40*12 = 960, in 8 steps.
+    """
+    result = report(meter_of(6, 2), "large", 40, num_prompt_tokens=5, wall_s=0.5, large_step_s=0.25)
+    assert result.spent.paper == pytest.approx(140 / 320)
+    assert result.spent.flops == 1100
+    assert result.spent.wall_s == 0.5
+    assert (result.large_only.paper, result.large_only.flops, result.large_only.wall_s) == (1.0, 960, 2.0)
+    assert result.large_share == 0.25
+
+
+@pytest.mark.parametrize(("by_small", "by_large"), [(8, 0), (0, 8), (6, 2), (1, 1)])
+def test_the_reported_cost_is_the_papers_formula(by_small: int, by_large: int) -> None:
+    result = report(meter_of(by_small, by_large), "large", 40, 5, 1.0, 1.0)
+    assert result.spent.paper == pytest.approx(paper_cost(by_large / (by_small + by_large), 10, 40))
+
+
+def test_nothing_generated_costs_the_prompt_only() -> None:
+    meter = Meter()
+    meter.of("small", 10).prompt_tokens = 5
+    result = report(meter, "large", 40, num_prompt_tokens=5, wall_s=0.1, large_step_s=0.25)
+    assert (result.spent.paper, result.spent.flops, result.large_share) == (0.0, 100, 0.0)
+    assert (result.large_only.flops, result.large_only.wall_s) == (400, 0.0)
+
+
+def test_merging_adds_every_counter_and_keeps_the_sizes() -> None:
+    one, two = meter_of(6, 2), meter_of(1, 1)
+    two.of("third", 7).forwards = 4
+    one.num_draft_tokens, two.num_draft_tokens = 3, 4
+    one.num_accepted_tokens, two.num_accepted_tokens = 1, 2
+    one.rounds, two.rounds = 1, 1
+    one.switches, two.switches = 0, 5
+    one.merge(two)
+    assert one.models["small"].generated_tokens == 7
+    assert one.models["small"].num_parameters == 10
+    assert one.models["large"].draft_tokens == 2
+    assert one.models["third"].forwards == 4
+    assert (one.num_draft_tokens, one.num_accepted_tokens, one.rounds, one.switches) == (7, 3, 2, 5)
+
+
+def test_a_meter_is_made_once_per_model() -> None:
+    meter = Meter()
+    assert meter.of("m", 3) is meter.of("m", 3)
+    assert meter.to_dict()["models"]["m"]["num_parameters"] == 3

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from turnout.types import MAX_SEED, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", float("nan")),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("logit_bias", {3: 101.0}),
+        ("logit_bias", dict.fromkeys(range(1025), 0.0)),
+        ("stop", ("",)),
+        ("stop", ("x" * 257,)),
+        ("stop", tuple("abcdefghijklmnopq")),
+        ("stop_token_ids", (-1,)),
+        ("seed", -1),
+        ("seed", MAX_SEED + 1),
+        ("max_tokens", 0),
+        ("n", 0),
+        ("n", 65),
+        ("logprobs", 21),
+        ("best_of", 2),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SamplingParams.model_validate({field: value})
+    assert caught.value.errors()[0]["loc"][0] == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", 0.0), ("temperature", 2.0), ("top_p", 1.0), ("seed", MAX_SEED), ("seed", 0), ("logprobs", 0)],
+)
+def test_the_bounds_themselves_are_allowed(field: str, value: Any) -> None:
+    assert getattr(SamplingParams.model_validate({field: value}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("params", "greedy", "has_history"),
+    [
+        ({}, False, False),
+        ({"temperature": 0.0}, True, False),
+        ({"temperature": 0.01}, False, False),
+        ({"logit_bias": {1: 5.0}}, False, False),
+        ({"repetition_penalty": 1.1}, False, True),
+        ({"presence_penalty": 0.5}, False, True),
+        ({"frequency_penalty": -0.5}, False, True),
+    ],
+)
+def test_what_the_parameters_imply(params: dict[str, Any], greedy: bool, has_history: bool) -> None:
+    sampling = SamplingParams.model_validate(params)
+    assert (sampling.greedy, sampling.has_history) == (greedy, has_history)

@@ -1,0 +1,164 @@
+"""What front ends and pools say to each other: plain picklable values, the same in process and over Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnout.cost import CostReport, ModelMeter
+from turnout.errors import TurnoutError
+from turnout.types import FinishReason, SamplingParams, TokenKind
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """One generation. Exactly one of `prompt` (text or token ids) and `messages` is given.
+
+    Attributes:
+        request_id: chosen by the front end, used to cancel and to log.
+        model: a pool's name (its models answer together) or a member model's name (it answers alone).
+        method: decoding method; None is the pool's default.
+        params: the method's parameters, not yet validated.
+        tenant: whose request it is; prefix caches are shared within a tenant only.
+        logprobs: report per-token log-probabilities (count of alternatives is in `sampling.logprobs`).
+        deadline_s: seconds this call may take; None is the server's limit.
+    """
+
+    request_id: str
+    model: str
+    sampling: SamplingParams
+    prompt: str | tuple[int, ...] | None = None
+    messages: tuple[ChatMessage, ...] | None = None
+    method: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    tenant: str = "default"
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOut:
+    """One emitted token as a client sees it; `top` is (id, text, log-probability in nats)."""
+
+    id: int
+    text: str
+    source: str
+    kind: TokenKind
+    logprob: float | None = None
+    entropy_bits: float | None = None
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New output of answer `index`. Text may lag behind tokens (half a character, a possible stop string)."""
+
+    index: int
+    text: str
+    tokens: tuple[TokenOut, ...]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the whole call used; the last event of a stream.
+
+    `seed` reproduces the call; `ttft_s` and `wall_s` are seconds from arrival at the pool.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    models: dict[str, ModelMeter]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    rounds: int
+    switches: int
+    cost: CostReport
+    method: str
+    params: dict[str, Any]
+    seed: int
+    ttft_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A refusal or failure, as a value: exceptions do not cross process borders."""
+
+    error: TurnoutError
+
+
+Event = Chunk | Usage | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCall:
+    """Log-likelihood of `completion` after `prompt` under one model (text or token ids each)."""
+
+    request_id: str
+    model: str
+    prompt: str | tuple[int, ...]
+    completions: tuple[str | tuple[int, ...], ...]
+    tenant: str = "default"
+    top: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """One scored completion: tokens with `logprob` filled, in order."""
+
+    tokens: tuple[TokenOut, ...]
+    greedy: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """A name a request may put in `model`. `roles` is empty for a member model, role -> member for a pool."""
+
+    name: str
+    architecture: str
+    num_parameters: int
+    vocab_size: int
+    max_length: int
+    roles: dict[str, str]
+    default_method: str
+
+
+@dataclass(frozen=True, slots=True)
+class MethodDescription:
+    """A decoding method: `params_schema` is the JSON schema of its parameters."""
+
+    name: str
+    summary: str
+    seeds: tuple[int, ...]
+    lossless: bool
+    params_schema: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """What a pool holds right now; all zero when idle (`cached_blocks` are reusable, not in use).
+
+    Attributes:
+        requests: calls in progress.
+        sequences: sequences that hold cache, summed over models.
+        used_blocks: blocks referenced by a sequence, summed over models.
+        waiting: operations waiting for a forward pass.
+    """
+
+    requests: int
+    sequences: int
+    used_blocks: int
+    cached_blocks: int
+    total_blocks: int
+    waiting: int
+    tokens_per_second: float
+    step_seconds: dict[str, float]

@@ -1,0 +1,206 @@
+"""The configuration file: one YAML document, every field validated, every fault named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from turnout.errors import invalid
+from turnout.registry import explain, get_method
+
+DEMO_PREFIX = "demo:"
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are refused, values are immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Section):
+    """One causal language model."""
+
+    path: Annotated[str, Field(description="folder of a Hugging Face checkpoint, or demo:small / demo:large")]
+    dtype: Annotated[Literal["bfloat16", "float32"], Field(description="numbers the weights and the cache use")] = (
+        "bfloat16"
+    )
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")] = "cpu"
+    kv_memory_bytes: Annotated[int, Field(ge=1 << 20, description="memory of the block pool, bytes")] = 256 << 20
+    max_length: Annotated[
+        int | None, Field(ge=16, description="longest sequence, tokens; absent: what the checkpoint allows")
+    ] = None
+
+
+class EngineConfig(Section):
+    """The batching engine, the same for every model of a pool."""
+
+    block_size: Annotated[int, Field(ge=1, le=256, description="tokens per KV block")] = 16
+    token_budget: Annotated[int, Field(ge=1, description="most tokens in one forward pass")] = 512
+    max_batch: Annotated[int, Field(ge=1, description="most sequences in one forward pass")] = 64
+    threads: Annotated[int | None, Field(ge=1, description="CPU threads of a forward; absent: all cores")] = None
+
+
+class MethodChoice(Section):
+    """A decoding method by name, with its parameters."""
+
+    name: Annotated[str, Field(description="as in `turnout methods`")]
+    params: Annotated[dict[str, Any], Field(description="as in `turnout methods NAME`; absent ones: defaults")] = {}
+
+
+# Calibrated for the demo pair's short answers (docs/results/ead.md): about a quarter of the tokens by the large model.
+DEMO_METHOD = MethodChoice(
+    name="entropy_adaptive", params={"threshold": 0.016, "window": 1, "min_stay": 2, "effect": "current"}
+)
+
+
+class PoolConfig(Section):
+    """A served endpoint: a small and a large model that answer together."""
+
+    small: Annotated[str, Field(description="name of the small model, in models")]
+    large: Annotated[str, Field(description="name of the large model, in models")]
+    default: Annotated[MethodChoice, Field(description="method used when a request names none")] = MethodChoice(
+        name="entropy_adaptive"
+    )
+    replicas: Annotated[int, Field(ge=1, description="copies of the pair")] = 1
+    max_ongoing_requests: Annotated[int, Field(ge=1, description="requests a replica works on at once")] = 64
+    max_queued_requests: Annotated[int, Field(ge=1, description="requests waiting before new ones are refused")] = 256
+
+
+class ServerConfig(Section):
+    """Where the endpoints listen, and their limits."""
+
+    grpc_port: Annotated[int, Field(ge=1, le=65535, description="gRPC, on all interfaces")] = 9000
+    http_port: Annotated[int, Field(ge=1, le=65535, description="HTTP, on http_host")] = 8000
+    http_host: Annotated[str, Field(description="address HTTP listens on; 0.0.0.0: all interfaces")] = "127.0.0.1"
+    request_timeout_s: Annotated[float, Field(gt=0, description="longest a request may take, seconds")] = 600.0
+    shutdown_grace_s: Annotated[
+        float, Field(gt=0, description="time running requests have to end when the server stops, seconds")
+    ] = 5.0
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> ServerConfig:
+        if self.grpc_port == self.http_port:
+            raise invalid("server.http_port", f"must differ from server.grpc_port (both are {self.http_port})")
+        return self
+
+
+class RayConfig(Section):
+    """How to reach or start Ray."""
+
+    address: Annotated[str | None, Field(description="an existing cluster; absent: a local one is started")] = None
+    temp_dir: Annotated[str | None, Field(description="session files of a local cluster; keep it short")] = None
+    num_cpus: Annotated[int | None, Field(ge=1, description="logical CPUs of a local cluster; absent: all")] = None
+    object_store_bytes: Annotated[int, Field(ge=80 << 20, description="object store of a local cluster")] = 80 << 20
+
+
+class TurnoutConfig(Section):
+    """The whole file."""
+
+    models: Annotated[dict[str, ModelConfig], Field(min_length=1, description="models by name")]
+    pools: Annotated[dict[str, PoolConfig], Field(min_length=1, description="served endpoints by name")]
+    engine: Annotated[EngineConfig, Field(description="the batching engine of every pool")] = EngineConfig()
+    server: Annotated[ServerConfig, Field(description="addresses and limits")] = ServerConfig()
+    ray: Annotated[RayConfig, Field(description="the Ray cluster")] = RayConfig()
+
+    @model_validator(mode="after")
+    def _check_references(self) -> TurnoutConfig:
+        known = ", ".join(sorted(self.models))
+        for pool_name, pool in self.pools.items():
+            for role in ("small", "large"):
+                name = getattr(pool, role)
+                if name not in self.models:
+                    raise invalid(f"pools.{pool_name}.{role}", f"no model {name!r}; models: {known}")
+            if pool_name in self.models:
+                raise invalid(f"pools.{pool_name}", "a pool and a model cannot share a name")
+        return self
+
+    @classmethod
+    def demo(cls) -> TurnoutConfig:
+        """The shipped demo pair on this machine."""
+        return cls(
+            models={
+                "demo-small": ModelConfig(path="demo:small", kv_memory_bytes=64 << 20),
+                "demo-large": ModelConfig(path="demo:large", kv_memory_bytes=256 << 20),
+            },
+            pools={"demo": PoolConfig(small="demo-small", large="demo-large", default=DEMO_METHOD)},
+        )
+
+
+def parse_config(values: dict[str, Any]) -> TurnoutConfig:
+    """Validate plain data.
+
+    Raises:
+        TurnoutError: names the first field at fault and what is allowed there.
+    """
+    try:
+        return TurnoutConfig.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, "", TurnoutConfig) from None
+
+
+def load_config(path: Path) -> TurnoutConfig:
+    """Read and check a configuration file, the models' folders and the methods' parameters included.
+
+    Raises:
+        TurnoutError: names the first field at fault and what is allowed there.
+    """
+    config = parse_config(read_yaml(path))
+    check_resources(config)
+    return config
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping a YAML file holds.
+
+    Raises:
+        TurnoutError: the file cannot be read, is no YAML, or is no mapping; names the line at fault.
+    """
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except OSError as error:
+        raise invalid("config", f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise invalid("config", f"{path} is not UTF-8 text") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        what = getattr(error, "problem", None) or str(error).replace("\n", " ")
+        raise invalid("config", f"{path} is not valid YAML: {where}{what}") from None
+    if not isinstance(values, dict):
+        raise invalid("config", f"{path} must hold a mapping with models and pools")
+    return values
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice, where YAML readers usually keep the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode):
+                if key_node.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key_node.value!r} is given twice", key_node.start_mark
+                    )
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def check_resources(config: TurnoutConfig) -> None:
+    """Refuse model folders that do not exist and default methods that do not validate."""
+    for name, model in config.models.items():
+        if not (model_path(model) / "config.json").is_file():
+            raise invalid(f"models.{name}.path", f"no checkpoint (config.json) in {model.path!r}")
+    for name, pool in config.pools.items():
+        field = f"pools.{name}.default"
+        get_method(pool.default.name, f"{field}.name").parse(pool.default.params, f"{field}.params")
+
+
+def model_path(model: ModelConfig) -> Path:
+    """The checkpoint's folder; `demo:small` and `demo:large` are the shipped ones."""
+    if model.path.startswith(DEMO_PREFIX):
+        return Path(__file__).parent / "demo" / model.path.removeprefix(DEMO_PREFIX)
+    return Path(model.path).expanduser()

@@ -1,0 +1,126 @@
+"""What a request cost, by model, and what the large model alone would have cost: three meters side by side.
+
+The paper's cost charges parameters per generated token and nothing for catch-up (seed 2, Entropy Adaptive
+Decoding). FLOPs are 2 x parameters x tokens processed, catch-up and discarded work included. Wall clock is
+measured. They answer different questions and are never mixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class ModelMeter:
+    """Work one model did for one sequence. All counts are tokens, except `forwards` (forward passes).
+
+    A token fed to the model is counted in exactly one of prompt, catchup, decode and draft:
+    `catchup` are generated tokens another model wrote that this one had to read before it could go on,
+    `draft` are tokens of proposals, fed hypothetically.
+    """
+
+    num_parameters: int
+    forwards: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    catchup_tokens: int = 0
+    decode_tokens: int = 0
+    draft_tokens: int = 0
+    generated_tokens: int = 0
+    discarded_tokens: int = 0
+
+    @property
+    def processed_tokens(self) -> int:
+        """Tokens that went through a forward pass."""
+        return self.prompt_tokens + self.catchup_tokens + self.decode_tokens + self.draft_tokens
+
+    @property
+    def flops(self) -> float:
+        """2 x parameters x processed tokens."""
+        return 2.0 * self.num_parameters * self.processed_tokens
+
+
+@dataclass(slots=True)
+class Meter:
+    """The counters of one request: one `ModelMeter` per model name, and speculation's totals."""
+
+    models: dict[str, ModelMeter] = field(default_factory=dict)
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    rounds: int = 0
+    switches: int = 0
+
+    def of(self, name: str, num_parameters: int) -> ModelMeter:
+        """The meter of a model, made on first use."""
+        meter = self.models.get(name)
+        if meter is None:
+            meter = self.models[name] = ModelMeter(num_parameters)
+        return meter
+
+    def merge(self, other: Meter) -> None:
+        """Add another sequence's counters to these."""
+        for name, theirs in other.models.items():
+            mine = self.of(name, theirs.num_parameters)
+            for count in ModelMeter.__dataclass_fields__:
+                if count != "num_parameters":
+                    setattr(mine, count, getattr(mine, count) + getattr(theirs, count))
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        self.rounds += other.rounds
+        self.switches += other.switches
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for wires and logs."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One way of answering a request, on the three meters. `paper` is relative to the large model alone."""
+
+    paper: float
+    flops: float
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """What an answer cost, beside what the large model alone would have (its wall clock is an estimate)."""
+
+    spent: Cost
+    large_only: Cost
+    large_share: float
+
+
+def paper_cost(large_share: float, small_parameters: int, large_parameters: int) -> float:
+    """Relative cost C = f + (1 - f) * N_small / N_large, f the share of tokens the large model generated."""
+    return large_share + (1.0 - large_share) * small_parameters / large_parameters
+
+
+def report(
+    meter: Meter, large: str, num_large_parameters: int, num_prompt_tokens: int, wall_s: float, large_step_s: float
+) -> CostReport:
+    """Compare a finished request with the large model alone.
+
+    Args:
+        meter: the request's counters.
+        large: name of the model that would have answered alone.
+        num_large_parameters: its parameters.
+        num_prompt_tokens: prompt length, in tokens.
+        wall_s: measured time of this request, in seconds.
+        large_step_s: measured time of one decode step of the large model under the present load, in seconds.
+    """
+    generated = sum(m.generated_tokens for m in meter.models.values())
+    paid = sum(m.generated_tokens * m.num_parameters for m in meter.models.values())
+    by_large = meter.models[large].generated_tokens if large in meter.models else 0
+    large_tokens = num_prompt_tokens + max(generated - 1, 0)
+    return CostReport(
+        spent=Cost(
+            paper=paid / (generated * num_large_parameters) if generated else 0.0,
+            flops=sum(m.flops for m in meter.models.values()),
+            wall_s=wall_s,
+        ),
+        large_only=Cost(paper=1.0, flops=2.0 * num_large_parameters * large_tokens, wall_s=large_step_s * generated),
+        large_share=by_large / generated if generated else 0.0,
+    )

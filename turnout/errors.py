@@ -1,0 +1,53 @@
+"""The one error type that crosses a layer: a code every front end can translate, and the field at fault."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Outcome classes shared by gRPC and HTTP; the values are gRPC's status names."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
+    NOT_FOUND = "NOT_FOUND"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    UNAVAILABLE = "UNAVAILABLE"
+    INTERNAL = "INTERNAL"
+
+
+class TurnoutError(Exception):
+    """A refusal or a failure that the caller may read.
+
+    Args:
+        code: what kind of outcome this is.
+        message: one sentence that names the field and, for a bad value, what is allowed.
+        field: dotted name of the field at fault, as the caller spelled it; None when no field is.
+    """
+
+    def __init__(self, code: Code, message: str, field: str | None = None) -> None:
+        super().__init__(code, message, field)
+        self.code = code
+        self.message = message
+        self.field = field
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def invalid(field: str, message: str) -> TurnoutError:
+    """A value of the right type that is not allowed, or an unknown field."""
+    return TurnoutError(Code.INVALID_ARGUMENT, f"{field}: {message}", field)
+
+
+def out_of_range(field: str, message: str) -> TurnoutError:
+    """A value beyond a limit that depends on the model or the server (context length, vocabulary)."""
+    return TurnoutError(Code.OUT_OF_RANGE, f"{field}: {message}", field)
+
+
+def not_found(field: str, value: str, known: list[str]) -> TurnoutError:
+    """A name nobody registered; the message lists the names that exist."""
+    listed = ", ".join(sorted(known)) or "none"
+    return TurnoutError(Code.NOT_FOUND, f"{field}: {value!r} is not known; available: {listed}", field)

@@ -1,0 +1,150 @@
+"""Finding methods: one module per name in a package, imported only when asked for.
+
+A slot (whole programs, drafters, verifiers, ...) is a package; a method is a module in it whose file name is
+the method's name. Nothing lists them twice.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from turnout.errors import TurnoutError, invalid, not_found
+
+METHODS_PACKAGE = "decoding.methods"
+
+
+class MethodParams(BaseModel):
+    """Base of every method's parameters: unknown names are refused, values are immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class MethodInfo:
+    """A registered method.
+
+    Attributes:
+        name: its name everywhere: module, command line, APIs, reports.
+        run: `async def run(request, models, params) -> AsyncIterator[Segment]`.
+        params: the pydantic model of its parameters.
+        seeds: numbers of the papers it implements.
+        lossless: whether its output law is exactly the target model's.
+        needs: roles ("small", "large") the pool must fill.
+    """
+
+    name: str
+    run: Callable[..., AsyncIterator[Any]]
+    params: type[MethodParams]
+    seeds: tuple[int, ...]
+    lossless: bool
+    needs: frozenset[str]
+
+    @property
+    def summary(self) -> str:
+        """First line of the method's docstring."""
+        return (self.run.__doc__ or "").strip().split("\n")[0]
+
+    def parse(self, values: dict[str, Any], field: str = "method.params") -> MethodParams:
+        """Validate parameters.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT, naming the parameter and what is allowed.
+        """
+        try:
+            return self.params.model_validate(values)
+        except ValidationError as error:
+            raise explain(error, field, self.params) from None
+
+
+def method(
+    *, params: type[MethodParams], seeds: tuple[int, ...] = (), lossless: bool, needs: frozenset[str]
+) -> Callable[[Callable[..., AsyncIterator[Any]]], MethodInfo]:
+    """Register the decorated async generator as the method named after its module."""
+
+    def register(run: Callable[..., AsyncIterator[Any]]) -> MethodInfo:
+        name = run.__module__.rpartition(".")[2]
+        return MethodInfo(name=name, run=run, params=params, seeds=seeds, lossless=lossless, needs=needs)
+
+    return register
+
+
+def names(package: str) -> list[str]:
+    """Module names in a slot's package, sorted; private ones and `base` are not methods."""
+    root = importlib.import_module(package)
+    found = (module.name for module in pkgutil.iter_modules(root.__path__))
+    return sorted(name for name in found if not name.startswith("_") and name != "base")
+
+
+def load(package: str, name: str, field: str) -> ModuleType:
+    """Import one module of a slot.
+
+    Raises:
+        TurnoutError: NOT_FOUND, listing what exists.
+    """
+    known = names(package)
+    if name not in known:
+        raise not_found(field, name, known)
+    return importlib.import_module(f"{package}.{name}")
+
+
+@cache
+def get_method(name: str, field: str = "method") -> MethodInfo:
+    """The method of that name; `field` is where the caller gave it.
+
+    Raises:
+        TurnoutError: NOT_FOUND, listing the methods that exist.
+    """
+    module = load(METHODS_PACKAGE, name, field)
+    found = [value for value in vars(module).values() if isinstance(value, MethodInfo) and value.name == name]
+    if len(found) != 1:
+        raise TypeError(f"{module.__name__} must define exactly one @method, found {len(found)}")
+    return found[0]
+
+
+def all_methods() -> list[MethodInfo]:
+    """Every method, by name."""
+    return [get_method(name) for name in names(METHODS_PACKAGE)]
+
+
+def explain(error: ValidationError, prefix: str, model: type[BaseModel]) -> TurnoutError:
+    """Turn the first fault pydantic found into a refusal that names the field and what is allowed."""
+    fault = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    field = f"{prefix}.{where}" if prefix and where else (where or prefix)
+    if fault["type"] == "extra_forbidden":
+        owner = _model_at(model, fault["loc"][:-1])
+        known = ", ".join(sorted(owner.model_fields)) if owner is not None else ""
+        return invalid(field, f"unknown; allowed here: {known or 'nothing'}")
+    shown = repr(fault.get("input"))
+    given = f" (got {shown})" if len(shown) <= 80 and fault["type"] != "missing" else ""
+    return invalid(field, f"{fault['msg'][:1].lower()}{fault['msg'][1:]}{given}")
+
+
+def _model_at(model: type[BaseModel], path: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The model whose fields stand at `path` below `model`: field names, keys of mappings, indices of lists."""
+    here: Any = model
+    for part in path:
+        owner = _as_model(here)
+        if owner is not None:
+            info = owner.model_fields.get(str(part))
+            here = info.annotation if info is not None else None
+        else:  # a key or an index: what a mapping or a list holds is its last argument that holds anything
+            here = next((arg for arg in reversed(get_args(here)) if arg not in (Ellipsis, NoneType)), None)
+    return _as_model(here)
+
+
+def _as_model(annotation: Any) -> type[BaseModel] | None:
+    """The model an annotation allows: itself, or the one behind `Annotated` and `| None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        return next((found for found in map(_as_model, get_args(annotation)) if found is not None), None)
+    return None

@@ -1,0 +1,105 @@
+"""The values every layer speaks of: sampling parameters, tokens with provenance, segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, NamedTuple, NewType
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+TenantId = NewType("TenantId", str)
+RequestId = NewType("RequestId", str)
+BlockHash = NewType("BlockHash", bytes)
+
+MAX_SEED = 2**63 - 1
+
+
+class TokenKind(StrEnum):
+    """How a token came to be emitted (speculation's terms; everything else is `decoded`)."""
+
+    DECODED = "decoded"
+    ACCEPTED = "accepted"
+    RECOVERED = "recovered"
+    BONUS = "bonus"
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Token(NamedTuple):
+    """One emitted token.
+
+    `source` is the name of the model that wrote it: for an accepted draft token, the drafting one.
+    `logprob` and `top` (id, log-probability) are in nats under the raw logits of the model that decided;
+    `entropy_bits` is that distribution's entropy before temperature, in bits.
+    """
+
+    id: int
+    source: str
+    kind: TokenKind = TokenKind.DECODED
+    logprob: float | None = None
+    entropy_bits: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of emitted tokens; `stopped_by` names the rule that ended it ("finish" when the sequence ended)."""
+
+    tokens: tuple[Token, ...]
+    stopped_by: str
+
+
+class SamplingParams(BaseModel):
+    """How tokens are chosen. Applied in this order: logit bias, repetition, presence and frequency
+    penalties, temperature, top-k, top-p, min-p.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: Annotated[FiniteFloat, Field(ge=0.0, le=2.0, description="0 is greedy")] = 1.0
+    top_p: Annotated[FiniteFloat, Field(gt=0.0, le=1.0, description="nucleus mass; 1 is off")] = 1.0
+    top_k: Annotated[int, Field(ge=0, description="candidates kept; 0 is off")] = 0
+    min_p: Annotated[FiniteFloat, Field(ge=0.0, le=1.0, description="share of the top probability; 0 is off")] = 0.0
+    repetition_penalty: Annotated[
+        FiniteFloat, Field(gt=0.0, le=10.0, description="divides positive logits of seen tokens; 1 is off")
+    ] = 1.0
+    presence_penalty: Annotated[
+        FiniteFloat, Field(ge=-2.0, le=2.0, description="subtracted once per token already generated")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        FiniteFloat, Field(ge=-2.0, le=2.0, description="subtracted per occurrence already generated")
+    ] = 0.0
+    logit_bias: Annotated[
+        dict[int, Annotated[FiniteFloat, Field(ge=-100.0, le=100.0)]],
+        Field(max_length=1024, description="added to the logit of a token id"),
+    ] = {}
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
+        Field(max_length=16, description="strings that end the answer and are cut from it"),
+    ] = ()
+    stop_token_ids: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=64, description="token ids that end the answer")
+    ] = ()
+    ignore_eos: Annotated[bool, Field(description="go on after the end-of-text token")] = False
+    seed: Annotated[int | None, Field(ge=0, le=MAX_SEED, description="same seed, same tokens; absent: random")] = None
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000, description="most tokens generated")] = 256
+    n: Annotated[int, Field(ge=1, le=64, description="answers to the one prompt")] = 1
+    logprobs: Annotated[
+        int | None, Field(ge=0, le=20, description="alternatives reported per token; absent: no log-probabilities")
+    ] = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def has_history(self) -> bool:
+        """Whether a token's logits depend on the tokens before it beyond the model itself."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
