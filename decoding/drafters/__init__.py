@@ -1,0 +1,1 @@
+"""Whatever proposes tokens, one file each."""

@@ -1,0 +1,122 @@
+"""From raw logits to the distribution a token is drawn from, for many rows at once.
+
+Order (the one in `SamplingParams`): logit bias, repetition, presence and frequency penalties, temperature,
+top-k, top-p, min-p. Temperature 0 is the one-hot limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+
+from decoding.sequence import Sequence
+
+NEG_INF = float("-inf")
+BITS_PER_NAT = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Whose row it is: the sequence, and the hypothetical tokens (a draft path) after its last one."""
+
+    seq: Sequence
+    path: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the token this row chooses."""
+        return len(self.seq) + len(self.path)
+
+
+def entropy_bits(logits: torch.Tensor) -> torch.Tensor:
+    """Entropy of softmax(logits) in bits: float32 [rows, vocab] -> [rows]. -inf entries count as probability 0."""
+    return entropy_nats(logits) * BITS_PER_NAT
+
+
+def entropy_nats(logits: torch.Tensor) -> torch.Tensor:
+    """Entropy of softmax(logits) in nats: float32 [rows, vocab] -> [rows]."""
+    logp = torch.log_softmax(logits, dim=-1)
+    nats: torch.Tensor = torch.special.entr(logp.exp()).sum(-1)
+    return nats
+
+
+def process(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
+    """Apply each row's sampling parameters.
+
+    Args:
+        logits: float32 [rows, vocab], raw; not modified.
+        rows: whose row is whose.
+
+    Returns:
+        float32 [rows, vocab]; softmax of it is the distribution to draw from, excluded tokens are -inf.
+        Rows with temperature 0 keep only their arg-max.
+    """
+    logits = penalise(logits, rows)
+    params = [row.seq.sampling for row in rows]
+    greedy = [p.greedy for p in params]
+    if not all(greedy):
+        temperature = torch.tensor([p.temperature or 1.0 for p in params], device=logits.device)
+        logits = logits / temperature[:, None]
+        logits = _truncate(logits, rows)
+    if any(greedy):
+        best = logits.argmax(-1, keepdim=True)
+        only = torch.full_like(logits, NEG_INF).scatter_(-1, best, 0.0)
+        logits = torch.where(torch.tensor(greedy, device=logits.device)[:, None], only, logits)
+    return logits
+
+
+def penalise(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
+    """Logit bias and penalties only; returns `logits` itself when no row asks for any."""
+    touched = [i for i, row in enumerate(rows) if row.seq.sampling.logit_bias or row.seq.sampling.has_history]
+    if not touched:
+        return logits
+    logits = logits.clone()
+    for i in touched:
+        _penalise_row(logits[i], rows[i])
+    return logits
+
+
+def _penalise_row(row: torch.Tensor, history: History) -> None:
+    params, seq = history.seq.sampling, history.seq
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=row.device)
+        row[ids] += torch.tensor(list(params.logit_bias.values()), device=row.device)
+    if not params.has_history:
+        return
+    counts = dict(seq.output_counts)
+    for token in history.path:
+        counts[token] = counts.get(token, 0) + 1
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(seq.prompt_set | counts.keys()), device=row.device)
+        value = row[seen]
+        row[seen] = torch.where(value > 0, value / params.repetition_penalty, value * params.repetition_penalty)
+    if counts:
+        ids = torch.tensor(list(counts), device=row.device)
+        times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
+        row[ids] -= params.presence_penalty + params.frequency_penalty * times
+
+
+def _truncate(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
+    params = [row.seq.sampling for row in rows]
+    vocab = logits.shape[-1]
+    if any(p.top_k for p in params):
+        # Ties with the last kept candidate are kept, so that rows do not depend on how a batch is sorted.
+        k = [min(p.top_k or vocab, vocab) for p in params]
+        limited = [index for index, p in enumerate(params) if p.top_k]
+        best = logits.topk(max(k[index] for index in limited), dim=-1).values
+        last = torch.full((len(params),), NEG_INF, device=logits.device)
+        last[limited] = best[limited, [k[index] - 1 for index in limited]]
+        logits = logits.masked_fill(logits < last[:, None], NEG_INF)
+    if any(p.top_p < 1.0 for p in params):
+        values, order = logits.sort(dim=-1, descending=True, stable=True)
+        mass = values.softmax(-1)
+        before = mass.cumsum(-1) - mass
+        nucleus = torch.tensor([p.top_p if p.top_p < 1.0 else 2.0 for p in params], device=logits.device)
+        values = values.masked_fill(before >= nucleus[:, None], NEG_INF)
+        logits = torch.full_like(logits, NEG_INF).scatter(-1, order, values)
+    if any(p.min_p for p in params):
+        floor = torch.tensor([p.min_p for p in params], device=logits.device).log()
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + floor[:, None], NEG_INF)
+    return logits

@@ -1,0 +1,67 @@
+"""Entropy Adaptive Decoding: the large model writes while the text is uncertain."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from decoding.model import ModelPool, Request
+from decoding.switching.base import SwitchParams, alternate
+from decoding.switching.mean_entropy import MeanEntropySwitch
+from turnout.registry import method
+from turnout.types import Segment
+
+
+class EntropyAdaptiveParams(SwitchParams):
+    """Parameters of `entropy_adaptive`."""
+
+    window: Annotated[int, Field(ge=1, le=1024, description="entropies in the rolling mean, tokens")] = 5
+    min_stay: Annotated[int, Field(ge=1, le=1_000_000, description="tokens a model writes before it may hand over")] = (
+        10
+    )
+    threshold: Annotated[
+        FiniteFloat, Field(ge=-1.0, le=64.0, description="mean entropy above which the large model takes over, bits")
+    ] = 0.5
+    threshold_down: Annotated[
+        FiniteFloat | None,
+        Field(ge=-1.0, le=64.0, description="mean at or below which the small one takes back; absent: threshold"),
+    ] = None
+    start: Annotated[Literal["small", "large"], Field(description="who writes first")] = "small"
+    effect: Annotated[
+        Literal["next", "current"],
+        Field(description="whether a switch acts on the next token, or drops the current one and draws it again"),
+    ] = "next"
+    clear_on_switch: Annotated[
+        bool | None, Field(description="empty the window at a switch; absent: only if min_stay is below window")
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_band(self) -> Self:
+        if self.threshold_down is not None and self.threshold_down > self.threshold:
+            raise ValueError(f"threshold_down must be at most threshold ({self.threshold:g})")
+        return self
+
+
+@method(params=EntropyAdaptiveParams, seeds=(2,), lossless=False, needs=frozenset({"small", "large"}))
+async def entropy_adaptive(
+    request: Request, models: ModelPool, params: EntropyAdaptiveParams
+) -> AsyncIterator[Segment]:
+    """The large model writes while the rolling mean of the active model's entropy is high.
+
+    Seed 2 (Entropy Adaptive Decoding). Each token follows the law of the model in its `source`.
+    """
+    rule = MeanEntropySwitch(
+        window=params.window,
+        min_stay=params.min_stay,
+        threshold=params.threshold,
+        threshold_down=params.threshold_down,
+        active=params.start,
+        effect=params.effect,
+        clear=params.clear_on_switch,
+    )
+    async with aclosing(alternate(request, models, rule, params.catch_up)) as segments:
+        async for segment in segments:
+            yield segment

@@ -1,0 +1,26 @@
+"""One model decodes alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from decoding.model import ModelPool, Request
+from decoding.stretch import stream
+from turnout.registry import MethodParams, method
+from turnout.types import Segment
+
+
+class PlainParams(MethodParams):
+    """Parameters of `plain`."""
+
+    model: Annotated[Literal["large", "small"], Field(description="role of the model that answers")] = "large"
+
+
+@method(params=PlainParams, lossless=True, needs=frozenset())
+async def plain(request: Request, models: ModelPool, params: PlainParams) -> AsyncIterator[Segment]:
+    """One model answers alone."""
+    async for segment in stream(models.role(params.model), request.sequence):
+        yield segment

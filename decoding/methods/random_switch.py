@@ -1,0 +1,45 @@
+"""Random switching between the models: the baseline for every switching rule."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Self
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from decoding.model import ModelPool, Request
+from decoding.switching.base import SwitchParams, alternate
+from decoding.switching.random_run import RandomRunSwitch, mean_runs
+from turnout.registry import method
+from turnout.types import Segment
+
+
+class RandomSwitchParams(SwitchParams):
+    """Parameters of `random_switch`."""
+
+    share: Annotated[FiniteFloat, Field(ge=0.0, le=1.0, description="share of tokens the large model writes")] = 0.3
+    mean_run: Annotated[FiniteFloat, Field(ge=1.0, le=1e6, description="mean run length over both models, tokens")] = (
+        20.0
+    )
+    min_stay: Annotated[int, Field(ge=1, le=1_000_000, description="shortest run of one model, tokens")] = 10
+
+    @model_validator(mode="after")
+    def _check_runs(self) -> Self:
+        mean_runs(self.share, self.mean_run, self.min_stay)
+        return self
+
+
+@method(params=RandomSwitchParams, lossless=False, needs=frozenset({"small", "large"}))
+async def random_switch(request: Request, models: ModelPool, params: RandomSwitchParams) -> AsyncIterator[Segment]:
+    """The models take turns at random, with a chosen share and run length; the baseline of switching rules.
+
+    Each token follows the law of the model in its `source`. The turns are keyed by the request's seed.
+    """
+    seq = request.sequence
+    rule = RandomRunSwitch(
+        share=params.share, mean_run=params.mean_run, min_stay=params.min_stay, seed=seq.seed, position=len(seq)
+    )
+    async with aclosing(alternate(request, models, rule, params.catch_up)) as segments:
+        async for segment in segments:
+            yield segment

@@ -1,0 +1,76 @@
+"""Keyed noise: random numbers that depend on (seed, position, purpose) and on nothing else.
+
+A counter-based generator instead of a stream: the token at position t of a seeded request is the same alone or
+in a batch, on any replica, under any drafter whose verifier takes the target's own sample. The mixer is
+SplitMix64's finaliser (Steele, Lea, Flood 2014), evaluated at a counter.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_M1 = 0xBF58476D1CE4E5B9
+_M2 = 0x94D049BB133111EB
+
+
+class Purpose(IntEnum):
+    """What a random number is for; numbers of different purposes are independent."""
+
+    SAMPLE = 1
+    DRAFT = 2
+    ACCEPT = 3
+    RESIDUAL = 4
+    SWITCH = 5
+
+
+def _mix(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _M1) & _MASK
+    x = ((x ^ (x >> 27)) * _M2) & _MASK
+    return x ^ (x >> 31)
+
+
+def noise_key(seed: int, position: int, purpose: Purpose, lane: int = 0) -> int:
+    """64-bit key of one draw. `lane` tells apart draws of one purpose at one position (siblings in a tree)."""
+    key = _mix((seed + _GOLDEN) & _MASK)
+    key = _mix((key + position * _GOLDEN) & _MASK)
+    return _mix((key + (purpose * 0x10001 + lane + 1) * _GOLDEN) & _MASK)
+
+
+def uniform(key: int) -> float:
+    """A number in [0, 1) with 53 random bits."""
+    return (_mix((key + _GOLDEN) & _MASK) >> 11) * 2.0**-53
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """Seed of the index-th answer of a request; index 0 keeps the request's own."""
+    return seed if index == 0 else _mix((seed + index * _GOLDEN) & _MASK) >> 1
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+def gumbel(keys: list[int], vocab_size: int, device: torch.device) -> torch.Tensor:
+    """Standard Gumbel noise for every token of every row.
+
+    Args:
+        keys: one key a row.
+        vocab_size: columns.
+        device: where the noise is made.
+
+    Returns:
+        float32 [rows, vocab_size]. `argmax(logits + noise)` is a sample of softmax(logits).
+    """
+    rows = torch.tensor([_signed(key) for key in keys], dtype=torch.int64, device=device)
+    counter = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
+    x = rows[:, None] + counter  # wraps modulo 2**64, as the generator asks
+    # In place: at large vocabularies the time goes into memory, not arithmetic.
+    for shift, factor in ((30, _M1), (27, _M2)):
+        x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(_signed(factor))
+    x.bitwise_xor_((x >> 31).bitwise_and_((1 << 33) - 1))
+    u = x.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).to(torch.float64).add_(0.5).mul_(2.0**-53)
+    return u.log_().neg_().log_().neg_().to(torch.float32)

@@ -1,0 +1,182 @@
+"""From logits to rows: the one place where tokens are drawn and distributions measured, for a whole batch at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from decoding.logits import BITS_PER_NAT, History, penalise, process
+from decoding.model import Draw, Row, Want
+from decoding.noise import Purpose, gumbel, noise_key
+
+_PURPOSE = {Draw.SAMPLE: Purpose.SAMPLE, Draw.DRAFT: Purpose.DRAFT}
+
+
+def read(logits: torch.Tensor, histories: list[History], wants: list[Want]) -> list[Row]:
+    """Read what each row asks for, and nothing else; small results reach the host in one copy.
+
+    The arg-max of processed logits plus noise keyed by (seed, position, purpose) is the drawn token, so a row's
+    outcome does not depend on the batch it is in. Entropy, log-probabilities and top are of the raw logits.
+
+    Args:
+        logits: float32 [rows, vocab], raw; not modified.
+        histories: whose row is whose.
+        wants: what to read; `hidden` is not looked at, hidden states are filled in by whoever holds them.
+
+    Returns:
+        One `Row` per row. `logits` and `probs` stay on their device; `Row.logits` is a view of `logits`.
+    """
+    rows = [Row() for _ in wants]
+    host = _HostCopy()
+    greedy: list[int] = []
+    sampled: list[int] = []
+    for index, want in enumerate(wants):
+        if want.draw is not None or want.probs or want.margin:
+            (greedy if histories[index].seq.sampling.greedy else sampled).append(index)
+        if want.logits:
+            rows[index].logits = logits[index]
+    tokens: list[tuple[list[int], torch.Tensor]] = []
+    if greedy:
+        tokens.append((greedy, _take_best(logits, greedy, histories, wants, rows, host)))
+    if sampled:
+        tokens.append((sampled, _sample(logits, sampled, histories, wants, rows, host)))
+    measured = [index for index, want in enumerate(wants) if want.entropy or want.logprob or want.top]
+    if measured:
+        _measure(logits, measured, wants, tokens, host)
+    host.deliver(rows)
+    for row, want in zip(rows, wants, strict=True):
+        if len(row.top) > want.top:
+            row.top = row.top[: want.top]
+    return rows
+
+
+@dataclass(slots=True)
+class _HostCopy:
+    """Collects small results of all rows, to be copied from the device together."""
+
+    where: list[tuple[str, list[int]]] = field(default_factory=list)
+    parts: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, name: str, rows: list[int], values: torch.Tensor) -> None:
+        """Put values[i] ([n] or [n, k]) into field `name` of row rows[i]."""
+        self.where.append((name, rows))
+        self.parts.append(values)
+
+    def deliver(self, rows: list[Row]) -> None:
+        if not self.parts:
+            return
+        # float64 holds token ids and float32 numbers exactly.
+        flat = torch.cat([part.reshape(-1).to(torch.float64) for part in self.parts]).tolist()
+        offset = 0
+        for (name, where), part in zip(self.where, self.parts, strict=True):
+            values = flat[offset : offset + part.numel()]
+            offset += part.numel()
+            if name == "token":
+                for index, value in zip(where, values, strict=True):
+                    rows[index].token = int(value)
+            elif name == "top":
+                width = part.shape[1] // 2
+                for slot, index in enumerate(where):
+                    start = slot * 2 * width
+                    ids = values[start + width : start + 2 * width]
+                    rows[index].top = tuple(
+                        (int(token), logprob) for token, logprob in zip(ids, values[start : start + width], strict=True)
+                    )
+            else:
+                for index, value in zip(where, values, strict=True):
+                    setattr(rows[index], name, value)
+
+
+def _pick(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    return logits if len(rows) == logits.shape[0] else logits[rows]
+
+
+def _take_best(
+    logits: torch.Tensor,
+    where: list[int],
+    histories: list[History],
+    wants: list[Want],
+    rows: list[Row],
+    host: _HostCopy,
+) -> torch.Tensor:
+    """Greedy rows: the most probable token. Returns int64 [len(where)]."""
+    scores = penalise(_pick(logits, where), [histories[i] for i in where])
+    best = scores.argmax(-1)
+    _report(where, wants, scores, best, host)
+    sharp = [slot for slot, index in enumerate(where) if wants[index].probs]
+    if sharp:
+        hot = torch.zeros((len(sharp), logits.shape[1]), dtype=torch.float32, device=logits.device)
+        hot.scatter_(1, _pick(best, sharp)[:, None], 1.0)
+        for probs, slot in zip(hot, sharp, strict=True):
+            rows[where[slot]].probs = probs
+    return best
+
+
+def _sample(
+    logits: torch.Tensor,
+    where: list[int],
+    histories: list[History],
+    wants: list[Want],
+    rows: list[Row],
+    host: _HostCopy,
+) -> torch.Tensor:
+    """Rows with a temperature: keyed Gumbel-max. Returns int64 [len(where)], -1 where no token was wanted."""
+    processed = process(_pick(logits, where), [histories[i] for i in where])
+    soft = [slot for slot, index in enumerate(where) if wants[index].probs]
+    if soft:
+        for probs, slot in zip(_pick(processed, soft).softmax(-1), soft, strict=True):
+            rows[where[slot]].probs = probs
+    drawn = [slot for slot, index in enumerate(where) if wants[index].draw is not None]
+    if not drawn:
+        return torch.full((len(where),), -1, dtype=torch.int64, device=logits.device)
+    keys: list[int] = []
+    for slot in drawn:
+        history, draw = histories[where[slot]], wants[where[slot]].draw
+        assert draw is not None
+        keys.append(noise_key(history.seq.seed, history.position, _PURPOSE[draw]))
+    scores = _pick(processed, drawn) + gumbel(keys, logits.shape[1], logits.device)
+    chosen = scores.argmax(-1)
+    _report([where[slot] for slot in drawn], wants, scores, chosen, host)
+    if len(drawn) == len(where):
+        return chosen
+    tokens = torch.full((len(where),), -1, dtype=torch.int64, device=logits.device)
+    tokens[drawn] = chosen
+    return tokens
+
+
+def _report(where: list[int], wants: list[Want], scores: torch.Tensor, chosen: torch.Tensor, host: _HostCopy) -> None:
+    """Send tokens to the host, and margins where somebody asked."""
+    drawn = [slot for slot, index in enumerate(where) if wants[index].draw is not None]
+    if drawn:
+        host.add("token", [where[slot] for slot in drawn], _pick(chosen, drawn))
+    close = [slot for slot in drawn if wants[where[slot]].margin]
+    if close:
+        best = _pick(scores, close).topk(2, dim=-1).values
+        host.add("margin", [where[slot] for slot in close], best[:, 0] - best[:, 1])
+
+
+def _measure(
+    logits: torch.Tensor,
+    where: list[int],
+    wants: list[Want],
+    tokens: list[tuple[list[int], torch.Tensor]],
+    host: _HostCopy,
+) -> None:
+    """Entropy in bits, log-probability of the chosen token and top tokens, under the raw logits."""
+    logp = torch.log_softmax(_pick(logits, where), dim=-1)
+    mixed = [slot for slot, index in enumerate(where) if wants[index].entropy]
+    if mixed:
+        nats = torch.special.entr(_pick(logp, mixed).exp()).sum(-1)
+        host.add("entropy_bits", [where[slot] for slot in mixed], nats * BITS_PER_NAT)
+    ranked = [slot for slot, index in enumerate(where) if wants[index].top]
+    if ranked:
+        top = _pick(logp, ranked).topk(min(max(want.top for want in wants), logits.shape[1]), dim=-1)
+        host.add("top", [where[slot] for slot in ranked], torch.cat([top.values.double(), top.indices.double()], 1))
+    slot_of = {index: slot for slot, index in enumerate(where)}
+    for group, chosen in tokens:
+        asked = [slot for slot, index in enumerate(group) if wants[index].logprob and wants[index].draw is not None]
+        if asked:
+            named = [group[slot] for slot in asked]
+            theirs = _pick(logp, [slot_of[index] for index in named])
+            host.add("logprob", named, theirs.gather(1, _pick(chosen, asked)[:, None]))

@@ -1,0 +1,139 @@
+"""The token sequence: append-only, shared by every model of a request. A model's KV is only a cache of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from turnout.cost import Meter
+from turnout.types import FinishReason, SamplingParams, Token
+
+
+class TextStop(Protocol):
+    """Watches the generated text for stop strings; one per sequence, fed every token once, in order."""
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next token; True when the text now contains a stop string."""
+        ...
+
+    def clone(self) -> TextStop:
+        """An independent copy in the same state."""
+        ...
+
+
+class Sequence:
+    """Tokens of one answer in the making.
+
+    Args:
+        prompt: token ids, at least one.
+        sampling: how tokens are chosen; `max_tokens` bounds the answer.
+        seed: of the keyed noise.
+        eos_ids: ids that end the answer (unless `sampling.ignore_eos`).
+        stop: watches for stop strings, when there are any.
+        cache_salt: separates prefix caches that must not be shared (one tenant's from another's).
+
+    Attributes:
+        tokens: prompt and answer; only `append` and `extend` add to it, nothing ever shortens it.
+        generated: the answer's tokens, with provenance.
+        finish_reason: set once, when the answer ends.
+        meter: the work done for it.
+    """
+
+    __slots__ = (
+        "_ends",
+        "cache_salt",
+        "finish_reason",
+        "generated",
+        "meter",
+        "num_prompt_tokens",
+        "output_counts",
+        "priority",
+        "prompt_set",
+        "sampling",
+        "seed",
+        "stop",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        prompt: Iterable[int],
+        sampling: SamplingParams,
+        seed: int,
+        eos_ids: Iterable[int] = (),
+        stop: TextStop | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> None:
+        self.tokens: list[int] = list(prompt)
+        if not self.tokens:
+            raise ValueError("a sequence needs at least one prompt token")
+        self.num_prompt_tokens = len(self.tokens)
+        self.sampling = sampling
+        self.seed = seed
+        self.stop = stop
+        self.cache_salt = cache_salt
+        self.priority = priority
+        self.generated: list[Token] = []
+        self.finish_reason: FinishReason | None = None
+        self.meter = Meter()
+        self.prompt_set = frozenset(self.tokens)
+        self.output_counts: dict[int, int] = {}
+        ends = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            ends.update(eos_ids)
+        self._ends = frozenset(ends)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer has ended."""
+        return self.finish_reason is not None
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end the answer."""
+        return self._ends
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens the answer may still take."""
+        return 0 if self.finished else self.sampling.max_tokens - len(self.generated)
+
+    def append(self, token: Token, num_parameters: int = 0) -> bool:
+        """Add a token; `num_parameters` belongs to the model in `token.source`, for the meter.
+
+        Returns:
+            False, and adds nothing, when the answer has already ended.
+        """
+        if self.finish_reason is not None:
+            return False
+        self.tokens.append(token.id)
+        self.generated.append(token)
+        self.output_counts[token.id] = self.output_counts.get(token.id, 0) + 1
+        self.meter.of(token.source, num_parameters).generated_tokens += 1
+        if token.id in self._ends or (self.stop is not None and self.stop.feed(token.id)):
+            self.finish_reason = FinishReason.STOP
+        elif len(self.generated) >= self.sampling.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        return True
+
+    def extend(self, tokens: Iterable[Token], num_parameters: dict[str, int]) -> tuple[Token, ...]:
+        """Add tokens until the answer ends; returns those that were added (an end inside cuts the rest)."""
+        return tuple(token for token in tokens if self.append(token, num_parameters[token.source]))
+
+    def fork(self, seed: int | None = None) -> Sequence:
+        """An independent continuation of the same tokens, with counters of its own."""
+        twin = Sequence(
+            self.tokens, self.sampling, self.seed if seed is None else seed, (), None, self.cache_salt, self.priority
+        )
+        twin.num_prompt_tokens = self.num_prompt_tokens
+        twin.prompt_set = self.prompt_set
+        twin.generated = list(self.generated)
+        twin.output_counts = dict(self.output_counts)
+        twin.finish_reason = self.finish_reason
+        twin.stop = self.stop.clone() if self.stop is not None else None
+        twin._ends = self._ends
+        return twin

@@ -1,0 +1,1 @@
+"""Rules that hand a sequence from one model to the other, one file each."""

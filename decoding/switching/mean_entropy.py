@@ -1,0 +1,78 @@
+"""Switch by the rolling mean of the active model's entropy."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal
+
+from decoding.model import Decision, Row, Want
+from decoding.switching.base import Role, other
+
+Effect = Literal["next", "current"]
+
+
+class MeanEntropySwitch:
+    """Seed 2 (Entropy Adaptive Decoding): large while the mean of the last entropies is above a threshold.
+
+    Entropies are of the raw distribution, in bits, pushed once per forward of the active model. The mean is of
+    what the window holds while it is not yet full. A switch is possible once the active model has written
+    `min_stay` tokens since it became active; tokens count when they are kept, so runs are never shorter.
+
+    Args:
+        window: entropies in the rolling mean.
+        min_stay: tokens a model writes before it may hand over, at least 1.
+        threshold: small hands over above this mean, in bits.
+        threshold_down: large hands back at or below this mean, in bits; None is `threshold`.
+        active: who writes first.
+        effect: `next` keeps the token whose entropy tipped the mean; `current` drops it and the other model
+            chooses it again.
+        clear: empty the window at a switch; None does so when `min_stay < window`, where one mean would
+            otherwise mix two models' entropies.
+    """
+
+    name = "mean_entropy"
+    want = Want(entropy=True)
+
+    def __init__(
+        self,
+        *,
+        window: int,
+        min_stay: int,
+        threshold: float,
+        threshold_down: float | None = None,
+        active: Role = "small",
+        effect: Effect = "next",
+        clear: bool | None = None,
+    ) -> None:
+        if min_stay < 1:
+            raise ValueError("min_stay must be at least 1")
+        self.active: Role = active
+        self.min_stay = min_stay
+        self.threshold = threshold
+        self.threshold_down = threshold if threshold_down is None else threshold_down
+        self.drops = effect == "current"
+        self.clear = min_stay < window if clear is None else clear
+        self.entropies: deque[float] = deque(maxlen=window)
+        self.stay = 0
+
+    def observe(self, token: int, row: Row) -> Decision:
+        """See `SwitchRule.observe`."""
+        if row.entropy_bits is None:
+            raise ValueError("mean_entropy needs the entropy of every row")
+        self.entropies.append(row.entropy_bits)
+        kept = self.stay if self.drops else self.stay + 1
+        if kept < self.min_stay or not self._tips():
+            self.stay += 1
+            return Decision.GO_ON
+        self.active = other(self.active)
+        self.stay = 0
+        if self.clear:
+            self.entropies.clear()
+        return Decision.DROP if self.drops else Decision.STOP
+
+    def _tips(self) -> bool:
+        mean = sum(self.entropies) / len(self.entropies)
+        return mean > self.threshold if self.active == "small" else mean <= self.threshold_down
+
+
+RULE = MeanEntropySwitch

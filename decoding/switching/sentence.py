@@ -1,0 +1,154 @@
+"""Switch by place in the sentence: one model opens, the other finishes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+
+from decoding.model import Decision, Row, TokenText, Want
+from decoding.noise import Purpose, noise_key, uniform
+from decoding.switching.base import Role
+
+TERMINAL = ".!?…"
+# Chinese and Japanese put no space after a sentence.
+TERMINAL_UNSPACED = "\u3002\uff01\uff1f"
+# Stands for the text of tokens that are nothing but part of a word.
+WORD = "w"
+LONGEST_LINE = 32
+
+
+@lru_cache(maxsize=8)
+def sentence_marks(tokens: TokenText, vocab_size: int) -> Mapping[int, str]:
+    """Text of every token that matters for finding sentence ends; any other token is part of a word.
+
+    Args:
+        tokens: looks up token texts; the result is kept per object.
+        vocab_size: ids to look up.
+    """
+    texts = ((token, tokens.text(token)) for token in range(vocab_size))
+    return {token: text for token, text in texts if _matters(text)}
+
+
+def _matters(text: str) -> bool:
+    ends = any(char in TERMINAL or char in TERMINAL_UNSPACED or char == "\n" or char.isdigit() for char in text)
+    return ends or not any(char.isalnum() for char in text)
+
+
+class SentenceTracker:
+    """Finds sentence ends in a token stream.
+
+    A sentence ends with a token that holds a newline or terminal punctuation, if it has a word at all (so "..."
+    and blank lines end once). Guards: punctuation inside a word ("3.14", "a.b") ends nothing; a full stop after
+    a number that stands alone at the start of a line ("1.") is a list number; after any other number
+    a full stop at the end of a token is undecided until the next token shows whether a decimal follows.
+    Abbreviations are not known.
+
+    Args:
+        marks: see `sentence_marks`.
+    """
+
+    def __init__(self, marks: Mapping[int, str]) -> None:
+        self.marks = marks
+        self.line = ""
+        self.has_word = False
+        self.undecided = False
+
+    def opens(self, token: int) -> bool:
+        """Whether `token` settles that the sentence had ended before it; tells the tracker so."""
+        opened = self.undecided and not self.marks.get(token, WORD)[:1].isdigit()
+        self.undecided = False
+        if opened:
+            self.has_word = False
+        return opened
+
+    def feed(self, token: int) -> bool:
+        """Take the next token; True when a sentence ended in it."""
+        text = self.marks.get(token, WORD)
+        ended = self.undecided = False
+        for index, char in enumerate(text):
+            if self._ends(char, text[index + 1 : index + 2]):
+                ended = True
+                self.has_word = False
+            self.line = "" if char == "\n" else self.line + char
+            self.has_word = self.has_word or char.isalnum()
+        self.line = self.line[-LONGEST_LINE:]
+        return ended
+
+    def _ends(self, char: str, following: str) -> bool:
+        if not self.has_word:
+            return False
+        if char == "\n" or char in TERMINAL_UNSPACED:
+            return True
+        if char not in TERMINAL or following.isalnum():
+            return False
+        if char == "." and self.line[-1:].isdigit():
+            if self.line.strip().isdigit():
+                return False
+            self.undecided = not following
+            return not self.undecided
+        return True
+
+
+class SentenceSwitch:
+    """Seed 202 (FoReaL-Decoding): the large model opens sentences, the small one finishes them.
+
+    At the start of each sentence a keyed coin decides whether the large model leads; if so it writes the first
+    `lead_tokens` tokens, fewer where the sentence ends, and the small one the rest. When a sentence turns out to
+    have ended one token ago, that token is dropped and the right model chooses it, unless it ends the answer.
+
+    Args:
+        lead_tokens: tokens the large model writes in a sentence it leads.
+        lead_probability: chance that it leads.
+        marks: see `sentence_marks`.
+        seed: of the keyed noise.
+        position: absolute position of the first token.
+        end_ids: tokens that end the answer; either model may write them.
+    """
+
+    name = "sentence"
+    want = Want()
+
+    def __init__(
+        self,
+        *,
+        lead_tokens: int,
+        lead_probability: float,
+        marks: Mapping[int, str],
+        seed: int,
+        position: int,
+        end_ids: Collection[int] = (),
+    ) -> None:
+        self.lead_tokens = lead_tokens
+        self.lead_probability = lead_probability
+        self.seed = seed
+        self.position = position
+        self.end_ids = frozenset(end_ids)
+        self.tracker = SentenceTracker(marks)
+        self.active: Role = "small"
+        self.lead_left = 0
+        self._open()
+
+    def observe(self, token: int, row: Row) -> Decision:
+        """See `SwitchRule.observe`."""
+        before = self.active
+        if self.tracker.opens(token):
+            self._open()
+            if self.active != before and token not in self.end_ids:
+                return Decision.DROP
+        self.position += 1
+        if self.tracker.feed(token):
+            self._open()
+        elif self.active == "large":
+            self.lead_left -= 1
+            if self.lead_left <= 0:
+                self.active = "small"
+        return Decision.GO_ON if self.active == before else Decision.STOP
+
+    def _open(self) -> None:
+        """A sentence starts at `position`: who writes its first token?"""
+        chance = uniform(noise_key(self.seed, self.position, Purpose.SWITCH))
+        self.active = "large" if chance < self.lead_probability else "small"
+        self.lead_left = self.lead_tokens
+
+
+RULE = SentenceSwitch

@@ -1,0 +1,1 @@
+"""Whatever decides which proposed tokens stay, one file each."""

@@ -1,0 +1,121 @@
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from decoding.logits import History, entropy_bits, entropy_nats, process
+from decoding.sequence import Sequence
+from turnout.types import SamplingParams, Token
+
+INF = float("inf")
+VOCAB = 50
+
+
+def history(path: tuple[int, ...] = (), generated: tuple[int, ...] = (), **sampling: Any) -> History:
+    seq = Sequence([3, 4, 3], SamplingParams(max_tokens=1000, **sampling), seed=0)
+    for token in generated:
+        seq.append(Token(token, "m"))
+    return History(seq, path)
+
+
+def logits(rows: int = 8, seed: int = 0) -> torch.Tensor:
+    return torch.randn((rows, VOCAB), generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize(
+    ("sampling", "warpers"),
+    [
+        ({"temperature": 0.7}, [TemperatureLogitsWarper(0.7)]),
+        ({"top_k": 7}, [TopKLogitsWarper(7)]),
+        ({"top_k": 1}, [TopKLogitsWarper(1)]),
+        ({"top_p": 0.8}, [TopPLogitsWarper(0.8)]),
+        ({"top_p": 0.01}, [TopPLogitsWarper(0.01)]),
+        ({"min_p": 0.1}, [MinPLogitsWarper(0.1)]),
+        ({"repetition_penalty": 1.7}, [RepetitionPenaltyLogitsProcessor(1.7)]),
+        ({"repetition_penalty": 0.5}, [RepetitionPenaltyLogitsProcessor(0.5)]),
+        (
+            {"repetition_penalty": 1.3, "temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.05},
+            [
+                RepetitionPenaltyLogitsProcessor(1.3),
+                TemperatureLogitsWarper(1.5),
+                TopKLogitsWarper(20),
+                TopPLogitsWarper(0.9),
+                MinPLogitsWarper(0.05),
+            ],
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_agrees_with_transformers(sampling: dict[str, Any], warpers: list[Any]):
+    raw = logits()
+    before = raw.clone()
+    row = history(path=(9,), generated=(5, 6, 5), **sampling)
+    mine = process(raw, [row] * len(raw))
+    theirs = raw.clone()
+    seen = torch.tensor([row.seq.tokens + list(row.path)] * len(raw))
+    for warper in warpers:
+        theirs = warper(seen, theirs)
+    torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(raw, before, rtol=0, atol=0)
+
+
+def test_presence_and_frequency_count_generated_tokens_only():
+    raw = torch.zeros((1, 8))
+    row = history(path=(6,), generated=(5, 5, 6), presence_penalty=0.5, frequency_penalty=0.25)
+    expected = torch.zeros(8)
+    expected[5] = expected[6] = -(0.5 + 2 * 0.25)  # 3 and 4 are only in the prompt
+    torch.testing.assert_close(process(raw, [row])[0], expected)
+
+
+def test_bias_comes_before_the_penalties_and_can_force_a_token():
+    raw = torch.tensor([[1.0, 2.0, 3.0, -4.0, -1.0]])
+    row = history(logit_bias={3: 100.0}, repetition_penalty=2.0)
+    # 3 and 4 are in the prompt: the sum 96 is positive, so it is divided; -1 is multiplied.
+    torch.testing.assert_close(process(raw, [row]), torch.tensor([[1.0, 2.0, 3.0, 48.0, -2.0]]))
+
+
+def test_greedy_keeps_only_the_best_after_penalties():
+    raw = torch.tensor([[0.0, 5.0, 4.0], [0.0, 5.0, 4.0]])
+    rows = [history(temperature=0), history(temperature=0, logit_bias={1: -2.0})]
+    assert process(raw, rows).softmax(-1).tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
+def test_rows_of_a_batch_do_not_touch_each_other():
+    raw = logits(rows=6, seed=3)
+    rows = [
+        history(),
+        history(temperature=0),
+        history(top_k=3),
+        history(top_p=0.5, temperature=0.5),
+        history(generated=(1, 2), frequency_penalty=1.0),
+        history(min_p=0.3, logit_bias={0: 5.0}),
+    ]
+    together = process(raw, rows)
+    for index, row in enumerate(rows):
+        torch.testing.assert_close(together[index], process(raw[index : index + 1], [row])[0], rtol=0, atol=1e-6)
+
+
+def test_top_k_keeps_ties_whatever_shares_the_batch():
+    raw = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]] * 2)
+    kept = torch.isfinite(process(raw, [history(top_k=2), history(top_k=5, top_p=0.9)]))
+    assert kept.tolist()[0] == [False, True, True, True, True, False]
+    assert torch.equal(kept[:1], torch.isfinite(process(raw[:1], [history(top_k=2)])))
+
+
+def test_top_p_always_keeps_the_best_token():
+    kept = process(torch.tensor([[0.0, 10.0, 0.0]]), [history(top_p=1e-9)])
+    assert torch.isfinite(kept).tolist() == [[False, True, False]]
+
+
+def test_entropy_of_known_distributions():
+    rows = torch.log(torch.tensor([[1 / 8] * 8, [0.5, 0.25, 0.25] + [0.0] * 5, [1.0] + [0.0] * 7]))
+    assert entropy_bits(rows).tolist() == pytest.approx([3.0, 1.5, 0.0], abs=1e-6)
+    assert entropy_nats(rows[:1]).tolist() == pytest.approx([2.0794415], abs=1e-6)
+    assert entropy_bits(rows[:1] + 17.0).tolist() == pytest.approx([3.0], abs=1e-5)

@@ -1,0 +1,124 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.logits import History, process
+from decoding.model import Draw, Row, Want
+from decoding.noise import Purpose, gumbel, noise_key
+from decoding.readout import read
+from decoding.sequence import Sequence
+from turnout.types import SamplingParams
+
+VOCAB = 20
+EVERYTHING = Want(entropy=True, logprob=True, top=4, probs=True, logits=True, margin=True)
+
+
+def row_of(seed: int = 0, length: int = 3, path: tuple[int, ...] = (), **sampling: Any) -> History:
+    return History(Sequence([1] * length, SamplingParams(**sampling), seed), path)
+
+
+def logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn((rows, VOCAB), generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def scalars(row: Row) -> list[float | None]:
+    return [row.entropy_bits, row.logprob, row.margin, *(value for _, value in row.top)]
+
+
+def same(one: Row, two: Row) -> None:
+    assert one.token == two.token
+    assert [t for t, _ in one.top] == [t for t, _ in two.top]
+    for a, b in zip(scalars(one), scalars(two), strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or a == pytest.approx(b, rel=1e-5)
+    for a, b in ((one.probs, two.probs), (one.logits, two.logits)):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b)
+
+
+def test_a_batch_of_everything_equals_its_rows_alone():
+    rows = [
+        row_of(1),
+        row_of(2, temperature=0),
+        row_of(3, top_k=3, path=(4, 5)),
+        row_of(4, temperature=0, logit_bias={3: 9.0}),
+        row_of(5, temperature=0.3, top_p=0.8, frequency_penalty=1.0, path=(2,)),
+        row_of(6),
+    ]
+    wants = [
+        EVERYTHING,
+        EVERYTHING,
+        Want(draw=None, probs=True, top=2),
+        Want(draw=None, probs=True, entropy=True),
+        Want(draw=Draw.DRAFT, probs=True, logprob=True),
+        Want(draw=None),
+    ]
+    raw = logits(len(rows))
+    together = read(raw, rows, wants)
+    for index, row in enumerate(together):
+        same(row, read(raw[index : index + 1], [rows[index]], [wants[index]])[0])
+    assert together[5] == Row()
+    assert [row.token >= 0 for row in together] == [True, True, False, False, True, False]
+    assert [len(row.top) for row in together] == [4, 4, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_log_probabilities_belong_to_their_own_rows(temperature: float):
+    wants = [Want(draw=None, probs=True), Want(), Want(logprob=True), Want(draw=None, logprob=True)]
+    raw = logits(8)
+    rows = read(raw, [row_of(seed, temperature=temperature) for seed in range(8)], wants * 2)
+    for index in (2, 6):
+        logprob = raw[index].log_softmax(-1)[rows[index].token].item()
+        assert rows[index].logprob == pytest.approx(logprob, rel=1e-5)
+    assert [row.logprob is None for row in rows] == [True, True, False, True] * 2
+
+
+def test_the_drawn_token_is_the_keyed_gumbel_max_of_the_processed_logits():
+    raw = logits(1)
+    for draw, purpose in ((Draw.SAMPLE, Purpose.SAMPLE), (Draw.DRAFT, Purpose.DRAFT)):
+        for seed in range(50):
+            row = row_of(seed, length=5, path=(1, 2), top_k=6, temperature=1.3)
+            noise = gumbel([noise_key(seed, 7, purpose)], VOCAB, raw.device)
+            scores = process(raw, [row])[0] + noise[0]
+            mine = read(raw, [row], [Want(draw=draw, margin=True)])[0]
+            assert mine.token == int(scores.argmax())
+            best = scores.topk(2).values
+            assert mine.margin == pytest.approx(float(best[0] - best[1]))
+
+
+def test_measurements_are_of_the_raw_logits():
+    raw = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.125]])) + 3.0
+    row = row_of(temperature=0, logit_bias={3: 50.0})
+    mine = read(raw, [row], [EVERYTHING])[0]
+    assert mine.token == 3
+    assert mine.entropy_bits == pytest.approx(1.75, abs=1e-5)
+    assert mine.logprob == pytest.approx(math.log(0.125), abs=1e-5)
+    assert [token for token, _ in mine.top[:2]] == [0, 1]
+    assert [value for _, value in mine.top[:2]] == pytest.approx([math.log(0.5), math.log(0.25)], abs=1e-5)
+    assert mine.probs is not None
+    assert mine.probs.tolist() == [0, 0, 0, 1]
+    assert mine.margin == pytest.approx(50 + math.log(0.125) - math.log(0.5), abs=1e-4)
+
+
+def test_top_is_cut_to_the_vocabulary():
+    assert len(read(torch.zeros((1, 4)), [row_of()], [Want(top=20)])[0].top) == 4
+
+
+def test_greedy_margin_is_the_gap_of_the_two_best():
+    raw = torch.tensor([[1.0, 4.0, 3.5, 0.0]])
+    assert read(raw, [row_of(temperature=0)], [Want(margin=True)])[0].margin == pytest.approx(0.5)
+
+
+def test_the_input_is_left_alone():
+    raw = logits(3)
+    before = raw.clone()
+    read(raw, [row_of(1), row_of(2, temperature=0, logit_bias={1: 3.0}), row_of(3, top_k=2)], [EVERYTHING] * 3)
+    assert torch.equal(raw, before)
+
+
+def test_nothing_wanted_and_no_rows():
+    assert read(logits(2), [row_of(), row_of()], [Want(draw=None)] * 2) == [Row(), Row()]
+    assert read(logits(0), [], []) == []
