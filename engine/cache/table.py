@@ -1,0 +1,237 @@
+"""A sequence's place in one model's cache: which tokens are covered, in which blocks."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+
+import numpy as np
+import numpy.typing as npt
+
+from decoding.sequence import Sequence
+from engine.cache.blocks import BlockPool, OutOfBlocksError
+from engine.cache.store import KVStore
+from turnout.types import BlockHash
+
+
+class BlockTable:
+    """Where one sequence's keys and values lie in one model.
+
+    `tokens` are the tokens whose KV the blocks hold: a prefix of the sequence, possibly followed by hypothetical
+    tokens (a draft) that `reconcile` drops when the sequence went another way. Token i lies in slot
+    `blocks[i // size] * size + i % size`; its position need not be i while a draft tree is being verified.
+    `cached_on_arrival` counts prompt tokens found in the pool instead of computed; `arrival` is the sequence's
+    place in the order of first use, for preemption.
+
+    Args:
+        seq: whose cache this is.
+        pool: where blocks come from.
+        store: the tensors, for copy-on-write.
+    """
+
+    __slots__ = (
+        "_agreed",
+        "_array",
+        "_computed",
+        "_hashes",
+        "arrival",
+        "blocks",
+        "cached_on_arrival",
+        "in_flight",
+        "pool",
+        "released",
+        "seq",
+        "store",
+        "tokens",
+    )
+
+    def __init__(self, seq: Sequence, pool: BlockPool, store: KVStore) -> None:
+        self.seq = seq
+        self.pool = pool
+        self.store = store
+        self.tokens: list[int] = []
+        self.blocks: list[int] = []
+        self.in_flight = False
+        self.cached_on_arrival = 0
+        self.released = False
+        self.arrival: int | None = None
+        self._agreed = 0
+        self._computed = False
+        self._hashes: list[BlockHash] = []
+        self._array: npt.NDArray[np.int64] = np.zeros(16, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def block_array(self) -> npt.NDArray[np.int64]:
+        """int64 [len(blocks)], a view valid until the next reservation."""
+        return self._array[: len(self.blocks)]
+
+    def reconcile(self, extra: tuple[int, ...] = (), compute_from: int | None = None) -> int:
+        """Keep what agrees with the sequence followed by `extra`; drop the rest.
+
+        Args:
+            extra: hypothetical tokens after the sequence.
+            compute_from: nothing from this index on may be kept, because its logits are wanted.
+
+        Returns:
+            Cached tokens that stay.
+        """
+        mine, theirs = self.tokens, self.seq.tokens
+        end = min(len(mine), len(theirs))
+        index = self._agreed
+        while index < end and mine[index] == theirs[index]:
+            index += 1
+        self._agreed = index
+        if index == len(theirs):
+            for token in extra:
+                if index >= len(mine) or mine[index] != token:
+                    break
+                index += 1
+        if compute_from is not None:
+            index = min(index, compute_from)
+        if index < len(mine):
+            self.truncate(index)
+        return index
+
+    def adopt_prefix(self) -> int:
+        """On an empty table, share the longest published prefix, always leaving one token to compute.
+
+        Prompt tokens found before anything was computed for this sequence count as `cached_on_arrival`: what a
+        preempted sequence finds again is its own.
+
+        Returns:
+            Tokens found.
+        """
+        if self.tokens:
+            return 0
+        self.truncate(0)  # a failed forward leaves reserved blocks behind
+        size, tokens = self.pool.block_size, self.seq.tokens
+        for index in range((len(tokens) - 1) // size):
+            content = self._hash(index, tokens)
+            block = self.pool.find(content)
+            if block is None:
+                break
+            self.pool.retain(block)
+            self._push_blocks([block])
+            self._hashes.append(content)
+            self.tokens.extend(tokens[index * size : (index + 1) * size])
+        self._agreed = len(self.tokens)
+        if not self._computed:
+            self.cached_on_arrival = min(len(self.tokens), self.seq.num_prompt_tokens)
+        return len(self.tokens)
+
+    def blocks_needed(self, length: int) -> int:
+        """Blocks `reserve(length)` would allocate, copies of shared blocks included."""
+        size = self.pool.block_size
+        needed = max(-(-length // size) - len(self.blocks), 0)
+        start = len(self.tokens)
+        if start % size and start < length and not self.pool.is_exclusive(self.blocks[start // size]):
+            needed += 1
+        return needed
+
+    def reserve(self, length: int) -> None:
+        """Make room for tokens up to `length`, and make the block being written to exclusive.
+
+        Raises:
+            OutOfBlocksError: the pool is exhausted; the table is as before.
+        """
+        if self.blocks_needed(length) > self.pool.num_available:
+            raise OutOfBlocksError(f"{self.blocks_needed(length)} blocks wanted, {self.pool.num_available} available")
+        size, start = self.pool.block_size, len(self.tokens)
+        needed = -(-length // size) - len(self.blocks)
+        partial = start // size
+        if start % size and start < length:
+            block = self.blocks[partial]
+            if not self.pool.is_exclusive(block):
+                fresh = self.pool.allocate(1)[0]
+                self.store.copy_block(block, fresh, size)
+                self.pool.release([block])
+                self.blocks[partial] = fresh
+                self._array[partial] = fresh
+            else:
+                self.pool.unpublish(block)
+        if needed > 0:
+            self._push_blocks(self.pool.allocate(needed, after=self.blocks[-1] if self.blocks else None))
+
+    def _push_blocks(self, blocks: list[int]) -> None:
+        start = len(self.blocks)
+        self.blocks.extend(blocks)
+        while len(self._array) < len(self.blocks):
+            self._array = np.concatenate([self._array, np.zeros_like(self._array)])
+        self._array[start : len(self.blocks)] = blocks
+
+    def slots(self, start: int, count: int) -> list[int]:
+        """Slots of tokens start..start+count-1; room for them must have been reserved."""
+        size, blocks = self.pool.block_size, self.blocks
+        return [blocks[index // size] * size + index % size for index in range(start, start + count)]
+
+    def filled(self, tokens: list[int]) -> None:
+        """KV of these tokens, continuing the cached ones, has been computed."""
+        self._computed = True
+        self.tokens.extend(tokens)
+        self._publish_full_blocks()
+
+    def _publish_full_blocks(self) -> None:
+        size = self.pool.block_size
+        confirmed = min(len(self.tokens), len(self.seq))
+        for index in range(len(self._hashes), confirmed // size):
+            content = self._hash(index, self.tokens)
+            self._hashes.append(content)
+            self.pool.publish(self.blocks[index], content)
+
+    def _hash(self, index: int, tokens: list[int]) -> BlockHash:
+        size = self.pool.block_size
+        parent = self._hashes[index - 1] if index else self.seq.cache_salt.encode()
+        content = array("q", tokens[index * size : (index + 1) * size]).tobytes()
+        return BlockHash(hashlib.blake2b(content, key=hashlib.blake2b(parent).digest(), digest_size=16).digest())
+
+    def truncate(self, length: int) -> None:
+        """Forget cached tokens from `length` on, and give back blocks that hold none of the rest."""
+        size = self.pool.block_size
+        del self.tokens[length:]
+        self._agreed = min(self._agreed, length)
+        keep = -(-length // size)
+        if keep < len(self.blocks):
+            self.pool.release(self.blocks[keep:])
+            del self.blocks[keep:]
+        del self._hashes[length // size :]
+
+    def commit_path(self, base: int, nodes: tuple[int, ...], tokens: list[int]) -> None:
+        """Keep a path of a verified tree: node i was written at slot base + i, the path becomes contiguous.
+
+        Args:
+            base: cached length when the tree was fed.
+            nodes: accepted nodes in order.
+            tokens: their tokens.
+        """
+        moved = [(node, place) for place, node in enumerate(nodes) if node != place]
+        if moved:
+            start = moved[0][1]
+            sources = [self.slots(base + node, 1)[0] for node in nodes[start:]]
+            self.store.move(sources, self.slots(base + start, len(nodes) - start))
+        del self.tokens[base:]
+        self._agreed = min(self._agreed, base)
+        self.tokens.extend(tokens)
+        self.truncate(base + len(nodes))
+
+    def fork(self, seq: Sequence) -> BlockTable:
+        """A table for a twin sequence that shares every block until one of the two writes."""
+        twin = BlockTable(seq, self.pool, self.store)
+        length = min(len(self.tokens), len(seq))
+        keep = -(-length // self.pool.block_size)
+        for block in self.blocks[:keep]:
+            self.pool.retain(block)
+        twin._push_blocks(self.blocks[:keep])
+        twin.tokens = self.tokens[:length]
+        twin._hashes = self._hashes[: length // self.pool.block_size]
+        return twin
+
+    def drop(self) -> None:
+        """Give back everything (preemption or release); the sequence can be computed anew at any time."""
+        self.pool.release(self.blocks)
+        self.blocks.clear()
+        self.tokens.clear()
+        self._hashes.clear()
+        self._agreed = 0

@@ -1,0 +1,116 @@
+"""Decoder layers of the Llama family in fewer, larger operations than their modules use.
+
+The same computation: query, key and value projections as one matrix, gate and up as one, rotation of queries and
+keys together and in place, angles looked up instead of computed. At small batches a forward is bound by the number
+of operations, not by arithmetic. Architectures that are not listed run their own modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.attention.paged import AttentionStep, Scores, attend
+from engine.packing import packed
+
+LEAN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+
+class Angles:
+    """Rotary angles of every position, computed once by the model's own rotary module and looked up after that.
+
+    Args:
+        rotary: the model's rotary embedding.
+        dtype: of the hidden states.
+        device: where they live.
+    """
+
+    def __init__(self, rotary: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+        self._rotary = rotary
+        self._like = torch.zeros(1, dtype=dtype, device=device)
+        self._table = torch.zeros(0, 2, 1, device=device)
+
+    def __call__(self, positions: torch.Tensor, highest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and signed sin, [T, 1, head_dim] each, for positions [T] whose largest is `highest`."""
+        if highest >= self._table.shape[0]:
+            self._grow(max(2 * self._table.shape[0], 1 << highest.bit_length(), 1024))
+        cos, sin = self._table.index_select(0, positions).unbind(1)
+        return cos[:, None], sin[:, None]
+
+    def _grow(self, length: int) -> None:
+        positions = torch.arange(length, device=self._like.device)[None]
+        cos, sin = self._rotary(self._like, positions)
+        half = sin.shape[-1] // 2
+        # rotate_half(x) is roll(x) with its first half negated; the sign goes into the table.
+        signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+        self._table = torch.stack((cos[0], signed[0]), dim=1)
+
+
+class LeanLayer(nn.Module):
+    """One decoder layer. Takes over the module's weights; the module must not be used any more.
+
+    Args:
+        layer: the Hugging Face decoder layer.
+        index: its number.
+    """
+
+    def __init__(self, layer: Any, index: int) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.index = index
+        self.head_dim = attention.head_dim
+        self.qkv = packed(_joined(attention.q_proj, attention.k_proj, attention.v_proj))
+        self.out = packed(attention.o_proj)
+        self.gate_up = packed(_joined(mlp.gate_proj, mlp.up_proj))
+        self.down = packed(mlp.down_proj)
+        self.activation = mlp.act_fn
+        self.kv_heads = attention.k_proj.out_features // self.head_dim
+        self.heads = attention.q_proj.out_features // self.head_dim
+        self.before_attention = layer.input_layernorm
+        self.before_mlp = layer.post_attention_layernorm
+        self.query_norm = getattr(attention, "q_norm", None)
+        self.key_norm = getattr(attention, "k_norm", None)
+        self.scores = Scores(attention.scaling, _window(attention))
+
+    def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]; cos and sin are [T, 1, head_dim] from `Angles`."""
+        tokens = hidden.shape[0]
+        qkv = self.qkv(_rms(self.before_attention, hidden)).view(tokens, -1, self.head_dim)
+        rotating = qkv[:, : self.heads + self.kv_heads]
+        if self.query_norm is not None and self.key_norm is not None:
+            rotating[:, : self.heads] = _rms(self.query_norm, rotating[:, : self.heads])
+            rotating[:, self.heads :] = _rms(self.key_norm, rotating[:, self.heads :])
+        rolled = rotating.roll(self.head_dim // 2, -1)
+        rotating.mul_(cos).addcmul_(rolled, sin)
+        pairs = qkv[:, self.heads :].view(tokens, 2, self.kv_heads, self.head_dim)
+        attended = attend(step, self.index, qkv[:, : self.heads], pairs, self.scores)
+        hidden = hidden + self.out(attended.view(tokens, -1))
+        gate, up = self.gate_up(_rms(self.before_mlp, hidden)).chunk(2, dim=-1)
+        result: torch.Tensor = hidden + self.down(self.activation(gate).mul_(up))
+        return result
+
+
+def _window(attention: Any) -> int | None:
+    window = getattr(attention, "sliding_window", None)
+    if window is None and attention.config.model_type == "mistral":
+        window = attention.config.sliding_window
+    return window
+
+
+def _rms(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    normed: torch.Tensor = F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
+    return normed
+
+
+def _joined(*linears: nn.Linear) -> nn.Linear:
+    """One linear layer that computes several of the same input."""
+    first = linears[0]
+    with torch.device("meta"):
+        joined = nn.Linear(first.in_features, sum(linear.out_features for linear in linears), first.bias is not None)
+    joined.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
+    if first.bias is not None:
+        joined.bias = nn.Parameter(torch.cat([linear.bias for linear in linears]), requires_grad=False)
+    return joined

@@ -1,0 +1,138 @@
+"""From a checkpoint folder to a model that can be run: load, refuse what is unsupported, check one forward."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from decoding.logits import History
+from decoding.model import Want
+from decoding.sequence import Sequence
+from engine.attention.paged import NAME, paged_attention
+from engine.cache.blocks import BlockPool
+from engine.cache.store import KVStore
+from engine.cache.table import BlockTable
+from engine.plan import LayerPlan, check_supported
+from engine.runner import Feed, Runner
+from turnout.errors import Code, TurnoutError
+from turnout.types import SamplingParams
+
+AttentionInterface.register(NAME, paged_attention)
+
+CHECK_TOKENS = 24
+# Largest difference from the plain forward that rounding explains, relative to the spread of the logits.
+CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A loaded causal language model.
+
+    Attributes:
+        plan: how to run it layer by layer.
+        num_parameters: every weight counted once (tied ones once).
+        max_length: tokens its positions allow.
+        step_s: time of one decode step at load, in seconds; what it is later shows under load.
+    """
+
+    plan: LayerPlan
+    architecture: str
+    dtype: torch.dtype
+    num_parameters: int
+    vocab_size: int
+    max_length: int
+    step_s: float = 0.0
+
+
+def load_checkpoint(path: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:
+    """Load a Hugging Face checkpoint folder.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for an unsupported architecture, by name; INTERNAL when our forward
+            disagrees with the plain one.
+    """
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    check_supported(config)
+    transformers_logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+    return prepare(model.to(device))
+
+
+def prepare(model: Any, fast: bool = True) -> Checkpoint:
+    """Turn a Hugging Face model into a runnable checkpoint; checks one forward against the plain one.
+
+    Args:
+        model: a causal language model in evaluation dtype, on its device. Taken over: its attention is replaced.
+        fast: reorganise its weights for speed (packing, fused projections); the results stay the same.
+    """
+    check_supported(model.config)
+    model.eval().requires_grad_(False)
+    expected = _plain_logits(model)
+    num_parameters = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+    model.config._attn_implementation = NAME
+    dtype, vocab_size = model.dtype, model.config.vocab_size
+    plan = LayerPlan(model, fast)
+    checkpoint = Checkpoint(
+        plan=plan,
+        architecture=model.config.model_type,
+        dtype=dtype,
+        num_parameters=num_parameters,
+        vocab_size=vocab_size,
+        max_length=model.config.max_position_embeddings,
+    )
+    _check(checkpoint, expected)
+    return checkpoint
+
+
+def _check_ids(vocab_size: int) -> torch.Tensor:
+    return torch.arange(1, CHECK_TOKENS + 1) * 7919 % vocab_size
+
+
+@torch.inference_mode()
+def _plain_logits(model: Any) -> torch.Tensor:
+    if getattr(model.config, "attn_logit_softcapping", None):
+        model.config._attn_implementation = "eager"  # transformers 5.17's sdpa leaves the soft cap out
+    ids = _check_ids(model.config.vocab_size).to(model.device)
+    logits: torch.Tensor = model(ids[None], use_cache=False).logits[0].float()
+    return logits
+
+
+def _check_feed(table: BlockTable, start: int, end: int) -> Feed:
+    reads = [(i, History(table.seq), Want(draw=None, logits=True)) for i in range(end - start)]
+    return Feed(table, table.seq.tokens[start:end], reads=reads)
+
+
+def _check(checkpoint: Checkpoint, expected: torch.Tensor) -> None:
+    """Run the same tokens in two chunks and single steps through our path; the fastest step is kept."""
+    device = expected.device
+    plan, size = checkpoint.plan, 8
+    seq = Sequence(_check_ids(checkpoint.vocab_size).tolist(), SamplingParams(), seed=0)
+    num_blocks = -(-CHECK_TOKENS // size)
+    store = KVStore(plan.num_layers, num_blocks * size, plan.kv_heads, plan.head_dim, checkpoint.dtype, device)
+    table = BlockTable(seq, BlockPool(num_blocks, size), store)
+    table.reserve(CHECK_TOKENS)
+    runner = Runner(plan, store, size, device)
+    rows, seconds = [], []
+    for start, end in ((0, 9), (9, CHECK_TOKENS - 1)):
+        rows += runner.run([_check_feed(table, start, end)])[0]
+        table.filled(seq.tokens[start:end])
+    step = _check_feed(table, CHECK_TOKENS - 1, CHECK_TOKENS)
+    for _ in range(3):
+        started = time.perf_counter()
+        last = runner.run([step])[0]
+        seconds.append(time.perf_counter() - started)
+    checkpoint.step_s = min(seconds)
+    rows += last
+    got = torch.stack([row.logits for row in rows if row.logits is not None])
+    error = ((got - expected).abs().max() / expected.std().clamp_min(1e-6)).item()
+    if not error <= CHECK_TOLERANCE.get(checkpoint.dtype, 0.15):
+        message = (
+            f"{checkpoint.architecture}: our forward differs from the plain one by {error:.3g} of the logits' spread"
+        )
+        raise TurnoutError(Code.INTERNAL, message, "model")

@@ -1,0 +1,125 @@
+"""A model in this process: the `Model` protocol over the batcher and its KV cache."""
+
+from __future__ import annotations
+
+from decoding.drafters.base import Drafter
+from decoding.model import Row, Score, Until, Want
+from decoding.scoring import score_continuation
+from decoding.sequence import Sequence
+from decoding.stretch import run_stretch
+from decoding.tree import DraftTree
+from decoding.verifiers.base import Verdict, Verifier, want_of
+from engine.batcher import Batcher
+from engine.cache.blocks import BlockPool
+from engine.cache.store import KVStore
+from engine.cache.table import BlockTable
+from engine.device import Device
+from engine.loading import Checkpoint
+from engine.runner import Runner
+from turnout.config import EngineConfig, ModelConfig
+from turnout.types import Segment
+
+
+class EngineModel:
+    """One loaded model. Implements `decoding.model.Model`.
+
+    Args:
+        name: what requests and meters call it.
+        checkpoint: the loaded weights and their layer plan.
+        config: memory and device.
+        engine: block size and budgets.
+        device: shared with other models on the same hardware.
+    """
+
+    def __init__(
+        self, name: str, checkpoint: Checkpoint, config: ModelConfig, engine: EngineConfig, device: Device
+    ) -> None:
+        plan = checkpoint.plan
+        self.name = name
+        self.architecture = checkpoint.architecture
+        self.num_parameters = checkpoint.num_parameters
+        self.vocab_size = checkpoint.vocab_size
+        self.max_length = min(checkpoint.max_length, config.max_length or checkpoint.max_length)
+        slot_bytes = KVStore.slot_bytes(plan.num_layers, plan.kv_heads, plan.head_dim, checkpoint.dtype)
+        num_blocks = max(config.kv_memory_bytes // (slot_bytes * engine.block_size), 1)
+        # No pool needs more than a full batch of the longest sequences.
+        num_blocks = min(num_blocks, engine.max_batch * -(-self.max_length // engine.block_size))
+        # A longer sequence would be admitted and then run out of blocks halfway.
+        self.max_length = min(self.max_length, num_blocks * engine.block_size)
+        self.pool = BlockPool(num_blocks, engine.block_size)
+        self.store = KVStore(
+            plan.num_layers,
+            num_blocks * engine.block_size,
+            plan.kv_heads,
+            plan.head_dim,
+            checkpoint.dtype,
+            device.torch_device,
+        )
+        runner = Runner(plan, self.store, engine.block_size, device.torch_device)
+        self.batcher = Batcher(name, self.num_parameters, runner, device, engine.token_budget, engine.max_batch)
+        self.batcher.step_seconds = checkpoint.step_s
+
+    def _table(self, seq: Sequence) -> BlockTable:
+        table = self.batcher.tables.get(seq)
+        if table is None:
+            table = self.batcher.tables[seq] = BlockTable(seq, self.pool, self.store)
+        return table
+
+    async def extend(
+        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
+    ) -> list[Row]:
+        """See `decoding.model.Model.extend`."""
+        return await self.batcher.submit(self._table(seq), want, extra=tokens, every=every)
+
+    async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
+        """See `decoding.model.Model.decode`."""
+        table = self._table(seq)
+
+        async def step(want: Want) -> Row:
+            return (await self.batcher.submit(table, want))[0]
+
+        return await run_stretch(step, seq, until, self.name, self.num_parameters)
+
+    async def propose(self, seq: Sequence, drafter: Drafter, budget: int) -> DraftTree:
+        """See `decoding.model.Model.propose`."""
+        return await drafter.propose(self, seq, budget)
+
+    async def verify(self, seq: Sequence, draft: DraftTree, verifier: Verifier) -> Verdict:
+        """See `decoding.model.Model.verify`."""
+        table = self._table(seq)
+        rows = await self.batcher.submit(table, want_of(verifier, seq), tree=draft)
+        # No plan is made before this task has had its turn, so the tree's slots are as the forward left them.
+        base = len(table)
+        verdict = verifier.judge(seq, draft, rows, self.name)
+        table.commit_path(base, verdict.path, [draft.tokens[node] for node in verdict.path])
+        return verdict
+
+    async def score(self, seq: Sequence, continuations: list[tuple[int, ...]], top: int = 0) -> list[Score]:
+        """See `decoding.model.Model.score`."""
+        return [await score_continuation(self, seq, continuation, top) for continuation in continuations]
+
+    async def absorb(self, seq: Sequence) -> None:
+        """See `decoding.model.Model.absorb`."""
+        await self.batcher.submit(self._table(seq), None, background=True)
+
+    def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
+        """See `decoding.model.Model.fork`."""
+        twin = seq.fork(seed)
+        table = self.batcher.tables.get(seq)
+        if table is not None:
+            self.batcher.tables[twin] = table.fork(twin)
+        return twin
+
+    def release(self, seq: Sequence) -> None:
+        """See `decoding.model.Model.release`."""
+        table = self.batcher.tables.pop(seq, None)
+        if table is not None:
+            self.batcher.release(table)
+
+    def step_seconds(self) -> float:
+        """See `decoding.model.Model.step_seconds`."""
+        return self.batcher.step_seconds
+
+    async def close(self) -> None:
+        """Stop batching; what waits is cancelled."""
+        await self.batcher.close()

@@ -1,0 +1,49 @@
+"""Linear weights in the layout the CPU's matrix kernels like best: packed once at load, not at every call.
+
+On CPU in bfloat16, oneDNN reads a packed weight at memory speed for 1 to 16 rows, where the plain layout costs
+about twice that. Elsewhere the modules stay as they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+TYPICAL_ROWS = 8
+
+
+class PackedLinear(nn.Module):
+    """A frozen linear layer over a packed weight."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.bias = linear.bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), TYPICAL_ROWS)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._packed, self.bias, "none", [], "")
+        return result
+
+
+def can_pack(linear: nn.Linear) -> bool:
+    """Whether packing helps here: bfloat16 on a CPU whose oneDNN has bfloat16 kernels."""
+    weight = linear.weight
+    return (
+        weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+def packed(linear: nn.Linear) -> nn.Module:
+    """The layer over a packed weight where that helps, else the layer itself."""
+    return PackedLinear(linear) if can_pack(linear) else linear
+
+
+def pack_linears(module: nn.Module) -> None:
+    """Replace every linear layer inside a module, in place."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and can_pack(child):
+                setattr(parent, name, PackedLinear(child))

@@ -1,0 +1,207 @@
+"""Text at the edge of the engine: tokenizer, chat template, incremental detokenising, stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from turnout.calls import ChatMessage
+from turnout.errors import Code, TurnoutError, invalid
+
+REPLACEMENT = "\ufffd"
+# Tokens decoded before a new one, so that tokenizers that look back (spaces, joined bytes) see enough.
+LOOK_BACK = 6
+# Tokens after which text that still ends in a broken character is taken for broken; a character has at most 4 bytes.
+PATIENCE = 8
+LONGEST_WINDOW = 64
+
+
+class TextTokenizer:
+    """The pool's tokenizer.
+
+    Args:
+        path: folder of a Hugging Face tokenizer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        self.eos_ids = frozenset(_eos_ids(self._tokenizer, path))
+        self._prefix = _prefix_ids(self._tokenizer)
+        self.text = lru_cache(maxsize=65536)(self._text)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's string and id."""
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text; special tokens spelled out in it are not special."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return self._prefix + ids
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT when there is no chat template or it refuses the conversation.
+        """
+        if not self._tokenizer.chat_template:
+            raise invalid("messages", "this model has no chat template; use a plain prompt")
+        turns = [{"role": m.role, "content": m.content} for m in messages]
+        try:
+            ids: list[int] = self._tokenizer.apply_chat_template(
+                turns, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except Exception as error:
+            raise TurnoutError(
+                Code.INVALID_ARGUMENT, f"messages: refused by the chat template: {error}", "messages"
+            ) from None
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def _text(self, token_id: int) -> str:
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+
+def _eos_ids(tokenizer: Any, path: Path) -> set[int]:
+    """Ids that end a text: the tokenizer's, and those of the checkpoint's generation config."""
+    from transformers import GenerationConfig
+
+    ids = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
+    if (path / "generation_config.json").is_file():
+        declared = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
+        ids.update(declared if isinstance(declared, list) else [] if declared is None else [declared])
+    return ids
+
+
+def _prefix_ids(tokenizer: Any) -> list[int]:
+    """What the tokenizer puts before every text: the begin-of-text id, or nothing."""
+    start = tokenizer.encode("", add_special_tokens=True)[:1]
+    return start if tokenizer.bos_token_id is not None and start == [tokenizer.bos_token_id] else []
+
+
+class Detokenizer:
+    """Turns tokens into text as they come; never emits half a character.
+
+    Args:
+        tokenizer: decodes.
+        prompt: the tokens before the answer, which a tokenizer may need to space the first word.
+    """
+
+    __slots__ = ("_ids", "_pending", "_shown", "_tokenizer")
+
+    def __init__(self, tokenizer: TextTokenizer, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(prompt[-LOOK_BACK:])
+        self._shown = len(tokenizer.decode(self._ids))  # characters of the window that were emitted before
+        self._pending = 0
+
+    def feed(self, token_id: int) -> str:
+        """The text this token completes, maybe none."""
+        self._ids.append(token_id)
+        text = self._tokenizer.decode(self._ids)
+        if not text.endswith(REPLACEMENT):
+            added = text[self._shown :]
+            self._ids = self._ids[-LOOK_BACK:]
+            self._shown = len(self._tokenizer.decode(self._ids))
+            self._pending = 0
+            return added
+        self._pending += 1
+        if self._pending < PATIENCE:
+            return ""
+        # Bytes that are no text, or text that holds U+FFFD itself: only the last may still become something else.
+        added = text[self._shown : -1]
+        self._shown += len(added)
+        if len(self._ids) > LONGEST_WINDOW:
+            self._shorten(text)
+        return added
+
+    def _shorten(self, text: str) -> None:
+        """Cut the window where its text falls into two, so that endless broken bytes stay cheap."""
+        for cut in range(len(self._ids) - 1, len(self._ids) - PATIENCE, -1):
+            head, tail = self._tokenizer.decode(self._ids[:cut]), self._tokenizer.decode(self._ids[cut:])
+            if head + tail == text and len(head) <= self._shown:
+                self._ids = self._ids[cut:]
+                self._shown -= len(head)
+                return
+
+    def flush(self) -> str:
+        """What is left at the end of the answer, broken characters included."""
+        text = self._tokenizer.decode(self._ids)
+        added = text[self._shown :]
+        self._shown = len(text)
+        return added
+
+    def clone(self) -> Detokenizer:
+        """An independent copy in the same state."""
+        twin = Detokenizer(self._tokenizer)
+        twin._ids, twin._shown, twin._pending = list(self._ids), self._shown, self._pending
+        return twin
+
+
+class StopStrings:
+    """Collects an answer's text and finds the first stop string in it. Implements `decoding.sequence.TextStop`.
+
+    Args:
+        detokenizer: of this answer.
+        stop: stop strings; may be empty.
+    """
+
+    __slots__ = ("_detokenizer", "_sent", "_stop", "_text", "stopped")
+
+    def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...]) -> None:
+        self._detokenizer = detokenizer
+        self._stop = stop
+        self._text = ""
+        self._sent = 0
+        self.stopped = False
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next token; True when the text now contains a stop string (cut off from the text)."""
+        added = self._detokenizer.feed(token_id)
+        if not added:
+            return False
+        start = max(len(self._text) - max((len(s) for s in self._stop), default=1) + 1, 0)
+        self._text += added
+        found = [at for at in (self._text.find(s, start) for s in self._stop) if at >= 0]
+        if found:
+            self._text = self._text[: min(found)]
+            self.stopped = True
+        return self.stopped
+
+    def take(self, final: bool = False) -> str:
+        """New text that can be shown: what might still become a stop string is held back until `final`."""
+        if final and not self.stopped:
+            self._text += self._detokenizer.flush()
+        end = len(self._text) if final or self.stopped else len(self._text) - self._held()
+        text = self._text[self._sent : end]
+        self._sent = max(self._sent, end)
+        return text
+
+    def _held(self) -> int:
+        """Length of the longest suffix of the text that starts a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(self._text)), longest, -1):
+                if self._text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
+
+    def clone(self) -> StopStrings:
+        """An independent copy in the same state."""
+        twin = StopStrings(self._detokenizer.clone(), self._stop)
+        twin._text, twin._sent, twin.stopped = self._text, self._sent, self.stopped
+        return twin

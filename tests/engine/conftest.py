@@ -1,0 +1,73 @@
+"""Small random models behind the real loading code, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.pool import LocalPool
+from tests.engine.harness import pair_config
+from tests.engine.margin import excused
+from training.random_models import byte_tokenizer, llama_config, random_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if excused:
+        terminalreporter.write_sep("-", f"{len(excused)} divergences at ties")
+        for line in excused:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints `large` and `small` with one vocabulary; `small` often, not always, agrees with `large`.
+
+    Random weights; `small` is `large` without its last layer, which is made to matter little.
+    """
+    folder = tmp_path_factory.mktemp("pair")
+    large = random_model(llama_config(num_hidden_layers=3), seed=2, spread=0.2)
+    with torch.no_grad():
+        large.model.layers[2].self_attn.o_proj.weight.mul_(0.2)
+        large.model.layers[2].mlp.down_proj.weight.mul_(0.2)
+        large.model.norm.weight.mul_(3.0)  # peaked distributions, as trained models have
+    small = random_model(llama_config(num_hidden_layers=2), seed=2)
+    small.load_state_dict(large.state_dict(), strict=False)
+    for name, model in (("small", small), ("large", large)):
+        model.save_pretrained(folder / name)
+        byte_tokenizer().save_pretrained(folder / name)
+    return folder
+
+
+async def _opened(loaded: LocalPool) -> AsyncIterator[LocalPool]:
+    yield loaded
+    for engine in loaded.engines.values():
+        engine.pool.check_integrity()
+    assert loaded.stats().sequences == 0
+    assert loaded.stats().used_blocks == 0
+    assert loaded.stats().waiting == 0
+    assert loaded.stats().requests == 0
+    await loaded.close()
+
+
+@pytest.fixture
+async def pool(pair_folder: Path) -> AsyncIterator[LocalPool]:
+    """A loaded pool; after the test nothing may be left in it."""
+    async for opened in _opened(LocalPool.load("pair", pair_config(pair_folder, block_size=8, token_budget=48))):
+        yield opened
+
+
+@pytest.fixture
+async def twin_pool(pair_folder: Path) -> AsyncIterator[LocalPool]:
+    """The large weights in both roles."""
+    config = pair_config(pair_folder, small="large", block_size=8, token_budget=48)
+    async for opened in _opened(LocalPool.load("pair", config)):
+        yield opened

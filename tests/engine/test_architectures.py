@@ -1,0 +1,131 @@
+"""Every supported architecture against the plain Hugging Face forward, in mixed ragged batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from decoding.model import Want
+from decoding.sequence import Sequence
+from engine.attention.paged import Scores
+from engine.lean import LeanLayer
+from engine.loading import prepare
+from engine.plan import SUPPORTED, check_supported
+from tests.engine.architectures import CONFIGS, TOLERANCE, assert_equals_plain_forward, config_of
+from tests.engine.harness import engine_model, random_prompts, twins
+from training.random_models import llama_config, random_model
+from turnout.errors import Code, TurnoutError
+from turnout.types import SamplingParams
+
+
+def test_every_supported_architecture_is_tried():
+    assert {kind for kind, _ in CONFIGS.values()} == SUPPORTED
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("name", CONFIGS)
+async def test_tokens_and_logits_equal_the_plain_forward_in_a_ragged_batch(name: str, fast: bool) -> None:
+    await assert_equals_plain_forward(name, fast, "cpu")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "mamba", "bloom"])
+def test_unsupported_architectures_are_refused_by_name(kind: str) -> None:
+    with pytest.raises(TurnoutError, match=f"'{kind}' is not supported; supported: gemma2") as caught:
+        check_supported(AutoConfig.for_model(kind))
+    assert caught.value.code is Code.INVALID_ARGUMENT
+    assert caught.value.field == "model"
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+        {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+)
+def test_rotary_scaling_that_depends_on_the_batch_is_refused_by_name(rope: dict[str, Any]) -> None:
+    with pytest.raises(TurnoutError, match=f"rotary scaling '{rope['rope_type']}'"):
+        check_supported(llama_config(rope_parameters=rope))
+
+
+def test_rotary_scaling_of_one_layer_type_is_refused_too() -> None:
+    full = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    config = config_of("gemma3_text")
+    config.rope_parameters = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": full}
+    with pytest.raises(TurnoutError, match="'dynamic'"):
+        check_supported(config)
+
+
+def test_bidirectional_attention_is_refused() -> None:
+    config = config_of("gemma3_text")
+    config.use_bidirectional_attention = True
+    with pytest.raises(TurnoutError, match="bidirectional"):
+        check_supported(config)
+
+
+def wrong_scaling(layer: LeanLayer) -> None:
+    layer.scores = Scores(layer.scores.scaling * 1.2)
+
+
+def wrong_window(layer: LeanLayer) -> None:
+    layer.scores = Scores(layer.scores.scaling, window=8)
+
+
+def broken_weight(layer: LeanLayer) -> None:
+    torch.nn.init.zeros_(layer.down.weight)
+
+
+def swapped_norms(layer: LeanLayer) -> None:
+    layer.before_attention.variance_epsilon = 0.5
+
+
+@pytest.mark.parametrize("fault", [wrong_scaling, wrong_window, broken_weight, swapped_norms])
+def test_the_load_check_catches_a_planted_fault(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LeanLayer.__init__
+
+    def planted(self: LeanLayer, layer: Any, index: int) -> None:
+        original(self, layer, index)
+        if index == 1:
+            fault(self)
+
+    prepare(random_model(config_of("llama"), seed=3, spread=0.2))
+    monkeypatch.setattr(LeanLayer, "__init__", planted)
+    with pytest.raises(TurnoutError, match="llama: our forward differs from the plain one") as caught:
+        prepare(random_model(config_of("llama"), seed=3, spread=0.2))
+    assert caught.value.code is Code.INTERNAL
+
+
+def test_the_load_check_refuses_broken_numbers() -> None:
+    model = random_model(config_of("llama"), seed=3, spread=0.2)
+    torch.nn.init.constant_(model.model.norm.weight, float("nan"))
+    with pytest.raises(TurnoutError, match="differs"):
+        prepare(model)
+
+
+async def test_hidden_states_are_those_of_the_plain_model() -> None:
+    for fast in (True, False):
+        model, plain = twins(config_of("llama"), seed=3, fast=fast, block_size=4, token_budget=7)
+        tokens = random_prompts(1, 20, seed=5, vocab_size=97)[0]
+        with torch.inference_mode():
+            expected = plain.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        for layer in (0, 1, -1):
+            seq = Sequence(tokens, SamplingParams(), seed=0)
+            row = (await model.extend(seq, want=Want(hidden=layer)))[0]
+            torch.testing.assert_close(row.hidden, expected[layer][0, -1], atol=TOLERANCE, rtol=0)
+            model.release(seq)
+        await model.close()
+
+
+def test_parameters_are_counted_once() -> None:
+    tied = llama_config(tie_word_embeddings=True)
+    model = engine_model(random_model(tied, seed=0))
+    assert model.num_parameters == sum(p.numel() for p in random_model(tied, seed=0).parameters())

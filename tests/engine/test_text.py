@@ -1,0 +1,187 @@
+"""Text at the edge: tokens to characters, stop strings, prompts to ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
+
+from engine.text import Detokenizer, StopStrings, TextTokenizer
+from training.random_models import byte_tokenizer
+from turnout.calls import ChatMessage
+from turnout.errors import Code, TurnoutError
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    byte_tokenizer().save_pretrained(folder)
+    return TextTokenizer(folder)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.text("aé€😀\ufffd", max_size=12)
+
+
+def is_clean(chunk: str, full: str, before: str) -> bool:
+    """Whether a chunk continues the full text: half a character would show as U+FFFD where the text has none."""
+    return full.startswith(before + chunk)
+
+
+@given(TEXTS, TEXTS)
+@example("", "\ufffd\ufffd😀")
+@example("é", "\ufffd" * 40 + "😀é")
+def test_every_emission_continues_the_full_text(tokenizer: TextTokenizer, prompt: str, text: str) -> None:
+    detokenizer = Detokenizer(tokenizer, tokenizer.encode(prompt))
+    shown = ""
+    for token in tokenizer.encode(text):
+        chunk = detokenizer.feed(token)
+        assert is_clean(chunk, text, shown), (chunk, shown)
+        shown += chunk
+    assert len(text) - len(shown) < 8
+    shown += detokenizer.flush()
+    assert shown == text
+    assert detokenizer.flush() == ""
+
+
+@given(
+    st.lists(
+        st.sampled_from([0x61, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0xFF, 0xED, 0xBF]), max_size=150
+    )
+)
+def test_broken_bytes_come_out_as_the_whole_would(tokenizer: TextTokenizer, data: list[int]) -> None:
+    alphabet = [tokenizer.encode(chr(code))[0] for code in range(128)]
+    by_byte = {0x61: alphabet[0x61]}
+    for char in "é€😀":
+        by_byte.update(zip(char.encode(), tokenizer.encode(char), strict=True))
+    others = sorted(set(range(256)) - set(by_byte.values()) - set(alphabet))
+    by_byte.update({0xFF: others[-1], 0xED: others[0], 0xBF: others[1]})
+    ids = [by_byte[byte] for byte in data]
+    detokenizer, shown, full = Detokenizer(tokenizer), "", tokenizer.decode(ids)
+    for token in ids:
+        shown += detokenizer.feed(token)
+        assert full.startswith(shown)
+    assert shown + detokenizer.flush() == full
+
+
+def test_endless_broken_bytes_stay_cheap_and_come_out(tokenizer: TextTokenizer) -> None:
+    broken = tokenizer.encode("é")[0]
+    detokenizer = Detokenizer(tokenizer)
+    shown = "".join(detokenizer.feed(broken) for _ in range(1000))
+    assert 990 <= len(shown) < 1000
+    assert len(detokenizer._ids) <= 80
+    assert shown + detokenizer.flush() == "\ufffd" * 1000
+
+
+def test_special_tokens_show_in_token_texts_only(tokenizer: TextTokenizer) -> None:
+    (end,) = tokenizer.eos_ids
+    assert tokenizer.text(end) == "<|end|>"
+    assert Detokenizer(tokenizer).feed(end) == ""
+    assert end not in tokenizer.encode("<|end|>")
+    assert tokenizer.decode(tokenizer.encode("<|end|>")) == "<|end|>"
+
+
+def pieces(tokenizer: TextTokenizer, text: str, stop: tuple[str, ...]) -> tuple[list[str], bool]:
+    """Chunks as they would be sent, one per token, and whether a stop string was found."""
+    watcher = StopStrings(Detokenizer(tokenizer), stop)
+    chunks = []
+    for token in tokenizer.encode(text):
+        stopped = watcher.feed(token)
+        chunks.append(watcher.take(final=stopped))
+        if stopped:
+            return chunks, True
+    return [*chunks, watcher.take(final=True)], False
+
+
+def test_a_stop_string_across_tokens_is_cut_off_and_never_shown(tokenizer: TextTokenizer) -> None:
+    chunks, stopped = pieces(tokenizer, "one END two", ("END",))
+    assert (chunks, stopped) == (["o", "n", "e", " ", "", "", ""], True)
+
+
+def test_text_held_back_for_a_stop_string_is_given_when_it_turns_out_not_to_be_one(tokenizer: TextTokenizer) -> None:
+    assert pieces(tokenizer, "aENb", ("END",)) == (["a", "", "", "ENb", ""], False)
+    assert pieces(tokenizer, "aEN", ("END",)) == (["a", "", "", "EN"], False)
+
+
+def test_overlapping_starts_hold_back_enough(tokenizer: TextTokenizer) -> None:
+    assert pieces(tokenizer, "aaab", ("aab",)) == (["", "", "a", ""], True)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [
+        ("abcd", ("bc", "abcd"), "a"),
+        ("abcd", ("d", "b"), "a"),
+        ("a€b", ("€",), "a"),
+        ("x\n\ny", ("\n\n",), "x"),
+        ("stop", ("stop",), ""),
+        ("nothing", ("zzz",), "nothing"),
+    ],
+)
+def test_the_first_match_wins(tokenizer: TextTokenizer, text: str, stop: tuple[str, ...], shown: str) -> None:
+    chunks, stopped = pieces(tokenizer, text, stop)
+    assert "".join(chunks) == shown
+    assert stopped == any(s in text for s in stop)
+
+
+@given(st.text("ab€", max_size=14), st.lists(st.text("ab€", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_stop_strings_agree_with_a_search_over_all_prefixes(
+    tokenizer: TextTokenizer, text: str, stop: list[str]
+) -> None:
+    ends = [end for end in range(len(text) + 1) if any(s in text[:end] for s in stop)]
+    expected = text
+    if ends:
+        expected = text[: min(text[: ends[0]].find(s) for s in stop if s in text[: ends[0]])]
+    chunks, stopped = pieces(tokenizer, text, tuple(stop))
+    assert stopped == bool(ends)
+    assert "".join(chunks) == expected
+
+
+def test_a_clone_goes_its_own_way(tokenizer: TextTokenizer) -> None:
+    watcher = StopStrings(Detokenizer(tokenizer), ("END",))
+    for token in tokenizer.encode("a\u20acEN")[:-1]:
+        watcher.feed(token)
+    twin = watcher.clone()
+    assert not twin.feed(tokenizer.encode("x")[0])
+    assert not watcher.feed(tokenizer.encode("N")[0])
+    assert watcher.feed(tokenizer.encode("D")[0])
+    assert (watcher.take(final=True), twin.take(final=True)) == ("a€", "a€Ex")
+
+
+def test_begin_of_text_is_put_first_where_the_tokenizer_does(tmp_path: Path) -> None:
+    plain = byte_tokenizer()
+    plain.bos_token = "<|system|>"
+    bos = plain.convert_tokens_to_ids("<|system|>")
+    plain.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|system|> $A", special_tokens=[("<|system|>", bos)]
+    )
+    plain.save_pretrained(tmp_path)
+    ids = TextTokenizer(tmp_path).encode("ab")
+    assert ids[0] == bos
+    assert len(ids) == 3
+
+
+def test_chat_without_a_template_is_refused(tmp_path: Path) -> None:
+    plain = byte_tokenizer()
+    plain.chat_template = None
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(TurnoutError, match="messages: this model has no chat template") as caught:
+        TextTokenizer(tmp_path).encode_chat([ChatMessage("user", "hi")])
+    assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, "messages")
+
+
+def test_a_conversation_the_template_refuses_is_refused_with_its_reason(tmp_path: Path) -> None:
+    plain = byte_tokenizer()
+    plain.chat_template = "{{ raise_exception('system comes first') }}"
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(TurnoutError, match="system comes first") as caught:
+        TextTokenizer(tmp_path).encode_chat([ChatMessage("user", "hi")])
+    assert caught.value.field == "messages"
+
+
+def test_a_conversation_ends_where_the_assistant_begins(tokenizer: TextTokenizer) -> None:
+    ids = tokenizer.encode_chat([ChatMessage("user", "hi"), ChatMessage("assistant", "yo"), ChatMessage("user", "é")])
+    assert [tokenizer.text(ids[0]), tokenizer.text(ids[-1])] == ["<|user|>", "<|assistant|>"]
+    assert tokenizer.decode(ids) == "hiyoé"
