@@ -1,0 +1,1 @@
+"""Generated problems and Python sources that the demo models are trained on."""

@@ -1,0 +1,150 @@
+"""Train one demo model from its recipe: `python -m training.train_demo --model large`."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+from transformers import PreTrainedTokenizerFast
+
+from training.checkpoint import Checkpoint, Progress
+from training.data import arithmetic
+from training.data.mixture import TrainingStream
+from training.evaluation import measure
+from training.model import batch_loss, build_model
+from training.optimiser import PairedOptimiser
+from training.packing import IGNORED
+from training.recipe import RECIPES, Recipe
+from training.tokenizer import load_or_train
+
+RUNS_FOLDER = Path(".runs")
+_WATCH_PROBLEMS = 128
+_WATCH_SEED = 1  # the final evaluation uses other seeds
+
+
+class Trainer:
+    """One run: steps forward, saves and restores itself exactly."""
+
+    def __init__(
+        self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, stream: TrainingStream, compiled: bool = False
+    ) -> None:
+        self.recipe = recipe
+        self.tokenizer = tokenizer
+        self.progress = Progress()
+        self._stream = stream
+        self.model = build_model(recipe, int(tokenizer.pad_token_id), int(tokenizer.eos_token_id))
+        self._backbone = torch.compile(self.model.model, dynamic=False) if compiled else self.model.model
+        self._optimiser = PairedOptimiser(self.model, recipe)
+
+    def step(self) -> float:
+        """Do the next optimiser step; returns its loss in nats per taught token."""
+        started = time.monotonic()
+        batch = self._stream.batch(self.progress.step)
+        loss = batch_loss(self.model, batch, self.recipe.autocast, self._backbone)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimiser.step(self.recipe.lr_scale(self.progress.step))
+        self.progress.step += 1
+        self.progress.num_tokens += batch.num_tokens
+        self.progress.num_taught_tokens += int((batch.targets != IGNORED).sum())
+        self.progress.elapsed_s += time.monotonic() - started
+        return float(loss.detach())
+
+    def watch(self, difficulties: tuple[int, ...] = (2, 3, 5)) -> dict[str, float]:
+        """Held-out accuracy per grade, on problems apart from those of the final evaluation."""
+        shares: dict[str, float] = {"step": self.progress.step, "minutes": self.progress.elapsed_s / 60}
+        for difficulty in difficulties:
+            problems = arithmetic.heldout(difficulty, _WATCH_PROBLEMS, seed=_WATCH_SEED)
+            accuracy = measure(self.model, self.tokenizer, problems, arithmetic.is_correct)
+            shares[f"arithmetic_{difficulty}"] = accuracy.share
+        self.progress.history.append(shares)
+        return shares
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint."""
+        Checkpoint(self.model.state_dict(), self._optimiser.state_dict(), self.progress).save(path)
+
+    def restore(self, path: Path) -> None:
+        """Continue from a checkpoint of the same recipe."""
+        checkpoint = Checkpoint.load(path)
+        self.model.load_state_dict(checkpoint.model)
+        self._optimiser.load_state_dict(checkpoint.optimiser)
+        self.progress = checkpoint.progress
+
+
+class Reporter:
+    """A progress bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._live = sys.stdout.isatty()
+        self._total_steps = total_steps
+        self._bar = ProgressBar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}  middle grade {task.fields[middle]:.0%}"),
+            disable=not self._live,
+        )
+        self._task = self._bar.add_task("training", total=total_steps, loss=0.0, middle=0.0)
+
+    def __enter__(self) -> "Reporter":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, progress: Progress, loss: float) -> None:
+        """Show one step; without a terminal only every tenth."""
+        self._bar.update(self._task, completed=progress.step, loss=loss)
+        if not self._live and progress.step % 10 == 0:
+            rate = progress.num_tokens / max(progress.elapsed_s, 1e-9)
+            typer.echo(
+                f"{time.strftime('%H:%M:%S')} step {progress.step}/{self._total_steps} loss {loss:.4f} "
+                f"tokens {progress.num_tokens} tokens/s {rate:.0f}"
+            )
+
+    def accuracy(self, shares: dict[str, float]) -> None:
+        """Show held-out accuracy."""
+        self._bar.update(self._task, middle=shares[f"arithmetic_{arithmetic.MIDDLE_DIFFICULTY}"])
+        if not self._live:
+            typer.echo("held out: " + "  ".join(f"{name} {value:.3f}" for name, value in shares.items()))
+
+
+def train(
+    model: Annotated[str, typer.Option(help="Which recipe: small or large.")],
+    threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 2,
+    runs: Annotated[Path, typer.Option(help="Folder of checkpoints and logs.")] = RUNS_FOLDER,
+    compiled: Annotated[bool, typer.Option(help="Compile the forward pass (needs a C++ compiler).")] = False,
+    save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
+    watch_every: Annotated[int, typer.Option(min=1, help="Steps between looks at held-out accuracy.")] = 200,
+) -> None:
+    """Train to the end of the recipe, continuing from the last checkpoint when there is one."""
+    if model not in RECIPES:
+        raise typer.BadParameter(f"--model must be one of {', '.join(RECIPES)}, got {model}")
+    torch.set_num_threads(threads)
+    recipe = RECIPES[model]
+    tokenizer = load_or_train(runs / "tokenizer")
+    trainer = Trainer(recipe, tokenizer, TrainingStream(recipe, tokenizer), compiled)
+    path = runs / model / "checkpoint.pt"
+    if path.exists():
+        trainer.restore(path)
+    with Reporter(recipe.total_steps) as reporter:
+        while trainer.progress.step < recipe.total_steps:
+            loss = trainer.step()
+            step = trainer.progress.step
+            reporter.step(trainer.progress, loss)
+            last = step == recipe.total_steps
+            if last or step % watch_every == 0:
+                reporter.accuracy(trainer.watch())
+            if last or step % save_every == 0:
+                trainer.save(path)
+
+
+if __name__ == "__main__":
+    typer.run(train)
