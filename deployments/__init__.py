@@ -1,0 +1,1 @@
+"""The serving layer: gRPC and OpenAI-compatible HTTP over Ray Serve, from one configuration."""

@@ -1,0 +1,129 @@
+"""Running the calls of one HTTP request together: several prompts, echo, one numbering of choices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from deployments.backend import merge
+from deployments.schemas import Job
+from deployments.service import GenerationService
+from deployments.usage import combine
+from turnout.calls import Chunk, GenerateCall, ScoreCall, TokenOut, Usage
+from turnout.types import TokenKind
+
+T = TypeVar("T")
+Output = tuple[Chunk, ...] | Usage
+
+
+async def answer(service: GenerationService, job: Job) -> tuple[list[Chunk], Usage]:
+    """All choices of all prompts, numbered in order, and what they used together."""
+    answers = await _together([_answer_one(service, call, job.echo) for call in job.calls])
+    chunks = [
+        replace(chunk, index=place * call.sampling.n + chunk.index)
+        for place, (call, (choices, _)) in enumerate(zip(job.calls, answers, strict=True))
+        for chunk in choices
+    ]
+    return chunks, combine([usage for _, usage in answers])
+
+
+async def _answer_one(service: GenerationService, call: GenerateCall, echo: bool) -> tuple[tuple[Chunk, ...], Usage]:
+    finished = await service.generate(call)
+    if not echo:
+        return finished.choices, finished.usage
+    echoed = await _echo(service, call)
+    choices = [merge([replace(echoed, index=choice.index), choice]) for choice in finished.choices]
+    return tuple(chunk for choice in choices for chunk in choice if isinstance(chunk, Chunk)), finished.usage
+
+
+async def stream(service: GenerationService, job: Job) -> AsyncGenerator[Output, None]:
+    """Chunks as they are written, numbered over all prompts; at the end, what all used together."""
+    if len(job.calls) == 1:
+        async with aclosing(_stream_one(service, job.calls[0], 0, job.echo)) as outputs:
+            async for part in outputs:
+                yield part
+        return
+    queue: asyncio.Queue[Output | None] = asyncio.Queue()
+    tasks = [
+        asyncio.create_task(_pump(_stream_one(service, call, place * call.sampling.n, job.echo), queue))
+        for place, call in enumerate(job.calls)
+    ]
+    usages = []
+    try:
+        running = len(tasks)
+        while running:
+            output = await queue.get()
+            if isinstance(output, Usage):
+                usages.append(output)
+            elif output is not None:
+                yield output
+            else:
+                running -= 1
+                for task in tasks:
+                    if task.done():
+                        task.result()
+        yield combine(usages)
+    finally:
+        await _cancel(tasks)
+
+
+async def _stream_one(
+    service: GenerationService, call: GenerateCall, first_index: int, echo: bool
+) -> AsyncGenerator[Output, None]:
+    echoed = await _echo(service, call) if echo else None
+    async with aclosing(service.stream(call)) as batches:
+        async for batch in batches:
+            if echoed is not None:
+                yield tuple(replace(echoed, index=first_index + index) for index in range(call.sampling.n))
+                echoed = None
+            chunks = tuple(
+                replace(chunk, index=first_index + chunk.index) for chunk in batch if isinstance(chunk, Chunk)
+            )
+            if chunks:
+                yield chunks
+            if isinstance(batch[-1], Usage):
+                yield batch[-1]
+
+
+async def _echo(service: GenerationService, call: GenerateCall) -> Chunk:
+    """The prompt as if it had been written, with its log-probabilities where they are asked for."""
+    prompt = call.prompt if call.prompt is not None else ""
+    if isinstance(prompt, str) and call.sampling.logprobs is None:
+        return Chunk(0, prompt, ())
+    ids, text = await service.tokens(call.model, prompt)
+    if call.sampling.logprobs is None:
+        return Chunk(0, text, ())
+    _, first_text = await service.tokens(call.model, ids[:1])
+    tokens: tuple[TokenOut, ...] = (TokenOut(ids[0], first_text, "prompt", TokenKind.DECODED),)
+    if len(ids) > 1:
+        top = call.sampling.logprobs
+        [scored] = await service.score(ScoreCall(call.request_id, call.model, ids[:1], (ids[1:],), call.tenant, top))
+        tokens += scored.tokens
+    return Chunk(0, text, tokens)
+
+
+async def _pump(outputs: AsyncGenerator[Output, None], queue: asyncio.Queue[Output | None]) -> None:
+    try:
+        async with aclosing(outputs):
+            async for output in outputs:
+                queue.put_nowait(output)
+    finally:
+        # The reader looks for failed tasks on each None, so this task must be done by then.
+        asyncio.get_running_loop().call_soon(queue.put_nowait, None)
+
+
+async def _together(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancel(tasks)
+
+
+async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

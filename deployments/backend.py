@@ -1,0 +1,106 @@
+"""What a front end needs from a pool, wherever the pool runs, and what a replica needs from an engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Protocol
+
+from turnout.calls import (
+    Chunk,
+    Event,
+    GenerateCall,
+    MethodDescription,
+    ModelDescription,
+    PoolStats,
+    ScoreCall,
+    ScoredTokens,
+)
+
+Batch = tuple[Event, ...]
+
+
+class Pool(Protocol):
+    """The engine behind one endpoint: a small and a large model in this process."""
+
+    def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
+        """Chunks, then exactly one Usage. Closing the iterator frees everything the call holds."""
+        ...
+
+    async def score(self, call: ScoreCall) -> list[ScoredTokens]:
+        """Log-likelihood of each completion."""
+        ...
+
+    def models(self) -> list[ModelDescription]:
+        """The pool first, then its members."""
+        ...
+
+    def stats(self) -> PoolStats:
+        """What the pool holds right now."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens added for chat."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of token ids."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+class Backend(Protocol):
+    """One pool as a front end sees it. Every method raises TurnoutError only."""
+
+    def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
+        """Batches of events in order, the last of them ending in Usage."""
+        ...
+
+    async def complete(self, call: GenerateCall) -> Batch:
+        """The whole answer at once: one Chunk per choice, then Usage."""
+        ...
+
+    async def score(self, call: ScoreCall) -> list[ScoredTokens]:
+        """Log-likelihood of each completion."""
+        ...
+
+    async def models(self) -> list[ModelDescription]:
+        """The pool first, then its members."""
+        ...
+
+    async def methods(self) -> list[MethodDescription]:
+        """Decoding methods that the pool's code knows."""
+        ...
+
+    async def stats(self) -> list[PoolStats]:
+        """What each replica holds right now."""
+        ...
+
+    async def tokens(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+        """A prompt as token ids and as text."""
+        ...
+
+
+def merge(events: list[Event]) -> Batch:
+    """Join the chunks of each choice; order within a choice and the final event are kept."""
+    chunks: dict[int, list[Chunk]] = {}
+    others: list[Event] = []
+    for event in events:
+        if isinstance(event, Chunk):
+            chunks.setdefault(event.index, []).append(event)
+        else:
+            others.append(event)
+    return (*(_join(parts) for parts in chunks.values()), *others)
+
+
+def _join(parts: list[Chunk]) -> Chunk:
+    if len(parts) == 1:
+        return parts[0]
+    return Chunk(
+        index=parts[0].index,
+        text="".join(part.text for part in parts),
+        tokens=tuple(token for part in parts for token in part.tokens),
+        finish_reason=parts[-1].finish_reason,
+    )

@@ -1,0 +1,42 @@
+"""Errors at the edge: unexpected ones become INTERNAL, and fields are called what the caller called them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from turnout.errors import Code, TurnoutError
+
+logger = logging.getLogger("ray.serve")
+
+
+def internal(request_id: str) -> TurnoutError:
+    """What a caller learns of a fault of ours; the log has the rest under the same request id."""
+    return TurnoutError(Code.INTERNAL, f"internal error, request id {request_id}")
+
+
+@contextmanager
+def guarded(request_id: str) -> Iterator[None]:
+    """Let TurnoutError pass; log anything else and replace it by INTERNAL."""
+    try:
+        yield
+    except TurnoutError:
+        raise
+    except Exception:
+        logger.exception("request %s failed", request_id)
+        raise internal(request_id) from None
+
+
+def respell(error: TurnoutError, spelling: Mapping[str, str]) -> TurnoutError:
+    """Rename the field at fault by the longest matching dotted prefix in `spelling`."""
+    if error.field is None:
+        return error
+    for ours in sorted(spelling, key=len, reverse=True):
+        if error.field == ours or error.field.startswith(f"{ours}."):
+            field = spelling[ours] + error.field.removeprefix(ours)
+            message = error.message
+            if message.startswith(error.field):
+                message = field + message.removeprefix(error.field)
+            return TurnoutError(error.code, message, field)
+    return error

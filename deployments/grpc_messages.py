@@ -1,0 +1,245 @@
+"""Translation between `turnout.v1` messages and the calls and events of `turnout.calls`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+from google.protobuf import struct_pb2
+
+from deployments.backend import Batch
+from deployments.service import Answer, parse_sampling, request_id
+from turnout.calls import (
+    ChatMessage,
+    Chunk,
+    GenerateCall,
+    MethodDescription,
+    ModelDescription,
+    ScoreCall,
+    ScoredTokens,
+    TokenOut,
+    Usage,
+)
+from turnout.cost import Cost, ModelMeter
+from turnout.errors import invalid
+from turnout.proto import generation_pb2 as pb
+from turnout.types import FinishReason, SamplingParams, TokenKind
+
+LARGEST_EXACT_INTEGER = 2.0**53
+KINDS: dict[TokenKind, Any] = {kind: pb.TokenKind.Value(f"TOKEN_KIND_{kind.name}") for kind in TokenKind}
+FINISH_REASONS: dict[FinishReason, Any] = {
+    reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason
+}
+METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
+
+
+def generate_call(request: pb.GenerateRequest) -> GenerateCall:
+    """Raises TurnoutError where the message says something that no model could accept."""
+    kind = request.WhichOneof("input")
+    if kind is None:
+        raise invalid("prompt", "is needed: set one of prompt, prompt_ids and chat")
+    prompt: str | tuple[int, ...] | None = None
+    if kind == "prompt":
+        prompt = request.prompt
+    elif kind == "prompt_ids":
+        prompt = tuple(request.prompt_ids.ids)
+    messages = tuple(ChatMessage(turn.role, turn.content) for turn in request.chat.messages)
+    return GenerateCall(
+        request_id=request_id(request.request_id),
+        model=request.model,
+        sampling=parse_sampling(_sampling_values(request.sampling), "sampling"),
+        prompt=prompt,
+        messages=messages if kind == "chat" else None,
+        method=request.method or None,
+        params=struct_values(request.params, "params"),
+        deadline_s=request.deadline_s if request.HasField("deadline_s") else None,
+    )
+
+
+def spelling(request: pb.GenerateRequest) -> dict[str, str]:
+    """What our field names are called in this message."""
+    names = {name: f"sampling.{name}" for name in SamplingParams.model_fields}
+    names |= {"messages": "chat.messages", "method.params": "params"}
+    if request.WhichOneof("input") == "prompt_ids":
+        names["prompt"] = "prompt_ids"
+    return names
+
+
+def score_call(request: pb.ScoreRequest) -> ScoreCall:
+    """Raises TurnoutError when a text is missing."""
+    completions = tuple(
+        _text_or_ids(completion, f"completions.{place}") for place, completion in enumerate(request.completions)
+    )
+    return ScoreCall(
+        request_id=request_id(request.request_id),
+        model=request.model,
+        prompt=_text_or_ids(request.prompt, "prompt"),
+        completions=completions,
+        top=request.top,
+    )
+
+
+def _text_or_ids(value: pb.TextOrIds, field: str) -> str | tuple[int, ...]:
+    match value.WhichOneof("value"):
+        case "text":
+            return value.text
+        case "token_ids":
+            return tuple(value.token_ids.ids)
+        case _:
+            raise invalid(field, "is needed: set text or token_ids")
+
+
+def _sampling_values(sampling: pb.Sampling) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for field, value in sampling.ListFields():
+        if field.name == "logit_bias":
+            values[field.name] = dict(value)
+        else:
+            values[field.name] = tuple(value) if field.is_repeated else value
+    return values
+
+
+def struct_values(struct: struct_pb2.Struct, field: str) -> dict[str, Any]:
+    """Plain data. A Struct knows doubles only: whole numbers become integers.
+
+    Raises:
+        TurnoutError: a number is not finite.
+    """
+    return {key: _plain(value, f"{field}.{key}") for key, value in struct.fields.items()}
+
+
+def _plain(value: struct_pb2.Value, field: str) -> Any:
+    match value.WhichOneof("kind"):
+        case "number_value":
+            number = value.number_value
+            if not math.isfinite(number):
+                raise invalid(field, f"must be a finite number (got {number})")
+            return int(number) if number.is_integer() and abs(number) <= LARGEST_EXACT_INTEGER else number
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case "struct_value":
+            return struct_values(value.struct_value, field)
+        case "list_value":
+            return [_plain(item, f"{field}.{place}") for place, item in enumerate(value.list_value.values)]
+        case _:
+            return None
+
+
+def struct(values: dict[str, Any]) -> struct_pb2.Struct:
+    """JSON-like data as a message."""
+    message = struct_pb2.Struct()
+    message.update(values)
+    return message
+
+
+def chunk_message(call_id: str, model: str, batch: Batch) -> pb.GenerateChunk:
+    """A batch of events."""
+    message = pb.GenerateChunk(id=call_id, model=model)
+    for event in batch:
+        if isinstance(event, Chunk):
+            _fill_choice(message.choices.add(), event)
+        elif isinstance(event, Usage):
+            message.usage.CopyFrom(usage_message(event))
+    return message
+
+
+def answer_message(call_id: str, model: str, answer: Answer) -> pb.GenerateResponse:
+    """A whole answer."""
+    message = pb.GenerateResponse(id=call_id, model=model, usage=usage_message(answer.usage))
+    for choice in answer.choices:
+        _fill_choice(message.choices.add(), choice)
+    return message
+
+
+def _fill_choice(message: pb.Choice | pb.ChoiceDelta, chunk: Chunk) -> None:
+    message.index = chunk.index
+    message.text = chunk.text
+    if chunk.finish_reason is not None:
+        message.finish_reason = FINISH_REASONS[chunk.finish_reason]
+    for token in chunk.tokens:
+        _fill_token(message.tokens.add(), token)
+
+
+def _fill_token(message: pb.TokenInfo, token: TokenOut) -> None:
+    message.id = token.id
+    message.text = token.text
+    message.source = token.source
+    message.kind = KINDS[token.kind]
+    if token.logprob is not None:
+        message.logprob = token.logprob
+    if token.entropy_bits is not None:
+        message.entropy_bits = token.entropy_bits
+    for top_id, text, logprob in token.top:
+        message.top.add(id=top_id, text=text, logprob=logprob)
+
+
+def usage_message(usage: Usage) -> pb.Usage:
+    """What a call used, with its three cost meters."""
+    message = pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        num_draft_tokens=usage.num_draft_tokens,
+        num_accepted_tokens=usage.num_accepted_tokens,
+        rounds=usage.rounds,
+        switches=usage.switches,
+        spent=_cost_message(usage.cost.spent),
+        large_only=_cost_message(usage.cost.large_only),
+        large_share=usage.cost.large_share,
+        method=usage.method,
+        params=struct(usage.params),
+        seed=usage.seed,
+        ttft_s=usage.ttft_s,
+        wall_s=usage.wall_s,
+    )
+    for name, meter in usage.models.items():
+        counts = {count: getattr(meter, count) for count in METER_COUNTS}
+        message.models.add(model=name, flops=meter.flops, **counts)
+    return message
+
+
+def _cost_message(cost: Cost) -> pb.Cost:
+    return pb.Cost(paper=cost.paper, flops=cost.flops, wall_s=cost.wall_s)
+
+
+def score_message(call_id: str, scored: list[ScoredTokens]) -> pb.ScoreResponse:
+    """Scored completions, in the order asked for."""
+    message = pb.ScoreResponse(id=call_id)
+    for completion in scored:
+        entry = message.scored.add(greedy=completion.greedy)
+        for token in completion.tokens:
+            _fill_token(entry.tokens.add(), token)
+    return message
+
+
+def models_message(models: list[ModelDescription]) -> pb.ListModelsResponse:
+    """Every name a request may use."""
+    message = pb.ListModelsResponse()
+    for model in models:
+        message.models.add(
+            name=model.name,
+            architecture=model.architecture,
+            num_parameters=model.num_parameters,
+            vocab_size=model.vocab_size,
+            max_length=model.max_length,
+            roles=model.roles,
+            default_method=model.default_method,
+        )
+    return message
+
+
+def methods_message(methods: list[MethodDescription]) -> pb.ListMethodsResponse:
+    """Every decoding method, with the schema of its parameters."""
+    message = pb.ListMethodsResponse()
+    for method in methods:
+        message.methods.add(
+            name=method.name,
+            summary=method.summary,
+            seeds=method.seeds,
+            lossless=method.lossless,
+            params_schema=struct(method.params_schema),
+        )
+    return message

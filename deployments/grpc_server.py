@@ -1,0 +1,122 @@
+"""The RPCs of `turnout.v1.Generation` and `grpc.health.v1.Health`, as methods that Serve finds by name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+
+import grpc
+from grpc_health.v1 import health_pb2
+from ray.serve.grpc_util import RayServegRPCContext
+
+from deployments import grpc_messages as messages
+from deployments.faults import guarded, respell
+from deployments.grpc_wire import parse
+from deployments.service import GenerationService, request_id
+from turnout.errors import TurnoutError
+from turnout.proto import generation_pb2 as pb
+
+HEALTH_SERVICES = ("", "turnout.v1.Generation", "grpc.health.v1.Health")
+
+
+class RefusedError(Exception):
+    """Ends a stream whose context already has its code and details."""
+
+
+class GrpcServicer:
+    """gRPC methods over a service. Each takes the request's bytes; the status is set on `grpc_context`."""
+
+    service: GenerationService
+
+    async def Generate(  # noqa: N802 - the RPC's name
+        self, data: bytes, grpc_context: RayServegRPCContext
+    ) -> pb.GenerateResponse:
+        """Answer when complete."""
+        names: dict[str, str] = {}
+        with _status(grpc_context, names):
+            request = parse(pb.GenerateRequest, data)
+            names.update(messages.spelling(request))
+            call = messages.generate_call(request)
+            model = self.service.model_name(call.model)
+            return messages.answer_message(call.request_id, model, await self.service.generate(call))
+        return pb.GenerateResponse()
+
+    async def StreamGenerate(  # noqa: N802 - the RPC's name
+        self, data: bytes, grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """Answer as it is written."""
+        names: dict[str, str] = {}
+        with _status(grpc_context, names):
+            request = parse(pb.GenerateRequest, data)
+            names.update(messages.spelling(request))
+            call = messages.generate_call(request)
+            model = self.service.model_name(call.model)
+            async with aclosing(self.service.stream(call)) as batches:
+                async for batch in batches:
+                    yield messages.chunk_message(call.request_id, model, batch)
+            return
+        # A code reaches the client with a message or with an exception; an empty message would look like output.
+        raise RefusedError
+
+    async def Score(  # noqa: N802 - the RPC's name
+        self, data: bytes, grpc_context: RayServegRPCContext
+    ) -> pb.ScoreResponse:
+        """Log-likelihood of completions."""
+        with _status(grpc_context, {}):
+            call = messages.score_call(parse(pb.ScoreRequest, data))
+            return messages.score_message(call.request_id, await self.service.score(call))
+        return pb.ScoreResponse()
+
+    async def ListModels(  # noqa: N802 - the RPC's name
+        self, data: bytes, grpc_context: RayServegRPCContext
+    ) -> pb.ListModelsResponse:
+        """Pools and their members."""
+        with _status(grpc_context, {}):
+            parse(pb.ListModelsRequest, data)
+            return messages.models_message(await self.service.models())
+        return pb.ListModelsResponse()
+
+    async def ListMethods(  # noqa: N802 - the RPC's name
+        self, data: bytes, grpc_context: RayServegRPCContext
+    ) -> pb.ListMethodsResponse:
+        """Decoding methods."""
+        with _status(grpc_context, {}):
+            parse(pb.ListMethodsRequest, data)
+            return messages.methods_message(await self.service.methods())
+        return pb.ListMethodsResponse()
+
+    async def Check(  # noqa: N802 - the RPC's name
+        self, data: bytes, grpc_context: RayServegRPCContext
+    ) -> health_pb2.HealthCheckResponse:
+        """SERVING when every pool answers."""
+        with _status(grpc_context, {}):
+            request = parse(health_pb2.HealthCheckRequest, data)
+            if request.service not in HEALTH_SERVICES:
+                grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
+                grpc_context.set_details("service: unknown")
+                return health_pb2.HealthCheckResponse()
+            healthy = await self.service.healthy()
+            status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
+            return health_pb2.HealthCheckResponse(status=status)
+        return health_pb2.HealthCheckResponse()
+
+    async def Watch(  # noqa: N802 - the RPC's name
+        self, data: bytes, grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+        """The protocol lets a server refuse to watch; clients then poll Check."""
+        grpc_context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        grpc_context.set_details("Watch is not offered; call Check")
+        raise RefusedError
+        yield
+
+
+@contextmanager
+def _status(context: RayServegRPCContext, names: dict[str, str]) -> Iterator[None]:
+    """Turn a TurnoutError of the block into the call's status; the block's caller goes on behind it."""
+    try:
+        with guarded(request_id()):
+            yield
+    except TurnoutError as error:
+        known = respell(error, names)
+        context.set_code(grpc.StatusCode[known.code.name])
+        context.set_details(known.message)

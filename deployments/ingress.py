@@ -1,0 +1,26 @@
+"""The Serve ingress: one deployment answers both gRPC and HTTP. It never imports torch."""
+
+from __future__ import annotations
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.grpc_server import GrpcServicer
+from deployments.http import build_http
+from deployments.metrics import Metrics
+from deployments.remote import RemoteBackend
+from deployments.service import GenerationService
+from turnout.config import TurnoutConfig
+
+
+@serve.ingress()
+class Ingress(GrpcServicer):
+    """Holds the service over one handle per pool."""
+
+    def __init__(self, config: TurnoutConfig, pools: dict[str, DeploymentHandle]) -> None:
+        backends = {name: RemoteBackend(name, handle) for name, handle in pools.items()}
+        self.service = GenerationService(config, backends, Metrics())
+
+    def __serve_build_asgi_app__(self) -> object:
+        """The HTTP side."""
+        return build_http(self.service)

@@ -1,0 +1,52 @@
+"""Counters of a front end, for Prometheus: requests by outcome, tokens by model, TTFT and TPOT."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from turnout.calls import Usage
+
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class Metrics:
+    """The metrics of one ingress process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "turnout_requests", "Finished requests.", ("model", "outcome"), registry=self._registry
+        )
+        self._tokens = Counter(
+            "turnout_generated_tokens",
+            "Tokens written, by the model that wrote them.",
+            ("model",),
+            registry=self._registry,
+        )
+        self._ttft = Histogram(
+            "turnout_ttft_seconds", "Time to first token.", ("model",), buckets=TTFT_BUCKETS_S, registry=self._registry
+        )
+        self._tpot = Histogram(
+            "turnout_tpot_seconds",
+            "Time per output token.",
+            ("model",),
+            buckets=TPOT_BUCKETS_S,
+            registry=self._registry,
+        )
+
+    def finished(self, model: str, outcome: str) -> None:
+        """Count a request; `model` must be a known name, so that clients cannot make up time series."""
+        self._requests.labels(model, outcome).inc()
+
+    def used(self, model: str, usage: Usage) -> None:
+        """Count the tokens and the times of an answer."""
+        for name, meter in usage.models.items():
+            self._tokens.labels(name).inc(meter.generated_tokens)
+        self._ttft.labels(model).observe(usage.ttft_s)
+        if usage.completion_tokens > 1:
+            self._tpot.labels(model).observe((usage.wall_s - usage.ttft_s) / (usage.completion_tokens - 1))
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self._registry)

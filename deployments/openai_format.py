@@ -1,0 +1,170 @@
+"""Answers in the shape of OpenAI's API: whole objects and stream chunks, usage, errors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from turnout.calls import Chunk, ModelDescription, TokenOut, Usage
+from turnout.errors import Code, TurnoutError
+
+HTTP_STATUS = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.OUT_OF_RANGE: 400,
+    Code.NOT_FOUND: 404,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.CANCELLED: 499,
+    Code.INTERNAL: 500,
+    Code.UNAVAILABLE: 503,
+    Code.DEADLINE_EXCEEDED: 504,
+}
+
+
+def error_body(error: TurnoutError) -> dict[str, Any]:
+    """OpenAI's error object."""
+    status = HTTP_STATUS[error.code]
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    code = error.code.value.lower()
+    if error.code is Code.RESOURCE_EXHAUSTED:
+        kind, code = "rate_limit_error", "rate_limit_exceeded"
+    elif error.code is Code.NOT_FOUND and error.field == "model":
+        code = "model_not_found"
+    return {"error": {"message": error.message, "type": kind, "param": error.field, "code": code}}
+
+
+def model_object(model: ModelDescription, created: int) -> dict[str, Any]:
+    """One entry of /v1/models; `turnout` holds what OpenAI has no field for."""
+    details = asdict(model)
+    return {
+        "id": details.pop("name"),
+        "object": "model",
+        "created": created,
+        "owned_by": "turnout",
+        "turnout": details,
+    }
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's counts, and `turnout`: work by model and the three cost meters beside the large model alone."""
+    models = {name: {**asdict(meter), "flops": meter.flops} for name, meter in usage.models.items()}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "turnout": {
+            "method": usage.method,
+            "params": usage.params,
+            "seed": usage.seed,
+            "models": models,
+            "num_draft_tokens": usage.num_draft_tokens,
+            "num_accepted_tokens": usage.num_accepted_tokens,
+            "rounds": usage.rounds,
+            "switches": usage.switches,
+            "cost": asdict(usage.cost),
+            "ttft_s": usage.ttft_s,
+            "wall_s": usage.wall_s,
+        },
+    }
+
+
+class Format(Protocol):
+    """How one endpoint writes choices."""
+
+    prefix: str
+    whole: str
+    part: str
+
+    def choice(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
+        """A finished choice."""
+        ...
+
+    def delta(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
+        """New output of a choice."""
+        ...
+
+
+class CompletionFormat:
+    """/v1/completions; remembers where each choice's text has got to, for `text_offset`."""
+
+    prefix = "cmpl-"
+    whole = part = "text_completion"
+
+    def __init__(self) -> None:
+        self._offsets: dict[int, int] = {}
+
+    def choice(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
+        """A finished choice."""
+        return {
+            "index": chunk.index,
+            "text": chunk.text,
+            "logprobs": self._logprobs(chunk) if logprobs else None,
+            "finish_reason": chunk.finish_reason,
+        }
+
+    delta = choice
+
+    def _logprobs(self, chunk: Chunk) -> dict[str, Any]:
+        offset = self._offsets.get(chunk.index, 0)
+        offsets = []
+        for token in chunk.tokens:
+            offsets.append(offset)
+            offset += len(token.text)
+        self._offsets[chunk.index] = offset
+        return {
+            "tokens": [token.text for token in chunk.tokens],
+            "token_logprobs": [token.logprob for token in chunk.tokens],
+            "top_logprobs": [
+                {text: logprob for _, text, logprob in token.top} if token.logprob is not None else None
+                for token in chunk.tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+class ChatFormat:
+    """/v1/chat/completions; the first chunk of a choice names the role."""
+
+    prefix = "chatcmpl-"
+    whole = "chat.completion"
+    part = "chat.completion.chunk"
+
+    def __init__(self) -> None:
+        self._begun: set[int] = set()
+
+    def choice(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
+        """A finished choice."""
+        return {
+            "index": chunk.index,
+            "message": {"role": "assistant", "content": chunk.text},
+            "logprobs": _chat_logprobs(chunk) if logprobs else None,
+            "finish_reason": chunk.finish_reason,
+        }
+
+    def delta(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
+        """New output of a choice."""
+        delta = {"content": chunk.text}
+        if chunk.index not in self._begun:
+            self._begun.add(chunk.index)
+            delta = {"role": "assistant", **delta}
+        return {
+            "index": chunk.index,
+            "delta": delta,
+            "logprobs": _chat_logprobs(chunk) if logprobs else None,
+            "finish_reason": chunk.finish_reason,
+        }
+
+
+def _chat_logprobs(chunk: Chunk) -> dict[str, Any]:
+    return {"content": [_chat_token(token) for token in chunk.tokens], "refusal": None}
+
+
+def _chat_token(token: TokenOut) -> dict[str, Any]:
+    return {
+        **_with_bytes(token.text, token.logprob),
+        "top_logprobs": [_with_bytes(text, logprob) for _, text, logprob in token.top],
+    }
+
+
+def _with_bytes(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

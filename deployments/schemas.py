@@ -1,0 +1,243 @@
+"""Request bodies of the OpenAI-compatible endpoints, and their translation into calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deployments.faults import respell
+from deployments.service import parse_sampling, request_id
+from turnout.calls import ChatMessage, GenerateCall
+from turnout.errors import TurnoutError, invalid
+from turnout.registry import explain
+from turnout.types import SamplingParams
+
+# OpenAI clients send these; they change nothing here.
+IGNORED_FIELDS = frozenset(
+    {"metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
+    | {"service_tier", "store", "user"}
+)
+SAMPLING_FIELDS = frozenset(SamplingParams.model_fields)
+MAX_PROMPTS = 128
+B = TypeVar("B", bound="CommonBody")
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StreamOptions(_Body):
+    """What a stream carries beyond text."""
+
+    include_usage: bool = False
+    include_obfuscation: Annotated[bool, Field(description="accepted and ignored")] = False
+
+
+class Decoding(_Body):
+    """Turnout's own part of a body: how to decode."""
+
+    method: str | None = None
+    params: dict[str, Any] = {}
+
+
+class CommonBody(_Body):
+    """Fields of both endpoints; sampling parameters are validated apart."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    decoding: Decoding = Decoding()
+    deadline_s: float | None = None
+
+
+class CompletionBody(CommonBody):
+    """POST /v1/completions."""
+
+    prompt: Any = None
+    echo: bool = False
+
+
+class ChatTurn(_Body):
+    """One message; text content may come in parts."""
+
+    role: str
+    content: str | list[dict[str, Any]]
+    name: Annotated[str | None, Field(description="accepted and ignored")] = None
+
+
+class ChatBody(CommonBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatTurn] = []
+    logprobs: bool = False
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a body asks for: one call per prompt, answered together."""
+
+    calls: tuple[GenerateCall, ...]
+    stream: bool
+    include_usage: bool
+    echo: bool
+    spelling: Mapping[str, str]
+
+
+def read_json(data: bytes) -> dict[str, Any]:
+    """Parse a body.
+
+    Raises:
+        TurnoutError: not UTF-8, not JSON, not an object, or text that has no UTF-8 form.
+    """
+    try:
+        values = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise invalid("body", f"is no valid UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise invalid("body", f"is malformed JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except (RecursionError, ValueError):
+        raise invalid("body", "is malformed JSON: nested too deeply, or a number is too long") from None
+    if not isinstance(values, dict):
+        raise invalid("body", "must be a JSON object")
+    for name, value in values.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise invalid(name.encode("ascii", "replace").decode(), "holds half a surrogate pair") from None
+    return {name: value for name, value in values.items() if value is not None and name not in IGNORED_FIELDS}
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise invalid("body", f"is malformed JSON: {text} is no JSON number")
+
+
+def completion_job(values: dict[str, Any]) -> Job:
+    """Translate the body of /v1/completions."""
+    sampling_values, rest = _split(values, CompletionBody, SAMPLING_FIELDS)
+    body = _validate(CompletionBody, rest)
+    sampling = parse_sampling(sampling_values)
+    prompts = parse_prompts(body.prompt)
+    return _job(body, sampling, [(prompt, None) for prompt in prompts], _spelling(), echo=body.echo)
+
+
+def chat_job(values: dict[str, Any]) -> Job:
+    """Translate the body of /v1/chat/completions."""
+    names = _spelling()
+    if "max_completion_tokens" in values:
+        if "max_tokens" in values:
+            raise invalid("max_tokens", "conflicts with max_completion_tokens; give one of them")
+        values = {**values, "max_tokens": values["max_completion_tokens"]}
+        del values["max_completion_tokens"]
+        names["max_tokens"] = "max_completion_tokens"
+    sampling_values, rest = _split(values, ChatBody, SAMPLING_FIELDS - {"logprobs"})
+    body = _validate(ChatBody, rest)
+    if body.logprobs:
+        sampling_values["logprobs"] = body.top_logprobs or 0
+    elif body.top_logprobs is not None:
+        raise invalid("top_logprobs", "needs logprobs: true")
+    try:
+        sampling = parse_sampling(sampling_values)
+    except TurnoutError as error:
+        raise respell(error, names) from None
+    if "messages" not in rest:
+        raise invalid("messages", "is needed")
+    messages = tuple(_message(turn, f"messages.{place}") for place, turn in enumerate(body.messages))
+    return _job(body, sampling, [(None, messages)], names, echo=False)
+
+
+def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
+    """A string, a list of strings, token ids, or a list of token ids.
+
+    Raises:
+        TurnoutError: anything else, an empty list, or too many prompts.
+    """
+    if value is None:
+        raise invalid("prompt", "is needed")
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise invalid("prompt", "must be a string, a list of strings, token ids or a list of token ids")
+    if not value:
+        raise invalid("prompt", "must not be empty")
+    if all(_is_id(item) for item in value):
+        return [tuple(value)]
+    if len(value) > MAX_PROMPTS:
+        raise invalid("prompt", f"at most {MAX_PROMPTS} prompts in one request (got {len(value)})")
+    return [_one_prompt(item, place) for place, item in enumerate(value)]
+
+
+def _one_prompt(item: Any, place: int) -> str | tuple[int, ...]:
+    if isinstance(item, str) and item:
+        return item
+    if isinstance(item, list) and item and all(_is_id(token) for token in item):
+        return tuple(item)
+    raise invalid(f"prompt.{place}", "must be a string or a list of token ids, and not empty")
+
+
+def _is_id(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def _split(
+    values: dict[str, Any], body: type[CommonBody], sampling_fields: frozenset[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    known = sampling_fields | set(body.model_fields)
+    for name in values:
+        if name not in known:
+            raise invalid(name[:100], f"unknown; allowed here: {', '.join(sorted(known))}")
+    sampling = {name: value for name, value in values.items() if name in sampling_fields}
+    if isinstance(sampling.get("stop"), str):
+        sampling["stop"] = (sampling["stop"],)
+    return sampling, {name: value for name, value in values.items() if name not in sampling}
+
+
+def _validate(kind: type[B], values: dict[str, Any]) -> B:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, "", kind) from None
+
+
+def _spelling() -> dict[str, str]:
+    return {"method": "decoding.method", "params": "decoding.params", "method.params": "decoding.params"}
+
+
+def _message(turn: ChatTurn, field: str) -> ChatMessage:
+    role = "system" if turn.role == "developer" else turn.role
+    if isinstance(turn.content, str):
+        return ChatMessage(role, turn.content)
+    texts = []
+    for place, part in enumerate(turn.content):
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise invalid(f"{field}.content.{place}", 'must be a text part: {"type": "text", "text": ...}')
+        texts.append(part["text"])
+    return ChatMessage(role, "".join(texts))
+
+
+def _job(
+    body: CommonBody,
+    sampling: SamplingParams,
+    inputs: list[tuple[str | tuple[int, ...] | None, tuple[ChatMessage, ...] | None]],
+    names: dict[str, str],
+    *,
+    echo: bool,
+) -> Job:
+    calls = tuple(
+        GenerateCall(
+            request_id=request_id(),
+            model=body.model,
+            sampling=sampling,
+            prompt=prompt,
+            messages=messages,
+            method=body.decoding.method,
+            params=body.decoding.params,
+            deadline_s=body.deadline_s,
+        )
+        for prompt, messages in inputs
+    )
+    return Job(calls, body.stream, body.stream_options.include_usage, echo, names)

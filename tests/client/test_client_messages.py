@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+from deployments import grpc_messages
+from deployments.service import Answer
+from turnout import client_messages as wire
+from turnout.calls import ChatMessage, Chunk, ModelDescription, TokenOut, Usage
+from turnout.cost import Cost, CostReport, ModelMeter
+from turnout.errors import Code, TurnoutError
+from turnout.types import FinishReason, TokenKind
+
+TOKENS = (
+    TokenOut(5, "a", "small", TokenKind.ACCEPTED, -0.25, 1.5, ((5, "a", -0.25), (6, "b", -2.0))),
+    TokenOut(6, "b", "large", TokenKind.BONUS),
+)
+USAGE = Usage(
+    3, 2, 1, {"small": ModelMeter(10, forwards=2, draft_tokens=3), "large": ModelMeter(20, generated_tokens=1)},
+    3, 2, 1, 0, CostReport(Cost(0.5, 6.0, 0.1), Cost(1.0, 8.0, 0.2), 0.5), "plain",
+    {"window": 3.0, "name": "x"}, 2**62, 0.01, 0.1,
+)  # fmt: skip
+
+
+def test_an_answer_survives_the_wire() -> None:
+    answer = Answer((Chunk(0, "ab", TOKENS, FinishReason.STOP),), USAGE)
+    result = wire.result(grpc_messages.answer_message("id", "demo", answer))
+    assert result == wire.Result("id", "demo", answer.choices, USAGE)
+    assert (result.text, result.tokens) == ("ab", TOKENS)
+
+
+def test_a_call_survives_the_wire() -> None:
+    request = wire.generate_request(
+        None,
+        [{"role": "user", "content": "hi"}, ChatMessage("assistant", "ho")],
+        {
+            "model": "demo", "method": "plain", "params": {"window": 3, "tau": 0.5}, "deadline_s": 2.0, "seed": 0,
+            "temperature": 0.0, "stop": "end", "logit_bias": {7: -1.0}, "stop_token_ids": [1, 2], "request_id": "r",
+        },
+    )  # fmt: skip
+    call = grpc_messages.generate_call(request)
+    assert call.messages == (ChatMessage("user", "hi"), ChatMessage("assistant", "ho"))
+    assert (call.model, call.method, call.deadline_s, call.request_id) == ("demo", "plain", 2.0, "r")
+    assert call.params == {"window": 3, "tau": 0.5}
+    assert call.sampling.model_dump(exclude_defaults=True) == {
+        "temperature": 0.0, "stop": ("end",), "logit_bias": {7: -1.0}, "stop_token_ids": (1, 2), "seed": 0,
+    }  # fmt: skip
+    assert grpc_messages.generate_call(wire.generate_request((4, 5), None, {})).prompt == (4, 5)
+    assert grpc_messages.generate_call(wire.generate_request("text", None, {})).prompt == "text"
+
+
+def test_models_survive_the_wire() -> None:
+    models = [ModelDescription("demo", "Llama", 5, 6, 7, {"small": "s"}, "plain")]
+    assert wire.models(grpc_messages.models_message(models)) == models
+
+
+@pytest.mark.parametrize(
+    ("prompt", "messages", "options", "field"),
+    [
+        (None, None, {}, "prompt"),
+        ("x", [], {}, "prompt"),
+        ("x", None, {"tempratur": 1}, "tempratur"),
+        ("x", None, {"temperature": "hot"}, "sampling.temperature"),
+        ("x", None, {"seed": 2**64}, "sampling.seed"),
+        ("x", None, {"params": {"a": object()}}, "params"),
+        (["a"], None, {}, "prompt_ids"),
+        ("\ud800", None, {}, "prompt"),
+    ],
+)
+def test_what_has_no_place_in_a_message_is_refused_by_name(
+    prompt: Any, messages: Any, options: Any, field: str
+) -> None:
+    with pytest.raises(TurnoutError) as refusal:
+        wire.generate_request(prompt, messages, options)
+    assert (refusal.value.code, refusal.value.field) == (Code.INVALID_ARGUMENT, field)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "expected", "field"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, "sampling.top_p: too low", Code.INVALID_ARGUMENT, "sampling.top_p"),
+        (grpc.StatusCode.UNAVAILABLE, "failed to connect", Code.UNAVAILABLE, None),
+        (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", Code.INTERNAL, None),
+        (grpc.StatusCode.CANCELLED, None, Code.CANCELLED, None),
+    ],
+)
+def test_statuses_become_errors(code: grpc.StatusCode, details: str | None, expected: Code, field: str | None) -> None:
+    error = wire.error(code, details)
+    assert (error.code, error.field) == (expected, field)
+    assert error.message

@@ -1,0 +1,71 @@
+"""One Ray and one Serve for all end-to-end tests of this folder."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from deployments.app import RunningServer, start
+from tests.deployments.fake_pool import load_pool
+from turnout.calls import PoolStats
+from turnout.config import TurnoutConfig, parse_config
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def served_config() -> TurnoutConfig:
+    """`demo` is roomy; `narrow` takes one request and lets one wait; `frail` is there to be killed; `real` is real."""
+    pair = {"small": "small", "large": "large"}
+    return parse_config(
+        {
+            "models": {
+                "small": {"path": "none"},
+                "large": {"path": "none"},
+                "real-small": {"path": "demo:small", "dtype": "float32", "kv_memory_bytes": 16 << 20},
+                "real-large": {"path": "demo:large", "dtype": "float32", "kv_memory_bytes": 128 << 20},
+            },
+            "pools": {
+                "demo": pair,
+                "narrow": {**pair, "max_ongoing_requests": 1, "max_queued_requests": 1},
+                "frail": pair,
+                "real": {"small": "real-small", "large": "real-large"},
+            },
+            "server": {
+                "grpc_port": free_port(),
+                "http_port": free_port(),
+                "request_timeout_s": 30,
+                "shutdown_grace_s": 1,
+            },
+            "ray": {"num_cpus": 4},
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    running = start(served_config(), load_pool)
+    yield running
+    running.stop()
+
+
+def poll(condition: Callable[[], bool], what: str, timeout_s: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {timeout_s} s: {what}"
+        time.sleep(0.02)
+
+
+def stats(server: RunningServer, pool: str = "demo") -> PoolStats:
+    return server.stats()[pool][0]
+
+
+def assert_freed(server: RunningServer, pool: str = "demo") -> None:
+    poll(lambda: stats(server, pool).requests == 0 and stats(server, pool).used_blocks == 0, "the pool is idle")

@@ -1,0 +1,140 @@
+"""A scripted pool with the engine's interface: one token per letter of the alphabet, at a chosen pace."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import string
+from collections.abc import AsyncIterator
+from time import perf_counter
+
+from deployments.backend import Pool
+from deployments.pool_deployment import load_local_pool
+from turnout.calls import (
+    Chunk,
+    Event,
+    GenerateCall,
+    ModelDescription,
+    PoolStats,
+    ScoreCall,
+    ScoredTokens,
+    TokenOut,
+    Usage,
+)
+from turnout.config import TurnoutConfig
+from turnout.cost import Cost, CostReport, ModelMeter
+from turnout.errors import invalid, not_found, out_of_range
+from turnout.types import FinishReason, TokenKind
+
+CONTEXT = 4096
+VOCAB = 256
+METHODS = ["entropy_adaptive", "plain"]
+
+
+class FakePool:
+    """Prompt words steer it: `slow` waits between tokens, `crash` raises, `die` ends the process."""
+
+    def __init__(self, name: str, config: TurnoutConfig, step_s: float = 0.002) -> None:
+        self.name = name
+        self.members = (config.pools[name].small, config.pools[name].large)
+        self.step_s = step_s
+        self.active = 0
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def models(self) -> list[ModelDescription]:
+        roles = dict(zip(("small", "large"), self.members, strict=True))
+        pool = ModelDescription(self.name, "fake", 3000, VOCAB, CONTEXT, roles, "entropy_adaptive")
+        return [pool, *(ModelDescription(m, "fake", 1000, VOCAB, CONTEXT, {}, "plain") for m in self.members)]
+
+    def stats(self) -> PoolStats:
+        return PoolStats(self.active, self.active, self.active * 4, 0, 100, 0, 0.0, {})
+
+    async def close(self) -> None:
+        pass
+
+    async def score(self, call: ScoreCall) -> list[ScoredTokens]:
+        if not call.prompt:
+            raise invalid("prompt", "must not be empty")
+        scored = []
+        for completion in call.completions:
+            ids = self.encode(completion) if isinstance(completion, str) else completion
+            tokens = tuple(self._token(i, 0, logprobs=1) for i in ids)
+            scored.append(ScoredTokens(tokens, tuple(True for _ in tokens)))
+        return scored
+
+    async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
+        started = perf_counter()
+        text, ids = self._check(call)
+        self.active += 1
+        try:
+            step_s = 0.2 if "slow" in text else 0.0 if "fast" in text else self.step_s
+            if "wait" in text:
+                await asyncio.sleep(3600)
+            letters = string.ascii_lowercase if "short" not in text else "ab"
+            limit = call.sampling.max_tokens
+            for place, letter in enumerate(itertools.islice(itertools.cycle(letters), limit)):
+                if place == 3 and "crash" in text:
+                    raise ZeroDivisionError("secret /etc/path")
+                if place == 3 and "die" in text:
+                    os._exit(1)
+                await asyncio.sleep(step_s)
+                last = place == limit - 1
+                for index in range(call.sampling.n):
+                    token = self._token(ord(letter), place, call.sampling.logprobs)
+                    yield Chunk(index, letter, (token,), FinishReason.LENGTH if last else None)
+            yield self._usage(call, len(ids), limit * call.sampling.n, perf_counter() - started)
+        finally:
+            self.active -= 1
+
+    def _check(self, call: GenerateCall) -> tuple[str, tuple[int, ...]]:
+        if call.messages is not None:
+            text = " ".join(message.content for message in call.messages)
+            ids = tuple(self.encode(text))
+        elif isinstance(call.prompt, str):
+            text, ids = call.prompt, tuple(self.encode(call.prompt))
+        else:
+            text, ids = "", call.prompt or ()
+            if any(not 0 <= i < VOCAB for i in ids):
+                raise out_of_range("prompt", f"token ids must be from 0 to {VOCAB - 1}")
+        if call.method is not None and call.method not in METHODS:
+            raise not_found("method", call.method, METHODS)
+        if unknown := set(call.params) - {"threshold", "window"}:
+            raise invalid(f"params.{min(unknown)}", "unknown; allowed here: threshold, window")
+        if not isinstance(call.params.get("window", 1), int):
+            raise invalid("params.window", "must be an integer")
+        if len(ids) + call.sampling.max_tokens > CONTEXT:
+            raise out_of_range("prompt", f"{len(ids)} tokens; at most {CONTEXT} with max_tokens")
+        return text, ids
+
+    def _token(self, token_id: int, place: int, logprobs: int | None) -> TokenOut:
+        text = chr(token_id)
+        if logprobs is None:
+            return TokenOut(token_id, text, self.members[place % 2], TokenKind.DECODED)
+        top = tuple((token_id + i, chr(token_id + i), -0.5 - i) for i in range(logprobs))
+        return TokenOut(token_id, text, self.members[place % 2], TokenKind.ACCEPTED, -0.5, 1.25, top)
+
+    def _usage(self, call: GenerateCall, num_prompt: int, num_tokens: int, wall_s: float) -> Usage:
+        half = num_tokens // 2
+        models = {
+            self.members[0]: ModelMeter(1000, forwards=half, generated_tokens=num_tokens - half),
+            self.members[1]: ModelMeter(2000, forwards=half, generated_tokens=half),
+        }
+        cost = CostReport(Cost(0.75, 10.0, wall_s), Cost(1.0, 20.0, wall_s), 0.5)
+        return Usage(
+            num_prompt, num_tokens, 0, models, 4, 3, 2, 1, cost, call.method or "entropy_adaptive",
+            dict(call.params), call.sampling.seed or 7, min(0.001, wall_s), wall_s,
+        )  # fmt: skip
+
+
+def load_fake_pool(name: str, config: TurnoutConfig) -> FakePool:
+    return FakePool(name, config)
+
+
+def load_pool(name: str, config: TurnoutConfig) -> Pool:
+    return load_local_pool(name, config) if name == "real" else FakePool(name, config)

@@ -1,0 +1,223 @@
+"""Python clients of the gRPC service, sync and async.
+
+    with Client("127.0.0.1:9000") as client:
+        print(client.generate("2 + 2 =", max_tokens=8, temperature=0.0).text)
+
+Every method raises TurnoutError with the server's code and the field at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from turnout import client_messages as wire
+from turnout.calls import Chunk, MethodDescription, ModelDescription, ScoredTokens, Usage
+from turnout.client_messages import Messages, Options, Prompt, Result
+from turnout.proto import generation_pb2 as pb
+from turnout.proto.generation_pb2_grpc import GenerationStub
+
+__all__ = ["AsyncClient", "AsyncStream", "Client", "Options", "Result", "Stream"]
+
+CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20))
+
+
+class Stream:
+    """Chunks of a running generation. Leaving the `with` block, or `close`, cancels what is left."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._waiting: list[Chunk] = []
+        self.usage: Usage | None = None
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        while not self._waiting:
+            with _translated():
+                message = next(self._call)
+            _receive(self, message)
+        return self._waiting.pop(0)
+
+    def close(self) -> None:
+        """Cancel the generation if it still runs; the server frees it within a step."""
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncStream:
+    """Chunks of a running generation. Leaving the `async with` block, or `close`, cancels what is left."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._messages = aiter(call)
+        self._waiting: list[Chunk] = []
+        self.usage: Usage | None = None
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        while not self._waiting:
+            with _translated():
+                message = await anext(self._messages)
+            _receive(self, message)
+        return self._waiting.pop(0)
+
+    def close(self) -> None:
+        """Cancel the generation if it still runs; the server frees it within a step."""
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _receive(stream: Stream | AsyncStream, message: pb.GenerateChunk) -> None:
+    stream._waiting.extend(wire.chunk(choice) for choice in message.choices)
+    if message.HasField("usage"):
+        stream.usage = wire.usage(message.usage)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as failure:
+        # grpc.aio and grpc raise different classes; both have these two methods.
+        call: Any = failure
+        raise wire.error(call.code(), call.details()) from None
+
+
+class Client:
+    """A blocking client; safe to share between threads.
+
+    Args:
+        address: host:port.
+        credentials: for TLS; None is a plain connection.
+    """
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        self._stub: Any = GenerationStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def generate(
+        self, prompt: Prompt | None = None, *, messages: Messages | None = None, **options: Unpack[Options]
+    ) -> Result:
+        """Generate and wait for the whole answer. Give exactly one of `prompt` and `messages`."""
+        request = wire.generate_request(prompt, messages, options)
+        with _translated():
+            return wire.result(self._stub.Generate(request))
+
+    def stream(
+        self, prompt: Prompt | None = None, *, messages: Messages | None = None, **options: Unpack[Options]
+    ) -> Stream:
+        """Generate and read along. Give exactly one of `prompt` and `messages`."""
+        return Stream(self._stub.StreamGenerate(wire.generate_request(prompt, messages, options)))
+
+    def score(
+        self, prompt: Prompt, completions: Iterable[Prompt], *, model: str = "", top: int = 0
+    ) -> list[ScoredTokens]:
+        """Log-likelihood of each completion after the prompt, token by token."""
+        with _translated():
+            return wire.scored(self._stub.Score(wire.score_request(prompt, completions, model, top)))
+
+    def models(self) -> list[ModelDescription]:
+        """Names that `model` may be: each pool, then its members."""
+        with _translated():
+            return wire.models(self._stub.ListModels(pb.ListModelsRequest()))
+
+    def methods(self) -> list[MethodDescription]:
+        """Decoding methods and the schemas of their parameters."""
+        with _translated():
+            return wire.methods(self._stub.ListMethods(pb.ListMethodsRequest()))
+
+    def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """The same for asyncio; use it within one event loop.
+
+    Args:
+        address: host:port.
+        credentials: for TLS; None is a plain connection.
+    """
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        self._stub: Any = GenerationStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def generate(
+        self, prompt: Prompt | None = None, *, messages: Messages | None = None, **options: Unpack[Options]
+    ) -> Result:
+        """Generate and wait for the whole answer. Give exactly one of `prompt` and `messages`."""
+        request = wire.generate_request(prompt, messages, options)
+        with _translated():
+            return wire.result(await self._stub.Generate(request))
+
+    def stream(
+        self, prompt: Prompt | None = None, *, messages: Messages | None = None, **options: Unpack[Options]
+    ) -> AsyncStream:
+        """Generate and read along. Give exactly one of `prompt` and `messages`."""
+        return AsyncStream(self._stub.StreamGenerate(wire.generate_request(prompt, messages, options)))
+
+    async def score(
+        self, prompt: Prompt, completions: Iterable[Prompt], *, model: str = "", top: int = 0
+    ) -> list[ScoredTokens]:
+        """Log-likelihood of each completion after the prompt, token by token."""
+        with _translated():
+            return wire.scored(await self._stub.Score(wire.score_request(prompt, completions, model, top)))
+
+    async def models(self) -> list[ModelDescription]:
+        """Names that `model` may be: each pool, then its members."""
+        with _translated():
+            return wire.models(await self._stub.ListModels(pb.ListModelsRequest()))
+
+    async def methods(self) -> list[MethodDescription]:
+        """Decoding methods and the schemas of their parameters."""
+        with _translated():
+            return wire.methods(await self._stub.ListMethods(pb.ListMethodsRequest()))
+
+    async def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        await self._channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,243 @@
+"""Translation between the Python client's values and `turnout.v1` messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.struct_pb2 import Struct
+
+from turnout.calls import ChatMessage, Chunk, MethodDescription, ModelDescription, ScoredTokens, TokenOut, Usage
+from turnout.cost import Cost, CostReport, ModelMeter
+from turnout.errors import Code, TurnoutError, invalid
+from turnout.proto import generation_pb2 as pb
+from turnout.types import FinishReason, TokenKind
+
+Prompt = str | Sequence[int]
+Messages = Iterable[ChatMessage | Mapping[str, str]]
+SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
+METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
+FIELD_OF_MESSAGE = re.compile(r"^([A-Za-z_][\w.]*): ")
+
+
+class Sampling(TypedDict, total=False):
+    """Sampling parameters; what is absent takes the server's default. See `turnout.types.SamplingParams`."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[int, float]
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    seed: int
+    max_tokens: int
+    n: int
+    logprobs: int
+
+
+class Options(Sampling, total=False):
+    """What a call may ask for.
+
+    Keys besides the sampling parameters: `model` (a pool or a member; may be absent where there is one pool),
+    `method` and `params` (how to decode), `deadline_s` (seconds the call may take), `request_id` (for logs).
+    """
+
+    model: str
+    method: str | None
+    params: Mapping[str, Any]
+    deadline_s: float | None
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished generation.
+
+    Attributes:
+        id: the request's id, as in the server's log.
+        model: the pool or model that answered.
+        choices: one per answer, whole.
+        usage: tokens and cost of the call.
+    """
+
+    id: str
+    model: str
+    choices: tuple[Chunk, ...]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """Text of the first answer."""
+        return self.choices[0].text
+
+    @property
+    def tokens(self) -> tuple[TokenOut, ...]:
+        """Tokens of the first answer, each with the model that wrote it."""
+        return self.choices[0].tokens
+
+
+def generate_request(prompt: Prompt | None, messages: Messages | None, options: Options) -> pb.GenerateRequest:
+    """The message of a call.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, where a value has no place in the message.
+    """
+    if (prompt is None) == (messages is None):
+        raise invalid("prompt", "give exactly one of prompt and messages")
+    request = pb.GenerateRequest()
+    for name, value in options.items():
+        if value is not None:
+            _set_option(request, name, value)
+    if isinstance(prompt, str):
+        _assign("prompt", request, {"prompt": prompt})
+    elif prompt is not None:
+        _assign("prompt_ids", request.prompt_ids, {"ids": tuple(prompt)})
+    if messages is not None:
+        request.chat.SetInParent()
+        for message in messages:
+            turn = message if isinstance(message, ChatMessage) else ChatMessage(message["role"], message["content"])
+            request.chat.messages.add(role=turn.role, content=turn.content)
+    return request
+
+
+def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
+    if name == "params":
+        try:
+            request.params.update(dict(value))
+        except (TypeError, ValueError) as error:
+            raise invalid("params", f"must be JSON-like: {error}") from None
+    elif name in ("model", "method", "deadline_s", "request_id"):
+        _assign(name, request, {name: value})
+    elif name in SAMPLING_FIELDS:
+        value = (value,) if name == "stop" and isinstance(value, str) else value
+        _assign(f"sampling.{name}", request.sampling, {name: value})
+    else:
+        allowed = sorted({*SAMPLING_FIELDS, "model", "method", "params", "deadline_s", "request_id"})
+        raise invalid(name, f"unknown; allowed here: {', '.join(allowed)}")
+
+
+def _assign(field: str, message: Any, values: dict[str, Any]) -> None:
+    try:
+        message.MergeFrom(type(message)(**values))
+    except (TypeError, ValueError) as error:
+        raise invalid(field, f"has the wrong type or size: {error}") from None
+
+
+def score_request(prompt: Prompt, completions: Iterable[Prompt], model: str, top: int) -> pb.ScoreRequest:
+    """The message of a score call."""
+    return pb.ScoreRequest(
+        model=model, prompt=_text_or_ids(prompt), completions=[_text_or_ids(each) for each in completions], top=top
+    )
+
+
+def _text_or_ids(value: Prompt) -> pb.TextOrIds:
+    if isinstance(value, str):
+        return pb.TextOrIds(text=value)
+    return pb.TextOrIds(token_ids=pb.TokenIds(ids=list(value)))
+
+
+def chunk(message: pb.Choice | pb.ChoiceDelta) -> Chunk:
+    """A choice, or a part of one."""
+    reason = pb.FinishReason.Name(message.finish_reason).removeprefix("FINISH_REASON_")
+    return Chunk(
+        index=message.index,
+        text=message.text,
+        tokens=tuple(_token(token) for token in message.tokens),
+        finish_reason=None if reason == "UNSPECIFIED" else FinishReason[reason],
+    )
+
+
+def _token(message: pb.TokenInfo) -> TokenOut:
+    kind = pb.TokenKind.Name(message.kind).removeprefix("TOKEN_KIND_")
+    return TokenOut(
+        id=message.id,
+        text=message.text,
+        source=message.source,
+        kind=TokenKind.DECODED if kind == "UNSPECIFIED" else TokenKind[kind],
+        logprob=message.logprob if message.HasField("logprob") else None,
+        entropy_bits=message.entropy_bits if message.HasField("entropy_bits") else None,
+        top=tuple((top.id, top.text, top.logprob) for top in message.top),
+    )
+
+
+def result(message: pb.GenerateResponse) -> Result:
+    """A finished generation."""
+    return Result(message.id, message.model, tuple(chunk(choice) for choice in message.choices), usage(message.usage))
+
+
+def usage(message: pb.Usage) -> Usage:
+    """Tokens and cost of a call."""
+    models = {
+        meter.model: ModelMeter(**{count: getattr(meter, count) for count in METER_COUNTS}) for meter in message.models
+    }
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        cached_tokens=message.cached_tokens,
+        models=models,
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted_tokens=message.num_accepted_tokens,
+        rounds=message.rounds,
+        switches=message.switches,
+        cost=CostReport(_cost(message.spent), _cost(message.large_only), message.large_share),
+        method=message.method,
+        params=_values(message.params),
+        seed=message.seed,
+        ttft_s=message.ttft_s,
+        wall_s=message.wall_s,
+    )
+
+
+def _cost(message: pb.Cost) -> Cost:
+    return Cost(message.paper, message.flops, message.wall_s)
+
+
+def _values(message: Struct) -> dict[str, Any]:
+    values: dict[str, Any] = MessageToDict(message)
+    return values
+
+
+def scored(message: pb.ScoreResponse) -> list[ScoredTokens]:
+    """Scored completions, in the order asked for."""
+    return [ScoredTokens(tuple(_token(t) for t in each.tokens), tuple(each.greedy)) for each in message.scored]
+
+
+def models(message: pb.ListModelsResponse) -> list[ModelDescription]:
+    """Every name a request may use."""
+    return [
+        ModelDescription(
+            name=each.name,
+            architecture=each.architecture,
+            num_parameters=each.num_parameters,
+            vocab_size=each.vocab_size,
+            max_length=each.max_length,
+            roles=dict(each.roles),
+            default_method=each.default_method,
+        )
+        for each in message.models
+    ]
+
+
+def methods(message: pb.ListMethodsResponse) -> list[MethodDescription]:
+    """Every decoding method."""
+    return [
+        MethodDescription(each.name, each.summary, tuple(each.seeds), each.lossless, _values(each.params_schema))
+        for each in message.methods
+    ]
+
+
+def error(code: grpc.StatusCode, details: str | None) -> TurnoutError:
+    """A failed call as the error that the server meant."""
+    message = details or code.name
+    found = FIELD_OF_MESSAGE.match(message)
+    known = code.name in Code.__members__
+    return TurnoutError(Code[code.name] if known else Code.INTERNAL, message, found[1] if found and known else None)

@@ -1,0 +1,1 @@
+"""The gRPC contract (`generation.proto`) and the code generated from it by `generate.py`."""
