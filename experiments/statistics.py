@@ -1,0 +1,51 @@
+"""Intervals for proportions and paired differences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """Wilson score interval of a proportion.
+
+    Raises:
+        ValueError: no trials.
+    """
+    if trials < 1:
+        raise ValueError("a proportion needs at least one trial")
+    p = successes / trials
+    scale = 1 + Z95**2 / trials
+    centre = (p + Z95**2 / (2 * trials)) / scale
+    half = Z95 * float(np.sqrt(p * (1 - p) / trials + Z95**2 / (4 * trials**2))) / scale
+    return Interval(p, max(centre - half, 0.0), min(centre + half, 1.0))
+
+
+def bootstrap_mean(values: npt.NDArray[np.float64], seed: int, rounds: int = 4000) -> Interval:
+    """Percentile bootstrap of a mean; pass per-prompt differences for a paired comparison."""
+    rng = np.random.default_rng(seed)
+    picks = rng.integers(0, len(values), size=(rounds, len(values)))
+    means = values[picks].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Interval(float(values.mean()), float(low), float(high))
+
+
+def spread(values: list[float]) -> Interval:
+    """Median with the smallest and largest value: for a few repeated timings."""
+    return Interval(float(np.median(values)), min(values), max(values))
