@@ -1,0 +1,1 @@
+"""The `turnout` command: one thin file per subcommand."""

@@ -1,0 +1,105 @@
+"""`turnout generate`: answer one prompt and show which model wrote which part."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.asking import Question, ask_here, ask_server, read_config
+from cli.output import console, print_json
+from cli.provenance import Answers, Marked, print_meters, summary
+
+Rate = float | None
+Count = int | None
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The question, or with --raw the text to continue; - reads stdin.")],
+    address: Annotated[str, typer.Option(help="gRPC address of a running server.")] = "localhost:9000",
+    local: Annotated[bool, typer.Option("--local", help="Load the models here instead of asking a server.")] = False,
+    config: Annotated[Path | None, typer.Option(help="With --local: configuration file; absent: demo.")] = None,
+    model: Annotated[str, typer.Option(help="Pool or model; may be left out where there is one pool.")] = "",
+    method: Annotated[str | None, typer.Option(help="Decoding method (see `turnout methods`).")] = None,
+    param: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A method's parameter; repeatable.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat/--raw", help="Ask as a chat message, or continue the text.")] = True,
+    system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
+    temperature: Annotated[Rate, typer.Option(help="0 is greedy.")] = None,
+    top_p: Annotated[Rate, typer.Option(help="Nucleus mass.")] = None,
+    top_k: Annotated[Count, typer.Option(help="Candidates kept; 0 is off.")] = None,
+    min_p: Annotated[Rate, typer.Option(help="Share of the top probability a candidate needs.")] = None,
+    repetition_penalty: Annotated[Rate, typer.Option(help="Above 1 discourages seen tokens.")] = None,
+    presence_penalty: Annotated[Rate, typer.Option(help="Subtracted once per generated token.")] = None,
+    frequency_penalty: Annotated[Rate, typer.Option(help="Subtracted per occurrence.")] = None,
+    max_tokens: Annotated[Count, typer.Option(help="Most tokens generated.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="String that ends the answer; repeatable.")
+    ] = None,
+    seed: Annotated[Count, typer.Option(help="Same seed, same tokens.")] = None,
+    n: Annotated[Count, typer.Option("--n", "-n", help="Number of answers.")] = None,
+    logprobs: Annotated[Count, typer.Option(help="Alternatives reported per token, in --json.")] = None,
+    deadline_s: Annotated[Rate, typer.Option(help="Seconds the call may take.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print the text alone, without marks and meters.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print tokens, provenance and cost as JSON.")] = False,
+) -> None:
+    """Answer one prompt, from a server or here.
+
+    What the large model wrote is coloured and underlined, or in ⟦brackets⟧ without colour. Afterwards comes
+    what it cost on three meters, beside what the large model alone would have cost.
+    """
+    given = {
+        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty, "max_tokens": max_tokens, "stop": stop or None, "seed": seed,
+        "n": n, "logprobs": logprobs,
+    }  # fmt: skip
+    question = Question(
+        text=sys.stdin.read() if prompt == "-" else prompt,
+        chat=chat,
+        system=system,
+        model=model,
+        method=method,
+        params=parse_params(param or []),
+        sampling={name: value for name, value in given.items() if value is not None},
+        deadline_s=deadline_s,
+    )
+    _answer(question, None if local else address, config, plain, as_json)
+
+
+def _answer(question: Question, address: str | None, config: Path | None, plain: bool, as_json: bool) -> None:
+    answers = Answers()
+    marked = Marked(console(), question.model, streams=question.sampling.get("n", 1) == 1, marks=not plain)
+    show = answers.add if as_json else marked.show
+    if address is not None:
+        usage = ask_server(question, address, marked.announce, show)
+    else:
+        usage = asyncio.run(ask_here(question, read_config(config), marked.announce, show))
+    if as_json:
+        print_json({"choices": answers.whole(), "usage": usage})
+        return
+    marked.finish()
+    if not plain:
+        print_meters(usage)
+        typer.echo(summary(usage))
+
+
+def parse_params(given: list[str]) -> dict[str, Any]:
+    """`name=value` pairs; a value is JSON where it can be, text where it cannot."""
+    found: dict[str, Any] = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{pair!r} must be NAME=VALUE", param_hint="--param")
+        if name in found:
+            raise typer.BadParameter(f"{name} is given twice", param_hint="--param")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found

@@ -1,0 +1,66 @@
+"""The `turnout` command: gathers the subcommands and turns refusals into one line and an exit code.
+
+Exit codes: 0 done, 1 refused or failed, 2 the command line itself is wrong. Subcommands import what they need
+when they run, so that `turnout --help` stays quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from cli import config, generate, methods, models, serve, status
+from cli.output import print_error
+from turnout import __version__
+from turnout.errors import TurnoutError
+
+app = typer.Typer(
+    name="turnout",
+    help="Adaptive decoding over a small and a large language model: serve, generate, inspect.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("serve")(serve.serve)
+app.command("generate")(generate.generate)
+app.command("methods")(methods.methods)
+app.command("models")(models.models)
+app.command("status")(status.status)
+app.add_typer(config.app, name="config")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Adaptive decoding over a small and a large language model: serve, generate, inspect."""
+
+
+def main() -> None:
+    """Run the command line; never shows a traceback for something the user can mend."""
+    try:
+        app()
+    except TurnoutError as error:
+        print_error(error.message)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has gone
+        sys.stderr.close()
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""`turnout models`: what a request may put in `model`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.output import print_json, print_table
+from cli.provenance import quantity
+
+
+def models(
+    address: Annotated[str, typer.Option(help="gRPC address of a running server.")] = "localhost:9000",
+    config: Annotated[Path | None, typer.Option(help="Read a configuration file instead of asking a server.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List what a request may ask for.
+
+    A pool's name means that its models answer together, a model's that it answers alone.
+    """
+    if config is not None:
+        _show_config(config, as_json)
+        return
+    from cli.asking import connect
+
+    with connect(address) as client:
+        found = client.models()
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["name", ">parameters", "architecture", ">vocabulary", ">max length", "members", "default method"],
+        [
+            [
+                m.name,
+                quantity(m.num_parameters),
+                m.architecture,
+                m.vocab_size,
+                m.max_length,
+                ", ".join(f"{role}: {name}" for role, name in m.roles.items()),
+                m.default_method,
+            ]
+            for m in found
+        ],
+    )
+
+
+def _show_config(path: Path, as_json: bool) -> None:
+    from turnout.config import load_config, model_path
+
+    config = load_config(path)
+    if as_json:
+        print_json(config.model_dump(mode="json", include={"models", "pools"}))
+        return
+    print_table(
+        ["pool", "small", "large", "default method", ">replicas"],
+        [[name, p.small, p.large, p.default.name, p.replicas] for name, p in config.pools.items()],
+    )
+    print_table(
+        ["model", "folder", "dtype", "device"],
+        [[name, model_path(m), m.dtype, m.device] for name, m in config.models.items()],
+    )

@@ -1,0 +1,63 @@
+"""What every subcommand prints with: a console, tables, JSON, and one line for an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+FILE_WIDTH = 160  # columns of a table that no terminal bounds
+
+
+def console(stderr: bool = False) -> Console:
+    """A console on standard output, or on standard error for what a program reading the output must not see."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else FILE_WIDTH
+    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, width=width)
+
+
+def print_json(value: Any) -> None:
+    """Write one JSON document; dataclasses become objects, enums their values."""
+    json.dump(value, sys.stdout, indent=2, default=_plain, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a table; a column whose name begins with ">" holds numbers and is aligned to the right."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    console().print(table)
+
+
+def print_error(message: str) -> None:
+    """Write an error as one line on standard error."""
+    one_line = " ".join(message.split())
+    sys.stderr.write(f"turnout: {one_line}\n")
