@@ -127,7 +127,6 @@ class Batcher:
         self.max_batch = max_batch
         self.tables: dict[Sequence, BlockTable] = {}
         self.step_seconds = 0.0
-        self.tokens_generated = 0
         self._waiting: list[Work] = []
         self._order = count()
         self._loop: asyncio.Task[None] | None = None
