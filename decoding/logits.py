@@ -30,16 +30,10 @@ class History:
         return len(self.seq) + len(self.path)
 
 
-def entropy_bits(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy of softmax(logits) in bits: float32 [rows, vocab] -> [rows]. -inf entries count as probability 0."""
-    return entropy_nats(logits) * BITS_PER_NAT
-
-
-def entropy_nats(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy of softmax(logits) in nats: float32 [rows, vocab] -> [rows]."""
-    logp = torch.log_softmax(logits, dim=-1)
+def entropy_bits(logp: torch.Tensor) -> torch.Tensor:
+    """Entropy in bits of log-probabilities in nats: float32 [rows, vocab] -> [rows]. -inf counts as probability 0."""
     nats: torch.Tensor = torch.special.entr(logp.exp()).sum(-1)
-    return nats
+    return nats * BITS_PER_NAT
 
 
 def process(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:

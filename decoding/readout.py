@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from decoding.logits import BITS_PER_NAT, History, penalise, process
+from decoding.logits import History, entropy_bits, penalise, process
 from decoding.model import Draw, Row, Want
 from decoding.noise import Purpose, gumbel, noise_key
 
@@ -167,8 +167,7 @@ def _measure(
     logp = torch.log_softmax(_pick(logits, where), dim=-1)
     mixed = [slot for slot, index in enumerate(where) if wants[index].entropy]
     if mixed:
-        nats = torch.special.entr(_pick(logp, mixed).exp()).sum(-1)
-        host.add("entropy_bits", [where[slot] for slot in mixed], nats * BITS_PER_NAT)
+        host.add("entropy_bits", [where[slot] for slot in mixed], entropy_bits(_pick(logp, mixed)))
     ranked = [slot for slot, index in enumerate(where) if wants[index].top]
     if ranked:
         top = _pick(logp, ranked).topk(min(max(want.top for want in wants), logits.shape[1]), dim=-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,10 +69,3 @@ def random_model(config: Any, seed: int, spread: float = 0.0) -> Any:
                 if parameter.ndim > 1:
                     parameter.normal_(0.0, spread)
     return model
-
-
-def write_random_checkpoint(path: Path, config: Any, seed: int, spread: float = 0.0) -> Path:
-    """Write a random model and the byte tokenizer as a checkpoint folder."""
-    random_model(config, seed, spread).save_pretrained(path)
-    byte_tokenizer().save_pretrained(path)
-    return path

@@ -48,7 +48,6 @@ class TrainingStream:
         self._recipe = recipe
         self._tokenizer = tokenizer
         self._shares = shares
-        self._end_id = int(tokenizer.convert_tokens_to_ids(END))
         self._python = [self._encode(text + END) for text in read_sources()] if shares.python > 0 else []
         self._python_ends: list[int] = []
         total = 0
