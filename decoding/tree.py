@@ -63,6 +63,13 @@ class DraftTree:
             node, steps = self.parents[node], steps + 1
         return steps
 
+    def depths(self) -> list[int]:
+        """[n] depth of every node below the root's children, which are at 0."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return depths
+
     def path(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node`."""
         nodes: list[int] = []

@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.attention.paged import AttentionStep, Scores, attend
+from engine.attention.layout import Layout
+from engine.attention.step import AttentionStep, Scores
 from engine.packing import packed
+from engine.stacks import ModelParts, ModuleStack
 
 LEAN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
@@ -35,10 +37,14 @@ class Angles:
 
     def __call__(self, positions: torch.Tensor, highest: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin, [T, 1, head_dim] each, for positions [T] whose largest is `highest`."""
+        cos, sin = self.table(highest).index_select(0, positions).unbind(1)
+        return cos[:, None], sin[:, None]
+
+    def table(self, highest: int) -> torch.Tensor:
+        """cos and signed sin of every position up to `highest` at least: [positions, 2, head_dim]."""
         if highest >= self._table.shape[0]:
             self._grow(max(2 * self._table.shape[0], 1 << highest.bit_length(), 1024))
-        cos, sin = self._table.index_select(0, positions).unbind(1)
-        return cos[:, None], sin[:, None]
+        return self._table
 
     def _grow(self, length: int) -> None:
         positions = torch.arange(length, device=self._like.device)[None]
@@ -47,6 +53,37 @@ class Angles:
         # rotate_half(x) is roll(x) with its first half negated; the sign goes into the table.
         signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
         self._table = torch.stack((cos[0], signed[0]), dim=1)
+
+
+class LeanStack(ModuleStack):
+    """Lean layers in place of the model's own. Takes over their weights.
+
+    Args:
+        parts: a model whose `kind` is in `LEAN`; not to be used any more.
+        dtype: of its weights.
+    """
+
+    def __init__(self, parts: ModelParts, dtype: torch.dtype) -> None:
+        super().__init__(parts)
+        self._angles = Angles(parts.rotary, dtype, parts.device)
+        self._layers = [LeanLayer(layer, index) for index, layer in enumerate(parts.layers)]
+        parts.head = packed(parts.head)
+        parts.layers = []
+
+    def hidden(
+        self, layout: Layout, step: AttentionStep, taps: frozenset[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """See `engine.stacks.LayerStack.hidden`."""
+        device = self._parts.device
+        ids, positions = (torch.from_numpy(array).to(device) for array in (layout.tokens, layout.positions))
+        hidden = self._parts.embed(ids)
+        cos, sin = self._angles(positions, int(layout.positions.max()))
+        tapped = {0: hidden} if 0 in taps else {}
+        for index, layer in enumerate(self._layers, start=1):
+            hidden = layer.forward(hidden, cos, sin, step)
+            if index in taps:
+                tapped[index] = hidden
+        return hidden, tapped
 
 
 class LeanLayer(nn.Module):
@@ -73,7 +110,7 @@ class LeanLayer(nn.Module):
         self.before_mlp = layer.post_attention_layernorm
         self.query_norm = getattr(attention, "q_norm", None)
         self.key_norm = getattr(attention, "k_norm", None)
-        self.scores = Scores(attention.scaling, _window(attention))
+        self.scores = Scores(attention.scaling, window_of(attention))
 
     def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; cos and sin are [T, 1, head_dim] from `Angles`."""
@@ -86,14 +123,15 @@ class LeanLayer(nn.Module):
         rolled = rotating.roll(self.head_dim // 2, -1)
         rotating.mul_(cos).addcmul_(rolled, sin)
         pairs = qkv[:, self.heads :].view(tokens, 2, self.kv_heads, self.head_dim)
-        attended = attend(step, self.index, qkv[:, : self.heads], pairs, self.scores)
+        attended = step.attend(self.index, qkv[:, : self.heads], pairs, self.scores)
         hidden = hidden + self.out(attended.view(tokens, -1))
         gate, up = self.gate_up(_rms(self.before_mlp, hidden)).chunk(2, dim=-1)
         result: torch.Tensor = hidden + self.down(self.activation(gate).mul_(up))
         return result
 
 
-def _window(attention: Any) -> int | None:
+def window_of(attention: Any) -> int | None:
+    """The sliding window of an attention module of the Llama family, None when it sees everything."""
     window = getattr(attention, "sliding_window", None)
     if window is None and attention.config.model_type == "mistral":
         window = attention.config.sliding_window

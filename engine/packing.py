@@ -6,6 +6,8 @@ about twice that. Elsewhere the modules stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -36,14 +38,14 @@ def can_pack(linear: nn.Linear) -> bool:
     )
 
 
-def packed(linear: nn.Linear) -> nn.Module:
+def packed(linear: nn.Module) -> nn.Module:
     """The layer over a packed weight where that helps, else the layer itself."""
-    return PackedLinear(linear) if can_pack(linear) else linear
+    return PackedLinear(linear) if type(linear) is nn.Linear and can_pack(linear) else linear
 
 
-def pack_linears(module: nn.Module) -> None:
+def pack_linears(module: nn.Module, pack: Callable[[nn.Module], nn.Module] = packed) -> None:
     """Replace every linear layer inside a module, in place."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and can_pack(child):
-                setattr(parent, name, PackedLinear(child))
+            if type(child) is nn.Linear:
+                setattr(parent, name, pack(child))

@@ -10,6 +10,7 @@ from transformers import AutoConfig
 
 from decoding.model import Want
 from decoding.sequence import Sequence
+from engine.backend import Kernels
 from tests.engine.harness import random_prompts, twins
 from tests.engine.margin import assert_best
 from turnout.types import SamplingParams, Token
@@ -74,10 +75,10 @@ def config_of(name: str) -> Any:
     return AutoConfig.for_model(kind, **settings)
 
 
-async def assert_equals_plain_forward(name: str, fast: bool, device: str) -> None:
+async def assert_equals_plain_forward(name: str, kernels: Kernels, device: str) -> None:
     """Greedy tokens and the logits of every position, of many sequences together, fed in chunks of at most 7."""
     options = {"block_size": 4, "token_budget": 7, "device": device}
-    model, plain = twins(config_of(name), seed=3, spread=0.2, fast=fast, **options)
+    model, plain = twins(config_of(name), seed=3, spread=0.2, kernels=kernels, **options)
     prompts = [*random_prompts(5, 24, seed=1, vocab_size=97), *random_prompts(1, 1, seed=2, vocab_size=97)]
 
     async def greedy(prompt: list[int]) -> None:

@@ -10,9 +10,11 @@ from transformers import AutoConfig
 
 from decoding.model import Want
 from decoding.sequence import Sequence
-from engine.attention.paged import Scores
+from engine.attention.step import Scores
+from engine.backend import Kernels
 from engine.lean import LeanLayer
 from engine.loading import prepare
+from engine.native.stack import NativeLayer
 from engine.plan import SUPPORTED, check_supported
 from tests.engine.architectures import CONFIGS, TOLERANCE, assert_equals_plain_forward, config_of
 from tests.engine.harness import engine_model, random_prompts, twins
@@ -25,10 +27,10 @@ def test_every_supported_architecture_is_tried():
     assert {kind for kind, _ in CONFIGS.values()} == SUPPORTED
 
 
-@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("kernels", ["native", "torch", "plain"])
 @pytest.mark.parametrize("name", CONFIGS)
-async def test_tokens_and_logits_equal_the_plain_forward_in_a_ragged_batch(name: str, fast: bool) -> None:
-    await assert_equals_plain_forward(name, fast, "cpu")
+async def test_tokens_and_logits_equal_the_plain_forward_in_a_ragged_batch(name: str, kernels: Kernels) -> None:
+    await assert_equals_plain_forward(name, kernels, "cpu")
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "mamba", "bloom"])
@@ -88,19 +90,45 @@ def swapped_norms(layer: LeanLayer) -> None:
     layer.before_attention.variance_epsilon = 0.5
 
 
-@pytest.mark.parametrize("fault", [wrong_scaling, wrong_window, broken_weight, swapped_norms])
-def test_the_load_check_catches_a_planted_fault(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = LeanLayer.__init__
+def native_scaling(layer: NativeLayer) -> None:
+    layer.struct.scores.scale *= 1.2
 
-    def planted(self: LeanLayer, layer: Any, index: int) -> None:
-        original(self, layer, index)
-        if index == 1:
+
+def native_window(layer: NativeLayer) -> None:
+    layer.struct.scores.window = 8
+
+
+def native_weight(layer: NativeLayer) -> None:
+    layer.struct.down = layer.struct.out
+
+
+def native_norms(layer: NativeLayer) -> None:
+    layer.struct.before_mlp = layer.struct.before_attention
+    layer.struct.before_attention = layer.struct.qkv.panels
+
+
+FAULTS = {
+    LeanLayer: [wrong_scaling, wrong_window, broken_weight, swapped_norms],
+    NativeLayer: [native_scaling, native_window, native_weight, native_norms],
+}
+
+
+@pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind, faults in FAULTS.items() for fault in faults])
+def test_the_load_check_catches_a_planted_fault(kind: Any, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = kind.__init__
+    kernels: Kernels = "torch" if kind is LeanLayer else "native"
+    made: list[Any] = []
+
+    def planted(self: Any, *arguments: Any) -> None:
+        original(self, *arguments)
+        made.append(self)
+        if len(made) == 2:
             fault(self)
 
-    prepare(random_model(config_of("llama"), seed=3, spread=0.2))
-    monkeypatch.setattr(LeanLayer, "__init__", planted)
+    prepare(random_model(config_of("llama"), seed=3, spread=0.2), kernels)
+    monkeypatch.setattr(kind, "__init__", planted)
     with pytest.raises(TurnoutError, match="llama: our forward differs from the plain one") as caught:
-        prepare(random_model(config_of("llama"), seed=3, spread=0.2))
+        prepare(random_model(config_of("llama"), seed=3, spread=0.2), kernels)
     assert caught.value.code is Code.INTERNAL
 
 
@@ -112,8 +140,8 @@ def test_the_load_check_refuses_broken_numbers() -> None:
 
 
 async def test_hidden_states_are_those_of_the_plain_model() -> None:
-    for fast in (True, False):
-        model, plain = twins(config_of("llama"), seed=3, fast=fast, block_size=4, token_budget=7)
+    for kernels in ("native", "torch", "plain"):
+        model, plain = twins(config_of("llama"), seed=3, kernels=kernels, block_size=4, token_budget=7)
         tokens = random_prompts(1, 20, seed=5, vocab_size=97)[0]
         with torch.inference_mode():
             expected = plain.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states

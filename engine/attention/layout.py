@@ -1,0 +1,104 @@
+"""A ragged batch laid out flat on the host: which rows belong to whom, where they stand, where their keys go.
+
+Position and slot are separate: masks are made from positions, memory is addressed by slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Layout:
+    """One forward's batch of B sequences and T fed tokens.
+
+    Attributes:
+        tokens: [T] token ids.
+        positions: [T] absolute positions: places in the sequence, or depths in a draft tree.
+        slots: [T] where each token's keys and values are written.
+        starts: [B + 1] rows of sequence b are starts[b] to starts[b + 1].
+        lengths: [B] keys each sequence has after this forward, its fed tokens included.
+        blocks: [B, W] block tables, padded with 0. Key k lies in slot blocks[k // size] * size + k % size.
+        trees: sequence -> bool [n, n] ancestor mask among its last n fed tokens; absent: plainly causal.
+        block_size: tokens a block holds.
+    """
+
+    tokens: Int64
+    positions: Int64
+    slots: Int64
+    starts: Int32
+    lengths: Int32
+    blocks: Int32
+    trees: dict[int, torch.Tensor] = field(default_factory=dict)
+    block_size: int = 16
+
+    @property
+    def counts(self) -> Int32:
+        """[B] tokens fed of each sequence."""
+        return np.diff(self.starts)
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return len(self.lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.tokens)
+
+
+def lay_out(
+    tokens: list[int],
+    counts: list[int],
+    cached: list[int],
+    tables: list[Int32],
+    block_size: int,
+    trees: dict[int, tuple[torch.Tensor, list[int]]],
+) -> Layout:
+    """Work out every row's position and slot at once.
+
+    Args:
+        tokens: [T] fed tokens of all sequences in order.
+        counts: [B] how many of them belong to each.
+        cached: [B] tokens each has in the cache already.
+        tables: [B] each sequence's blocks, room for the fed tokens included.
+        block_size: tokens a block holds.
+        trees: sequence -> (ancestor mask of its last n tokens, their depths below the token before them).
+    """
+    fed = np.asarray(counts, dtype=np.int64)
+    context = np.asarray(cached, dtype=np.int64)
+    starts = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(fed, out=starts[1:])
+    lengths = context + fed
+    width = int(-(-lengths.max() // block_size))
+    blocks = np.zeros((len(counts), width), dtype=np.int32)
+    for row, table in enumerate(tables):
+        used = min(len(table), width)
+        blocks[row, :used] = table[:used]
+    owner = np.repeat(np.arange(len(counts)), fed)
+    index = np.arange(len(tokens)) + (context - starts[:-1])[owner]
+    slots = blocks[owner, index // block_size].astype(np.int64) * block_size + index % block_size
+    positions = index
+    for sequence, (_, depths) in trees.items():
+        end = int(starts[sequence + 1])
+        root = int(lengths[sequence]) - len(depths) - 1
+        positions[end - len(depths) : end] = root + 1 + np.asarray(depths, dtype=np.int64)
+    masks = {sequence: mask for sequence, (mask, _) in trees.items()}
+    return Layout(
+        np.asarray(tokens, dtype=np.int64),
+        positions,
+        slots,
+        starts,
+        lengths.astype(np.int32),
+        blocks,
+        masks,
+        block_size,
+    )

@@ -1,0 +1,234 @@
+"""Attention over the block pool through torch's scaled dot-product attention: runs everywhere, the reference for all.
+
+Rows of one token are computed together, padded to similar widths; prompt chunks and trees one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from engine.attention.layout import Int32, Layout
+from engine.attention.step import Scores
+from engine.cache.store import KVStore
+
+
+@dataclass(slots=True)
+class _Singles:
+    """Sequences that feed one token each, padded to the longest of them.
+
+    `first_slot` is where the only sequence's keys start, when there is one and its blocks follow each other.
+    """
+
+    rows: torch.Tensor
+    blocks: torch.Tensor
+    positions: torch.Tensor
+    width: int
+    longest: int
+    first_slot: int | None
+    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+
+    def mask(self, window: int | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Additive mask [B, 1, 1, width], made once per step; None when every row sees everything."""
+        if window not in self.masks:
+            self.masks[window] = self._build(window, width, dtype)
+        return self.masks[window]
+
+    def _build(self, window: int | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+        if self.first_slot is not None and (window is None or self.longest <= window):
+            return None
+        column = torch.arange(width, device=self.positions.device)
+        seen = column <= self.positions[:, None]
+        if window is not None:
+            seen &= column > self.positions[:, None] - window
+        return _additive(seen, dtype)[:, None, None, :]
+
+
+@dataclass(slots=True)
+class _Span:
+    """A sequence that feeds several tokens: a prompt chunk, a catch-up, a draft tree.
+
+    `blocks` is None when its keys lie together from `first_slot` on.
+    """
+
+    start: int
+    count: int
+    length: int
+    blocks: torch.Tensor | None
+    first_slot: int
+    positions: torch.Tensor
+    tree: torch.Tensor | None
+    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """Additive mask [count, length], made once per step; None when `is_causal` says it all."""
+        if window not in self.masks:
+            self.masks[window] = self._build(window, dtype)
+        return self.masks[window]
+
+    def _build(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        whole = self.tree is None and self.length == self.count
+        if whole and (window is None or self.length <= window):
+            return None
+        device = self.positions.device
+        context = self.length - self.count
+        seen = torch.ones(self.count, self.length, dtype=torch.bool, device=device)
+        seen[:, context:] = torch.ones(self.count, self.count, dtype=torch.bool, device=device).tril()
+        if self.tree is not None:
+            size = self.tree.shape[0]
+            seen[-size:, -size:] = self.tree
+        if window is not None:
+            keys = torch.cat([torch.arange(context, device=device), self.positions])
+            seen &= keys[None, :] > self.positions[:, None] - window
+        return _additive(seen, dtype)
+
+
+class SdpaStep:
+    """One forward's attention.
+
+    Args:
+        layout: the batch.
+        store: the cache; its device is where everything is computed.
+    """
+
+    def __init__(self, layout: Layout, store: KVStore) -> None:
+        device = store.device
+        self._store = store
+        self._block_size = layout.block_size
+        self._slots = torch.from_numpy(layout.slots).to(device)
+        positions = torch.from_numpy(layout.positions).to(device)
+        counts = layout.counts
+        self._spans = [_span(layout, int(b), positions, device) for b in np.flatnonzero(counts > 1)]
+        self._singles = [_single_rows(layout, group, positions, device) for group in _by_width(layout)]
+        self._uniform = len(self._singles) == 1 and not self._spans
+
+    def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
+        """See `engine.attention.step.AttentionStep.attend`."""
+        cache = self._store.layers[layer]
+        cache.index_copy_(0, self._slots, pairs)
+        if self._uniform:
+            return self._attend_singles(self._singles[0], query, cache, scores)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for group in self._singles:
+            out[group.rows] = self._attend_singles(group, query.index_select(0, group.rows), cache, scores)
+        for span in self._spans:
+            rows = slice(span.start, span.start + span.count)
+            out[rows] = self._attend_span(span, query[rows], cache, scores)
+        return out
+
+    def _attend_singles(
+        self, group: _Singles, query: torch.Tensor, cache: torch.Tensor, scores: Scores
+    ) -> torch.Tensor:
+        """query [B, heads, dim] -> same. The query heads of one KV head become rows of one small matrix."""
+        batch, heads, dim = query.shape
+        kv_heads = cache.shape[2]
+        if group.first_slot is not None:
+            width = group.longest
+            pairs = cache[group.first_slot : group.first_slot + width][None]
+        else:
+            width = group.width * self._block_size
+            pairs = _gather(cache, group.blocks, self._block_size).view(batch, width, 2, kv_heads, dim)
+        key, value = pairs.permute(2, 0, 3, 1, 4).unbind(0)
+        grouped = query.reshape(batch, kv_heads, heads // kv_heads, dim)
+        mask = group.mask(scores.window, width, query.dtype)
+        return _attend(grouped, key, value, mask, False, scores).reshape(batch, heads, dim)
+
+    def _attend_span(self, span: _Span, query: torch.Tensor, cache: torch.Tensor, scores: Scores) -> torch.Tensor:
+        """query [count, heads, dim] -> same."""
+        if span.blocks is None:
+            pairs = cache[span.first_slot : span.first_slot + span.length]
+        else:
+            pairs = _gather(cache, span.blocks, self._block_size)[: span.length]
+        key, value = pairs.permute(1, 2, 0, 3).unbind(0)
+        groups = query.shape[1] // key.shape[0]
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
+        mask = span.mask(scores.window, query.dtype)
+        out = _attend(query.transpose(0, 1)[None], key[None], value[None], mask, mask is None, scores)
+        return out[0].transpose(0, 1)
+
+
+def _single_rows(layout: Layout, group: list[int], positions: torch.Tensor, device: torch.device) -> _Singles:
+    lengths = layout.lengths[group]
+    width = int(-(-lengths.max() // layout.block_size))
+    blocks = layout.blocks[group, :width]
+    rows = torch.from_numpy(layout.starts[group].astype(np.int64)).to(device)
+    return _Singles(
+        rows=rows,
+        blocks=torch.from_numpy(blocks.astype(np.int64).reshape(-1)).to(device),
+        positions=positions[rows],
+        width=width,
+        longest=int(lengths.max()),
+        first_slot=_first_slot(blocks[0], layout.block_size) if len(group) == 1 else None,
+    )
+
+
+def _span(layout: Layout, sequence: int, positions: torch.Tensor, device: torch.device) -> _Span:
+    start, end = int(layout.starts[sequence]), int(layout.starts[sequence + 1])
+    length = int(layout.lengths[sequence])
+    blocks = layout.blocks[sequence, : -(-length // layout.block_size)]
+    first = _first_slot(blocks, layout.block_size)
+    tree = layout.trees.get(sequence)
+    return _Span(
+        start=start,
+        count=end - start,
+        length=length,
+        blocks=None if first is not None else torch.from_numpy(blocks.astype(np.int64)).to(device),
+        first_slot=first or 0,
+        positions=positions[start:end],
+        tree=None if tree is None else tree.to(device),
+    )
+
+
+def _by_width(layout: Layout) -> list[list[int]]:
+    """Sequences of one token, grouped so that padding at most doubles a row: by the power of two above their blocks."""
+    groups: dict[int, list[int]] = {}
+    for sequence in np.flatnonzero(layout.counts == 1):
+        blocks = -(-int(layout.lengths[sequence]) // layout.block_size)
+        groups.setdefault(blocks.bit_length(), []).append(int(sequence))
+    return list(groups.values())
+
+
+def _first_slot(blocks: Int32, block_size: int) -> int | None:
+    """The first slot when the blocks follow each other in memory."""
+    if len(blocks) > 1 and (np.diff(blocks) != 1).any():
+        return None
+    return int(blocks[0]) * block_size
+
+
+def _gather(cache: torch.Tensor, blocks: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Blocks -> [len(blocks) * block_size, 2, kv_heads, dim]."""
+    _, _, kv_heads, dim = cache.shape
+    rows = cache.view(-1, block_size * 2 * kv_heads * dim).index_select(0, blocks)
+    return rows.view(-1, 2, kv_heads, dim)
+
+
+def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where seen, -inf elsewhere."""
+    shown = torch.zeros((), dtype=dtype, device=seen.device)
+    return torch.where(seen, shown, torch.full_like(shown, float("-inf")))
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    how: Scores,
+) -> torch.Tensor:
+    """[B, H, n, dim] over [B, H, L, dim] -> [B, H, n, dim]."""
+    if how.softcap is None:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=how.scaling)
+    scores = torch.matmul(query, key.transpose(-1, -2)).float() * how.scaling
+    scores = torch.tanh(scores / how.softcap) * how.softcap
+    if mask is not None:
+        scores = scores + mask
+    elif causal:
+        count = scores.shape[-1]
+        hidden = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    return torch.matmul(scores.softmax(-1).to(value.dtype), value)

@@ -1,0 +1,133 @@
+"""How a device computes layers and attention: chosen once, at load."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib.util import find_spec
+from typing import Literal, Protocol
+
+import torch
+
+from engine.attention.layout import Layout
+from engine.attention.sdpa import SdpaStep
+from engine.attention.step import AttentionStep
+from engine.cache.store import KVStore
+from engine.lean import LEAN, LeanStack
+from engine.native.attention import NativeStep
+from engine.native.library import NativeUnavailableError, library
+from engine.native.stack import NativeStack, fits_native
+from engine.native.weights import native_linear
+from engine.packing import pack_linears, packed
+from engine.stacks import LayerStack, ModelParts, ModuleStack
+from turnout.errors import Code, TurnoutError
+
+log = logging.getLogger(__name__)
+
+Kernels = Literal["auto", "native", "torch", "plain"]
+
+
+class Backend(Protocol):
+    """One way to compute; stateless, shared by models."""
+
+    name: str
+
+    def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
+        """What runs this model's layers; may take their weights over."""
+        ...
+
+    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+        """One forward's attention."""
+        ...
+
+
+class PlainBackend:
+    """The model's own modules and torch's attention: the slowest, and what the others are compared with."""
+
+    name = "plain"
+
+    def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
+        """See `Backend.stack`."""
+        return ModuleStack(parts)
+
+    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+        """See `Backend.step`."""
+        return SdpaStep(layout, store)
+
+
+class TorchBackend(PlainBackend):
+    """Torch operations, fewer and larger than the modules' own where the architecture allows. Runs everywhere."""
+
+    name = "torch"
+
+    def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
+        """See `Backend.stack`."""
+        if parts.kind in LEAN:
+            return LeanStack(parts, dtype)
+        for layer in parts.layers:
+            pack_linears(layer)
+        parts.head = packed(parts.head)
+        return ModuleStack(parts)
+
+
+class NativeBackend:
+    """Compiled kernels on the CPU: whole stacks of the Llama family in one call, linears and attention elsewhere."""
+
+    name = "native"
+
+    def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
+        """See `Backend.stack`."""
+        if fits_native(parts):
+            return NativeStack(parts, dtype)
+        for layer in parts.layers:
+            pack_linears(layer, native_linear)
+        parts.head = native_linear(parts.head)
+        return ModuleStack(parts)
+
+    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+        """See `Backend.step`."""
+        return NativeStep(layout, store)
+
+
+def choose_backend(kernels: Kernels, device: torch.device) -> Backend:
+    """The backend a configuration asks for.
+
+    Args:
+        kernels: "auto" takes the compiled kernels where they can be had, and says so where not.
+        device: where the model lives.
+
+    Raises:
+        TurnoutError: FAILED_PRECONDITION, "native" was demanded and cannot be had.
+    """
+    if kernels == "plain":
+        return PlainBackend()
+    if kernels == "native" or (kernels == "auto" and device.type == "cpu"):
+        reason = _why_not_native(device)
+        if reason is None:
+            return NativeBackend()
+        if kernels == "native":
+            message = f"the compiled kernels cannot be used: {reason}; set engine.kernels to auto or torch"
+            raise TurnoutError(Code.INVALID_ARGUMENT, message, "engine.kernels")
+        _say_once(f"without the compiled CPU kernels: {reason}")
+    if kernels == "auto" and device.type == "cuda":
+        if find_spec("triton") is not None:
+            from engine.cuda.backend import CudaBackend
+
+            return CudaBackend(device)
+        _say_once("without the CUDA kernels: Triton is not installed")
+    return TorchBackend()
+
+
+def _why_not_native(device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"they are for the CPU, the model is on {device.type}"
+    try:
+        library()
+    except NativeUnavailableError as error:
+        return str(error)
+    return None
+
+
+@cache
+def _say_once(reason: str) -> None:
+    log.warning("decoding will be slower than it could be, %s", reason)

@@ -1,0 +1,82 @@
+"""Attention over the block pool by the compiled kernels."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+
+from engine.attention.layout import Layout
+from engine.attention.step import Scores
+from engine.cache.store import KVStore
+from engine.native import library as native
+
+
+class NativeStep:
+    """One forward's attention.
+
+    Args:
+        layout: the batch; kept, because the kernels read its arrays.
+        store: the cache, on the CPU.
+    """
+
+    def __init__(self, layout: Layout, store: KVStore) -> None:
+        self._layout = layout
+        self.store = store
+        tree_sizes = np.zeros(layout.num_sequences, dtype=np.int32)
+        for sequence, mask in layout.trees.items():
+            tree_sizes[sequence] = len(mask)
+        masks = _tree_masks(layout, int(tree_sizes.max(initial=0)))
+        self._kept = (tree_sizes, masks)
+        self.batch = native.Batch(
+            layout.num_tokens,
+            layout.num_sequences,
+            layout.blocks.shape[1],
+            layout.block_size,
+            masks.shape[1],
+            layout.positions.ctypes.data,
+            layout.slots.ctypes.data,
+            layout.starts.ctypes.data,
+            layout.lengths.ctypes.data,
+            layout.blocks.ctypes.data,
+            tree_sizes.ctypes.data,
+            masks.ctypes.data,
+        )
+
+    def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
+        """See `engine.attention.step.AttentionStep.attend`."""
+        cache = self.store.layers[layer]
+        cache.index_copy_(0, torch.from_numpy(self._layout.slots), pairs)
+        query = query.contiguous()
+        out = torch.empty_like(query)
+        native.library().turnout_attention(
+            query.dtype == torch.bfloat16,
+            ctypes.byref(self.batch),
+            cache.data_ptr(),
+            cache.shape[2],
+            cache.shape[3],
+            query.shape[1],
+            ctypes.byref(scores_struct(scores)),
+            query.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+
+def scores_struct(scores: Scores) -> native.Scores:
+    """The same for the kernels, where 0 stands for absent."""
+    return native.Scores(scores.scaling, scores.softcap or 0.0, scores.window or 0)
+
+
+def _tree_masks(layout: Layout, largest: int) -> np.ndarray:
+    """uint64 [T, words]: bit i of a node's row says that it sees node i; other rows stay empty."""
+    words = max(-(-largest // 64), 1)
+    if not layout.trees:
+        return np.zeros((1, words), dtype=np.uint64)
+    bits = np.zeros((layout.num_tokens, words * 64), dtype=np.uint8)
+    for sequence, mask in layout.trees.items():
+        end, size = layout.starts[sequence + 1], len(mask)
+        bits[end - size : end, :size] = mask.numpy()
+    return np.packbits(bits, axis=1, bitorder="little").view(np.uint64)

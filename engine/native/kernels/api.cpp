@@ -1,0 +1,85 @@
+// What Python calls. Plain C types only, so that the library depends on no version of Python or torch.
+#include <omp.h>
+
+#include "layers.h"
+
+using namespace turnout;
+
+namespace {
+
+// One parallel region for the whole call.
+template <typename Work>
+void together(int threads, Work work) {
+  Team team;
+#pragma omp parallel num_threads(threads)
+  work(Worker{&team, omp_get_thread_num(), omp_get_num_threads()});
+}
+
+template <typename T>
+void forward(const Layer* layers, Index first, Index last, const Shape& shape, const Batch& batch, const float* angles,
+             const Space& space, int threads) {
+  together(threads, [&](const Worker& worker) {
+    for (Index layer = first; layer < last; layer++)
+      run_layer<T>(worker, layers[layer], shape, batch, angles, space);
+  });
+}
+
+template <typename T>
+void linear(const Matrix& matrix, const T* in, Index rows, Index stride, void* out, bool wide, int threads) {
+  together(threads, [&](const Worker& worker) {
+    if (wide)
+      multiply_into(worker, in, stride, rows, matrix, static_cast<float*>(out), matrix.columns);
+    else
+      multiply_into(worker, in, stride, rows, matrix, static_cast<T*>(out), matrix.columns);
+  });
+}
+
+template <typename T>
+void attention(const Batch& batch, Cache<T> cache, Index heads, const Scores& scores, const T* query, T* out,
+               int threads) {
+  const Index width = heads * cache.dim;
+  together(threads, [&](const Worker& worker) {
+    Attention<T>(worker, batch, cache, heads, scores).run({query, width}, {out, width});
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Layers first..last-1 of a stack, over space->hidden.
+void turnout_forward(bool half, const Layer* layers, Index first, Index last, const Shape* shape, const Batch* batch,
+                     const float* angles, const Space* space, int threads) {
+  half ? forward<bf16>(layers, first, last, *shape, *batch, angles, *space, threads)
+       : forward<float>(layers, first, last, *shape, *batch, angles, *space, threads);
+}
+
+// out[rows, columns] = in[rows, K] x matrix + bias; `wide`: out is float whatever the weights are.
+void turnout_linear(bool half, const Matrix* matrix, const void* in, Index rows, Index stride, void* out, bool wide,
+                    int threads) {
+  half ? linear(*matrix, static_cast<const bf16*>(in), rows, stride, out, wide, threads)
+       : linear(*matrix, static_cast<const float*>(in), rows, stride, out, wide, threads);
+}
+
+// out[rows, heads, dim] = attention of query[rows, heads, dim] over one layer's cache, already written.
+void turnout_attention(bool half, const Batch* batch, void* cache, Index kv_heads, Index dim, Index heads,
+                       const Scores* scores, const void* query, void* out, int threads) {
+  half ? attention<bf16>(*batch, {static_cast<bf16*>(cache), kv_heads, dim}, heads, *scores,
+                         static_cast<const bf16*>(query), static_cast<bf16*>(out), threads)
+       : attention<float>(*batch, {static_cast<float*>(cache), kv_heads, dim}, heads, *scores,
+                          static_cast<const float*>(query), static_cast<float*>(out), threads);
+}
+
+// out[rows, width] = RMS norm of float rows picked[i] of hidden, rounded to the weights' type.
+void turnout_norm(bool half, const float* hidden, const std::int64_t* picked, Index rows, Index width,
+                  const float* weight, float epsilon, void* out) {
+  for (Index row = 0; row < rows; row++) {
+    const float* from = hidden + picked[row] * width;
+    if (half)
+      rms_norm(from, weight, width, epsilon, static_cast<bf16*>(out) + row * width);
+    else
+      rms_norm(from, weight, width, epsilon, static_cast<float*>(out) + row * width);
+  }
+}
+
+}  // extern "C"

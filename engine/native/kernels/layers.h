@@ -1,0 +1,109 @@
+// Decoder layers of the Llama family: everything between the embeddings and the head, in one call.
+#pragma once
+
+#include "attention.h"
+
+namespace turnout {
+
+struct Layer {
+  Matrix qkv, out, gate_up, down;
+  const float *before_attention, *before_mlp;  // [hidden]
+  const float *query_norm, *key_norm;          // [dim] or null
+  void* cache;                                 // [slots, 2, kv_heads, dim]
+  Scores scores;
+};
+
+struct Shape {
+  Index hidden, heads, kv_heads, dim, intermediate;
+  float epsilon;
+};
+
+// Working memory, one row per fed token.
+struct Space {
+  float* hidden;   // [rows, hidden], in and out
+  void* normed;    // [rows, hidden]
+  void* qkv;       // [rows, (heads + 2 kv_heads) * dim]
+  void* attended;  // [rows, heads * dim]
+  void* gated;     // [rows, intermediate]
+};
+
+inline float inverse_rms(const float* row, Index width, float epsilon) {
+  __m512 sum = _mm512_setzero_ps();
+  for (Index i = 0; i < width; i += LANES) {
+    const __m512 value = load(row + i, first_lanes(width - i));
+    sum = _mm512_fmadd_ps(value, value, sum);
+  }
+  return 1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / static_cast<float>(width) + epsilon);
+}
+
+template <typename Out>
+inline void rms_norm(const float* row, const float* weight, Index width, float epsilon, Out* out) {
+  const __m512 scale = _mm512_set1_ps(inverse_rms(row, width, epsilon));
+  for (Index i = 0; i < width; i += LANES) {
+    const __mmask16 mask = first_lanes(width - i);
+    store(out + i, _mm512_mul_ps(_mm512_mul_ps(load(row + i, mask), scale), load(weight + i, mask)), mask);
+  }
+}
+
+// Rotate one head in place: x * cos + swap(x) * sin, where the table's sin carries the sign of the swapped half.
+template <typename T>
+inline void rotate(T* head, const float* angles, const float* norm, Index dim, float epsilon) {
+  float x[1024];
+  for (Index i = 0; i < dim; i += LANES) _mm512_storeu_ps(x + i, load(head + i, first_lanes(dim - i)));
+  if (norm != nullptr) rms_norm(x, norm, dim, epsilon, x);
+  const float *cosine = angles, *sine = angles + dim;
+  const Index half = dim / 2;
+  for (Index i = 0; i < half; i += LANES) {
+    const __mmask16 mask = first_lanes(half - i);
+    const __m512 a = load(x + i, mask), b = load(x + half + i, mask);
+    store(head + i, _mm512_fmadd_ps(a, load(cosine + i, mask), _mm512_mul_ps(b, load(sine + i, mask))), mask);
+    store(head + half + i,
+          _mm512_fmadd_ps(b, load(cosine + half + i, mask), _mm512_mul_ps(a, load(sine + half + i, mask))), mask);
+  }
+}
+
+// Rotate queries and keys of one row and write keys and values into the cache.
+template <typename T>
+inline void place_row(T* row, const Layer& layer, const Shape& shape, const Cache<T>& cache, const float* angles,
+                      Index slot) {
+  for (Index head = 0; head < shape.heads; head++)
+    rotate(row + head * shape.dim, angles, layer.query_norm, shape.dim, shape.epsilon);
+  T* keys = row + shape.heads * shape.dim;
+  for (Index head = 0; head < shape.kv_heads; head++)
+    rotate(keys + head * shape.dim, angles, layer.key_norm, shape.dim, shape.epsilon);
+  std::memcpy(cache.key(slot, 0), keys, 2 * shape.kv_heads * shape.dim * sizeof(T));
+}
+
+template <typename T>
+inline void run_layer(const Worker& worker, const Layer& layer, const Shape& shape, const Batch& batch,
+                      const float* angles, const Space& space) {
+  T *normed = static_cast<T*>(space.normed), *qkv = static_cast<T*>(space.qkv);
+  T *attended = static_cast<T*>(space.attended), *gated = static_cast<T*>(space.gated);
+  const Index rows = batch.rows, query_width = shape.heads * shape.dim, qkv_width = layer.qkv.columns;
+  const Cache<T> cache{static_cast<T*>(layer.cache), shape.kv_heads, shape.dim};
+  const Range mine = worker.share(rows);
+  for (Index row = mine.begin; row < mine.end; row++)
+    rms_norm(space.hidden + row * shape.hidden, layer.before_attention, shape.hidden, shape.epsilon,
+             normed + row * shape.hidden);
+  worker.barrier();
+  multiply_into(worker, normed, shape.hidden, rows, layer.qkv, qkv, qkv_width);
+  worker.barrier();
+  for (Index row = mine.begin; row < mine.end; row++)
+    place_row(qkv + row * qkv_width, layer, shape, cache, angles + batch.positions[row] * 2 * shape.dim,
+              batch.slots[row]);
+  worker.barrier();
+  Attention<T>(worker, batch, cache, shape.heads, layer.scores).run({qkv, qkv_width}, {attended, query_width});
+  worker.barrier();
+  multiply_onto(worker, attended, query_width, rows, layer.out, space.hidden, shape.hidden);
+  worker.barrier();
+  for (Index row = mine.begin; row < mine.end; row++)
+    rms_norm(space.hidden + row * shape.hidden, layer.before_mlp, shape.hidden, shape.epsilon,
+             normed + row * shape.hidden);
+  worker.barrier();
+  multiply_gated(worker, normed, shape.hidden, rows, layer.gate_up, gated, shape.intermediate);
+  worker.barrier();
+  multiply_onto(worker, gated, shape.intermediate, rows, layer.down, space.hidden, shape.hidden);
+  worker.barrier();
+}
+
+}  // namespace turnout

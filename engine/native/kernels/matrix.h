@@ -1,0 +1,148 @@
+// Products with a matrix packed into panels of 32 columns, and the kernel they share with attention.
+//
+// Panel layout: [panels][units of K][32 columns] units; a row of a panel is two vectors. With 1 to 12 rows of A, all
+// sums stay in registers while a panel streams past once: that is what makes 12 rows cost what 1 row costs as long
+// as memory is the limit.
+#pragma once
+
+#include "team.h"
+
+namespace turnout {
+
+constexpr int PANEL = 2 * LANES;
+constexpr int ROWS = 12;
+constexpr Index AHEAD = 64 * PANEL;  // how far ahead, in units, a panel is fetched
+constexpr Index CHUNK = 20 * ROWS;  // rows whose A stays in the second-level cache while panels pass
+
+// sums[row][vector] = A[MR rows, units] x panel[units, 32], or += when `accumulate` is given.
+template <typename T, int MR, typename Finish>
+inline void product(const Unit* a, Index row_stride, const Unit* panel, Index units, Finish finish) {
+  constexpr int UNROLL = MR == 1 ? 4 : MR <= 3 ? 2 : 1;
+  __m512 sums[UNROLL][MR][2];
+  for (int u = 0; u < UNROLL; u++)
+    for (int r = 0; r < MR; r++) sums[u][r][0] = sums[u][r][1] = _mm512_setzero_ps();
+  Index k = 0;
+  for (; k + UNROLL <= units; k += UNROLL) {
+#pragma GCC unroll 4
+    for (int u = 0; u < UNROLL; u++) {
+      const Unit* row = panel + (k + u) * PANEL;
+      _mm_prefetch(reinterpret_cast<const char*>(row + AHEAD), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(row + AHEAD + LANES), _MM_HINT_T1);
+      const __m512i left = _mm512_loadu_si512(row), right = _mm512_loadu_si512(row + LANES);
+#pragma GCC unroll 12
+      for (int r = 0; r < MR; r++) {
+        const __m512i value = _mm512_set1_epi32(static_cast<int>(a[r * row_stride + k + u]));
+        sums[u][r][0] = multiply_add<T>(sums[u][r][0], value, left);
+        sums[u][r][1] = multiply_add<T>(sums[u][r][1], value, right);
+      }
+    }
+  }
+  for (; k < units; k++) {
+    const __m512i left = _mm512_loadu_si512(panel + k * PANEL), right = _mm512_loadu_si512(panel + k * PANEL + LANES);
+    for (int r = 0; r < MR; r++) {
+      const __m512i value = _mm512_set1_epi32(static_cast<int>(a[r * row_stride + k]));
+      sums[0][r][0] = multiply_add<T>(sums[0][r][0], value, left);
+      sums[0][r][1] = multiply_add<T>(sums[0][r][1], value, right);
+    }
+  }
+  for (int r = 0; r < MR; r++) {
+    for (int u = 1; u < UNROLL; u++) {
+      sums[0][r][0] = _mm512_add_ps(sums[0][r][0], sums[u][r][0]);
+      sums[0][r][1] = _mm512_add_ps(sums[0][r][1], sums[u][r][1]);
+    }
+    finish(r, sums[0][r][0], sums[0][r][1]);
+  }
+}
+
+// Any number of rows, in blocks of nearly equal size; `finish(row, left, right)` gets each row's 32 sums.
+template <typename T, typename Finish>
+inline void rows_times_panel(const Unit* a, Index row_stride, Index rows, const Unit* panel, Index units,
+                             Finish finish) {
+  const Index blocks = (rows + ROWS - 1) / ROWS;
+  for (Index block = 0; block < blocks; block++) {
+    const Range range = share(rows, static_cast<int>(block), static_cast<int>(blocks));
+    const Unit* from = a + range.begin * row_stride;
+    const auto shifted = [&](int r, __m512 left, __m512 right) { finish(range.begin + r, left, right); };
+    switch (range.end - range.begin) {
+#define CASE(MR) \
+  case MR:       \
+    product<T, MR>(from, row_stride, panel, units, shifted); \
+    break;
+      CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+    }
+  }
+}
+
+// A linear layer's weight in panels. `columns` may end inside the last panel; `units` cover `K` padded to a unit.
+struct Matrix {
+  const Unit* panels;
+  const float* bias;  // [columns] or null
+  Index units, columns;
+};
+
+inline Index num_panels(Index columns) { return (columns + PANEL - 1) / PANEL; }
+
+// Every (chunk of rows, panel) once, shared between the workers; `finish(row, panel, left, right)`, bias added.
+template <typename T, typename Finish>
+inline void multiply(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix,
+                     Finish finish) {
+  const Index panels = num_panels(matrix.columns), chunks = (rows + CHUNK - 1) / CHUNK;
+  const Range mine = worker.share(panels * chunks);
+  for (Index piece = mine.begin; piece < mine.end; piece++) {
+    const Index panel = piece % panels;
+    const Range range = share(rows, static_cast<int>(piece / panels), static_cast<int>(chunks));
+    __m512 left_bias = _mm512_setzero_ps(), right_bias = left_bias;
+    if (matrix.bias != nullptr) {
+      const float* bias = matrix.bias + panel * PANEL;
+      left_bias = load(bias, first_lanes(std::max<Index>(matrix.columns - panel * PANEL, 0)));
+      right_bias = load(bias + LANES, first_lanes(std::max<Index>(matrix.columns - panel * PANEL - LANES, 0)));
+    }
+    rows_times_panel<T>(reinterpret_cast<const Unit*>(a + range.begin * row_stride), row_stride / PER_UNIT<T>,
+                        range.end - range.begin, matrix.panels + panel * matrix.units * PANEL, matrix.units,
+                        [&](Index row, __m512 left, __m512 right) {
+                          finish(range.begin + row, panel, _mm512_add_ps(left, left_bias),
+                                 _mm512_add_ps(right, right_bias));
+                        });
+  }
+}
+
+// out[rows, columns] = a x matrix.
+template <typename T, typename Out>
+inline void multiply_into(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix,
+                          Out* out, Index out_stride) {
+  multiply(worker, a, row_stride, rows, matrix, [&](Index row, Index panel, __m512 left, __m512 right) {
+    Out* to = out + row * out_stride + panel * PANEL;
+    const Index columns = matrix.columns - panel * PANEL;
+    store(to, left, first_lanes(columns));
+    if (columns > LANES) store(to + LANES, right, first_lanes(columns - LANES));
+  });
+}
+
+// sum[rows, columns] += a x matrix.
+template <typename T>
+inline void multiply_onto(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix,
+                          float* sum, Index sum_stride) {
+  multiply(worker, a, row_stride, rows, matrix, [&](Index row, Index panel, __m512 left, __m512 right) {
+    float* to = sum + row * sum_stride + panel * PANEL;
+    const Index columns = matrix.columns - panel * PANEL;
+    const __mmask16 first = first_lanes(columns);
+    store(to, _mm512_add_ps(load(to, first), left), first);
+    if (columns > LANES) {
+      const __mmask16 second = first_lanes(columns - LANES);
+      store(to + LANES, _mm512_add_ps(load(to + LANES, second), right), second);
+    }
+  });
+}
+
+// out[rows, out_width] = silu(gate) * up; every panel holds 16 columns of gate and the same 16 of up.
+template <typename T>
+inline void multiply_gated(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix, T* out,
+                           Index out_width) {
+  multiply(worker, a, row_stride, rows, matrix, [&](Index row, Index panel, __m512 gate, __m512 up) {
+    const Index column = panel * LANES;
+    store(out + row * out_width + column, _mm512_mul_ps(silu(gate), up), first_lanes(out_width - column));
+  });
+}
+
+}  // namespace turnout

@@ -1,0 +1,164 @@
+"""The Llama family in compiled kernels: all decoder layers of a forward in one call."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from engine.attention.layout import Layout
+from engine.attention.step import AttentionStep, Scores
+from engine.cache.store import KVStore
+from engine.lean import LEAN, Angles, window_of
+from engine.native import library as native
+from engine.native.attention import NativeStep, scores_struct
+from engine.native.weights import PackedMatrix, interleaved
+from engine.stacks import ModelParts
+
+MAX_HEAD_DIM = 1024
+
+
+def fits_native(parts: ModelParts) -> bool:
+    """Whether `NativeStack` can run this model; other models run their own modules over native linears."""
+    if parts.kind not in LEAN:
+        return False
+    attention = parts.layers[0].self_attn
+    silu = parts.layers[0].mlp.config.hidden_act == "silu"
+    even = parts.norm.weight.shape[0] % 2 == 0 and attention.head_dim % 2 == 0
+    return bool(silu and even and attention.head_dim <= MAX_HEAD_DIM)
+
+
+class NativeStack:
+    """See `engine.stacks.LayerStack`. Hidden states are float32 whatever the weights are.
+
+    Args:
+        parts: a model that `fits_native`; its weights are taken over.
+        dtype: of its weights, bfloat16 or float32.
+    """
+
+    def __init__(self, parts: ModelParts, dtype: torch.dtype) -> None:
+        attention = parts.layers[0].self_attn
+        self._half = dtype == torch.bfloat16
+        self._dtype = dtype
+        self._embed = parts.embed
+        self._angles = Angles(parts.rotary, torch.float32, parts.device)
+        self._layers = [NativeLayer(layer) for layer in parts.layers]
+        self._structs = (native.Layer * len(self._layers))(*(layer.struct for layer in self._layers))
+        self._head = PackedMatrix(parts.head.weight, parts.head.bias)  # type: ignore[arg-type]
+        self._norm = parts.norm.weight.detach().float()
+        self._shape = native.Shape(
+            hidden=self._norm.shape[0],
+            heads=attention.q_proj.out_features // attention.head_dim,
+            kv_heads=attention.k_proj.out_features // attention.head_dim,
+            dim=attention.head_dim,
+            intermediate=parts.layers[0].mlp.down_proj.in_features,
+            epsilon=parts.norm.variance_epsilon,
+        )
+        self._space = _Space(self._shape, dtype)
+        self._store: KVStore | None = None
+        parts.layers = []
+
+    def hidden(
+        self, layout: Layout, step: AttentionStep, taps: frozenset[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """See `engine.stacks.LayerStack.hidden`; float32 [T, hidden]."""
+        step = cast(NativeStep, step)
+        if step.store is not self._store:
+            self._use(step)
+        hidden = self._embed(torch.from_numpy(layout.tokens)).float()
+        angles = self._angles.table(int(layout.positions.max()))
+        space = self._space.of(hidden)
+        tapped = {0: hidden.clone()} if 0 in taps else {}
+        first = 0
+        for last in sorted({tap for tap in taps if tap > 0} | {len(self._layers)}):
+            native.library().turnout_forward(
+                self._half,
+                self._structs,
+                first,
+                last,
+                self._shape,
+                step.batch,
+                angles.data_ptr(),
+                space,
+                torch.get_num_threads(),
+            )
+            if last in taps:
+                tapped[last] = hidden.clone()
+            first = last
+        return hidden, tapped
+
+    def _use(self, step: NativeStep) -> None:
+        """Point the layers at this cache."""
+        for struct, cache in zip(self._structs, step.store.layers, strict=True):
+            struct.cache = cache.data_ptr()
+        self._store = step.store
+
+    def norm(self, hidden: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
+        """See `engine.stacks.LayerStack.norm`; in the weights' dtype."""
+        normed = torch.empty(len(picked), hidden.shape[1], dtype=self._dtype)
+        native.library().turnout_norm(
+            self._half,
+            hidden.data_ptr(),
+            picked.data_ptr(),
+            len(picked),
+            hidden.shape[1],
+            self._norm.data_ptr(),
+            self._shape.epsilon,
+            normed.data_ptr(),
+        )
+        return normed
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """See `engine.stacks.LayerStack.logits`."""
+        return self._head(normed, wide=True)
+
+
+class NativeLayer:
+    """One decoder layer's weights, packed, and the struct that points at them."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._qkv = PackedMatrix(torch.cat([p.weight for p in projections]), _joined([p.bias for p in projections]))
+        self._out = PackedMatrix(attention.o_proj.weight, attention.o_proj.bias)
+        gate, up = mlp.gate_proj, mlp.up_proj
+        bias = None if gate.bias is None else interleaved(gate.bias, up.bias)
+        self._gate_up = PackedMatrix(interleaved(gate.weight, up.weight), bias)
+        self._down = PackedMatrix(mlp.down_proj.weight, mlp.down_proj.bias)
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)]
+        self._norms = [None if norm is None else norm.weight.detach().float().contiguous() for norm in norms]
+        for linear in (*projections, attention.o_proj, gate, up, mlp.down_proj):
+            linear.weight = None  # the packed copy is the only one that stays in memory
+        self.struct = native.Layer(
+            self._qkv.struct,
+            self._out.struct,
+            self._gate_up.struct,
+            self._down.struct,
+            *(None if norm is None else norm.data_ptr() for norm in self._norms),
+            None,
+            scores_struct(Scores(attention.scaling, window_of(attention))),
+        )
+
+
+def _joined(biases: list[torch.Tensor | None]) -> torch.Tensor | None:
+    present = [bias for bias in biases if bias is not None]
+    return torch.cat(present) if present else None
+
+
+class _Space:
+    """Working memory that grows to the largest forward seen."""
+
+    def __init__(self, shape: native.Shape, dtype: torch.dtype) -> None:
+        heads = shape.heads + 2 * shape.kv_heads
+        self._widths = (shape.hidden, heads * shape.dim, shape.heads * shape.dim, shape.intermediate)
+        self._dtype = dtype
+        self._rows = 0
+        self._buffers: list[torch.Tensor] = []
+
+    def of(self, hidden: torch.Tensor) -> native.Space:
+        """Room for the rows of `hidden` [T, hidden]."""
+        if len(hidden) > self._rows:
+            self._rows = len(hidden)
+            self._buffers = [torch.empty(self._rows, width, dtype=self._dtype) for width in self._widths]
+        return native.Space(hidden.data_ptr(), *(buffer.data_ptr() for buffer in self._buffers))

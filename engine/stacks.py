@@ -1,0 +1,127 @@
+"""What runs a model's layers: the protocol, and the stack that uses the model's own modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from engine.attention.layout import Layout
+from engine.attention.step import AttentionStep
+
+
+@dataclass(slots=True)
+class ModelParts:
+    """A causal language model taken apart.
+
+    Attributes:
+        kind: the architecture, `config.model_type`.
+        embed: token ids -> hidden states.
+        layers: decoder layers in order.
+        rotary: position embeddings.
+        norm: the final norm.
+        head: hidden states -> logits.
+        layer_types: one per layer where layers of several kinds have rotary embeddings of their own, else empty.
+        device: where the weights are.
+    """
+
+    kind: str
+    embed: nn.Module
+    layers: list[Any]
+    rotary: Any
+    norm: Any
+    head: nn.Module
+    layer_types: tuple[str, ...]
+    device: torch.device
+
+    @classmethod
+    def of(cls, model: Any) -> ModelParts:
+        """Take a supported Hugging Face causal language model apart."""
+        kind = model.config.model_type
+        if kind == "gpt_neox":
+            body = model.gpt_neox
+            embed, norm = body.embed_in, body.final_layer_norm
+        else:
+            body = model.model
+            embed, norm = body.embed_tokens, body.norm
+        types = tuple(model.config.layer_types) if kind == "gemma3_text" else ()
+        head = model.get_output_embeddings()
+        return cls(kind, embed, list(body.layers), body.rotary_emb, norm, head, types, model.device)
+
+
+class LayerStack(Protocol):
+    """Runs embeddings, decoder layers, final norm and head of one model."""
+
+    def hidden(
+        self, layout: Layout, step: AttentionStep, taps: frozenset[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Embed and run the decoder layers.
+
+        Args:
+            layout: the batch, T tokens.
+            step: its attention.
+            taps: layers whose output is wanted too (0: the embeddings).
+
+        Returns:
+            [T, hidden] before the final norm, and the tapped outputs [T, hidden].
+        """
+        ...
+
+    def norm(self, hidden: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
+        """The final norm of rows `picked` (int64 [R]): [R, hidden]."""
+        ...
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """Normed hidden rows [R, hidden] -> float32 logits [R, columns of the head]."""
+        ...
+
+
+class ModuleStack:
+    """The model's own modules, one after the other.
+
+    Args:
+        parts: the model.
+    """
+
+    def __init__(self, parts: ModelParts) -> None:
+        self._parts = parts
+
+    def hidden(
+        self, layout: Layout, step: AttentionStep, taps: frozenset[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """See `LayerStack.hidden`."""
+        device = self._parts.device
+        ids, positions = (torch.from_numpy(array).to(device) for array in (layout.tokens, layout.positions))
+        hidden = self._parts.embed(ids[None])
+        angles = self._rotate(hidden, positions[None])
+        tapped = {0: hidden[0]} if 0 in taps else {}
+        for index, layer in enumerate(self._parts.layers, start=1):
+            hidden = layer(hidden, position_embeddings=angles[index - 1], attention_mask=None, turnout_step=step)
+            if index in taps:
+                tapped[index] = hidden[0]
+        return hidden[0], tapped
+
+    def _rotate(self, hidden: torch.Tensor, positions: torch.Tensor) -> list[Any]:
+        """Position embeddings of every layer; Gemma 3 has one kind per layer type."""
+        parts = self._parts
+        if not parts.layer_types:
+            return [parts.rotary(hidden, positions)] * len(parts.layers)
+        by_type = {kind: parts.rotary(hidden, positions, kind) for kind in set(parts.layer_types)}
+        return [by_type[kind] for kind in parts.layer_types]
+
+    def norm(self, hidden: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
+        """See `LayerStack.norm`."""
+        normed: torch.Tensor = self._parts.norm(pick(hidden, picked))
+        return normed
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """See `LayerStack.logits`."""
+        logits: torch.Tensor = self._parts.head(normed)
+        return logits.float()
+
+
+def pick(hidden: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
+    """Rows `picked` (in ascending order) of hidden [T, width]."""
+    return hidden if len(picked) == len(hidden) else hidden.index_select(0, picked)
