@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cli import config, generate, methods, models, serve, status
+from cli import config, generate, methods, models, profile, serve, status
 from cli.output import print_error
 from turnout import __version__
 from turnout.errors import TurnoutError
@@ -30,6 +30,7 @@ app.command("generate")(generate.generate)
 app.command("methods")(methods.methods)
 app.command("models")(models.models)
 app.command("status")(status.status)
+app.command("profile")(profile.profile)
 app.add_typer(config.app, name="config")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-COMMANDS = ["serve", "generate", "methods", "models", "status", "config"]
+COMMANDS = ["serve", "generate", "methods", "models", "status", "profile", "config"]
 
 
 def test_help_names_every_command(run: Any) -> None:

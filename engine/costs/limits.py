@@ -1,0 +1,168 @@
+"""Whether configured models fit into memory, said before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from engine.costs.machine import memory_bytes
+from engine.costs.resources import ModelShape
+from engine.plan import check_supported
+from turnout.config import EngineConfig, ModelConfig, model_path
+from turnout.errors import Code, TurnoutError, invalid
+
+HEADER_LIMIT = 100 << 20  # bytes; the format's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The block pool of one model.
+
+    Attributes:
+        num_blocks: blocks of `engine.block_size` tokens.
+        max_length: longest sequence, tokens.
+        bytes_needed: KV memory for one sequence of the length asked for.
+    """
+
+    num_blocks: int
+    max_length: int
+    bytes_needed: int
+
+
+def cache_size(name: str, slot_bytes: int, positions: int, settings: ModelConfig, engine: EngineConfig) -> CacheSize:
+    """How many blocks a model gets, and the longest sequence they can hold.
+
+    Args:
+        name: the model's, for messages.
+        slot_bytes: KV memory of one token.
+        positions: tokens the checkpoint's positions allow.
+        settings: the model's configuration.
+        engine: block size and largest batch.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, a `max_length` was configured that the checkpoint or the KV memory does not
+            allow. One that was not is cut to what fits.
+    """
+    field = f"models.{name}"
+    wanted = settings.max_length or positions
+    if wanted > positions:
+        raise invalid(f"{field}.max_length", f"{wanted} is beyond the checkpoint's {positions} positions")
+    block_bytes = slot_bytes * engine.block_size
+    needed = -(-wanted // engine.block_size)
+    num_blocks = settings.kv_memory_bytes // block_bytes
+    if num_blocks < needed and (settings.max_length is not None or num_blocks < 1):
+        length = wanted if settings.max_length is not None else engine.block_size
+        minimum = -(-length // engine.block_size) * block_bytes
+        message = (
+            f"{settings.kv_memory_bytes} bytes hold {num_blocks * engine.block_size} tokens; one sequence of {length}"
+            f" tokens needs at least {minimum}"
+        )
+        raise invalid(f"{field}.kv_memory_bytes", message)
+    # No pool needs more than a full batch of the longest sequences.
+    num_blocks = min(num_blocks, engine.max_batch * needed)
+    return CacheSize(num_blocks, min(wanted, num_blocks * engine.block_size), needed * block_bytes)
+
+
+def check_memory(models: Mapping[str, ModelConfig], engine: EngineConfig) -> None:
+    """Refuse models whose weights and caches do not fit into memory together, from their files' headers.
+
+    What a forward needs beside them depends on the batch and is not counted.
+
+    Args:
+        models: what one process loads, by name.
+        engine: block size and largest batch.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, with the sizes and what to change.
+    """
+    by_device: dict[str, list[_Need]] = {}
+    for name, settings in models.items():
+        need = _need(name, settings, engine)
+        limit = settings.memory_limit_bytes
+        if limit is not None and need.total > limit:
+            raise _does_not_fit([need], limit, f"models.{name}.memory_limit_bytes")
+        by_device.setdefault(settings.device, []).append(need)
+    for device, needs in by_device.items():
+        available = memory_bytes(torch.device(device))
+        if sum(need.total for need in needs) > available:
+            largest = max(needs, key=lambda need: need.total)
+            raise _does_not_fit(needs, available, f"models.{largest.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Memory of one model, bytes."""
+
+    name: str
+    dtype: str
+    weights: int
+    cache: int
+    angles: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.angles
+
+
+def _need(name: str, settings: ModelConfig, engine: EngineConfig) -> _Need:
+    config, shape = read_shape(settings)
+    size = cache_size(name, shape.kv_bytes_per_token, config.max_position_embeddings, settings, engine)
+    cache = size.num_blocks * engine.block_size * shape.kv_bytes_per_token
+    # Cosine and sine of every position, float32, in tables that double as sequences grow.
+    angles = 2 * 4 * shape.head_dim * (1 << (size.max_length - 1).bit_length())
+    return _Need(name, settings.dtype, shape.weight_bytes, cache, angles)
+
+
+def read_shape(settings: ModelConfig) -> tuple[Any, ModelShape]:
+    """The Hugging Face configuration of a configured model, and its shape, without loading it.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, the architecture is not supported or a weight file is none.
+    """
+    folder = model_path(settings)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    check_supported(config)
+    itemsize: int = getattr(torch, settings.dtype).itemsize
+    return config, ModelShape.of(config, count_parameters(folder), itemsize)
+
+
+def count_parameters(folder: Path) -> int:
+    """Numbers stored in a checkpoint's weight files, read from their headers; 0 when there is no safetensors file."""
+    return sum(_count(file) for file in sorted(folder.glob("*.safetensors")))
+
+
+def _count(file: Path) -> int:
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > HEADER_LIMIT:
+            raise invalid("model", f"{file.name} is not a safetensors file")
+        try:
+            header: dict[str, Any] = json.loads(stream.read(length))
+        except ValueError:
+            raise invalid("model", f"{file.name} is not a safetensors file") from None
+    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def _does_not_fit(needs: list[_Need], limit: int, field: str) -> TurnoutError:
+    parts = [
+        f"{need.name}: {_mib(need.weights)} of weights, {_mib(need.cache)} of KV cache, {_mib(need.angles)} of"
+        " rotary angles"
+        for need in needs
+    ]
+    smaller = ", dtype bfloat16" if any(need.dtype == "float32" for need in needs) else ""
+    message = (
+        f"{field}: {_mib(sum(need.total for need in needs))} do not fit into {_mib(limit)} of memory"
+        f" ({'; '.join(parts)}); use less kv_memory_bytes{smaller} or a smaller model"
+    )
+    return TurnoutError(Code.INVALID_ARGUMENT, message, field)
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,170 @@
+"""Models that do not fit are refused before loading, sequences that do not fit before serving."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import engine.pool
+from engine.costs import limits
+from engine.costs.limits import cache_size, check_memory, count_parameters
+from engine.costs.machine import memory_bytes
+from engine.device import Device
+from engine.loading import prepare
+from engine.model import EngineModel
+from engine.pool import LocalPool
+from tests.engine.harness import CPU, pair_config
+from training.random_models import llama_config, random_model
+from turnout.config import EngineConfig, ModelConfig, TurnoutConfig
+from turnout.errors import Code, TurnoutError
+
+MIB = 1 << 20
+ENGINE = EngineConfig(block_size=16, max_batch=4)
+
+
+def changed(config: TurnoutConfig, name: str, **fields: object) -> TurnoutConfig:
+    model = config.models[name].model_copy(update=fields)
+    return config.model_copy(update={"models": {**config.models, name: model}})
+
+
+def test_parameters_are_counted_from_the_headers(pair_folder: Path) -> None:
+    expected = random_model(llama_config(num_hidden_layers=3), seed=0).num_parameters()
+    assert count_parameters(pair_folder / "large") == expected
+
+
+def test_parameters_of_a_sharded_checkpoint_add_up(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({"c": torch.zeros(2, 2, 2, dtype=torch.bfloat16)}, tmp_path / "model-00002-of-00002.safetensors")
+    assert count_parameters(tmp_path) == 15 + 7 + 8
+
+
+@pytest.mark.parametrize("content", [b"no header at all", b"\x04\0\0\0\0\0\0\0nope"])
+def test_a_file_that_is_no_checkpoint_is_said_plainly(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(TurnoutError, match=r"model\.safetensors is not a safetensors file"):
+        count_parameters(tmp_path)
+
+
+ANGLES = 512 * 2 * 16 * 4  # cosine and sine of every position
+
+
+def needed(folder: Path, name: str) -> int:
+    """Weights, KV and angles of a member of `pair_config`, by hand: float32; 64 sequences of 512 tokens at most."""
+    layers = {"small": 2, "large": 3}[name]
+    slot = 2 * layers * 2 * 16 * 4
+    cache = min(8 * MIB // (16 * slot), 64 * 32) * 16 * slot
+    return 4 * count_parameters(folder / name) + cache + ANGLES
+
+
+def test_a_model_beyond_its_limit_is_refused_before_loading(pair_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = pair_config(pair_folder)
+    exact = needed(pair_folder, "large")
+    check_memory(changed(config, "large", memory_limit_bytes=exact).models, config.engine)
+    monkeypatch.setattr(engine.pool, "load_checkpoint", lambda *_: pytest.fail("loaded before the check"))
+    with pytest.raises(TurnoutError) as refusal:
+        LocalPool.load("pair", changed(config, "large", memory_limit_bytes=exact - 1))
+    assert refusal.value.code is Code.INVALID_ARGUMENT
+    assert refusal.value.field == "models.large.memory_limit_bytes"
+    for part in ("large: ", "of weights", "8.0 MiB of KV cache", "kv_memory_bytes", "dtype bfloat16", "smaller model"):
+        assert part in refusal.value.message
+
+
+def test_members_must_fit_into_the_machine_together(pair_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = pair_config(pair_folder)
+    both = needed(pair_folder, "small") + needed(pair_folder, "large")
+    monkeypatch.setattr(limits, "memory_bytes", lambda device: both)
+    check_memory(config.models, config.engine)
+    monkeypatch.setattr(limits, "memory_bytes", lambda device: both - 1)
+    with pytest.raises(TurnoutError, match=r"small: .* of weights.*large: .* of weights"):
+        check_memory(config.models, config.engine)
+
+
+def test_the_pool_takes_no_more_than_was_checked(pair_folder: Path) -> None:
+    config = pair_config(pair_folder)
+    pool = LocalPool.load("pair", config)
+    for name, model in pool.engines.items():
+        cache = sum(layer.nbytes for layer in model.store.layers)
+        assert cache + 4 * model.num_parameters + ANGLES == needed(pair_folder, name)
+
+
+# One token of the model below takes 2 x 2 layers x 2 heads x 16 x 4 bytes = 512 bytes, a block of 16 8 KiB.
+SLOT = 512
+
+
+def settings(kv: int, max_length: int | None = None) -> ModelConfig:
+    return ModelConfig(path="-", kv_memory_bytes=kv, max_length=max_length)
+
+
+def test_a_cache_too_small_for_the_configured_length_is_refused() -> None:
+    assert cache_size("m", SLOT, 8192, settings(2 * MIB, 4096), ENGINE).max_length == 4096
+    with pytest.raises(TurnoutError) as refusal:
+        cache_size("m", SLOT, 8192, settings(2 * MIB, 4097), ENGINE)
+    assert refusal.value.field == "models.m.kv_memory_bytes"
+    assert "hold 4096 tokens" in refusal.value.message
+    assert f"at least {257 * 16 * SLOT}" in refusal.value.message
+
+
+def test_a_length_beyond_the_checkpoints_positions_is_refused() -> None:
+    with pytest.raises(TurnoutError, match="4096 is beyond the checkpoint's 2048 positions") as refusal:
+        cache_size("m", SLOT, 2048, settings(64 * MIB, 4096), ENGINE)
+    assert refusal.value.field == "models.m.max_length"
+
+
+def test_a_cache_without_a_single_block_is_refused() -> None:
+    with pytest.raises(TurnoutError, match=r"one sequence of 16 tokens needs at least 33554432$"):
+        cache_size("m", 2 * MIB, 2048, settings(1 * MIB), ENGINE)
+
+
+def test_the_pool_is_no_larger_than_a_full_batch_needs() -> None:
+    size = cache_size("m", SLOT, 1000, settings(64 * MIB), ENGINE)
+    assert (size.num_blocks, size.max_length) == (4 * 63, 1000)
+
+
+@pytest.mark.parametrize(("positions", "warned"), [(16384, False), (16400, True)])
+def test_positions_beyond_the_cache_are_cut_with_a_warning(
+    caplog: pytest.LogCaptureFixture, positions: int, warned: bool
+) -> None:
+    checkpoint = prepare(random_model(llama_config(max_position_embeddings=positions), seed=0))
+    with caplog.at_level(logging.WARNING):
+        model = EngineModel("m", checkpoint, settings(8 * MIB), ENGINE, Device("cpu"))
+    assert model.max_length == 16384
+    said = [record.getMessage() for record in caplog.records if "kv_memory_bytes" in record.getMessage()]
+    assert bool(said) is warned
+    if warned:
+        assert "16384 of the 16400" in said[0]
+        assert str(16400 * SLOT) in said[0]
+
+
+def test_memory_is_what_the_control_group_leaves(tmp_path: Path) -> None:
+    whole = memory_bytes(CPU, tmp_path)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    here = tmp_path / "sys/fs/cgroup/jobs/mine"
+    here.mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/jobs/mine\n")
+    (here / "memory.max").write_text("max\n")
+    assert memory_bytes(CPU, tmp_path) == whole
+    (here.parent / "memory.max").write_text(f"{300 * MIB}\n")
+    assert memory_bytes(CPU, tmp_path) == 300 * MIB, "a group above limits too"
+    (here / "memory.max").write_text(f"{200 * MIB}\n")
+    assert memory_bytes(CPU, tmp_path) == 200 * MIB
+
+
+def test_memory_is_what_an_old_control_group_leaves(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    here = tmp_path / "sys/fs/cgroup/memory/job"
+    here.mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("5:cpu,cpuacct:/job\n4:memory:/job\n")
+    (here / "memory.limit_in_bytes").write_text(f"{100 * MIB}\n")
+    assert memory_bytes(CPU, tmp_path) == 100 * MIB
+
+
+def test_the_header_format_is_the_one_on_disk(pair_folder: Path) -> None:
+    raw = (pair_folder / "small" / "model.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    stored = sum(end - start for start, end in (v["data_offsets"] for k, v in header.items() if k != "__metadata__"))
+    assert stored == 4 * count_parameters(pair_folder / "small")
