@@ -31,6 +31,7 @@ class Sequence:
         eos_ids: ids that end the answer (unless `sampling.ignore_eos`).
         stop: watches for stop strings, when there are any.
         cache_salt: separates prefix caches that must not be shared (one tenant's from another's).
+        tenant: whose request it is; a model's time is shared equally between tenants.
 
     Attributes:
         tokens: prompt and answer; only `append` and `extend` add to it, nothing ever shortens it.
@@ -47,11 +48,11 @@ class Sequence:
         "meter",
         "num_prompt_tokens",
         "output_counts",
-        "priority",
         "prompt_set",
         "sampling",
         "seed",
         "stop",
+        "tenant",
         "tokens",
     )
 
@@ -63,7 +64,7 @@ class Sequence:
         eos_ids: Iterable[int] = (),
         stop: TextStop | None = None,
         cache_salt: str = "",
-        priority: int = 0,
+        tenant: str = "default",
     ) -> None:
         self.tokens: list[int] = list(prompt)
         if not self.tokens:
@@ -73,7 +74,7 @@ class Sequence:
         self.seed = seed
         self.stop = stop
         self.cache_salt = cache_salt
-        self.priority = priority
+        self.tenant = tenant
         self.generated: list[Token] = []
         self.finish_reason: FinishReason | None = None
         self.meter = Meter()
@@ -126,9 +127,8 @@ class Sequence:
 
     def fork(self, seed: int | None = None) -> Sequence:
         """An independent continuation of the same tokens, with counters of its own."""
-        twin = Sequence(
-            self.tokens, self.sampling, self.seed if seed is None else seed, (), None, self.cache_salt, self.priority
-        )
+        seed = self.seed if seed is None else seed
+        twin = Sequence(self.tokens, self.sampling, seed, (), None, self.cache_salt, self.tenant)
         twin.num_prompt_tokens = self.num_prompt_tokens
         twin.prompt_set = self.prompt_set
         twin.generated = list(self.generated)

@@ -18,14 +18,71 @@ def reported(seq: Sequence) -> Want:
     return Want(draw=None, logprob=True, top=seq.sampling.logprobs)
 
 
-async def run_stretch(
-    step: Callable[[Want], Awaitable[Row]], seq: Sequence, until: Until, source: str, num_parameters: int
-) -> Segment:
-    """Generate and append tokens until `until` or the end of the sequence.
+class Stretch:
+    """Tokens of one call to `decode` in the making: each is looked at, appended, and the end noticed.
 
     Rules look at a token in their order, before it is appended. The first that says DROP ends the stretch: the
     token is counted as discarded and the rules after it never see it. STOP keeps the token, and wins over a
     `max_tokens` that is reached with the same token.
+
+    Args:
+        seq: appended to.
+        until: when to end.
+        source: name of the model that runs.
+        num_parameters: its parameters, for the meter.
+
+    Attributes:
+        want: what must be read with each token.
+        stopped_by: a rule's name, "max_tokens" or "finish" once it has ended; "" before.
+    """
+
+    __slots__ = ("_num_parameters", "_source", "_tokens", "_until", "seq", "stopped_by", "want")
+
+    def __init__(self, seq: Sequence, until: Until, source: str, num_parameters: int) -> None:
+        self.seq = seq
+        self.want = until.want | reported(seq)
+        self._until = until
+        self._source = source
+        self._num_parameters = num_parameters
+        self._tokens: list[Token] = []
+        self.stopped_by = ""
+        if seq.finished:
+            self.stopped_by = "finish"
+        elif until.max_tokens is not None and until.max_tokens <= 0:
+            self.stopped_by = "max_tokens"
+
+    def take(self, row: Row) -> bool:
+        """The next token was chosen; True when another one is wanted."""
+        seq, until, stopped_by = self.seq, self._until, ""
+        for rule in until.rules:
+            decision = rule.observe(row.token, row)
+            if decision is Decision.DROP:
+                seq.meter.of(self._source, self._num_parameters).discarded_tokens += 1
+                self.stopped_by = rule.name
+                return False
+            if decision is Decision.STOP:
+                stopped_by = stopped_by or rule.name
+        token = token_of(row, self._source)
+        seq.append(token, self._num_parameters)
+        self._tokens.append(token)
+        if seq.finished:
+            self.stopped_by = "finish"
+        elif stopped_by:
+            self.stopped_by = stopped_by
+        elif until.max_tokens is not None and len(self._tokens) >= until.max_tokens:
+            self.stopped_by = "max_tokens"
+        return not self.stopped_by
+
+    @property
+    def segment(self) -> Segment:
+        """What was appended, and why it ended."""
+        return Segment(tuple(self._tokens), self.stopped_by)
+
+
+async def run_stretch(
+    step: Callable[[Want], Awaitable[Row]], seq: Sequence, until: Until, source: str, num_parameters: int
+) -> Segment:
+    """Generate and append tokens until `until` or the end of the sequence; see `Stretch`.
 
     Args:
         step: one forward pass: reads the position after the sequence's last token.
@@ -37,26 +94,10 @@ async def run_stretch(
     Returns:
         The appended tokens; `stopped_by` is the rule's name, "max_tokens" or "finish".
     """
-    want = until.want | reported(seq)
-    tokens: list[Token] = []
-    while not seq.finished:
-        if until.max_tokens is not None and len(tokens) >= until.max_tokens:
-            return Segment(tuple(tokens), "max_tokens")
-        row = await step(want)
-        stopped_by = ""
-        for rule in until.rules:
-            decision = rule.observe(row.token, row)
-            if decision is Decision.DROP:
-                seq.meter.of(source, num_parameters).discarded_tokens += 1
-                return Segment(tuple(tokens), rule.name)
-            if decision is Decision.STOP:
-                stopped_by = stopped_by or rule.name
-        token = token_of(row, source)
-        seq.append(token, num_parameters)
-        tokens.append(token)
-        if stopped_by and not seq.finished:
-            return Segment(tuple(tokens), stopped_by)
-    return Segment(tuple(tokens), "finish")
+    stretch = Stretch(seq, until, source, num_parameters)
+    while not stretch.stopped_by:
+        stretch.take(await step(stretch.want))
+    return stretch.segment
 
 
 def stretch_lengths(longest: int = LONGEST_STRETCH) -> Iterator[int]:

@@ -21,7 +21,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 
 from deployments.ingress import Ingress
-from deployments.pool_deployment import PoolLoader, PoolReplica, load_local_pool
+from deployments.pool_deployment import PoolLoader, ServedPool, load_local_pool
 from turnout.calls import PoolStats
 from turnout.config import PoolConfig, TurnoutConfig, load_config
 from turnout.errors import Code, TurnoutError, invalid
@@ -31,6 +31,8 @@ ADD_TO_SERVER = "deployments.grpc_wire.add_to_server"
 EXCEPTION_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 # Our own deadline fires first and says which field; Serve's is for a stuck ingress.
 BACKSTOP_S = 15.0
+# Calls that ask for no place in a pool (its models, its state) get through beside all that do.
+CONTROL_CALLS = 16
 
 
 def build_app(config: TurnoutConfig, load: PoolLoader = load_local_pool) -> serve.Application:
@@ -42,10 +44,10 @@ def build_app(config: TurnoutConfig, load: PoolLoader = load_local_pool) -> serv
     """
     pools = {
         name: serve.deployment(
-            PoolReplica,
+            ServedPool,
             name=f"pool-{name}",
             num_replicas=pool.replicas,
-            max_ongoing_requests=pool.max_ongoing_requests,
+            max_ongoing_requests=_num_in_replica(pool),
             max_queued_requests=pool.max_queued_requests,
             max_constructor_retry_count=1,  # a pool that does not load now will not load in a minute
             ray_actor_options={"num_cpus": 1, "num_gpus": _num_gpus(config, pool)},
@@ -76,8 +78,13 @@ def _num_gpus(config: TurnoutConfig, pool: PoolConfig) -> int:
     return len(devices - {"cpu"})
 
 
+def _num_in_replica(pool: PoolConfig) -> int:
+    """Requests wait inside the replica, which knows their tenants; Serve's own queue is first come, first served."""
+    return pool.max_ongoing_requests + pool.max_queued_requests + CONTROL_CALLS
+
+
 def _num_admitted(pool: PoolConfig) -> int:
-    return pool.replicas * pool.max_ongoing_requests + pool.max_queued_requests
+    return pool.replicas * _num_in_replica(pool) + pool.max_queued_requests
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -109,3 +109,19 @@ class PoolReplica:
             close = getattr(events, "aclose", None)
             if close is not None:
                 await asyncio.shield(close())
+
+
+class ServedPool(PoolReplica):
+    """A replica as Serve runs it: stopping it closes the pool."""
+
+    def __init__(self, name: str, config: TurnoutConfig, load: PoolLoader) -> None:
+        self._closed = True  # until there is a pool
+        super().__init__(name, config, load)
+        self._closed = False
+
+    def __del__(self) -> Coroutine[None, None, None] | None:
+        """Serve calls this before it ends the process, and awaits what it returns."""
+        if self._closed:
+            return None
+        self._closed = True
+        return self._pool.close()

@@ -160,13 +160,15 @@ class AnswerRun:
         text = StopStrings(Detokenizer(self._tokenizer, prepared.prompt), sampling.stop)
         seed = derive_seed(prepared.seed, index)
         eos = self._tokenizer.eos_ids
-        sequence = Sequence(prepared.prompt, sampling, seed, eos, text, cache_salt=prepared.call.tenant)
+        tenant = prepared.call.tenant
+        sequence = Sequence(prepared.prompt, sampling, seed, eos, text, cache_salt=tenant, tenant=tenant)
         return Answer(index, sequence, text)
 
     async def events(self) -> AsyncIterator[Event]:
         """Chunks as they come, then the usage.
 
-        The deadline holds however slowly the events are taken: work ends and memory is given back when it passes.
+        The deadline counts from when the run was made, and holds however slowly the events are taken: work ends and
+        memory is given back when it passes.
 
         Raises:
             TurnoutError: DEADLINE_EXCEEDED; CANCELLED when the pool is closed meanwhile.
@@ -175,7 +177,10 @@ class AnswerRun:
         tasks = [asyncio.create_task(self._drive(answer, queue)) for answer in self.answers]
         deadline_s = self._prepared.call.deadline_s
         loop = asyncio.get_running_loop()
-        timer = None if deadline_s is None else loop.call_later(deadline_s, _expire, deadline_s, queue, tasks)
+        timer = None
+        if deadline_s is not None:
+            left_s = deadline_s - (time.perf_counter() - self._started)
+            timer = loop.call_later(left_s, _expire, deadline_s, queue, tasks)
         open_answers = len(tasks)
         try:
             while open_answers:

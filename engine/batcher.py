@@ -4,104 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-import time
-from dataclasses import dataclass, field
-from itertools import count
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Sequence as Works
 
-from decoding.logits import History
 from decoding.model import Row, Want
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from engine.cache.blocks import OutOfBlocksError
 from engine.cache.table import BlockTable
 from engine.device import Device
+from engine.forwards import Forwards, Outcome
+from engine.memory import StepMemory, age
 from engine.runner import Feed, Runner
-from engine.scheduler import plan_step
+from engine.scheduler import Forward, Limits, Load, StepTime, load_of, plan_step
+from engine.waiting import WaitingWork
+from engine.work import Work
 from turnout.errors import Code, TurnoutError
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """One awaited operation: bring the cache up to the sequence plus `extra`, and read rows.
-
-    Attributes:
-        table: whose cache.
-        extra: hypothetical tokens after the sequence (a draft path, a continuation to score).
-        tree: a draft tree after the sequence; excludes `extra`.
-        want: what to read; None reads nothing.
-        every: read after the sequence's last token and after each of `extra`, not only after the last.
-        background: fills leftover budget only, and stops before the sequence's last token.
-    """
-
-    table: BlockTable
-    order: int
-    future: asyncio.Future[list[Row]]
-    extra: tuple[int, ...] = ()
-    tree: DraftTree | None = None
-    want: Want | None = None
-    every: bool = False
-    background: bool = False
-    rows: list[Row] = field(default_factory=list)
-    remaining: int = 0
-
-    @property
-    def atomic(self) -> int:
-        """Tokens at the end that are fed together."""
-        return 1 + len(self.tree) if self.tree is not None else 1
-
-    @property
-    def started(self) -> bool:
-        """Whether part of the sequence is cached."""
-        return len(self.table) > 0
-
-    @property
-    def target_length(self) -> int:
-        """Cached length once this is done (tree nodes are not cached tokens)."""
-        return len(self.table.seq) - 1 if self.background else len(self.table.seq) + len(self.extra)
-
-    @property
-    def first_read(self) -> int:
-        """Index of the first token, of the sequence and `extra`, after which a row is still to be read."""
-        return len(self.table.seq) - 1 + len(self.rows) if self.every else self.target_length - 1
-
-    def refresh(self) -> None:
-        """Recompute what is missing: caches may have been shared, shortened or preempted since."""
-        table = self.table
-        table.adopt_prefix()
-        if self.background:
-            table.reconcile()
-            self.remaining = max(self.target_length - len(table), 0)
-            return
-        kept = table.reconcile(self.extra, compute_from=self.first_read)
-        self.remaining = self.target_length - kept + (len(self.tree) if self.tree is not None else 0)
-
-    def feed(self, count: int) -> Feed:
-        """The next `count` of the remaining tokens, with the draft tree at their end, and what to read of them."""
-        table, seq = self.table, self.table.seq
-        start = len(table)
-        tokens = seq.tokens[start : start + count]
-        tokens += self.extra[max(start - len(seq), 0) :][: count - len(tokens)]
-        last = count == self.remaining
-        tree = self.tree if last else None
-        if tree is not None:
-            tokens += tree.tokens
-        return Feed(table, tokens, tree, self._reads(start, len(tokens), last))
-
-    def _reads(self, start: int, fed: int, last: bool) -> list[tuple[int, History, Want]]:
-        want, seq, tree = self.want, self.table.seq, self.tree
-        if want is None or (tree is not None and not last):
-            return []
-        if tree is not None:
-            root = fed - len(tree) - 1
-            paths = [(), *(tuple(tree.tokens[node] for node in tree.path(i)) for i in range(len(tree)))]
-            return [(root + i, History(seq, path), want) for i, path in enumerate(paths)]
-        return [
-            (index - start, History(seq, self.extra[: index - len(seq) + 1]), want)
-            for index in range(max(self.first_read, start), start + fed)
-        ]
+Steps = list[tuple[Work, Feed]]
 
 
 class Batcher:
@@ -111,31 +33,58 @@ class Batcher:
         name: the model's name, for the meter.
         num_parameters: its parameters.
         runner: executes forwards.
-        device: whose turn it must be.
-        token_budget: tokens per forward.
-        max_batch: operations per forward.
+        device: whose turn it must be, and whose time tenants share.
+        limits: what a step may hold.
+        times: predicts how long a step takes, and is told how long it took; None bounds steps by tokens only.
+
+    Attributes:
+        tables: the caches of the sequences the model works on.
+        step_seconds: recent time of a step of single tokens, in seconds.
     """
 
     def __init__(
-        self, name: str, num_parameters: int, runner: Runner, device: Device, token_budget: int, max_batch: int
+        self,
+        name: str,
+        num_parameters: int,
+        runner: Runner,
+        device: Device,
+        limits: Limits,
+        times: StepTime | None = None,
     ) -> None:
         self.name = name
         self.num_parameters = num_parameters
-        self.runner = runner
         self.device = device
-        self.token_budget = token_budget
-        self.max_batch = max_batch
+        self.limits = limits
+        self.times = times
         self.tables: dict[Sequence, BlockTable] = {}
         self.step_seconds = 0.0
-        self._waiting: list[Work] = []
-        self._order = count()
+        self._forwards = Forwards(runner, device)
+        self._waiting = WaitingWork()
         self._loop: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
+        device.members.append(self)
+
+    @property
+    def runner(self) -> Runner:
+        """Executes the forwards."""
+        return self._forwards.runner
+
+    @property
+    def forward_seconds(self) -> float:
+        """Time spent in forward passes so far, in seconds."""
+        return self._forwards.seconds
 
     @property
     def num_waiting(self) -> int:
         """Operations waiting for a forward."""
         return len(self._waiting)
+
+    def tenants(self) -> set[str]:
+        """Whose operations wait or run."""
+        return self._waiting.tenants()
+
+    def load(self) -> Load:
+        """What waits, in the eyes of other models on the device."""
+        return load_of(self._waiting if self.times is not None else (), self.limits, self.times)
 
     async def submit(
         self,
@@ -145,61 +94,50 @@ class Batcher:
         tree: DraftTree | None = None,
         every: bool = False,
         background: bool = False,
+        on_row: Callable[[Row], bool] | None = None,
     ) -> list[Row]:
-        """Queue an operation and wait for its rows.
+        """Queue an operation and wait for its rows; see `Work`.
+
+        With `on_row`, rows are handed over as they come, without waking whoever waits, until it returns False.
 
         Raises:
             TurnoutError: RESOURCE_EXHAUSTED when the sequence alone does not fit into the block pool, CANCELLED
                 when the sequence is released meanwhile.
         """
-        pool = table.pool
-        length = len(table.seq) + len(extra) + (len(tree) if tree is not None else 0)
-        if -(-length // pool.block_size) > pool.num_blocks:
-            limit = pool.num_blocks * pool.block_size
-            message = f"a sequence of {length} tokens does not fit the KV cache of {self.name} ({limit} tokens)"
-            raise TurnoutError(Code.RESOURCE_EXHAUSTED, message)
-        future: asyncio.Future[list[Row]] = asyncio.get_running_loop().create_future()
-        order = next(self._order)
-        if table.arrival is None:
-            table.arrival = order
-        work = Work(table, order, future, extra, tree, want, every, background)
-        self._waiting.append(work)
-        self._wake.set()
+        loop = asyncio.get_running_loop()
+        work = Work(table, loop.create_future(), extra, tree, want, every, background, on_row)
+        _check_fits(work, self.name)
+        self._waiting.add(work)
+        self.device.changed.set()
         if self._loop is None or self._loop.done():
-            self._loop = asyncio.create_task(self._run(), name=f"batcher-{self.name}")
+            self._loop = loop.create_task(self._run(), name=f"batcher-{self.name}")
         try:
-            rows = await future
+            rows = await work.future
         finally:
-            if not future.done() or future.cancelled():
-                self._forget(work)
+            if work in self._waiting:  # whoever waited gave up
+                self._waiting.discard(work)
+                self.device.changed.set()
         if table.released:
             raise _released()
         return rows
 
-    def _forget(self, work: Work) -> None:
-        if work in self._waiting:
-            self._waiting.remove(work)
-        self._wake.set()
-
     def release(self, table: BlockTable) -> None:
         """Give back a sequence's blocks: now, or when the forward that uses them ends. What waits for it fails."""
         table.released = True
-        for work in self._waiting:
-            if work.table is table:
-                _refuse(work, _released())
-        self._waiting = [work for work in self._waiting if work.table is not table]
+        for work in [work for work in self._waiting if work.table is table]:
+            self._waiting.refuse(work, _released())
         if not table.in_flight:
             table.drop()
-        self._wake.set()
+        self.device.changed.set()
 
     async def close(self) -> None:
         """Stop the loop; pending operations are cancelled."""
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
-        for work in self._waiting:
-            work.future.cancel()
-        self._waiting.clear()
+        self._waiting.cancel_all()
+        if self in self.device.members:
+            self.device.members.remove(self)
 
     async def _run(self) -> None:
         while self._waiting:
@@ -207,7 +145,7 @@ class Batcher:
                 # Let everyone whose result just arrived ask for the next one, so that they share a forward.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                steps: list[tuple[Work, Feed]] = []
+                steps: Steps = []
                 num_waiting = len(self._waiting)
                 try:
                     steps = self._plan()
@@ -216,152 +154,128 @@ class Batcher:
                 except Exception as error:
                     # A fault outside the forward: nobody may be left waiting for a loop that has died.
                     log.exception("batching of %s failed", self.name)
+                    for work in list(self._waiting):
+                        self._waiting.refuse(work, error)
+                finally:
                     self._land(steps)
-                    for work in self._waiting:
-                        _refuse(work, error)
-                    self._waiting.clear()
+            self.device.changed.set()
             if not steps and self._waiting and len(self._waiting) == num_waiting:
-                self._wake.clear()
-                await self._wake.wait()
+                self.device.changed.clear()
+                await self.device.changed.wait()
 
-    def _plan(self) -> list[tuple[Work, Feed]]:
+    def _plan(self) -> Steps:
         """Choose the step's operations, reserve their memory, and lay out what each feeds."""
-        candidates: list[Work] = []
-        busy: set[int] = set()
-        # What somebody waits for goes before background work on the same cache.
-        for work in sorted((w for w in self._waiting if not w.future.done()), key=lambda w: w.background):
-            if id(work.table) in busy:
-                continue
-            work.refresh()
-            if work.remaining == 0:
-                work.future.set_result(work.rows)
-                continue
-            busy.add(id(work.table))
-            candidates.append(work)
-        shares = plan_step(candidates, self.token_budget, self.max_batch)
-        steps: list[tuple[Work, Feed]] = []
-        settled: set[int] = set()  # caches that keep what they have in this step
-        preempted: set[int] = set()
+        candidates = self._waiting.candidates()
+        contested = len(self.device.tenants()) > 1
+        if not candidates or (contested and self.device.others_first(self.tenants())):
+            return []
+        memory = StepMemory(self.tables, candidates)
+        shares = plan_step(
+            candidates,
+            self.limits,
+            self.times,
+            lambda index, alone: memory.admit(candidates[index], alone),
+            self.device.owed,
+            contested,
+            lambda: [member.load() for member in self.device.members if member is not self],
+        )
+        steps: Steps = []
         for share in shares:
             work = candidates[share.index]
-            if id(work.table) in preempted:
-                continue
-            if self._reserve(work, share.tokens, settled, preempted):
-                settled.add(id(work.table))
+            if memory.reserve(work, share.tokens):
                 steps.append((work, work.feed(share.tokens)))
             elif work.background:
-                work.future.set_result([])  # no room to read ahead: the cache stays short, which is never wrong
-        self._waiting = [w for w in self._waiting if not w.future.done()]
-        if not steps:
-            stuck = [work for work in candidates if not work.background]
-            steps = self._squeeze(min(stuck, key=_arrival)) if stuck else []
+                self._waiting.finish(work, [])  # no room to read ahead: the cache stays short, which is never wrong
+        stuck = [] if steps else [work for work in candidates if not work.background]
+        if stuck:
+            oldest = min(stuck, key=lambda work: age(work.table))
+            if tokens := memory.squeeze(oldest, self.limits.token_budget):
+                steps.append((oldest, oldest.feed(tokens)))
         return steps
 
-    def _reserve(self, work: Work, tokens: int, settled: set[int], preempted: set[int]) -> bool:
-        """Reserve blocks, preempting idle caches, then younger sequences; False: wait until some are free."""
-        length = len(work.table) + tokens
-        while True:
-            try:
-                work.table.reserve(length)
-            except OutOfBlocksError:
-                victim = None if work.background else self._victim(work, settled)
-                if victim is None:
-                    return False
-                victim.drop()
-                preempted.add(id(victim))
-            else:
-                return True
-
-    def _victim(self, work: Work, settled: set[int]) -> BlockTable | None:
-        """A cache to give up for `work`: idle ones first, then those of younger sequences; the youngest of them."""
-        waiting = {id(w.table) for w in self._waiting if not w.background}
-        held = [t for t in self.tables.values() if t.blocks and id(t) not in settled and t is not work.table]
-        idle = [t for t in held if id(t) not in waiting]
-        younger = [t for t in held if _age(t) > _age(work.table)]
-        return max(idle or younger, key=_age, default=None)
-
-    def _squeeze(self, work: Work) -> list[tuple[Work, Feed]]:
-        """Nothing fitted: give the oldest sequence everything the others hold."""
-        for table in self.tables.values():
-            if table is not work.table:
-                table.drop()
-        work.refresh()
-        tokens = min(work.remaining, max(self.token_budget, work.atomic))
-        if work.remaining - tokens < work.atomic and tokens < work.remaining:
-            tokens = work.remaining - work.atomic
-        return [(work, work.feed(tokens))] if self._reserve(work, tokens, set(), set()) else []
-
-    async def _step(self, steps: list[tuple[Work, Feed]]) -> None:
+    async def _step(self, steps: Steps) -> None:
+        """Run one forward, learn its cost, and hand out its rows; a forward that fails fails only who caused it."""
         feeds = [feed for _, feed in steps]
         for feed in feeds:
             feed.table.in_flight = True
-        started = time.perf_counter()
-        forward = asyncio.ensure_future(self.device.run(lambda: self.runner.run(feeds)))
+        outcomes: Works[Outcome]
         try:
-            results = await asyncio.shield(forward)
-        except asyncio.CancelledError:
-            await asyncio.gather(forward, return_exceptions=True)
-            self._land(steps)
-            raise
+            outcomes, seconds = await self._forwards.run(feeds)
         except Exception as error:
             log.exception("forward pass of %s failed", self.name)
-            self._land(steps)
-            for work, _ in steps:
-                _refuse(work, error)
-            return
-        elapsed = time.perf_counter() - started
-        if all(len(feed.tokens) == 1 for feed in feeds):
-            self.step_seconds = elapsed if not self.step_seconds else 0.9 * self.step_seconds + 0.1 * elapsed
-        self._resolve(steps, results)
+            outcomes = await self._forwards.run_each(feeds) if len(feeds) > 1 else [error]
+        else:
+            self._learn(steps, seconds)
+        self._resolve(steps, outcomes)
 
-    def _land(self, steps: list[tuple[Work, Feed]]) -> None:
+    def _learn(self, steps: Steps, seconds: float) -> None:
+        """Keep the recent step time, the cost model, and what tenants are owed up to date."""
+        if all(len(feed.tokens) == 1 for _, feed in steps):
+            self.step_seconds = seconds if not self.step_seconds else 0.9 * self.step_seconds + 0.1 * seconds
+        if self.times is None:
+            return
+        whole = Forward()
+        for _, feed in steps:
+            whole.add(len(feed.table), len(feed.tokens))
+        active = self.device.tenants()
+        got = _seconds_by_tenant(steps, self.times) if len(active) > 1 else {}
+        self.device.owed.charge(got, active, whole.seconds(self.times) if got else 0.0)
+        self.times.observe(whole.fed, whole.attended, whole.sequences, seconds)
+
+    def _land(self, steps: Steps) -> None:
         for _, feed in steps:
             feed.table.in_flight = False
             if feed.table.released:
                 feed.table.drop()
 
-    def _resolve(self, steps: list[tuple[Work, Feed]], results: list[list[Row]]) -> None:
-        for (work, feed), rows in zip(steps, results, strict=True):
-            self._count(work, feed)
+    def _resolve(self, steps: Steps, outcomes: Works[Outcome]) -> None:
+        """Enter what was computed into the caches, and wake who has all of its rows."""
+        for (work, feed), outcome in zip(steps, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                self._waiting.refuse(work, outcome)
+                continue
+            work.meter(feed, self.name, self.num_parameters)
             num_nodes = len(feed.tree) if feed.tree is not None else 0
             feed.table.filled(feed.tokens[: len(feed.tokens) - num_nodes])
-            work.rows.extend(rows)
-        self._land(steps)
-        for work, feed in steps:
-            done = feed.tree is not None or (work.tree is None and len(feed.table) >= work.target_length)
-            if done and not work.future.done():
-                work.future.set_result(work.rows)
-        self._waiting = [w for w in self._waiting if not w.future.done()]
+            if len(feed.tokens) < work.remaining:
+                work.rows.extend(outcome)
+            elif work.on_row is None:
+                self._waiting.finish(work, [*work.rows, *outcome])
+            else:
+                self._hand_over(work, outcome[0])
 
-    def _count(self, work: Work, feed: Feed) -> None:
-        """Put every fed token into one of the meter's classes."""
-        seq, table = work.table.seq, work.table
-        meter = seq.meter.of(self.name, self.num_parameters)
-        start, fed = len(table), len(feed.tokens)
-        prompt = max(min(seq.num_prompt_tokens - start, fed), 0)
-        real = max(min(len(seq) - start, fed), 0)
-        decode = 1 if not work.background and real > prompt and start + fed >= len(seq) else 0
-        meter.forwards += 1
-        meter.prompt_tokens += prompt
-        meter.decode_tokens += decode
-        meter.catchup_tokens += real - prompt - decode
-        meter.draft_tokens += fed - real
-        meter.cached_tokens = table.cached_on_arrival
+    def _hand_over(self, work: Work, row: Row) -> None:
+        """Let a stretch of decoding take its next token; it goes on from the end of the queue."""
+        assert work.on_row is not None
+        if work.future.done() or work.table.released:
+            self._waiting.finish(work, [])
+            return
+        try:
+            if not work.on_row(row):
+                self._waiting.finish(work, [])
+                return
+            _check_fits(work, self.name)
+        except Exception as error:
+            self._waiting.refuse(work, error)
+        else:
+            self._waiting.renew(work)
 
 
-def _refuse(work: Work, error: Exception) -> None:
-    if not work.future.done():
-        work.future.set_exception(error)
+def _seconds_by_tenant(steps: Steps, times: StepTime) -> dict[str, float]:
+    """What was fed for each tenant would have taken so long in a step of its own."""
+    forwards = defaultdict[str, Forward](Forward)
+    for work, feed in steps:
+        forwards[work.tenant].add(len(feed.table), len(feed.tokens))
+    return {tenant: forward.seconds(times) for tenant, forward in forwards.items()}
+
+
+def _check_fits(work: Work, name: str) -> None:
+    pool = work.table.pool
+    limit = pool.num_blocks * pool.block_size
+    if work.total > limit:
+        message = f"a sequence of {work.total} tokens does not fit the KV cache of {name} ({limit} tokens)"
+        raise TurnoutError(Code.RESOURCE_EXHAUSTED, message)
 
 
 def _released() -> TurnoutError:
     return TurnoutError(Code.CANCELLED, "the sequence was released while its model worked on it")
-
-
-def _age(table: BlockTable) -> int:
-    """Order of first use; a table nobody has used yet (a fresh fork) is the youngest."""
-    return table.arrival if table.arrival is not None else sys.maxsize
-
-
-def _arrival(work: Work) -> int:
-    return _age(work.table)

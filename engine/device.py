@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
+from engine.fairness import FairShare
+from engine.scheduler import Load
+
 T = TypeVar("T")
+
+
+class Member(Protocol):
+    """A model's queue, as the others on its device see it."""
+
+    def tenants(self) -> set[str]:
+        """Whose operations wait or run there."""
+        ...
+
+    def load(self) -> Load:
+        """What waits there."""
+        ...
 
 
 class Device:
@@ -17,16 +32,34 @@ class Device:
 
     Args:
         name: torch device name.
+
+    Attributes:
+        turn: held by whose forward is being planned or runs.
+        changed: set when an operation has come, gone or run.
+        members: queues of the models that live here.
+        owed: what the tenants of these models are owed of the device's time.
     """
 
     def __init__(self, name: str) -> None:
         self.torch_device = torch.device(name)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"forward-{name}")
         self.turn = asyncio.Lock()
+        self.changed = asyncio.Event()
+        self.members: list[Member] = []
+        self.owed = FairShare()
 
-    async def run(self, work: Callable[[], T]) -> T:
+    def tenants(self) -> set[str]:
+        """Whose operations wait or run on any of the models."""
+        return set().union(*(member.tenants() for member in self.members))
+
+    def others_first(self, tenants: Collection[str]) -> bool:
+        """Whether a tenant that waits for another model only is owed time, and more of it than any of these."""
+        mine = max(map(self.owed.balance, tenants), default=0.0)
+        return any(self.owed.balance(tenant) > max(mine, 0.0) for tenant in self.tenants())
+
+    def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` on the device's thread. The caller holds `turn`."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def close(self) -> None:
         """End the thread after the forward in progress."""

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+
 from decoding.drafters.base import Drafter
 from decoding.model import Row, Score, Until, Want
 from decoding.scoring import score_continuation
 from decoding.sequence import Sequence
-from decoding.stretch import run_stretch
+from decoding.stretch import Stretch
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict, Verifier, want_of
 from engine.batcher import Batcher
 from engine.cache.blocks import BlockPool
 from engine.cache.store import KVStore
 from engine.cache.table import BlockTable
+from engine.costs.limits import cache_size
+from engine.costs.probe import Probe, profile
 from engine.device import Device
 from engine.loading import Checkpoint
 from engine.runner import Runner
+from engine.scheduler import Limits
 from turnout.config import EngineConfig, ModelConfig
 from turnout.types import Segment
+
+log = logging.getLogger(__name__)
 
 
 class EngineModel:
@@ -39,13 +46,20 @@ class EngineModel:
         self.architecture = checkpoint.architecture
         self.num_parameters = checkpoint.num_parameters
         self.vocab_size = checkpoint.vocab_size
-        self.max_length = min(checkpoint.max_length, config.max_length or checkpoint.max_length)
         slot_bytes = KVStore.slot_bytes(plan.num_layers, plan.kv_heads, plan.head_dim, checkpoint.dtype)
-        num_blocks = max(config.kv_memory_bytes // (slot_bytes * engine.block_size), 1)
-        # No pool needs more than a full batch of the longest sequences.
-        num_blocks = min(num_blocks, engine.max_batch * -(-self.max_length // engine.block_size))
-        # A longer sequence would be admitted and then run out of blocks halfway.
-        self.max_length = min(self.max_length, num_blocks * engine.block_size)
+        size = cache_size(name, slot_bytes, checkpoint.max_length, config, engine)
+        self.max_length, num_blocks = size.max_length, size.num_blocks
+        if config.max_length is None and size.max_length < checkpoint.max_length:
+            log.warning(
+                "%s: sequences are limited to %d of the %d tokens the checkpoint allows;"
+                " models.%s.kv_memory_bytes is %d and would have to be %d",
+                name,
+                size.max_length,
+                checkpoint.max_length,
+                name,
+                config.kv_memory_bytes,
+                size.bytes_needed,
+            )
         self.pool = BlockPool(num_blocks, engine.block_size)
         self.store = KVStore(
             plan.num_layers,
@@ -56,8 +70,10 @@ class EngineModel:
             device.torch_device,
         )
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)
-        self.batcher = Batcher(name, self.num_parameters, runner, device, engine.token_budget, engine.max_batch)
-        self.batcher.step_seconds = checkpoint.step_s
+        limits = Limits(engine.token_budget, engine.max_batch, engine.max_slowdown)
+        self.step_time = profile(Probe(runner, num_blocks, self.max_length, engine.max_batch, engine.token_budget))
+        self.batcher = Batcher(name, self.num_parameters, runner, device, limits, self.step_time)
+        self.batcher.step_seconds = self.step_time.seconds(fed=1, attended=1, sequences=1)
 
     def _table(self, seq: Sequence) -> BlockTable:
         table = self.batcher.tables.get(seq)
@@ -73,12 +89,10 @@ class EngineModel:
 
     async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
         """See `decoding.model.Model.decode`."""
-        table = self._table(seq)
-
-        async def step(want: Want) -> Row:
-            return (await self.batcher.submit(table, want))[0]
-
-        return await run_stretch(step, seq, until, self.name, self.num_parameters)
+        stretch = Stretch(seq, until, self.name, self.num_parameters)
+        if not stretch.stopped_by:
+            await self.batcher.submit(self._table(seq), stretch.want, on_row=stretch.take)
+        return stretch.segment
 
     async def propose(self, seq: Sequence, drafter: Drafter, budget: int) -> DraftTree:
         """See `decoding.model.Model.propose`."""

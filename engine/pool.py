@@ -13,9 +13,11 @@ import torch
 from decoding.model import ModelPool, Score
 from decoding.sequence import Sequence
 from engine.answer import AnswerRun, encode_tokens, prepare_call
+from engine.costs.limits import check_memory
 from engine.device import Device
 from engine.loading import Checkpoint, load_checkpoint
 from engine.model import EngineModel
+from engine.places import Places
 from engine.text import TextTokenizer
 from turnout.calls import Event, GenerateCall, ModelDescription, PoolStats, ScoreCall, ScoredTokens, TokenOut
 from turnout.config import TurnoutConfig, model_path
@@ -35,6 +37,7 @@ class LocalPool:
         models: members by name.
         roles: "small" and "large" -> member name.
         tokenizer: shared by the members.
+        places: how many calls are worked on at once, and who is next.
         default_method: for requests that name none.
         default_params: its parameters.
     """
@@ -45,6 +48,7 @@ class LocalPool:
         models: dict[str, EngineModel],
         roles: dict[str, str],
         tokenizer: TextTokenizer,
+        places: Places,
         default_method: str = "plain",
         default_params: dict[str, Any] | None = None,
         devices: tuple[Device, ...] = (),
@@ -59,7 +63,7 @@ class LocalPool:
         self.max_length = min(model.max_length for model in models.values())
         self.vocab_size = min(model.vocab_size for model in models.values())
         self._devices = devices
-        self._num_active = 0
+        self._places = places
         self._rate = _Rate()
 
     @classmethod
@@ -67,7 +71,8 @@ class LocalPool:
         """Load a configured pool's models and tokenizer.
 
         Raises:
-            TurnoutError: unknown pool, unsupported architecture, or models that do not share a vocabulary.
+            TurnoutError: unknown pool, unsupported architecture, models that do not fit into memory or do not share
+                a vocabulary.
         """
         if name not in config.pools:
             raise not_found("pools", name, list(config.pools))
@@ -77,10 +82,14 @@ class LocalPool:
         devices: dict[str, Device] = {}
         models: dict[str, EngineModel] = {}
         checkpoints: dict[str, Checkpoint] = {}
-        for member in dict.fromkeys((pool.small, pool.large)):
+        members = dict.fromkeys((pool.small, pool.large))
+        check_memory({member: config.models[member] for member in members}, config.engine)
+        for member in members:
             settings = config.models[member]
             device = devices.setdefault(settings.device, Device(settings.device))
-            checkpoints[member] = load_checkpoint(model_path(settings), DTYPES[settings.dtype], device.torch_device)
+            checkpoints[member] = load_checkpoint(
+                model_path(settings), DTYPES[settings.dtype], device.torch_device, config.engine.kernels
+            )
         vocab_size = min(checkpoint.vocab_size for checkpoint in checkpoints.values())
         for member, checkpoint in checkpoints.items():
             checkpoint.vocab_size = checkpoint.plan.vocab_size = vocab_size
@@ -90,13 +99,16 @@ class LocalPool:
         other = TextTokenizer(model_path(config.models[pool.small]))
         _check_vocabulary(name, pool.small, pool.large, other, tokenizer)
         roles = {"small": pool.small, "large": pool.large}
-        return cls(name, models, roles, tokenizer, pool.default.name, pool.default.params, tuple(devices.values()))
+        places = Places(name, pool.max_ongoing_requests, pool.max_queued_requests)
+        default = pool.default
+        return cls(name, models, roles, tokenizer, places, default.name, default.params, tuple(devices.values()))
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
         """Answer a call: chunks, then one `Usage`. Closing the iterator frees everything within a step.
 
         Raises:
-            TurnoutError: a refusal before the first event; DEADLINE_EXCEEDED or INTERNAL later.
+            TurnoutError: a refusal before the first event, RESOURCE_EXHAUSTED when too many calls wait for a place;
+                DEADLINE_EXCEEDED or INTERNAL later.
         """
         members = {member: role for role, member in self.roles.items()}
         prepared = prepare_call(
@@ -110,14 +122,13 @@ class LocalPool:
             self.default_params,
         )
         run = AnswerRun(prepared, self.pool, self.tokenizer, self.roles["large"])
-        self._num_active += 1
-        try:
-            async with aclosing(run.events()) as events:  # type: ignore[type-var]
-                async for event in events:
-                    self._rate.count(event)
-                    yield event
-        finally:
-            self._num_active -= 1
+        async with (
+            self._places.hold(call.tenant, call.deadline_s),
+            aclosing(run.events()) as events,  # type: ignore[type-var]
+        ):
+            async for event in events:
+                self._rate.count(event)
+                yield event
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion after the prompt, under the large model or the member named.
@@ -138,13 +149,12 @@ class LocalPool:
             raise out_of_range(
                 "prompt", f"with its completion {len(prompt) + longest} tokens; at most {model.max_length}"
             )
-        seq = Sequence(prompt, SamplingParams(temperature=0.0), 0, cache_salt=call.tenant)
-        self._num_active += 1
-        try:
-            scores = await model.score(seq, completions, call.top)
-        finally:
-            model.release(seq)
-            self._num_active -= 1
+        seq = Sequence(prompt, SamplingParams(temperature=0.0), 0, cache_salt=call.tenant, tenant=call.tenant)
+        async with self._places.hold(call.tenant):
+            try:
+                scores = await model.score(seq, completions, call.top)
+            finally:
+                model.release(seq)
         return [
             self._scored(model.name, completion, score) for completion, score in zip(completions, scores, strict=True)
         ]
@@ -181,7 +191,7 @@ class LocalPool:
         """What the pool holds right now."""
         models = self.engines.values()
         return PoolStats(
-            requests=self._num_active,
+            requests=self._places.num_held + self._places.num_waiting,
             sequences=sum(len(model.batcher.tables) for model in models),
             used_blocks=sum(model.pool.num_held for model in models),
             cached_blocks=sum(model.pool.num_cached for model in models),

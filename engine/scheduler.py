@@ -1,15 +1,43 @@
 """Which waiting operations join the next forward pass, and with how many tokens each.
 
-Stall-free batches (seed 239, Sarathi-Serve): operations that need one token (or one draft) first, then prompts
-and catch-ups already begun, then new ones, then background work, all within a token budget. Pure decisions: no
-tensors, no event loop.
+Stall-free batches (seed 239, Sarathi-Serve): running requests that need one token, and drafts, first, then what they
+have to catch up on, then prompts begun, then new ones, then background work. The budget of a step is a
+time, not only a number of tokens: while requests are decoding, whatever is fed beside them may stretch their step to
+at most `max_slowdown` times its own length, so chunks of a prompt shrink as it attends to more. Several prompts share
+one forward (seed 186, Prepacking: on ragged batches, one long row). Where tenants compete, `engine.fairness` bounds
+the step as well. Pure decisions: no tensors, no event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Protocol
+
+from engine.fairness import MARGIN, FairShare
+
+NO_PARTS: Mapping[str, float] = {}
+
+
+class StepTime(Protocol):
+    """How long a forward pass takes, learnt from those that were run."""
+
+    def seconds(self, fed: int, attended: int, sequences: int) -> float:
+        """Predicted duration in seconds; never falls when an argument grows.
+
+        Args:
+            fed: tokens in the forward.
+            attended: positions each fed token attends to (cached ones and its own), summed over fed tokens.
+            sequences: sequences in the forward.
+        """
+        ...
+
+    def observe(self, fed: int, attended: int, sequences: int, seconds: float) -> None:
+        """Learn from a forward that took so long."""
+        ...
 
 
 class Waiting(Protocol):
@@ -17,11 +45,7 @@ class Waiting(Protocol):
 
     order: int
     background: bool
-
-    @property
-    def remaining(self) -> int:
-        """Tokens still to feed, at least 1."""
-        ...
+    remaining: int  # tokens still to feed, at least 1
 
     @property
     def atomic(self) -> int:
@@ -29,9 +53,39 @@ class Waiting(Protocol):
         ...
 
     @property
-    def started(self) -> bool:
-        """Whether part of its sequence is cached already."""
+    def cached(self) -> int:
+        """Tokens of its sequence that are cached already: what the next one attends to."""
         ...
+
+    @property
+    def started(self) -> bool:
+        """Whether part of its sequence is cached already; what is not must be admitted."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether its answer has begun, so that a gap would be seen."""
+        ...
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it belongs to."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a step may hold.
+
+    Attributes:
+        token_budget: most tokens in the forward; exceeded only by a single atomic operation larger than it.
+        max_batch: most operations in the forward.
+        max_slowdown: how many times longer than the decodes alone a step with decodes may take.
+    """
+
+    token_budget: int
+    max_batch: int
+    max_slowdown: float = 1.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +96,283 @@ class Share:
     tokens: int
 
 
-def plan_step(waiting: Sequence[Waiting], token_budget: int, max_batch: int) -> list[Share]:
-    """Divide one step's token budget.
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What waits for one model, in predicted seconds of a step of each tenant's own.
+
+    Attributes:
+        running: with its running requests only.
+        alone: with everything it has waiting.
+        has_prompts: whether some of that are prompts.
+    """
+
+    running: dict[str, float]
+    alone: dict[str, float]
+    has_prompts: bool
+
+
+def attended_positions(cached: int, fed: int) -> int:
+    """Positions attended to, summed over `fed` tokens that follow `cached` ones."""
+    return fed * cached + fed * (fed + 1) // 2
+
+
+@dataclass(slots=True)
+class Forward:
+    """What a forward pass costs by: see `StepTime`."""
+
+    fed: int = 0
+    attended: int = 0
+    sequences: int = 0
+
+    def add(self, cached: int, tokens: int) -> None:
+        """One more sequence feeds so many tokens after its cached ones."""
+        self.fed += tokens
+        self.attended += attended_positions(cached, tokens)
+        self.sequences += 1
+
+    def seconds(self, times: StepTime, cached: int = 0, tokens: int = 0) -> float:
+        """Predicted time, with one more sequence when `tokens` are given; an empty forward takes none."""
+        fed, sequences = self.fed + tokens, self.sequences + bool(tokens)
+        return times.seconds(fed, self.attended + attended_positions(cached, tokens), sequences) if fed else 0.0
+
+
+def is_decode(work: Waiting) -> bool:
+    """Whether a step brings it to its result, and no prompt ends with it: the next token of an answer, or a draft."""
+    return work.remaining <= work.atomic and work.started and not work.background and (work.running or work.atomic > 1)
+
+
+def load_of(waiting: Iterable[Waiting], limits: Limits, times: StepTime | None) -> Load:
+    """What each tenant's operations would take in a step of their own (background ones cost nobody anything)."""
+    if times is None:
+        return Load({}, {}, False)
+    urgent: dict[str, Forward] = {}
+    prompts: dict[str, Forward] = {}
+    for work in waiting:
+        if not work.background:
+            kind = urgent if work.running or is_decode(work) else prompts
+            forward = kind.setdefault(work.tenant, Forward())
+            tokens = min(work.remaining, limits.token_budget - forward.fed)
+            if tokens > 0:
+                forward.add(work.cached, tokens)
+    running = {tenant: forward.seconds(times) for tenant, forward in urgent.items()}
+    alone = {tenant: limits.max_slowdown * running[tenant] for tenant in prompts if tenant in running}
+    alone |= {tenant: forward.seconds(times) for tenant, forward in prompts.items() if tenant not in running}
+    return Load(running, running | alone, bool(prompts))
+
+
+def plan_step(
+    waiting: Sequence[Waiting],
+    limits: Limits,
+    times: StepTime | None = None,
+    admit: Callable[[int, bool], bool] = lambda index, alone: True,
+    owed: FairShare | None = None,
+    contested: bool = False,
+    neighbours: Callable[[], Sequence[Load]] = tuple,
+) -> list[Share]:
+    """Choose what the next step feeds.
 
     Args:
         waiting: operations that could run now.
-        token_budget: most tokens in the forward; exceeded only by a single atomic operation larger than it.
-        max_batch: most operations in the forward.
+        limits: what a step may hold.
+        times: predicts durations; None bounds steps by tokens only.
+        admit: asked, in order of precedence, before an operation that has not started gets its first tokens:
+            (its index, whether nothing that has started could run instead). It may update the operation.
+        owed: what tenants are owed.
+        contested: whether more than one tenant has work for the device.
+        neighbours: what waits for the other models of the device; asked only where it matters.
 
     Returns:
         Shares in order of precedence: if memory runs out, the first ones keep theirs.
     """
-    ranked = sorted(range(len(waiting)), key=lambda index: _rank(waiting[index]))
-    shares: list[Share] = []
-    left = token_budget
-    for index in ranked:
-        if left <= 0 or len(shares) >= max_batch:
-            break
-        tokens = _chunk(waiting[index], left, alone=not shares)
-        if tokens:
-            shares.append(Share(index, tokens))
-            left -= tokens
-    return shares
+    return _Plan(waiting, limits, times, owed or FairShare()).make(admit, contested, neighbours)
 
 
-def _rank(work: Waiting) -> tuple[int, int]:
-    if work.background:
-        return 3, work.order
-    if work.remaining <= work.atomic:
-        return 0, work.order
-    return (1 if work.started else 2), work.order
+class _Plan:
+    """One step being put together; see `plan_step`."""
+
+    def __init__(
+        self,
+        waiting: Sequence[Waiting],
+        limits: Limits,
+        times: StepTime | None,
+        owed: FairShare,
+    ) -> None:
+        self._waiting = waiting
+        self._limits = limits
+        self._times = times
+        self._owed = owed
+        self._neighbours: Sequence[Load] = ()
+        self._alone: dict[str, float] = {}  # seconds of each tenant's own step; empty when there is one tenant
+        self._forward = Forward()
+        self._shares: list[Share] = []
+
+    def make(
+        self, admit: Callable[[int, bool], bool], contested: bool, neighbours: Callable[[], Sequence[Load]]
+    ) -> list[Share]:
+        """See `plan_step`."""
+        decodes: list[int] = []
+        others: list[int] = []
+        for index, work in enumerate(self._waiting):
+            (decodes if is_decode(work) else others).append(index)
+        decodes.sort(key=lambda i: self._waiting[i].order)
+        if self._times is not None and (contested or others):
+            self._neighbours = neighbours()
+        if self._times is not None and contested:
+            self._make_fair(decodes, others, admit, self._times)
+        else:
+            self._take_decodes(decodes, inf)
+            others.sort(key=self._rank)
+            self._take_others(others, self._stall_free_limit(), admit)
+        return self._shares
+
+    def _make_fair(
+        self, decodes: list[int], others: list[int], admit: Callable[[int, bool], bool], times: StepTime
+    ) -> None:
+        """A step in which every tenant gets its part of the time.
+
+        Decodes come first until each tenant has its part. Where something else waits as well, its tenants' parts are
+        kept, further decodes get half of what is left of the step (with a slowdown of 2), and prompts the rest.
+        """
+        here = load_of(self._waiting, self._limits, times).alone
+        elsewhere: dict[str, float] = {}
+        for load in self._neighbours:
+            for tenant in load.alone.keys() - here.keys():
+                elsewhere[tenant] = elsewhere.get(tenant, 0.0) + load.alone[tenant]
+        limit = self._owed.longest_step(here, elsewhere)
+        self._alone = here
+        equal = limit / (len(here) + len(elsewhere))
+        # Whose own step is all that a part is measured by, or who is owed time, is served in full.
+        part = {t: limit if self._owed.owed(t) > 0 or here[t] * MARGIN <= equal * 1.001 else equal for t in here}
+        tenants = {self._waiting[i].tenant for i in others if not self._waiting[i].background}
+        only_prompts = tenants - {self._waiting[i].tenant for i in decodes}
+        parts, further = self._divide(decodes, part, times)
+        self._take_decodes(parts, limit - sum(here[t] for t in only_prompts if part[t] == limit))
+        kept = sum(min(here[t], part[t]) for t in only_prompts)
+        spare = max(limit - kept - self._forward.seconds(times), 0.0)
+        kept += spare * (1.0 - 1.0 / self._limits.max_slowdown) if tenants else 0.0
+        self._take_decodes(further, limit - kept)
+        neediest = max(here, key=self._owed.balance, default="")
+        if not self._shares:
+            self._take_decodes([i for i in decodes if self._waiting[i].tenant == neediest][:1], inf)
+        others.sort(key=self._rank)
+        self._take_others(others, limit, admit, part if len(tenants) > 1 else {})
+        if not self._shares:
+            self._take_decodes(decodes[:1], inf)  # room was kept for somebody who could not be admitted
+
+    def _divide(self, decodes: list[int], part: Mapping[str, float], times: StepTime) -> tuple[list[int], list[int]]:
+        """Decodes that are within their tenants' parts of the step, in turn by time, and the others, oldest first."""
+        queues: dict[str, deque[int]] = {}
+        for index in decodes:
+            queues.setdefault(self._waiting[index].tenant, deque()).append(index)
+        used = {tenant: Forward() for tenant in queues}
+        # Seconds behind those that may have more of the step.
+        head = {tenant: self._owed.owed(tenant) + part[tenant] for tenant in queues}
+        heap = [(-head[tenant], self._waiting[queue[0]].order, tenant) for tenant, queue in queues.items()]
+        heapify(heap)
+        parts: list[int] = []
+        while heap:
+            _, _, tenant = heappop(heap)
+            queue, forward = queues[tenant], used[tenant]
+            work = self._waiting[queue[0]]
+            if forward.seconds(times, work.cached, work.remaining) > part[tenant]:
+                continue
+            parts.append(queue.popleft())
+            forward.add(work.cached, work.remaining)
+            if queue:
+                heappush(heap, (forward.seconds(times) - head[tenant], self._waiting[queue[0]].order, tenant))
+        further = [index for queue in queues.values() for index in queue]
+        return parts, sorted(further, key=lambda i: self._waiting[i].order)
+
+    def _take_decodes(self, decodes: Iterable[int], limit: float) -> None:
+        """Operations one step away from a result, until the step would be longer than the limit."""
+        for index in decodes:
+            work = self._waiting[index]
+            if len(self._shares) >= self._limits.max_batch:
+                break
+            if self._shares and work.remaining > self._limits.token_budget - self._forward.fed:
+                continue
+            if limit < inf and self._seconds(work, work.remaining) > limit:
+                break
+            self._take(index, work.remaining)
+
+    def _rank(self, index: int) -> tuple[bool, float, bool, float, bool, int]:
+        """Precedence: tenants owed most, running requests, tenants with least to do, prompts begun, new ones."""
+        work = self._waiting[index]
+        balance, alone = self._owed.balance(work.tenant), self._alone.get(work.tenant, 0.0)
+        return work.background, -balance if self._alone else 0.0, not work.running, alone, not work.started, work.order
+
+    def _take_others(
+        self,
+        others: list[int],
+        limit: float,
+        admit: Callable[[int, bool], bool],
+        part: Mapping[str, float] = NO_PARTS,
+    ) -> None:
+        """Catch-ups, prompts and background work, in chunks that keep the step within its limit.
+
+        Args:
+            others: in order of precedence.
+            limit: longest the step may be, in seconds.
+            admit: see `plan_step`.
+            part: tenant -> longest a step with only one of its chunks may be, in seconds; absent: any time.
+        """
+        alone = not any(work.started and not work.background for work in self._waiting)
+        fed_some = False
+        for index in others:
+            work = self._waiting[index]
+            if self._limits.token_budget <= self._forward.fed or len(self._shares) >= self._limits.max_batch:
+                break
+            # However long a step of one tenant's is already, something beside the decodes goes on.
+            least = 0 if fed_some or (self._shares and self._alone) else 1
+            if not least and limit < inf and self._seconds(work, 1) > limit:
+                break
+            if not (work.started or work.background or admit(index, alone and not self._shares)):
+                continue
+            tokens = self._chunk(work, limit, part.get(work.tenant, inf), least)
+            if tokens:
+                self._take(index, tokens)
+                fed_some = True
+
+    def _stall_free_limit(self) -> float:
+        """Longest the step may be beside the decodes it already holds, and those of the other models."""
+        if self._times is None:
+            return inf
+        own = self._forward.seconds(self._times)
+        elsewhere = sum(sum(load.running.values()) for load in self._neighbours)
+        if own + elsewhere == 0.0:
+            return inf
+        sharers = 1 + sum(load.has_prompts for load in self._neighbours)
+        return own + (self._limits.max_slowdown - 1.0) * (own + elsewhere) / sharers
+
+    def _chunk(self, work: Waiting, limit: float, part: float, least: int) -> int:
+        """Tokens to feed now: all that is left, or a chunk that keeps the limits and does not cut the atomic tail."""
+        before_tail = work.remaining - work.atomic
+        tokens = min(work.remaining, self._limits.token_budget - self._forward.fed)
+        if self._times is not None:
+            tokens = max(_longest(self._forward, self._times, work, tokens, limit), least)
+            tokens = max(_longest(Forward(), self._times, work, tokens, part), least)
+        if tokens == work.remaining or before_tail > 0:
+            return tokens if tokens == work.remaining else min(tokens, before_tail)
+        return 0 if self._shares else work.remaining
+
+    def _seconds(self, work: Waiting, tokens: int) -> float:
+        """Predicted time of the step with so many tokens of one more operation; 0.0 when nothing is known."""
+        return self._forward.seconds(self._times, work.cached, tokens) if self._times is not None else 0.0
+
+    def _take(self, index: int, tokens: int) -> None:
+        self._shares.append(Share(index, tokens))
+        self._forward.add(self._waiting[index].cached, tokens)
 
 
-def _chunk(work: Waiting, left: int, alone: bool) -> int:
-    """Tokens to feed now: all that is left, or a chunk that does not cut the atomic tail."""
-    if work.remaining <= left:
-        return work.remaining
-    before_tail = work.remaining - work.atomic
-    if before_tail > 0:
-        return min(left, before_tail)
-    return work.remaining if alone else 0
+def _longest(forward: Forward, times: StepTime, work: Waiting, most: int, limit: float) -> int:
+    """The largest number of its tokens, at most `most`, with which a forward keeps the limit."""
+    if limit == inf or forward.seconds(times, work.cached, most) <= limit:
+        return most
+    fits, too_long = 0, most
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if forward.seconds(times, work.cached, middle) <= limit:
+            fits = middle
+        else:
+            too_long = middle
+    return fits

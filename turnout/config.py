@@ -29,6 +29,10 @@ class ModelConfig(Section):
     )
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")] = "cpu"
     kv_memory_bytes: Annotated[int, Field(ge=1 << 20, description="memory of the block pool, bytes")] = 256 << 20
+    memory_limit_bytes: Annotated[
+        int | None,
+        Field(ge=1, description="most memory for weights and cache, bytes; absent: what machine and cgroup have"),
+    ] = None
     max_length: Annotated[
         int | None, Field(ge=16, description="longest sequence, tokens; absent: what the checkpoint allows")
     ] = None
@@ -40,7 +44,18 @@ class EngineConfig(Section):
     block_size: Annotated[int, Field(ge=1, le=256, description="tokens per KV block")] = 16
     token_budget: Annotated[int, Field(ge=1, description="most tokens in one forward pass")] = 512
     max_batch: Annotated[int, Field(ge=1, description="most sequences in one forward pass")] = 64
+    max_slowdown: Annotated[
+        float,
+        Field(gt=1, description="how many times longer a step may take for prompts fed beside running requests"),
+    ] = 1.75
     threads: Annotated[int | None, Field(ge=1, description="CPU threads of a forward; absent: all cores")] = None
+    kernels: Annotated[
+        Literal["auto", "native", "torch"],
+        Field(
+            description="native: compiled for this CPU; torch: runs everywhere;"
+            " auto: native on a CPU and Triton on a GPU, where they can be had"
+        ),
+    ] = "auto"
 
 
 class MethodChoice(Section):

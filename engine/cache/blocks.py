@@ -99,11 +99,22 @@ class BlockPool:
         """Whether only one holder refers to it, so that its content may change."""
         return self._refs[block] == 1
 
-    def publish(self, block: int, content: BlockHash) -> None:
-        """Make a full block findable; the first block published under a hash stays the one that is found."""
-        if content not in self._by_hash and block not in self._hash_of:
+    def is_cached(self, block: int) -> bool:
+        """Whether nobody refers to it, though it can still be found."""
+        return block in self._cached
+
+    def publish(self, block: int, content: BlockHash) -> int:
+        """Make a full block findable.
+
+        Returns:
+            The block that is found under this hash: the first that was published.
+        """
+        if block not in self._hash_of:
+            if content in self._by_hash:
+                return self._by_hash[content]
             self._by_hash[content] = block
             self._hash_of[block] = content
+        return block
 
     def unpublish(self, block: int) -> None:
         """The block's content is about to change: it must no longer be found."""

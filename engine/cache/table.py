@@ -21,7 +21,7 @@ class BlockTable:
     tokens (a draft) that `reconcile` drops when the sequence went another way. Token i lies in slot
     `blocks[i // size] * size + i % size`; its position need not be i while a draft tree is being verified.
     `cached_on_arrival` counts prompt tokens found in the pool instead of computed; `arrival` is the sequence's
-    place in the order of first use, for preemption.
+    place in the order of first use, for preemption; `promised` is how many blocks it was admitted for.
 
     Args:
         seq: whose cache this is.
@@ -32,6 +32,7 @@ class BlockTable:
     __slots__ = (
         "_agreed",
         "_array",
+        "_chain",
         "_computed",
         "_hashes",
         "arrival",
@@ -39,6 +40,7 @@ class BlockTable:
         "cached_on_arrival",
         "in_flight",
         "pool",
+        "promised",
         "released",
         "seq",
         "store",
@@ -55,17 +57,19 @@ class BlockTable:
         self.cached_on_arrival = 0
         self.released = False
         self.arrival: int | None = None
+        self.promised = 0
         self._agreed = 0
         self._computed = False
-        self._hashes: list[BlockHash] = []
-        self._array: npt.NDArray[np.int64] = np.zeros(16, dtype=np.int64)
+        self._hashes: list[BlockHash] = []  # of the full blocks that are cached and agree with the sequence
+        self._chain: list[BlockHash] = []  # of the sequence's leading full blocks, cached or not
+        self._array: npt.NDArray[np.int32] = np.zeros(16, dtype=np.int32)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
-    def block_array(self) -> npt.NDArray[np.int64]:
-        """int64 [len(blocks)], a view valid until the next reservation."""
+    def block_array(self) -> npt.NDArray[np.int32]:
+        """int32 [len(blocks)], a view valid until the next reservation."""
         return self._array[: len(self.blocks)]
 
     def reconcile(self, extra: tuple[int, ...] = (), compute_from: int | None = None) -> int:
@@ -107,20 +111,39 @@ class BlockTable:
         if self.tokens:
             return 0
         self.truncate(0)  # a failed forward leaves reserved blocks behind
-        size, tokens = self.pool.block_size, self.seq.tokens
-        for index in range((len(tokens) - 1) // size):
-            content = self._hash(index, tokens)
-            block = self.pool.find(content)
-            if block is None:
-                break
+        found = self.match_prefix()
+        for block in found:
             self.pool.retain(block)
-            self._push_blocks([block])
-            self._hashes.append(content)
-            self.tokens.extend(tokens[index * size : (index + 1) * size])
+        self._push_blocks(found)
+        self._hashes.extend(self._chain[: len(found)])
+        self.tokens.extend(self.seq.tokens[: len(found) * self.pool.block_size])
         self._agreed = len(self.tokens)
         if not self._computed:
             self.cached_on_arrival = min(len(self.tokens), self.seq.num_prompt_tokens)
         return len(self.tokens)
+
+    def match_prefix(self) -> list[int]:
+        """Published blocks of the sequence's longest prefix, one token always left out; takes no reference."""
+        found: list[int] = []
+        for index in range((len(self.seq) - 1) // self.pool.block_size):
+            block = self.pool.find(self.prefix_hashes(index + 1)[index])
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def prefix_hashes(self, count: int) -> list[BlockHash]:
+        """Chained hashes of the sequence's full blocks, at least the first `count` where there are so many."""
+        for index in range(len(self._chain), min(count, len(self.seq) // self.pool.block_size)):
+            self._chain.append(_hash(self, index, self.seq.tokens, self._chain))
+        return self._chain
+
+    def shared_blocks(self, other: BlockTable) -> int:
+        """Full blocks at the start of both sequences that have the same content and may be shared."""
+        size = self.pool.block_size
+        most = min(len(self.seq) - 1, len(other.seq)) // size
+        mine, theirs = self.prefix_hashes(most), other.prefix_hashes(most)
+        return next((i for i in range(most) if mine[i] != theirs[i]), most)
 
     def blocks_needed(self, length: int) -> int:
         """Blocks `reserve(length)` would allocate, copies of shared blocks included."""
@@ -174,18 +197,22 @@ class BlockTable:
         self._publish_full_blocks()
 
     def _publish_full_blocks(self) -> None:
+        """Make full blocks findable; where the same content is published already, share that block instead.
+
+        So every published block's parents are published blocks too, held by whoever holds it: when all are
+        released, it is evicted before them.
+        """
         size = self.pool.block_size
         confirmed = min(len(self.tokens), len(self.seq))
         for index in range(len(self._hashes), confirmed // size):
-            content = self._hash(index, self.tokens)
+            content = _hash(self, index, self.tokens, self._hashes)
             self._hashes.append(content)
-            self.pool.publish(self.blocks[index], content)
-
-    def _hash(self, index: int, tokens: list[int]) -> BlockHash:
-        size = self.pool.block_size
-        parent = self._hashes[index - 1] if index else self.seq.cache_salt.encode()
-        content = array("q", tokens[index * size : (index + 1) * size]).tobytes()
-        return BlockHash(hashlib.blake2b(content, key=hashlib.blake2b(parent).digest(), digest_size=16).digest())
+            mine, canonical = self.blocks[index], self.pool.publish(self.blocks[index], content)
+            if canonical != mine:
+                self.pool.retain(canonical)
+                self.pool.release([mine])
+                self.blocks[index] = canonical
+                self._array[index] = canonical
 
     def truncate(self, length: int) -> None:
         """Forget cached tokens from `length` on, and give back blocks that hold none of the rest."""
@@ -235,3 +262,12 @@ class BlockTable:
         self.tokens.clear()
         self._hashes.clear()
         self._agreed = 0
+        self.promised = 0
+
+
+def _hash(table: BlockTable, index: int, tokens: list[int], before: list[BlockHash]) -> BlockHash:
+    """Of a full block of `tokens`, chained to the hash of the block before it."""
+    size = table.pool.block_size
+    parent = before[index - 1] if index else table.seq.cache_salt.encode()
+    content = array("q", tokens[index * size : (index + 1) * size]).tobytes()
+    return BlockHash(hashlib.blake2b(content, key=hashlib.blake2b(parent).digest(), digest_size=16).digest())

@@ -11,6 +11,7 @@ from time import perf_counter
 
 from deployments.backend import Pool
 from deployments.pool_deployment import load_local_pool
+from engine.places import Places
 from turnout.calls import (
     Chunk,
     Event,
@@ -38,8 +39,9 @@ class FakePool:
     def __init__(self, name: str, config: TurnoutConfig, step_s: float = 0.002) -> None:
         self.name = name
         self.members = (config.pools[name].small, config.pools[name].large)
+        pool = config.pools[name]
+        self.places = Places(name, pool.max_ongoing_requests, pool.max_queued_requests)
         self.step_s = step_s
-        self.active = 0
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -53,7 +55,8 @@ class FakePool:
         return [pool, *(ModelDescription(m, "fake", 1000, VOCAB, CONTEXT, {}, "plain") for m in self.members)]
 
     def stats(self) -> PoolStats:
-        return PoolStats(self.active, self.active, self.active * 4, 0, 100, 0, 0.0, {})
+        active = self.places.num_held + self.places.num_waiting
+        return PoolStats(active, active, active * 4, 0, 100, 0, 0.0, {})
 
     async def close(self) -> None:
         pass
@@ -71,8 +74,7 @@ class FakePool:
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
         started = perf_counter()
         text, ids = self._check(call)
-        self.active += 1
-        try:
+        async with self.places.hold(call.tenant, call.deadline_s):
             step_s = 0.2 if "slow" in text else 0.0 if "fast" in text else self.step_s
             if "wait" in text:
                 await asyncio.sleep(3600)
@@ -89,8 +91,6 @@ class FakePool:
                     token = self._token(ord(letter), place, call.sampling.logprobs)
                     yield Chunk(index, letter, (token,), FinishReason.LENGTH if last else None)
             yield self._usage(call, len(ids), limit * call.sampling.n, perf_counter() - started)
-        finally:
-            self.active -= 1
 
     def _check(self, call: GenerateCall) -> tuple[str, tuple[int, ...]]:
         if call.messages is not None:

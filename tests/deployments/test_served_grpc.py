@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from deployments.app import RunningServer
 from tests.deployments.conftest import assert_freed, poll, stats
-from turnout.client import AsyncClient, Client
+from turnout.client import AsyncClient, Client, Stream
 from turnout.errors import Code, TurnoutError
 from turnout.proto import generation_pb2 as pb
 from turnout.proto.generation_pb2_grpc import GenerationStub
@@ -188,10 +188,12 @@ def test_both_kinds_of_deadline_free_everything(channel: grpc.Channel, client: C
 def test_a_full_pool_refuses_and_recovers(client: Client, server: RunningServer) -> None:
     with client.stream("slow", model="narrow", max_tokens=1000) as running:
         next(running)
-        waiting = client.stream("slow", model="narrow", max_tokens=1000)
+        waiting: list[Stream] = []
         refusals: list[TurnoutError] = []
 
         def refused() -> bool:
+            # Calls may overtake each other: one of these takes the place before a probe with a deadline does.
+            waiting.append(client.stream("slow", model="narrow", max_tokens=1000))
             try:
                 client.generate("x", model="narrow", max_tokens=1, deadline_s=0.5)
             except TurnoutError as error:
@@ -202,7 +204,8 @@ def test_a_full_pool_refuses_and_recovers(client: Client, server: RunningServer)
         assert "'narrow'" in refusals[-1].message
         assert client.generate("x", model="demo", max_tokens=1).text == "a"
         assert len(client.models()) == 8
-        waiting.close()
+        for stream in waiting:
+            stream.close()
     assert_freed(server, "narrow")
     poll(lambda: client.generate("x", model="narrow", max_tokens=1).text == "a", "the pool takes requests again")
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from decoding.logits import History, process
 from decoding.noise import Purpose, gumbel, noise_key
 from decoding.sequence import Sequence
+from engine.backend import Kernels
 from engine.device import Device
 from engine.loading import prepare
 from engine.model import EngineModel
@@ -67,19 +68,19 @@ def reference(folder: Path) -> Reference:
 
 
 def engine_model(
-    model: Any, *, fast: bool = True, device: str = "cpu", num_blocks: int | None = None, **engine: int
+    model: Any, *, kernels: Kernels = "auto", device: str = "cpu", num_blocks: int | None = None, **engine: int
 ) -> EngineModel:
     """An engine model over random weights.
 
     Args:
         model: taken over.
-        fast: see `prepare`.
+        kernels: see `prepare`.
         device: where it runs.
         num_blocks: exact size of the block pool.
         engine: block_size, token_budget, max_batch.
     """
     settings = EngineConfig(**engine)
-    checkpoint = prepare(model.to(device), fast)
+    checkpoint = prepare(model.to(device), kernels)
     made = EngineModel("m", checkpoint, ModelConfig(path="-", kv_memory_bytes=8 << 20), settings, Device(device))
     if num_blocks is not None:
         shrink(made, num_blocks)

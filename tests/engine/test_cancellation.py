@@ -158,6 +158,7 @@ async def test_a_deadline_passing_while_nobody_takes_events_frees_memory_and_is_
 ) -> None:
     stream = pool.generate(long_call("plain", {}, deadline_s=0.3))
     await anext(stream)
+    gate.shut()
     # The consumer is busy elsewhere; it must not be cancelled for that, and the work must stop.
     await until(lambda: pool.stats().sequences == 0)
     with pytest.raises(TurnoutError) as caught:

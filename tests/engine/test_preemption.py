@@ -14,6 +14,7 @@ from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from engine.pool import LocalPool
+from engine.scheduler import Limits
 from tests.engine.harness import (
     Reply,
     answer,
@@ -105,12 +106,12 @@ def test_any_load_ends_with_the_right_tokens(
     lengths: list[tuple[int, int]], num_blocks: int, token_budget: int, max_batch: int, shared: tuple[EngineModel, Any]
 ) -> None:
     model, plain = shared
-    model.batcher.token_budget, model.batcher.max_batch = token_budget, max_batch
+    model.batcher.limits = Limits(token_budget, max_batch)
     shrink(model, num_blocks)
 
     async def go() -> None:
         model.batcher._loop = None
-        model.batcher._wake = asyncio.Event()
+        model.batcher.device.changed = asyncio.Event()
         model.batcher.device.turn = asyncio.Lock()
         seqs = [
             Sequence([2 + i, *range(3, 2 + prompt)], SamplingParams(temperature=0.0, max_tokens=count), seed=0)

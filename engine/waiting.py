@@ -1,0 +1,85 @@
+"""The operations that wait for a model, in the order in which they came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+from decoding.model import Row
+from engine.cache.table import BlockTable
+from engine.work import Work
+
+
+class WaitingWork:
+    """Operations that wait for a forward or take part in one; whatever ends one takes it out."""
+
+    def __init__(self) -> None:
+        self._works: dict[Work, None] = {}
+        self._order = count()
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def __iter__(self) -> Iterator[Work]:
+        return iter(self._works)
+
+    def __contains__(self, work: Work) -> bool:
+        return work in self._works
+
+    def add(self, work: Work) -> None:
+        """A new operation; its sequence's place in the order of first use is set with its first one."""
+        self.renew(work)
+        if work.table.arrival is None:
+            work.table.arrival = work.order
+        self._works[work] = None
+
+    def renew(self, work: Work) -> None:
+        """The operation has got one token and wants the next: it goes behind all others."""
+        work.order = next(self._order)
+        work.estimate()
+
+    def discard(self, work: Work) -> None:
+        """Nobody waits for it any more."""
+        self._works.pop(work, None)
+
+    def finish(self, work: Work, rows: list[Row]) -> None:
+        """Hand out its rows."""
+        self._works.pop(work, None)
+        if not work.future.done():
+            work.future.set_result(rows)
+
+    def refuse(self, work: Work, error: Exception) -> None:
+        """Let it fail."""
+        self._works.pop(work, None)
+        if not work.future.done():
+            work.future.set_exception(error)
+
+    def cancel_all(self) -> None:
+        """Cancel whoever waits."""
+        for work in self._works:
+            work.future.cancel()
+        self._works.clear()
+
+    def tenants(self) -> set[str]:
+        """Whose operations wait, background ones left out."""
+        return {work.tenant for work in self._works if not work.background}
+
+    def candidates(self) -> list[Work]:
+        """What could run now, brought up to date; one operation per cache."""
+        found: list[Work] = []
+        busy: set[BlockTable] = set()
+        # What somebody waits for goes before background work on the same cache.
+        for background in (False, True):
+            for work in [work for work in self._works if work.background is background]:
+                if work.table in busy or work.future.done():
+                    continue
+                if work.started or background:
+                    work.refresh()
+                else:
+                    work.estimate()
+                if work.remaining == 0:
+                    self.finish(work, work.rows)
+                else:
+                    busy.add(work.table)
+                    found.append(work)
+        return found

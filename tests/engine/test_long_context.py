@@ -1,0 +1,46 @@
+"""Prompts of 32,768 tokens: right answers, and memory that grows with the length, not with its square."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decoding.model import Want
+from decoding.sequence import Sequence
+from engine.backend import Kernels
+from experiments.process_memory import watched_growth
+from tests.engine.harness import twins
+from training.random_models import llama_config
+from turnout.types import SamplingParams
+
+LENGTH = 32_768
+MIB = 1 << 20
+# A mask of LENGTH x LENGTH booleans alone is four times as much.
+BOUND = 256 * MIB
+
+
+def test_a_quadratic_mask_would_be_seen() -> None:
+    with watched_growth() as grown:
+        mask = torch.ones(LENGTH, LENGTH // 2, dtype=torch.bool)
+        while grown() < BOUND:
+            mask.logical_not_()
+        del mask
+    assert grown() > BOUND
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+async def test_a_long_prompt_is_read_right_in_linear_memory(kernels: Kernels) -> None:
+    config = llama_config(
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=LENGTH
+    )
+    model, plain = twins(config, seed=4, kernels=kernels, token_budget=512)
+    assert model.max_length == LENGTH
+    prompt = torch.randint(0, 256, (LENGTH - 1,), generator=torch.Generator().manual_seed(0)).tolist()
+    seq = Sequence(prompt, SamplingParams(temperature=0.0), seed=0)
+    with watched_growth() as grown:
+        row = (await model.extend(seq, want=Want(logits=True)))[0]
+    assert grown() < BOUND
+    assert row.logits is not None
+    torch.testing.assert_close(row.logits, plain.logits(prompt)[-1], atol=1e-3, rtol=0)
+    model.release(seq)
+    await model.close()
