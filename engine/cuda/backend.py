@@ -1,0 +1,38 @@
+"""How a CUDA device computes; see `engine.backend.Backend`."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.layout import Layout
+from engine.attention.step import AttentionStep
+from engine.cache.store import KVStore
+from engine.cuda.graphs import CudaRecorder
+from engine.cuda.stack import CudaStack
+from engine.cuda.step import CudaStep
+from engine.lean import LEAN
+from engine.stacks import LayerStack, ModelParts, ModuleStack
+
+
+class CudaBackend:
+    """Paged attention in Triton; the Llama family's layers as CUDA graphs, other architectures' modules as they are.
+
+    Args:
+        device: a CUDA device.
+    """
+
+    name = "cuda"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._processors: int = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
+        """See `engine.backend.Backend.stack`."""
+        if parts.kind in LEAN:
+            return CudaStack(parts, dtype, CudaRecorder(self._device))
+        return ModuleStack(parts)
+
+    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+        """See `engine.backend.Backend.step`."""
+        return CudaStep(layout, store, self._processors)

@@ -1,0 +1,131 @@
+"""Attention of one forward on a CUDA device: Triton for rows of decoding and drafts, torch for prompt chunks."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from engine.attention.layout import Layout
+from engine.attention.sdpa import SdpaStep
+from engine.attention.step import AttentionStep, Scores
+from engine.cache.store import KVStore
+from engine.cuda.metadata import MAX_TREE, Extent, Metadata
+from engine.cuda.paged_attention import Reach, attend, tile, write
+
+# Sequences that feed more tokens than this are prompt chunks: bound by arithmetic, and better off with gathered keys.
+MAX_FED = MAX_TREE
+
+
+class PagedStep:
+    """Attention of sequences that feed at most `MAX_FED` tokens each, over metadata on the device.
+
+    Args:
+        metadata: the batch; may be overwritten by another batch within the same reach between two forwards.
+        store: the cache.
+        block_size: tokens of a block.
+        reach: bounds of what the batch may be.
+        processors: multiprocessors of the device.
+    """
+
+    def __init__(self, metadata: Metadata, store: KVStore, block_size: int, reach: Reach, processors: int) -> None:
+        self.metadata = metadata
+        self._store = store
+        self._block_size = block_size
+        self._reach = reach
+        self._processors = processors
+
+    @classmethod
+    def of(cls, layout: Layout, store: KVStore, processors: int) -> PagedStep:
+        """For one batch; its metadata is copied to the device."""
+        metadata = Metadata.empty(Extent.of(layout), store.device)
+        metadata.load(layout)
+        reach = Reach(layout.num_tokens, layout.num_sequences, int(layout.counts.max()), int(layout.lengths.max()))
+        return cls(metadata, store, layout.block_size, reach, processors)
+
+    def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
+        """See `engine.attention.step.AttentionStep.attend`."""
+        cache = self._store.layers[layer]
+        tiling = tile(self._reach, cache, query.shape[1] // cache.shape[2], self._processors, scores.window)
+        # Triton launches on the current device, which need not be the model's; the CPU's number, -1, changes nothing.
+        with torch.cuda.device(query.get_device()):
+            write(cache, self.metadata.slots, pairs)
+            return attend(query, cache, self.metadata, scores, tiling, self._block_size)
+
+
+class MixedStep:
+    """A batch with prompt chunks in it: its parts attend one after the other.
+
+    Args:
+        layout: the batch.
+        store: the cache.
+        processors: multiprocessors of the device.
+    """
+
+    def __init__(self, layout: Layout, store: KVStore, processors: int) -> None:
+        is_chunk = layout.counts > MAX_FED
+        self._parts: list[tuple[AttentionStep, torch.Tensor]] = []
+        chunks, rows = select(layout, np.flatnonzero(is_chunk))
+        self._parts.append((SdpaStep(chunks, store), torch.from_numpy(rows).to(store.device)))
+        if not is_chunk.all():
+            short, rows = select(layout, np.flatnonzero(~is_chunk))
+            self._parts.append((PagedStep.of(short, store, processors), torch.from_numpy(rows).to(store.device)))
+
+    def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
+        """See `engine.attention.step.AttentionStep.attend`."""
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for step, rows in self._parts:
+            mine = step.attend(layer, query.index_select(0, rows), pairs.index_select(0, rows), scores)
+            out.index_copy_(0, rows, mine)
+        return out
+
+
+class CudaStep:
+    """One forward's attention. Nothing is copied to the device before it is needed.
+
+    Args:
+        layout: the batch.
+        store: the cache.
+        processors: multiprocessors of the device.
+    """
+
+    def __init__(self, layout: Layout, store: KVStore, processors: int) -> None:
+        self.layout = layout
+        self.store = store
+        self.processors = processors
+
+    @property
+    def is_short(self) -> bool:
+        """Whether no sequence feeds more than `MAX_FED` tokens."""
+        return bool((self.layout.counts <= MAX_FED).all())
+
+    @cached_property
+    def parts(self) -> PagedStep | MixedStep:
+        """What computes it."""
+        if self.is_short:
+            return PagedStep.of(self.layout, self.store, self.processors)
+        return MixedStep(self.layout, self.store, self.processors)
+
+    def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
+        """See `engine.attention.step.AttentionStep.attend`."""
+        return self.parts.attend(layer, query, pairs, scores)
+
+
+def select(layout: Layout, sequences: np.ndarray) -> tuple[Layout, np.ndarray]:
+    """Some sequences of a batch as a batch of their own, and which rows of the whole are theirs, int64 [rows]."""
+    counts = layout.counts[sequences]
+    starts = np.zeros(len(sequences) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    rows = np.arange(starts[-1], dtype=np.int64) + np.repeat(layout.starts[sequences] - starts[:-1], counts)
+    part = Layout(
+        layout.tokens[rows],
+        layout.positions[rows],
+        layout.slots[rows],
+        starts,
+        layout.lengths[sequences],
+        layout.blocks[sequences],
+        {place: layout.trees[b] for place, b in enumerate(sequences.tolist()) if b in layout.trees},
+        layout.block_size,
+    )
+    return part, rows
