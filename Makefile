@@ -9,16 +9,20 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS_VENV := .venv-peers
+PEERS_STAMP := $(PEERS_VENV)/.installed
 
 # Extra pip arguments for the torch download, where the default index offers a build you do not want
 # (on Linux that is usually the CUDA one): make venv TORCH_INDEX_ARGS="--index-url <index of CPU wheels>".
 TORCH_INDEX_ARGS ?=
-# Passed on: make serve CONFIG=turnout.yaml, make test PYTEST_ARGS="tests/decoding -x".
+# Passed on: make serve CONFIG=turnout.yaml, make test PYTEST_ARGS="tests/decoding -x", make bench BENCH_ARGS=--quick.
 CONFIG ?=
 PYTEST_ARGS ?=
 TRAIN_ARGS ?=
+SOAK_ARGS ?=
+BENCH_ARGS ?=
 
-.PHONY: help venv lint format test bench bench-ead demo serve train-demo proto clean
+.PHONY: help venv lint format test venv-peers bench bench-load bench-long-context bench-ead soak demo serve train-demo proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,12 +48,29 @@ format: venv ## let ruff rewrite what it can
 test: venv ## the default test suite (no GPU, no Redis server, no network)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-bench: venv ## measure speed against Hugging Face generate, and streaming through the server
-	$(BIN)/python -m experiments.bench_decode
-	$(BIN)/python -m experiments.bench_serve
+venv-peers: $(PEERS_STAMP) ## make or update .venv-peers: engines that `make bench` measures beside ours
+
+$(PEERS_STAMP): experiments/peers/requirements.txt scripts/make_peers_venv.sh | $(STAMP)
+	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_peers_venv.sh $(PEERS_VENV)
+	@touch $@
+
+bench: venv ## measure speed beside other engines, and streaming through the server (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_peers $(BENCH_ARGS)
+	$(BIN)/python -m experiments.bench_decode $(BENCH_ARGS)
+	$(BIN)/python -m experiments.bench_serve $(BENCH_ARGS)
+
+bench-load: venv ## measure latency and goodput against offered load (demo models or CONFIG=<file>), and smoothness
+	$(BIN)/python -m experiments.bench_load $(if $(CONFIG),--config $(CONFIG)) $(BENCH_ARGS)
+	$(BIN)/python -m experiments.smoothness $(BENCH_ARGS)
+
+bench-long-context: venv ## measure first token and memory against the prompt's length, up to 32k tokens
+	$(BIN)/python -m experiments.long_context
 
 bench-ead: venv ## measure entropy_adaptive on held-out arithmetic: accuracy, cost, time
 	$(BIN)/python -m experiments.bench_ead
+
+soak: venv ## load the demo models beyond their capacity for 20 minutes; memory, leaks, answers (SOAK_ARGS="--minutes 2")
+	$(BIN)/python -m experiments.soak $(SOAK_ARGS)
 
 demo: venv ## start everything on this machine, answer one prompt over gRPC, stop
 	@$(BIN)/python -m cli.demo

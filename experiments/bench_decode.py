@@ -32,6 +32,7 @@ from turnout.types import SamplingParams
 
 PROMPT_TOKENS = 128
 GOALS = {1: 1.0, 8: 1.3}
+RESULT = Path("docs/results/decode.md")
 
 
 def random_220m() -> Any:
@@ -171,12 +172,13 @@ async def measure_all(subjects: list[str], dtype: str, rounds: int, tokens: int)
     return speeds
 
 
-def main(subjects: list[str], dtype: str, rounds: int, tokens: int, out: Path) -> None:
-    """Measure, print and save."""
+def main(subjects: list[str], dtype: str, rounds: int, tokens: int, out: Path | None) -> None:
+    """Measure, print, and save where there is a place for it."""
     speeds = uvloop.run(measure_all(subjects, dtype, rounds, tokens))
     text = to_markdown(speeds, dtype, rounds, tokens)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
     show(text)
 
 
@@ -186,6 +188,8 @@ if __name__ == "__main__":
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/decode.md"))
+    parser.add_argument("--quick", action="store_true", help="one round, results printed and not saved")
+    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
     chosen = parser.parse_args()
-    main(chosen.subjects, chosen.dtype, chosen.rounds, chosen.tokens, chosen.out)
+    rounds, out = (1, chosen.out) if chosen.quick else (chosen.rounds, chosen.out or RESULT)
+    main(chosen.subjects, chosen.dtype, rounds, chosen.tokens, out)

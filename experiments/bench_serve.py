@@ -8,37 +8,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvloop
-import yaml
 
 from engine.pool import LocalPool
 from experiments.process_memory import proportional_bytes, tree
 from experiments.report import show
+from experiments.served import on_free_ports, running_server
 from experiments.statistics import Interval, spread
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.calls import ChatMessage, Chunk, GenerateCall
-from turnout.client import AsyncClient, Client
+from turnout.client import AsyncClient
 from turnout.config import TurnoutConfig
-from turnout.errors import TurnoutError
 from turnout.types import SamplingParams
 
 STREAMS = 8
 GOAL = 0.7
 MEMORY_GOAL_BYTES = 3 * 10**9
-START_LIMIT_S = 120.0
+RESULT = Path("docs/results/serve.md")
 SUBJECTS: dict[str, dict[str, Any]] = {
     "plain, large": {"method": "plain", "params": {"model": "large"}},
     "plain, small": {"method": "plain", "params": {"model": "small"}},
@@ -110,49 +102,6 @@ def served(client: AsyncClient, prompts: list[str], tokens: int, subject: dict[s
     return eight_streams(stream)
 
 
-def server_config() -> TurnoutConfig:
-    """The demo pair on two free ports."""
-    demo = TurnoutConfig.demo()
-    with closing(socket.socket()) as one, closing(socket.socket()) as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        ports = {"grpc_port": one.getsockname()[1], "http_port": two.getsockname()[1]}
-    return demo.model_copy(update={"server": demo.server.model_copy(update=ports)})
-
-
-@contextmanager
-def running_server(config: TurnoutConfig) -> Iterator[tuple[int, float]]:
-    """`turnout serve` in a process of its own; yields its process id and the seconds it took to answer."""
-    with tempfile.TemporaryDirectory(prefix="turnout-bench-") as folder:
-        path = Path(folder) / "turnout.yaml"
-        path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-        started = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "serve", str(path)], stdout=subprocess.DEVNULL, start_new_session=True
-        )
-        try:
-            _wait_until_it_answers(process, config.server.grpc_port)
-            yield process.pid, time.monotonic() - started
-        finally:
-            os.kill(process.pid, signal.SIGTERM)
-            process.wait(timeout=60)
-
-
-def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the server ended with status {process.returncode}")
-        try:
-            with Client(f"127.0.0.1:{port}") as client:
-                client.models()
-        except TurnoutError:
-            time.sleep(0.2)
-        else:
-            return
-    raise TimeoutError(f"no answer from the server after {START_LIMIT_S:g} s")
-
-
 async def compare(config: TurnoutConfig, rounds: int, tokens: int) -> list[Comparison]:
     """Take turns; the first round of each subject warms both sides up and is thrown away."""
     prompts = [problem.prompt for problem in heldout(MIDDLE_DIFFICULTY, STREAMS)]
@@ -209,22 +158,27 @@ def to_markdown(lines: list[Comparison], start_s: float, memory: int, rounds: in
     )
 
 
-def main(rounds: int, tokens: int, out: Path) -> None:
-    """Measure, print and save."""
-    config = server_config()
+def main(rounds: int, tokens: int, out: Path | None) -> None:
+    """Measure, print, and save where there is a place for it."""
+    config = on_free_ports(TurnoutConfig.demo())
     with running_server(config) as (pid, start_s):
         lines = uvloop.run(compare(config, rounds, tokens))
         memory = proportional_bytes(tree(pid))
     text = to_markdown(lines, start_s, memory, rounds, tokens)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
     show(text)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round, results printed and not saved")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/serve.md"))
+    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
     chosen = parser.parse_args()
-    main(chosen.rounds, chosen.tokens, chosen.out)
+    if chosen.quick:
+        main(1, 32, chosen.out)
+    else:
+        main(chosen.rounds, chosen.tokens, chosen.out or RESULT)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import resource
+import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 KIB = 1024
+SAMPLING_S = 0.002
 
 
 def tree(root: int) -> list[int]:
@@ -35,3 +40,31 @@ def proportional_bytes(pids: list[int]) -> int:
             continue
         total += sum(int(line.split()[1]) * KIB for line in lines if line.startswith("Pss:"))
     return total
+
+
+@contextmanager
+def watched_growth() -> Iterator[Callable[[], int]]:
+    """Watch this process's resident memory, allocations of native code included, by sampling it.
+
+    Yields:
+        A function that says by how many bytes the process was ever larger than at the start.
+    """
+    before = peak = _resident_bytes()
+    ended = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not ended.wait(SAMPLING_S):
+            peak = max(peak, _resident_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield lambda: peak - before
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

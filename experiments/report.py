@@ -13,3 +13,8 @@ def show(markdown: str) -> None:
         console.print(Markdown(markdown))
     else:
         console.out(markdown)
+
+
+def note(text: str) -> None:
+    """Say on stderr what a long run is at."""
+    Console(stderr=True, highlight=False).print(text, style="dim")

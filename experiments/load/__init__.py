@@ -1,0 +1,1 @@
+"""An open-loop load generator: requests leave when the schedule says, whether or not the server keeps up."""

@@ -1,0 +1,48 @@
+"""From a Hugging Face checkpoint to OpenVINO's format, once."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGES = {"openvino_genai": "openvino-genai", "optimum": "optimum-intel"}
+
+
+def missing_packages() -> str | None:
+    """What OpenVINO GenAI and the conversion need and this environment lacks."""
+    lacking = [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
+    return ", ".join(lacking) or None
+
+
+def export(model_dir: str) -> Path:
+    """The checkpoint in OpenVINO's format, 16-bit weights; made beside it unless it is there.
+
+    Raises:
+        RuntimeError: the conversion failed; says with what.
+    """
+    target = Path(f"{model_dir}-openvino")
+    if not (target / "openvino_model.xml").is_file():
+        exporter = Path(sys.executable).parent / "optimum-cli"
+        task = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+        command = [str(exporter), "export", "openvino", "--model", model_dir, *task, str(target)]
+        finished = subprocess.run(command, capture_output=True, text=True)
+        if finished.returncode:
+            raise RuntimeError(f"converting to OpenVINO failed: {finished.stderr.strip().splitlines()[-1:]}")
+    return target
+
+
+def properties(dtype: str, threads: int) -> dict[str, object]:
+    """Settings of OpenVINO's CPU plugin: arithmetic and threads as asked, the rest as it comes."""
+    return {"INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float32": "f32"}[dtype], "INFERENCE_NUM_THREADS": threads}
+
+
+def openvino_versions() -> dict[str, str]:
+    """Of the libraries, and the precision of the KV cache, which is theirs to choose."""
+    from importlib.metadata import version
+
+    import openvino
+
+    cache = openvino.Core().get_property("CPU", "KV_CACHE_PRECISION")
+    return {"openvino-genai": version("openvino-genai"), "KV cache": cache.get_type_name()}

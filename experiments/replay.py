@@ -1,0 +1,81 @@
+"""Whether an answer is the one its request gives alone: equal, or different where rounding may decide, or wrong."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from decoding.logits import History, penalise, process
+from decoding.model import Want
+from decoding.noise import Purpose, gumbel, noise_key
+from decoding.sequence import Sequence
+from engine.pool import LocalPool
+from turnout.calls import Chunk, GenerateCall, TokenOut
+from turnout.types import Token
+
+# float32 logits move by about 1e-5 with the shape of a batch: tokens this close, noise included, may change places.
+TIE_NATS = 1e-4
+
+
+class Verdict(Enum):
+    """How two answers to one request compare."""
+
+    EQUAL = "equal"
+    TIE = "tie"
+    WRONG = "wrong"
+
+
+async def answer(pool: LocalPool, call: GenerateCall) -> list[TokenOut]:
+    """The tokens of a call's first answer."""
+    return [
+        token
+        async for event in pool.generate(call)
+        if isinstance(event, Chunk) and event.index == 0
+        for token in event.tokens
+    ]
+
+
+async def compare(pool: LocalPool, call: GenerateCall, got: list[TokenOut]) -> Verdict:
+    """Answer a call again, alone and with nothing cached, and compare.
+
+    Where the two part, each token must be the best choice, up to a tie, of the model that claims it: of the large
+    one for speculation, whose match verifier takes the large model's own sample.
+
+    Args:
+        pool: idle, in float32.
+        call: with token ids as its prompt, and a seed.
+        got: tokens of the answer under load.
+    """
+    for engine in pool.engines.values():
+        engine.pool.clear_cached()
+    alone = await answer(pool, call)
+    if [token.id for token in alone] == [token.id for token in got]:
+        return Verdict.EQUAL
+    place = next((i for i, (a, b) in enumerate(zip(alone, got, strict=False)) if a.id != b.id), None)
+    if place is None:
+        return Verdict.WRONG  # one answer is the beginning of the other
+    before = [token.id for token in alone[:place]]
+    behind = [await _behind(pool, call, before, token) for token in (alone[place], got[place])]
+    return Verdict.TIE if max(behind) < TIE_NATS else Verdict.WRONG
+
+
+async def _behind(pool: LocalPool, call: GenerateCall, before: list[int], token: TokenOut) -> float:
+    """How far, in nats, a token is behind the best one after these."""
+    assert isinstance(call.prompt, tuple)
+    assert call.sampling.seed is not None
+    model = pool.engines[pool.roles["large"] if call.method == "speculative" else token.source]
+    sampling = call.sampling.model_copy(update={"max_tokens": len(before) + 1, "ignore_eos": True, "stop": ()})
+    seq = Sequence(call.prompt, sampling, call.sampling.seed)
+    for id_ in before:
+        seq.append(Token(id_, model.name))
+    try:
+        [row] = await model.extend(seq, want=Want(draw=None, logits=True))
+    finally:
+        model.release(seq)
+    assert row.logits is not None
+    logits, history = row.logits[None], History(seq)
+    if sampling.greedy:
+        scores = penalise(logits, [history])[0]
+    else:
+        key = noise_key(seq.seed, history.position, Purpose.SAMPLE)
+        scores = process(logits, [history])[0] + gumbel([key], logits.shape[1], logits.device)[0]
+    return float(scores.max() - scores[token.id])

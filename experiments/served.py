@@ -1,0 +1,62 @@
+"""`turnout serve` in a process of its own, for benchmarks."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import yaml
+
+from turnout.client import Client
+from turnout.config import TurnoutConfig
+from turnout.errors import TurnoutError
+
+START_LIMIT_S = 120.0
+
+
+def on_free_ports(config: TurnoutConfig) -> TurnoutConfig:
+    """The same configuration on two ports nobody listens on."""
+    with closing(socket.socket()) as one, closing(socket.socket()) as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        ports = {"grpc_port": one.getsockname()[1], "http_port": two.getsockname()[1]}
+    return config.model_copy(update={"server": config.server.model_copy(update=ports)})
+
+
+@contextmanager
+def running_server(config: TurnoutConfig) -> Iterator[tuple[int, float]]:
+    """`turnout serve` in a process of its own; yields its process id and the seconds it took to answer."""
+    with tempfile.TemporaryDirectory(prefix="turnout-bench-") as folder:
+        path = Path(folder) / "turnout.yaml"
+        path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+        started = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli.main", "serve", str(path)], stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            _wait_until_it_answers(process, config.server.grpc_port)
+            yield process.pid, time.monotonic() - started
+        finally:
+            process.terminate()  # nothing happens when it has ended by itself
+            process.wait(timeout=60)
+
+
+def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with status {process.returncode}")
+        try:
+            with Client(f"127.0.0.1:{port}") as client:
+                client.models()
+        except TurnoutError:
+            time.sleep(0.2)
+        else:
+            return
+    raise TimeoutError(f"no answer from the server after {START_LIMIT_S:g} s")
