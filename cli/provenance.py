@@ -174,7 +174,7 @@ def print_meters(usage: Usage) -> None:
     print_table(
         ["model", ">parameters", *(f">{count.removesuffix('_tokens')}" for count in counts)],
         [
-            [name, quantity(meter.num_parameters), *(getattr(meter, count) for count in counts)]
+            [name, quantity(meter.num_parameters), *(f"{getattr(meter, count):g}" for count in counts)]
             for name, meter in usage.models.items()
         ],
     )
@@ -182,13 +182,18 @@ def print_meters(usage: Usage) -> None:
 
 def summary(usage: Usage) -> str:
     """One line on the whole answer."""
+    drafts = usage.speculation
     speculation = (
-        f", {usage.num_accepted_tokens} of {usage.num_draft_tokens} drafts accepted" if usage.num_draft_tokens else ""
+        f", {drafts.accepted_tokens} of {drafts.draft_tokens} drafts accepted"
+        f" ({drafts.tokens_per_round:.1f} tokens a round)"
+        if drafts.draft_tokens
+        else ""
     )
     switches = f", {usage.switches} switches" if usage.switches else ""
     return (
         f"{usage.method}: {usage.completion_tokens} tokens in {usage.wall_s:.2f} s (first after {usage.ttft_s:.2f} s), "
         f"{usage.cost.large_share:.0%} by the large model{switches}{speculation}, seed {usage.seed}"
+        + "".join(f"\n{note}" for note in usage.notes)
     )
 
 

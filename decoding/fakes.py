@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from decoding.drafters.base import Drafter
+from decoding.drafters.base import Drafter, Room
+from decoding.lengths.base import LengthPolicy
 from decoding.logits import History
-from decoding.model import Model, ModelPool, Row, Score, TokenText, Until, Want
+from decoding.model import Busy, Model, ModelPool, Row, Score, TokenText, Until, Want
 from decoding.readout import read
 from decoding.scoring import score_continuation
 from decoding.sequence import Sequence
+from decoding.sketch import Sketch
+from decoding.stores import Stores
 from decoding.stretch import run_stretch
-from decoding.tree import DraftTree
+from decoding.tree import DraftTree, ExtraRows
 from decoding.verifiers.base import Verdict, Verifier, want_of
 from turnout.types import Segment
 
@@ -54,7 +58,10 @@ class TableModel:
         self.vocab_size = vocab_size
         self.num_parameters = num_parameters
         self.max_length = max_length
+        self.digest = f"table {name}"
         self.cached: dict[Sequence, list[int]] = {}
+        self.num_layers = 0
+        self.stores = Stores()
         self.forwards = 0
         self.fed_tokens = 0
 
@@ -75,19 +82,47 @@ class TableModel:
 
         return await run_stretch(step, seq, until, self.name, self.num_parameters)
 
-    async def propose(self, seq: Sequence, drafter: Drafter, budget: int) -> DraftTree:
-        """See `decoding.model.Model.propose`."""
-        return await drafter.propose(self, seq, budget)
+    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
+        """See `decoding.model.Model.expand`."""
+        await asyncio.sleep(0)
+        self._feed(seq, seq.tokens, recompute=0, num_tree_tokens=len(tree) - start)
+        return self._read(seq, [_path_tokens(tree, node) for node in range(start, len(tree))], want)
 
-    async def verify(self, seq: Sequence, draft: DraftTree, verifier: Verifier) -> Verdict:
+    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+        """A function has no layers."""
+        raise NotImplementedError
+
+    async def read(
+        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
+    ) -> list[Row]:
+        """A function has no hidden states."""
+        raise NotImplementedError
+
+    def embed(self, tokens: list[int]) -> torch.Tensor:
+        """A function has no embeddings."""
+        raise NotImplementedError
+
+    async def propose(self, seq: Sequence, drafter: Drafter, room: Room, length: LengthPolicy) -> DraftTree:
+        """See `decoding.model.Model.propose`."""
+        return await drafter.propose(self, seq, room, length)
+
+    async def verify(
+        self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
+    ) -> Verdict:
         """See `decoding.model.Model.verify`."""
         await asyncio.sleep(0)
-        self._feed(seq, seq.tokens, recompute=1, num_tree_tokens=len(draft))
-        nodes = [draft.path(node) for node in range(len(draft))]
-        paths = [(), *(tuple(draft.tokens[node] for node in path) for path in nodes)]
-        verdict = verifier.judge(seq, draft, self._read(seq, paths, want_of(verifier, seq)), self.name)
+        self._feed(seq, seq.tokens, recompute=1, num_tree_tokens=len(draft.fed_tokens))
+        paths = [(), *(_path_tokens(draft, node) for node in range(len(draft)))]
+        rows = self._read(seq, paths, want_of(verifier, seq) | want)
+        if draft.extra is not None:
+            rows += self._read(seq, _seen_by_extra_rows(draft, draft.extra), want)
+        verdict = verifier.judge(seq, draft, rows, self.name)
         self.cached[seq] = seq.tokens + [draft.tokens[node] for node in verdict.path]
-        return verdict
+        return replace(verdict, rows=rows)
+
+    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
+        """See `decoding.model.Model.teach`."""
+        drafter.observe(self, seq, draft, verdict)
 
     async def score(self, seq: Sequence, continuations: list[tuple[int, ...]], top: int = 0) -> list[Score]:
         """See `decoding.model.Model.score`."""
@@ -112,6 +147,14 @@ class TableModel:
         """See `decoding.model.Model.step_seconds`."""
         return 0.0
 
+    def forward_seconds(self, fed: int, attended: int, sequences: int) -> float:
+        """See `decoding.model.Model.forward_seconds`."""
+        return 0.0
+
+    def busy(self) -> Busy:
+        """See `decoding.model.Model.busy`."""
+        return Busy(len(self.cached), sum(map(len, self.cached.values())))
+
     def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
         logits = torch.stack([self.next_logits(seq.tokens + list(path)) for path in paths])
         return read(logits, [History(seq, path) for path in paths], [want] * len(paths))
@@ -125,7 +168,7 @@ class TableModel:
                 break
             kept += 1
         kept = min(kept, len(tokens) - recompute)
-        if kept == len(tokens):
+        if kept == len(tokens) and not num_tree_tokens:
             return
         own = max(min(len(seq), len(tokens)) - kept, 0)
         prompt = max(min(seq.num_prompt_tokens, len(tokens)) - kept, 0)
@@ -139,6 +182,22 @@ class TableModel:
         self.cached[seq] = list(tokens)
         self.forwards += 1
         self.fed_tokens += len(tokens) - kept + num_tree_tokens
+
+
+def _path_tokens(draft: DraftTree, node: int) -> tuple[int, ...]:
+    return tuple(draft.tokens[each] for each in draft.path(node))
+
+
+def _seen_by_extra_rows(draft: DraftTree, extra: ExtraRows) -> list[tuple[int, ...]]:
+    """What each extra row stands after, by depth: this model knows no rows that see gaps or two rows of one place."""
+    tokens, depths = draft.fed_tokens, draft.fed_depths()
+    paths = []
+    for seen in extra.mask:
+        rows = sorted(seen.nonzero().flatten().tolist(), key=depths.__getitem__)
+        if [depths[row] for row in rows] != list(range(len(rows))):
+            raise ValueError("an extra row must see one row of every place before it")
+        paths.append(tuple(tokens[row] for row in rows))
+    return paths
 
 
 class ListText:

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from decoding.artifacts import Artifacts
 from decoding.sequence import Sequence
+from decoding.sketch import Sketch
+from decoding.stores import Stores
 from decoding.tree import DraftTree
 from turnout.types import Segment, Token
 
 if TYPE_CHECKING:
-    from decoding.drafters.base import Drafter
+    from decoding.drafters.base import Drafter, Room
+    from decoding.lengths.base import LengthPolicy
     from decoding.verifiers.base import Verdict, Verifier
 
 
@@ -35,7 +39,7 @@ class Want:
         top: that many most probable tokens with raw log-probabilities.
         probs: the processed distribution the token was drawn from (one-hot when greedy).
         logits: the raw logits.
-        hidden: the hidden state after that many layers (-1: before the head, after the last norm).
+        hidden: hidden states after so many layers each (-1: before the head, after the last norm).
         margin: how far, in nats and after noise, the chosen token was ahead of the next one.
     """
 
@@ -45,7 +49,7 @@ class Want:
     top: int = 0
     probs: bool = False
     logits: bool = False
-    hidden: int | None = None
+    hidden: frozenset[int] = frozenset()
     margin: bool = False
 
     def __or__(self, other: Want) -> Want:
@@ -56,7 +60,7 @@ class Want:
             top=max(self.top, other.top),
             probs=self.probs or other.probs,
             logits=self.logits or other.logits,
-            hidden=self.hidden if self.hidden is not None else other.hidden,
+            hidden=self.hidden | other.hidden,
             margin=self.margin or other.margin,
         )
 
@@ -71,7 +75,7 @@ class Row:
     top: tuple[tuple[int, float], ...] = ()
     probs: torch.Tensor | None = None
     logits: torch.Tensor | None = None
-    hidden: torch.Tensor | None = None
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     margin: float | None = None
 
 
@@ -131,17 +135,31 @@ class Score:
         return sum(self.token_logprobs)
 
 
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """What a model works on now: sequences it holds a cache for, and the tokens of these caches."""
+
+    sequences: int
+    cached_tokens: int
+
+
 class Model(Protocol):
     """A causal language model with a KV cache per sequence.
 
     The sequence is the truth: every call first computes whatever the cache lacks of it (catch-up), in the
     same forward pass as its own work. Cached positions that no longer agree with the sequence are dropped.
+
+    Attributes:
+        digest: names configuration and weights, whatever the model is called; see `decoding.artifacts`.
     """
 
     name: str
     num_parameters: int
     vocab_size: int
     max_length: int
+    num_layers: int
+    digest: str
+    stores: Stores
 
     async def extend(
         self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
@@ -161,12 +179,73 @@ class Model(Protocol):
         """
         ...
 
-    async def propose(self, seq: Sequence, drafter: Drafter, budget: int) -> DraftTree:
-        """Run a drafter next to this model; at most `budget` nodes."""
+    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
+        """Feed nodes of a draft that grows, after the sequence's last token: nothing of it is kept.
+
+        Args:
+            seq: the sequence; the reading at its end is `extend`'s.
+            tree: all nodes so far; those before `start` are as in the call before, whose cache is used again.
+            start: first node to read.
+            want: what to read.
+
+        Returns:
+            One row per node from `start` on.
+        """
         ...
 
-    async def verify(self, seq: Sequence, draft: DraftTree, verifier: Verifier) -> Verdict:
-        """Feed the draft in one forward, judge it, keep the accepted path's KV. Appends nothing."""
+    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+        """Run hypothetical tokens through some of the layers; nothing of it is kept but for `verify`.
+
+        A draft in a row after the sequence's last token that was run with it through the first layers, and through no
+        others, is verified from the next layer on.
+
+        Args:
+            seq: the sequence.
+            sketch: the tokens and the layers; the last norm and the head follow for what is read.
+            want: what to read; hidden states of layers that run.
+
+        Returns:
+            One row per token from `sketch.start` on.
+        """
+        ...
+
+    async def read(
+        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
+    ) -> list[Row]:
+        """Read hidden states through the last norm and the head; no forward.
+
+        Args:
+            seq: whose they are.
+            states: [R, hidden].
+            paths: [R] the hypothetical tokens each stands after.
+            want: what to read.
+            normed: whether the last norm has been applied.
+        """
+        ...
+
+    def embed(self, tokens: list[int]) -> torch.Tensor:
+        """What goes into the first layer for these tokens: float32 [n, hidden], on the CPU."""
+        ...
+
+    async def propose(self, seq: Sequence, drafter: Drafter, room: Room, length: LengthPolicy) -> DraftTree:
+        """Run a drafter next to this model."""
+        ...
+
+    async def verify(
+        self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
+    ) -> Verdict:
+        """Feed the draft in one forward, judge it, keep the accepted path's KV. Appends nothing.
+
+        Args:
+            seq: what the draft continues.
+            draft: the tree.
+            verifier: judges it.
+            want: what else to read at the root, every node and every extra row: `Verdict.rows`.
+        """
+        ...
+
+    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
+        """Let a drafter that runs beside this model learn from a round."""
         ...
 
     async def score(self, seq: Sequence, continuations: list[tuple[int, ...]], top: int = 0) -> list[Score]:
@@ -189,6 +268,20 @@ class Model(Protocol):
         """Recent wall-clock time of one decode step, in seconds (0.0 before the first)."""
         ...
 
+    def forward_seconds(self, fed: int, attended: int, sequences: int) -> float:
+        """Predicted wall time of a forward, in seconds; 0.0 where nothing is known.
+
+        Args:
+            fed: tokens in it.
+            attended: positions each attends to, its own included, summed over them.
+            sequences: sequences in it.
+        """
+        ...
+
+    def busy(self) -> Busy:
+        """What it works on now."""
+        ...
+
 
 class TokenText(Protocol):
     """The one thing methods may know about text: what a token looks like."""
@@ -204,11 +297,12 @@ class TokenText(Protocol):
 
 @dataclass(slots=True)
 class ModelPool:
-    """The models a method may use, by role; `models` maps every name to its model."""
+    """The models a method may use, by role; `models` maps every name to its model, `artifacts` are trained for them."""
 
     models: dict[str, Model]
     roles: dict[str, str]
     tokenizer: TokenText
+    artifacts: Artifacts = field(default_factory=Artifacts)
 
     def role(self, role: str) -> Model:
         """The model that fills a role ("small", "large")."""
@@ -238,6 +332,7 @@ class Request:
     sequence: Sequence
     tenant: str = "default"
     extra: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # for the person who reads the answer
 
 
 def token_of(row: Row, source: str) -> Token:

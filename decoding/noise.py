@@ -25,6 +25,8 @@ class Purpose(IntEnum):
     ACCEPT = 3
     RESIDUAL = 4
     SWITCH = 5
+    LENGTH = 6
+    SELECT = 7
 
 
 def _mix(x: int) -> int:
@@ -48,6 +50,14 @@ def uniform(key: int) -> float:
 def derive_seed(seed: int, index: int) -> int:
     """Seed of the index-th answer of a request; index 0 keeps the request's own."""
     return seed if index == 0 else _mix((seed + index * _GOLDEN) & _MASK) >> 1
+
+
+def round_seed(seed: int, root: int) -> int:
+    """Seed of the draft noise of one round, named by the position its draft begins at.
+
+    For drafters that draw a position again in later rounds, after what was drawn there had a say in what else was.
+    """
+    return _mix((~seed + (root + 1) * _GOLDEN) & _MASK) >> 1
 
 
 def _signed(x: int) -> int:

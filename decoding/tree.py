@@ -1,12 +1,29 @@
-"""Draft trees: proposed tokens with parents, and for sampled ones the distribution each was drawn from."""
+"""Draft trees: proposed tokens with parents, for sampled ones the distribution each was drawn from, and extra rows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 
 ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraRows:
+    """Rows fed together with a draft that are no candidates: read by whoever drafted, judged by nobody, never kept.
+
+    Attributes:
+        tokens: [m] token ids.
+        depths: [m] places after the root: a row at depth d stands where the nodes at `DraftTree.depth` d + 1 stand.
+        mask: bool [m, n + m]: which of the draft's n nodes, then of the extra rows, each sees (itself included);
+            all see the sequence.
+    """
+
+    tokens: tuple[int, ...]
+    depths: tuple[int, ...]
+    mask: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +36,17 @@ class DraftTree:
         proposals: [n] the processed distribution (float32 [vocab]) each token was really drawn from;
             None for a deterministic candidate (the same as one-hot).
         source: name of the model that drafted.
+        sequences: where whole sequences were drawn independently of each other, the nodes of each from the root's
+            child down, in draw order; nodes that several share stand in the tree once.
+        extra: rows to feed along.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     source: str
     proposals: tuple[torch.Tensor | None, ...] = field(default=())
+    sequences: tuple[tuple[int, ...], ...] = ()
+    extra: ExtraRows | None = None
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
@@ -43,10 +65,66 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @classmethod
+    def merged(cls, paths: Iterable[Iterable[int]], most: int, source: str) -> DraftTree:
+        """A forest of fixed candidates in which equal beginnings stand once; the first paths go first.
+
+        Args:
+            paths: tokens from the root's child down.
+            most: nodes at most.
+            source: name of the model that drafted.
+        """
+        tokens: list[int] = []
+        parents: list[int] = []
+        known: dict[tuple[int, int], int] = {}
+        for path in paths:
+            node = ROOT
+            for token in path:
+                child = known.get((node, token))
+                if child is None:
+                    if len(tokens) >= most:
+                        break
+                    child = known[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = child
+        return cls(tuple(tokens), tuple(parents), source)
+
+    @classmethod
+    def empty(cls, source: str) -> DraftTree:
+        """Nothing proposed: the target reads its next token only."""
+        return cls((), (), source)
+
+    def within(self, vocab_size: int) -> DraftTree:
+        """Without fixed candidates the target has no token for, and what hangs on them.
+
+        Raises:
+            ValueError: one of them was drawn: leaving it out would change what its siblings' distributions mean.
+        """
+        if all(0 <= token < vocab_size for token in self.tokens):
+            return self
+        if self.proposals or self.sequences or self.extra is not None:
+            raise ValueError("a token outside the target's vocabulary was drawn")
+        kept: dict[int, int] = {ROOT: ROOT}
+        for index, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            if parent in kept and 0 <= token < vocab_size:
+                kept[index] = len(kept) - 1
+        nodes = [index for index in kept if index != ROOT]
+        return DraftTree(
+            tuple(self.tokens[index] for index in nodes),
+            tuple(kept[self.parents[index]] for index in nodes),
+            self.source,
+        )
+
+    @property
+    def fed_tokens(self) -> tuple[int, ...]:
+        """The nodes' tokens, then those of the extra rows."""
+        return self.tokens if self.extra is None else self.tokens + self.extra.tokens
+
     @property
     def is_chain(self) -> bool:
-        """Whether every node has at most one child."""
-        return all(parent == index - 1 for index, parent in enumerate(self.parents))
+        """Whether every node has at most one child, and nothing else is fed along."""
+        return self.extra is None and all(parent == index - 1 for index, parent in enumerate(self.parents))
 
     def proposal(self, node: int) -> torch.Tensor | None:
         """The distribution `node` was drawn from, None if it was not drawn."""
@@ -69,6 +147,18 @@ class DraftTree:
         for parent in self.parents:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
         return depths
+
+    def fed_depths(self) -> list[int]:
+        """`depths`, then those of the extra rows."""
+        return self.depths() if self.extra is None else [*self.depths(), *self.extra.depths]
+
+    def fed_mask(self) -> torch.Tensor:
+        """bool [n + m, n + m]: what each fed row sees of the others; nodes see no extra rows."""
+        mask = self.ancestor_mask()
+        if self.extra is None:
+            return mask
+        unseen = torch.zeros(len(self), len(self.extra.tokens), dtype=torch.bool)
+        return torch.cat([torch.cat([mask, unseen], 1), self.extra.mask])
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from google.protobuf import struct_pb2
@@ -182,9 +182,7 @@ def usage_message(usage: Usage) -> pb.Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
-        num_draft_tokens=usage.num_draft_tokens,
-        num_accepted_tokens=usage.num_accepted_tokens,
-        rounds=usage.rounds,
+        speculation=pb.Speculation(**asdict(usage.speculation)),
         switches=usage.switches,
         spent=_cost_message(usage.cost.spent),
         large_only=_cost_message(usage.cost.large_only),
@@ -194,6 +192,7 @@ def usage_message(usage: Usage) -> pb.Usage:
         seed=usage.seed,
         ttft_s=usage.ttft_s,
         wall_s=usage.wall_s,
+        notes=usage.notes,
     )
     for name, meter in usage.models.items():
         counts = {count: getattr(meter, count) for count in METER_COUNTS}

@@ -35,17 +35,32 @@ class Metrics:
             registry=self._registry,
         )
 
+        labels = ("method", "tenant")
+        self._drafted = Counter("turnout_draft_tokens", "Tokens proposed by drafters.", labels, registry=self._registry)
+        self._accepted = Counter(
+            "turnout_accepted_draft_tokens", "Proposed tokens that were accepted.", labels, registry=self._registry
+        )
+        self._rounds = Counter("turnout_draft_rounds", "Verifications of drafts.", labels, registry=self._registry)
+        self._draft_s = Counter("turnout_draft_seconds", "Time spent drafting.", labels, registry=self._registry)
+
     def finished(self, model: str, outcome: str) -> None:
         """Count a request; `model` must be a known name, so that clients cannot make up time series."""
         self._requests.labels(model, outcome).inc()
 
-    def used(self, model: str, usage: Usage) -> None:
-        """Count the tokens and the times of an answer."""
+    def used(self, model: str, tenant: str, usage: Usage) -> None:
+        """Count the tokens and the times of an answer; `tenant` must be a known one."""
         for name, meter in usage.models.items():
             self._tokens.labels(name).inc(meter.generated_tokens)
         self._ttft.labels(model).observe(usage.ttft_s)
         if usage.completion_tokens > 1:
             self._tpot.labels(model).observe((usage.wall_s - usage.ttft_s) / (usage.completion_tokens - 1))
+
+        drafts = usage.speculation
+        if drafts.rounds:
+            self._drafted.labels(usage.method, tenant).inc(drafts.draft_tokens)
+            self._accepted.labels(usage.method, tenant).inc(drafts.accepted_tokens)
+            self._rounds.labels(usage.method, tenant).inc(drafts.rounds)
+            self._draft_s.labels(usage.method, tenant).inc(drafts.draft_s)
 
     def render(self) -> bytes:
         """The text exposition format."""

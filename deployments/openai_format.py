@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from turnout.calls import Chunk, ModelDescription, TokenOut, Usage
+from turnout.cost import SpeculationMeter
 from turnout.errors import Code, TurnoutError
 
 HTTP_STATUS = {
@@ -57,15 +58,24 @@ def usage_object(usage: Usage) -> dict[str, Any]:
             "params": usage.params,
             "seed": usage.seed,
             "models": models,
-            "num_draft_tokens": usage.num_draft_tokens,
-            "num_accepted_tokens": usage.num_accepted_tokens,
-            "rounds": usage.rounds,
+            "speculation": speculation_details(usage.speculation),
             "switches": usage.switches,
             "cost": asdict(usage.cost),
             "ttft_s": usage.ttft_s,
             "wall_s": usage.wall_s,
+            "notes": list(usage.notes),
         },
     }
+
+
+def speculation_details(meter: SpeculationMeter) -> dict[str, Any]:
+    """What drafting brought, with the rates that follow from the counts."""
+    rates = {
+        "tokens_per_round": meter.tokens_per_round,
+        "acceptance": meter.acceptance,
+        "draft_time_share": meter.draft_time_share,
+    }
+    return asdict(meter) | rates
 
 
 class Format(Protocol):

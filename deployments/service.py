@@ -92,7 +92,7 @@ class GenerationService:
                     yield batch
             if usage is None:
                 raise internal(call.request_id)
-            self.metrics.used(call.model, usage)
+            self.metrics.used(call.model, call.tenant, usage)
 
     async def generate(self, call: GenerateCall) -> Answer:
         """The whole answer."""
@@ -102,7 +102,7 @@ class GenerationService:
                 *chunks, usage = await backend.complete(call)
             if not isinstance(usage, Usage):
                 raise internal(call.request_id)
-            self.metrics.used(call.model, usage)
+            self.metrics.used(call.model, call.tenant, usage)
             choices = sorted((chunk for chunk in chunks if isinstance(chunk, Chunk)), key=lambda chunk: chunk.index)
             return Answer(tuple(choices), usage)
 

@@ -19,9 +19,7 @@ def combine(usages: Sequence[Usage]) -> Usage:
         total.merge(
             Meter(
                 models=usage.models,
-                num_draft_tokens=usage.num_draft_tokens,
-                num_accepted_tokens=usage.num_accepted_tokens,
-                rounds=usage.rounds,
+                speculation=usage.speculation,
                 switches=usage.switches,
             )
         )
@@ -32,9 +30,7 @@ def combine(usages: Sequence[Usage]) -> Usage:
         completion_tokens=sum(weights),
         cached_tokens=sum(usage.cached_tokens for usage in usages),
         models=total.models,
-        num_draft_tokens=total.num_draft_tokens,
-        num_accepted_tokens=total.num_accepted_tokens,
-        rounds=total.rounds,
+        speculation=total.speculation,
         switches=total.switches,
         cost=CostReport(
             spent=_add([usage.cost.spent for usage in usages], weights),
@@ -43,6 +39,7 @@ def combine(usages: Sequence[Usage]) -> Usage:
         ),
         ttft_s=min(usage.ttft_s for usage in usages),
         wall_s=max(usage.wall_s for usage in usages),
+        notes=tuple(dict.fromkeys(note for usage in usages for note in usage.notes)),
     )
 
 

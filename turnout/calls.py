@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnout.cost import CostReport, ModelMeter
+from turnout.cost import CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import TurnoutError
 from turnout.types import FinishReason, SamplingParams, TokenKind
 
@@ -70,16 +70,15 @@ class Chunk:
 class Usage:
     """What the whole call used; the last event of a stream.
 
-    `seed` reproduces the call; `ttft_s` and `wall_s` are seconds from arrival at the pool.
+    `seed` reproduces the call; `ttft_s` and `wall_s` are seconds from arrival at the pool; `notes` say what was done
+    otherwise than asked.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     models: dict[str, ModelMeter]
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    rounds: int
+    speculation: SpeculationMeter
     switches: int
     cost: CostReport
     method: str
@@ -87,6 +86,7 @@ class Usage:
     seed: int
     ttft_s: float
     wall_s: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from turnout.calls import ChatMessage, Chunk, MethodDescription, ModelDescription, ScoredTokens, TokenOut, Usage
-from turnout.cost import Cost, CostReport, ModelMeter
+from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.proto import generation_pb2 as pb
 from turnout.types import FinishReason, TokenKind
@@ -184,9 +184,7 @@ def usage(message: pb.Usage) -> Usage:
         completion_tokens=message.completion_tokens,
         cached_tokens=message.cached_tokens,
         models=models,
-        num_draft_tokens=message.num_draft_tokens,
-        num_accepted_tokens=message.num_accepted_tokens,
-        rounds=message.rounds,
+        speculation=_speculation(message.speculation),
         switches=message.switches,
         cost=CostReport(_cost(message.spent), _cost(message.large_only), message.large_share),
         method=message.method,
@@ -194,6 +192,20 @@ def usage(message: pb.Usage) -> Usage:
         seed=message.seed,
         ttft_s=message.ttft_s,
         wall_s=message.wall_s,
+        notes=tuple(message.notes),
+    )
+
+
+def _speculation(message: pb.Speculation) -> SpeculationMeter:
+    return SpeculationMeter(
+        rounds=message.rounds,
+        emitted_tokens=message.emitted_tokens,
+        draft_tokens=message.draft_tokens,
+        accepted_tokens=message.accepted_tokens,
+        drafted_at=list(message.drafted_at),
+        accepted_at=list(message.accepted_at),
+        draft_s=message.draft_s,
+        verify_s=message.verify_s,
     )
 
 

@@ -79,6 +79,13 @@ class PoolConfig(Section):
     default: Annotated[MethodChoice, Field(description="method used when a request names none")] = MethodChoice(
         name="entropy_adaptive"
     )
+    artifacts: Annotated[
+        str | None,
+        Field(
+            description="folder of what was trained for the pair (NAME.safetensors); demo:artifacts: the demo pair's;"
+            " absent: none"
+        ),
+    ] = None
     replicas: Annotated[int, Field(ge=1, description="copies of the pair")] = 1
     max_ongoing_requests: Annotated[int, Field(ge=1, description="requests a replica works on at once")] = 64
     max_queued_requests: Annotated[int, Field(ge=1, description="requests waiting before new ones are refused")] = 256
@@ -140,7 +147,11 @@ class TurnoutConfig(Section):
                 "demo-small": ModelConfig(path="demo:small", kv_memory_bytes=64 << 20),
                 "demo-large": ModelConfig(path="demo:large", kv_memory_bytes=256 << 20),
             },
-            pools={"demo": PoolConfig(small="demo-small", large="demo-large", default=DEMO_METHOD)},
+            pools={
+                "demo": PoolConfig(
+                    small="demo-small", large="demo-large", default=DEMO_METHOD, artifacts="demo:artifacts"
+                )
+            },
         )
 
 
@@ -216,6 +227,15 @@ def check_resources(config: TurnoutConfig) -> None:
 
 def model_path(model: ModelConfig) -> Path:
     """The checkpoint's folder; `demo:small` and `demo:large` are the shipped ones."""
-    if model.path.startswith(DEMO_PREFIX):
-        return Path(__file__).parent / "demo" / model.path.removeprefix(DEMO_PREFIX)
-    return Path(model.path).expanduser()
+    return _located(model.path)
+
+
+def artifacts_path(pool: PoolConfig) -> Path | None:
+    """The folder of a pool's artifacts, if it has one; demo:artifacts is the shipped one."""
+    return None if pool.artifacts is None else _located(pool.artifacts)
+
+
+def _located(path: str) -> Path:
+    if path.startswith(DEMO_PREFIX):
+        return Path(__file__).parent / "demo" / path.removeprefix(DEMO_PREFIX)
+    return Path(path).expanduser()

@@ -17,7 +17,8 @@ class ModelMeter:
 
     A token fed to the model is counted in exactly one of prompt, catchup, decode and draft:
     `catchup` are generated tokens another model wrote that this one had to read before it could go on,
-    `draft` are tokens of proposals, fed hypothetically.
+    `draft` are tokens of proposals, fed hypothetically. `spared` is what of all these was not computed, where tokens
+    went through some of the layers only: in tokens, a token that went through half of them counting one half.
     """
 
     num_parameters: int
@@ -29,6 +30,7 @@ class ModelMeter:
     draft_tokens: int = 0
     generated_tokens: int = 0
     discarded_tokens: int = 0
+    spared_tokens: float = 0.0
 
     @property
     def processed_tokens(self) -> int:
@@ -37,18 +39,84 @@ class ModelMeter:
 
     @property
     def flops(self) -> float:
-        """2 x parameters x processed tokens."""
-        return 2.0 * self.num_parameters * self.processed_tokens
+        """2 x parameters x processed tokens, those spared left out."""
+        return 2.0 * self.num_parameters * (self.processed_tokens - self.spared_tokens)
+
+
+@dataclass(slots=True)
+class SpeculationMeter:
+    """What drafting brought. Lists are by depth in the draft, the root's children first.
+
+    Attributes:
+        rounds: verifications by the target, those without a draft included.
+        emitted_tokens: tokens of these rounds, the target's own included.
+        draft_tokens: tokens proposed.
+        accepted_tokens: proposed tokens that stayed.
+        drafted_at: rounds whose draft reached so deep.
+        accepted_at: rounds that accepted so deep.
+        draft_s: wall time of drafting, in seconds.
+        verify_s: wall time of verifying, in seconds.
+    """
+
+    rounds: int = 0
+    emitted_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+    def add_round(
+        self, *, depths: list[int], num_accepted: int, num_emitted: int, draft_s: float, verify_s: float
+    ) -> None:
+        """Count a round; `depths` are those of its draft's nodes, from 0."""
+        self.rounds += 1
+        self.emitted_tokens += num_emitted
+        self.draft_tokens += len(depths)
+        self.accepted_tokens += num_accepted
+        _count(self.drafted_at, [1] * (max(depths) + 1 if depths else 0))
+        _count(self.accepted_at, [1] * num_accepted)
+        self.draft_s += draft_s
+        self.verify_s += verify_s
+
+    def merge(self, other: SpeculationMeter) -> None:
+        """Add another sequence's counters to these."""
+        for name in ("rounds", "emitted_tokens", "draft_tokens", "accepted_tokens", "draft_s", "verify_s"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        _count(self.drafted_at, other.drafted_at)
+        _count(self.accepted_at, other.accepted_at)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean tokens of a round, the target's own included; 0.0 before the first."""
+        return self.emitted_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance(self) -> list[float]:
+        """Share of the rounds that drafted so deep in which so much was accepted, by depth."""
+        accepted = [*self.accepted_at, *[0] * (len(self.drafted_at) - len(self.accepted_at))]
+        return [a / d for a, d in zip(accepted, self.drafted_at, strict=False)]
+
+    @property
+    def draft_time_share(self) -> float:
+        """Drafting's share of the wall time of drafting and verifying."""
+        whole = self.draft_s + self.verify_s
+        return self.draft_s / whole if whole else 0.0
+
+
+def _count(counts: list[int], more: list[int]) -> None:
+    counts.extend([0] * (len(more) - len(counts)))
+    for index, count in enumerate(more):
+        counts[index] += count
 
 
 @dataclass(slots=True)
 class Meter:
-    """The counters of one request: one `ModelMeter` per model name, and speculation's totals."""
+    """The counters of one request: one `ModelMeter` per model name, and speculation's."""
 
     models: dict[str, ModelMeter] = field(default_factory=dict)
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    rounds: int = 0
+    speculation: SpeculationMeter = field(default_factory=SpeculationMeter)
     switches: int = 0
 
     def of(self, name: str, num_parameters: int) -> ModelMeter:
@@ -65,9 +133,7 @@ class Meter:
             for count in ModelMeter.__dataclass_fields__:
                 if count != "num_parameters":
                     setattr(mine, count, getattr(mine, count) + getattr(theirs, count))
-        self.num_draft_tokens += other.num_draft_tokens
-        self.num_accepted_tokens += other.num_accepted_tokens
-        self.rounds += other.rounds
+        self.speculation.merge(other.speculation)
         self.switches += other.switches
 
     def to_dict(self) -> dict[str, Any]:

@@ -36,7 +36,8 @@ class MethodInfo:
         run: `async def run(request, models, params) -> AsyncIterator[Segment]`.
         params: the pydantic model of its parameters.
         seeds: numbers of the papers it implements.
-        lossless: whether its output law is exactly the target model's.
+        lossless: whether its output law is exactly the target model's, unless parameters with a property `lossless`
+            say that it is not.
         needs: roles ("small", "large") the pool must fill.
     """
 
@@ -51,6 +52,10 @@ class MethodInfo:
     def summary(self) -> str:
         """First line of the method's docstring."""
         return (self.run.__doc__ or "").strip().split("\n")[0]
+
+    def keeps_law(self, params: MethodParams) -> bool:
+        """Whether the output law is the target model's with these parameters."""
+        return bool(self.lossless and getattr(params, "lossless", True))
 
     def parse(self, values: dict[str, Any], field: str = "method.params") -> MethodParams:
         """Validate parameters.

@@ -1,40 +1,93 @@
 """The drafter slot: propose a tree of tokens, learn from what became of it.
 
-A module here assigns its class to `DRAFTER`; `get_drafter` finds it by file name.
+A module here assigns its class to `PART`; requests choose it by file name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from decoding.lengths.base import LengthPolicy
+from decoding.model import Want
+from decoding.parts import Part
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from turnout.registry import load
 
 if TYPE_CHECKING:
     from decoding.model import Model
     from decoding.verifiers.base import Verdict
 
-
-class Drafter(Protocol):
-    """Proposes continuations. Plain state only: a drafter travels to the model it runs beside."""
-
-    name: str
-
-    async def propose(self, model: Model, seq: Sequence, budget: int) -> DraftTree:
-        """A tree of at most `budget` nodes under the sequence's last token; may be empty."""
-        ...
-
-    def observe(self, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
-        """What the verifier made of the last proposal."""
-        ...
+PACKAGE = "decoding.drafters"
+NOTHING = Want(draw=None)
 
 
-def get_drafter(name: str, field: str = "drafter", **options: Any) -> Drafter:
-    """A drafter by name, made with `options`.
+class Candidates(StrEnum):
+    """How proposed tokens came about, which decides what verifiers may make of them.
 
-    Raises:
-        TurnoutError: NOT_FOUND, listing what exists.
+    fixed: chosen, not drawn: the most probable ones, a copy, a lookup. drawn: drawn from the distribution that is
+    stored with each, the later siblings without the earlier ones, with noise of their own. sequences: whole
+    sequences drawn independently of each other, `DraftTree.sequences`.
     """
-    drafter: Drafter = load("decoding.drafters", name, field).DRAFTER(**options)
-    return drafter
+
+    FIXED = "fixed"
+    DRAWN = "drawn"
+    SEQUENCES = "sequences"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How large a draft may be: its deepest node, and its number of nodes. Both at least 1."""
+
+    depth: int
+    nodes: int
+
+
+class Drafter(Part):
+    """Proposes continuations. State of one request is plain attributes: a drafter travels to its model.
+
+    What was drawn is proposed, in draw order, and whether another candidate is drawn is decided before it is
+    seen: a draft shortened or sorted after looking at its tokens would bias a lossless verifier.
+
+    Attributes:
+        beside: the model it runs next to, by role; "any" where it needs none.
+        kinds: candidates it can make.
+        stepwise: whether it asks the length policy before it goes on below a token.
+        want: what the target reads for it at the root, every node and every extra row of the coming round.
+        depth: deepest draft unless the request says otherwise; None: what the length policy has as its own limit.
+        nodes: nodes of a draft unless the request says otherwise; None: as many as it is deep.
+    """
+
+    beside: ClassVar[Literal["small", "large", "any"]] = "any"
+    kinds: ClassVar[frozenset[Candidates]] = frozenset({Candidates.FIXED})
+    stepwise: ClassVar[bool] = False
+    depth: ClassVar[int | None] = None
+    nodes: ClassVar[int | None] = None
+    want: Want = NOTHING
+
+    def __init__(self, params: Any = None, candidates: Candidates | None = None) -> None:
+        super().__init__(params)
+        self.candidates = candidates or next(kind for kind in Candidates if kind in self.kinds)
+
+    @abstractmethod
+    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+        """A draft under the sequence's last token; may be empty.
+
+        Args:
+            model: the one it runs beside.
+            seq: what to continue.
+            room: how large it may be.
+            length: asked before going on below a token, by stepwise drafters.
+        """
+
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+        """What became of a round, its draft being this drafter's or another's; `seq` has the emitted tokens.
+
+        Args:
+            model: the one it runs beside.
+            seq: what was continued.
+            draft: what was verified.
+            verdict: the outcome; `verdict.rows` are what the target read.
+        """

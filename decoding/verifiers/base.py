@@ -1,19 +1,25 @@
 """The verifier slot: walk a draft tree along what the target says, and emit tokens.
 
-A module here assigns its class, made without arguments, to `VERIFIER`; `get_verifier` finds it by file name.
+A module here assigns its class to `PART`; requests choose it by file name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
 
+import torch
+
+from decoding.drafters.base import Candidates
 from decoding.model import Row, Want
+from decoding.parts import Part
 from decoding.sequence import Sequence
 from decoding.stretch import reported
 from decoding.tree import DraftTree
-from turnout.registry import load
-from turnout.types import Token
+from turnout.types import Token, TokenKind
+
+PACKAGE = "decoding.verifiers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +30,12 @@ class Verdict:
         path: accepted nodes, from the root's child down.
         tokens: emitted tokens: one per accepted node (kind `accepted`, source the drafting model), then one from
             the target: `recovered` where a candidate was rejected, `bonus` where the path ended in a leaf.
+        rows: what the target read: at the root, after every node, after every extra row.
     """
 
     path: tuple[int, ...]
     tokens: tuple[Token, ...]
+    rows: list[Row] = field(default_factory=list)
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -35,21 +43,20 @@ class Verdict:
         return len(self.path)
 
 
-class Verifier(Protocol):
+class Verifier(Part):
     """Decides which draft tokens stay.
 
     Attributes:
         lossless: whether emitted tokens follow the target's own law; if not, the class docstring states the law.
-        proposals: whether sampled candidates must come with the distribution they were drawn from, and be
-            drawn with noise of their own (`Draw.DRAFT`).
+        accepts: candidates it can judge, best first.
         want: what the target must read at the root and at every node; models read `want_of(verifier, seq)`.
     """
 
-    name: str
-    lossless: bool
-    proposals: bool
+    lossless: ClassVar[bool]
+    accepts: ClassVar[tuple[Candidates, ...]]
     want: Want
 
+    @abstractmethod
     def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
         """Judge a draft.
 
@@ -59,7 +66,6 @@ class Verifier(Protocol):
             rows: what the target read: rows[0] at the root, rows[i + 1] after node i.
             target: name of the target model.
         """
-        ...
 
 
 def want_of(verifier: Verifier, seq: Sequence) -> Want:
@@ -73,11 +79,20 @@ def want_of(verifier: Verifier, seq: Sequence) -> Want:
     return verifier.want | extra
 
 
-def get_verifier(name: str, field: str = "verifier") -> Verifier:
-    """A verifier by name.
+def probs_of(row: Row) -> torch.Tensor:
+    """The target's distribution at a node, float32 [vocab].
 
     Raises:
-        TurnoutError: NOT_FOUND, listing what exists.
+        ValueError: the verifier did not want it.
     """
-    verifier: Verifier = load("decoding.verifiers", name, field).VERIFIER()
-    return verifier
+    if row.probs is None:
+        raise ValueError("this verifier needs the target's distribution at every node")
+    return row.probs
+
+
+def emitted(token: int, row: Row, source: str, kind: TokenKind) -> Token:
+    """A token the target did not draw itself, with what its row says of it."""
+    logprob = None
+    if row.logits is not None:
+        logprob = float(torch.log_softmax(row.logits, dim=-1)[token])
+    return Token(token, source, kind, logprob, row.entropy_bits, row.top)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from decoding.drafters.base import Candidates
 from decoding.model import Draw, Row, Want
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import Verdict, Verifier
 from turnout.types import Token, TokenKind
 
 
-class MatchVerifier:
+class MatchVerifier(Verifier):
     """Follow the child that equals the target's own sample; where there is none, emit the sample and stop.
 
     Every emitted token is the target's sample under noise keyed by position, so the output equals plain decoding
@@ -17,9 +18,9 @@ class MatchVerifier:
     keyed noise.
     """
 
-    name = "match"
+    seeds = (111,)
     lossless = True
-    proposals = False
+    accepts = (Candidates.FIXED, Candidates.DRAWN, Candidates.SEQUENCES)
     want = Want(draw=Draw.SAMPLE)
 
     def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
@@ -44,4 +45,4 @@ def _token(row: Row, source: str, kind: TokenKind) -> Token:
     return Token(row.token, source, kind, row.logprob, row.entropy_bits, row.top)
 
 
-VERIFIER = MatchVerifier
+PART = MatchVerifier

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from decoding.drafters.base import Candidates
 from decoding.model import Row, Want
 from decoding.noise import Purpose, gumbel, noise_key, uniform
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import Verdict, Verifier, emitted, probs_of
 from turnout.types import Token, TokenKind
 
 
-class RejectionVerifier:
+class RejectionVerifier(Verifier):
     """Recursive rejection sampling over a tree, in draw order; the emitted tokens follow the target's law exactly.
 
     At a node the target's distribution is the first residual R. A child with token x drawn from q is accepted with
@@ -22,9 +23,9 @@ class RejectionVerifier:
     the target's arg-max.
     """
 
-    name = "rejection"
+    seeds = (111, 80)
     lossless = True
-    proposals = True
+    accepts = (Candidates.DRAWN, Candidates.FIXED)
     want = Want(draw=None, probs=True)
 
     def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
@@ -36,13 +37,13 @@ class RejectionVerifier:
             row = rows[node + 1]
             position = len(seq) + len(path)
             children = draft.children(node)
-            accepted, residual = self.choose(seq.seed, position, draft, children, _probs(row))
+            accepted, residual = self.choose(seq.seed, position, draft, children, probs_of(row))
             if accepted is None:
                 key = noise_key(seq.seed, position, Purpose.RESIDUAL)
                 drawn = int((residual.log() + gumbel([key], residual.numel(), residual.device)[0]).argmax())
-                tokens.append(_token(drawn, row, target, TokenKind.RECOVERED if children else TokenKind.BONUS))
+                tokens.append(emitted(drawn, row, target, TokenKind.RECOVERED if children else TokenKind.BONUS))
                 return Verdict(tuple(path), tuple(tokens))
-            tokens.append(_token(draft.tokens[accepted], row, draft.source, TokenKind.ACCEPTED))
+            tokens.append(emitted(draft.tokens[accepted], row, draft.source, TokenKind.ACCEPTED))
             path.append(accepted)
             node = accepted
 
@@ -74,17 +75,4 @@ def subtract(residual: torch.Tensor, token: int, proposal: torch.Tensor | None) 
     return left / mass if mass > 0.0 else residual
 
 
-def _probs(row: Row) -> torch.Tensor:
-    if row.probs is None:
-        raise ValueError("the rejection verifier needs the target's distribution at every node")
-    return row.probs
-
-
-def _token(token: int, row: Row, source: str, kind: TokenKind) -> Token:
-    logprob = None
-    if row.logits is not None:
-        logprob = float(torch.log_softmax(row.logits, dim=-1)[token])
-    return Token(token, source, kind, logprob, row.entropy_bits, row.top)
-
-
-VERIFIER = RejectionVerifier
+PART = RejectionVerifier

@@ -10,7 +10,7 @@ import yaml
 
 from cli.main import main
 from turnout.calls import Chunk, ModelDescription, TokenOut, Usage
-from turnout.cost import Cost, CostReport, ModelMeter
+from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.types import FinishReason, TokenKind
 
 
@@ -84,7 +84,7 @@ def usage() -> Usage:
     return Usage(
         prompt_tokens=5, completion_tokens=4, cached_tokens=0,
         models={"s": ModelMeter(10, generated_tokens=3), "l": ModelMeter(40, generated_tokens=1)},
-        num_draft_tokens=0, num_accepted_tokens=0, rounds=0, switches=2,
+        speculation=SpeculationMeter(), switches=2,
         cost=CostReport(Cost(0.4375, 600.0, 0.5), Cost(1.0, 960.0, 1.0), 0.25),
         method="entropy_adaptive", params={}, seed=7, ttft_s=0.1, wall_s=0.5,
     )  # fmt: skip

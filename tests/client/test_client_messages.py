@@ -9,7 +9,7 @@ from deployments import grpc_messages
 from deployments.service import Answer
 from turnout import client_messages as wire
 from turnout.calls import ChatMessage, Chunk, ModelDescription, TokenOut, Usage
-from turnout.cost import Cost, CostReport, ModelMeter
+from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError
 from turnout.types import FinishReason, TokenKind
 
@@ -18,9 +18,11 @@ TOKENS = (
     TokenOut(6, "b", "large", TokenKind.BONUS),
 )
 USAGE = Usage(
-    3, 2, 1, {"small": ModelMeter(10, forwards=2, draft_tokens=3), "large": ModelMeter(20, generated_tokens=1)},
-    3, 2, 1, 0, CostReport(Cost(0.5, 6.0, 0.1), Cost(1.0, 8.0, 0.2), 0.5), "plain",
-    {"window": 3.0, "name": "x"}, 2**62, 0.01, 0.1,
+    3, 2, 1,
+    {"small": ModelMeter(10, draft_tokens=3, spared_tokens=1.5), "large": ModelMeter(20, generated_tokens=1)},
+    SpeculationMeter(3, 7, 5, 4, [3, 2], [3, 1], 0.25, 0.5), 0,
+    CostReport(Cost(0.5, 6.0, 0.1), Cost(1.0, 8.0, 0.2), 0.5), "plain",
+    {"window": 3.0, "name": "x"}, 2**62, 0.01, 0.1, ("a note",),
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from turnout.calls import (
     Usage,
 )
 from turnout.config import TurnoutConfig
-from turnout.cost import Cost, CostReport, ModelMeter
+from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import invalid, not_found, out_of_range
 from turnout.types import FinishReason, TokenKind
 
@@ -126,8 +126,9 @@ class FakePool:
             self.members[1]: ModelMeter(2000, forwards=half, generated_tokens=half),
         }
         cost = CostReport(Cost(0.75, 10.0, wall_s), Cost(1.0, 20.0, wall_s), 0.5)
+        drafts = SpeculationMeter(2, 5, 4, 3, [2, 2], [2, 1], 0.25, 0.5)
         return Usage(
-            num_prompt, num_tokens, 0, models, 4, 3, 2, 1, cost, call.method or "entropy_adaptive",
+            num_prompt, num_tokens, 0, models, drafts, 1, cost, call.method or "entropy_adaptive",
             dict(call.params), call.sampling.seed or 7, min(0.001, wall_s), wall_s,
         )  # fmt: skip
 

@@ -8,7 +8,15 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from turnout.config import ModelConfig, TurnoutConfig, load_config, model_path, parse_config
+from turnout.config import (
+    ModelConfig,
+    PoolConfig,
+    TurnoutConfig,
+    artifacts_path,
+    load_config,
+    model_path,
+    parse_config,
+)
 from turnout.errors import Code, TurnoutError
 
 
@@ -147,6 +155,10 @@ def test_demo_paths_lead_into_the_package_and_others_are_taken_as_they_are() -> 
     assert model_path(ModelConfig(path="demo:small")).parts[-3:] == ("turnout", "demo", "small")
     assert model_path(ModelConfig(path="~/m")) == Path("~/m").expanduser()
     assert model_path(ModelConfig(path="some/where")) == Path("some/where")
+    folders = [
+        artifacts_path(PoolConfig(small="s", large="l", artifacts=path)) for path in ("demo:artifacts", "~/a", None)
+    ]
+    assert folders == [model_path(ModelConfig(path="demo:artifacts")), Path("~/a").expanduser(), None]
 
 
 def test_every_field_says_what_it_is() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from turnout.cost import Meter, ModelMeter, paper_cost, report
+from turnout.cost import Meter, ModelMeter, SpeculationMeter, paper_cost, report
 
 
 def meter_of(small_generated: int, large_generated: int) -> Meter:
@@ -55,16 +55,16 @@ def test_nothing_generated_costs_the_prompt_only() -> None:
 def test_merging_adds_every_counter_and_keeps_the_sizes() -> None:
     one, two = meter_of(6, 2), meter_of(1, 1)
     two.of("third", 7).forwards = 4
-    one.num_draft_tokens, two.num_draft_tokens = 3, 4
-    one.num_accepted_tokens, two.num_accepted_tokens = 1, 2
-    one.rounds, two.rounds = 1, 1
+    one.speculation.add_round(depths=[0, 0, 1], num_accepted=1, num_emitted=2, draft_s=0.25, verify_s=0.5)
+    two.speculation.add_round(depths=[0, 1, 2, 2], num_accepted=2, num_emitted=3, draft_s=0.5, verify_s=0.75)
     one.switches, two.switches = 0, 5
     one.merge(two)
     assert one.models["small"].generated_tokens == 7
     assert one.models["small"].num_parameters == 10
     assert one.models["large"].draft_tokens == 2
     assert one.models["third"].forwards == 4
-    assert (one.num_draft_tokens, one.num_accepted_tokens, one.rounds, one.switches) == (7, 3, 2, 5)
+    assert one.speculation == SpeculationMeter(2, 5, 7, 3, [2, 2, 1], [2, 1], 0.75, 1.25)
+    assert one.switches == 5
 
 
 def test_a_meter_is_made_once_per_model() -> None:

@@ -166,7 +166,7 @@ class Choice(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[TokenInfo, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
 
 class ModelUsage(_message.Message):
-    __slots__ = ("model", "num_parameters", "forwards", "prompt_tokens", "cached_tokens", "catchup_tokens", "decode_tokens", "draft_tokens", "generated_tokens", "discarded_tokens", "flops")
+    __slots__ = ("model", "num_parameters", "forwards", "prompt_tokens", "cached_tokens", "catchup_tokens", "decode_tokens", "draft_tokens", "generated_tokens", "discarded_tokens", "flops", "spared_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     FORWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class ModelUsage(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DISCARDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
+    SPARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     num_parameters: int
     forwards: int
@@ -189,7 +190,8 @@ class ModelUsage(_message.Message):
     generated_tokens: int
     discarded_tokens: int
     flops: float
-    def __init__(self, model: _Optional[str] = ..., num_parameters: _Optional[int] = ..., forwards: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., catchup_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., discarded_tokens: _Optional[int] = ..., flops: _Optional[float] = ...) -> None: ...
+    spared_tokens: float
+    def __init__(self, model: _Optional[str] = ..., num_parameters: _Optional[int] = ..., forwards: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., catchup_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., discarded_tokens: _Optional[int] = ..., flops: _Optional[float] = ..., spared_tokens: _Optional[float] = ...) -> None: ...
 
 class Cost(_message.Message):
     __slots__ = ("paper", "flops", "wall_s")
@@ -202,14 +204,11 @@ class Cost(_message.Message):
     def __init__(self, paper: _Optional[float] = ..., flops: _Optional[float] = ..., wall_s: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "models", "num_draft_tokens", "num_accepted_tokens", "rounds", "switches", "spent", "large_only", "large_share", "method", "params", "seed", "ttft_s", "wall_s")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "models", "switches", "spent", "large_only", "large_share", "method", "params", "seed", "ttft_s", "wall_s", "speculation", "notes")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
-    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
     LARGE_ONLY_FIELD_NUMBER: _ClassVar[int]
@@ -219,13 +218,12 @@ class Usage(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     TTFT_S_FIELD_NUMBER: _ClassVar[int]
     WALL_S_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     models: _containers.RepeatedCompositeFieldContainer[ModelUsage]
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    rounds: int
     switches: int
     spent: Cost
     large_only: Cost
@@ -235,7 +233,29 @@ class Usage(_message.Message):
     seed: int
     ttft_s: float
     wall_s: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelUsage, _Mapping]]] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., switches: _Optional[int] = ..., spent: _Optional[_Union[Cost, _Mapping]] = ..., large_only: _Optional[_Union[Cost, _Mapping]] = ..., large_share: _Optional[float] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., seed: _Optional[int] = ..., ttft_s: _Optional[float] = ..., wall_s: _Optional[float] = ...) -> None: ...
+    speculation: Speculation
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelUsage, _Mapping]]] = ..., switches: _Optional[int] = ..., spent: _Optional[_Union[Cost, _Mapping]] = ..., large_only: _Optional[_Union[Cost, _Mapping]] = ..., large_share: _Optional[float] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., seed: _Optional[int] = ..., ttft_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Speculation(_message.Message):
+    __slots__ = ("rounds", "emitted_tokens", "draft_tokens", "accepted_tokens", "drafted_at", "accepted_at", "draft_s", "verify_s")
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_AT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_S_FIELD_NUMBER: _ClassVar[int]
+    rounds: int
+    emitted_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
+    drafted_at: _containers.RepeatedScalarFieldContainer[int]
+    accepted_at: _containers.RepeatedScalarFieldContainer[int]
+    draft_s: float
+    verify_s: float
+    def __init__(self, rounds: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., drafted_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("id", "model", "choices", "usage")

@@ -1,0 +1,170 @@
+"""Trained parts on disk: one safetensors file each, which says what it is and which models it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from turnout.errors import invalid, not_found
+
+if TYPE_CHECKING:
+    from decoding.model import ModelPool
+
+ENTRY = "turnout_artifact"
+FORMAT = 1
+SUFFIX = ".safetensors"
+SAMPLED = 4096
+
+ArtifactName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="which of the pool's artifacts, without .safetensors"
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What a trainer made for models that stay as they are.
+
+    Attributes:
+        kind: which part it is for.
+        trainer: module that made it.
+        settings: everything but the weights that the part, or a reader, must know; plain JSON values.
+        models: digest of each model it belongs to, by role.
+        tensors: the weights, by name.
+    """
+
+    kind: str
+    trainer: str
+    settings: dict[str, Any]
+    models: dict[str, str]
+    tensors: dict[str, torch.Tensor]
+
+    def save(self, path: Path) -> None:
+        """Write the file beside its place and rename it, so that a reader never sees half of it."""
+        about = {"kind": self.kind, "trainer": self.trainer, "settings": self.settings, "models": self.models}
+        # One entry, because safetensors writes several in an order that changes from file to file.
+        metadata = {ENTRY: json.dumps({"format": FORMAT, **about}, sort_keys=True, allow_nan=False)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(path.name + ".partial")
+        beside.write_bytes(save({name: each.contiguous() for name, each in self.tensors.items()}, metadata))
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, where: str = "artifact") -> Artifact:
+        """Read what `save` wrote.
+
+        Args:
+            path: the file.
+            where: name of the field that chose it, for refusals.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: it is no such file, or of another format.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        except (OSError, SafetensorError):
+            raise invalid(where, f"{path.stem!r} is no readable safetensors file") from None
+        about = json.loads(metadata.get(ENTRY, "{}"))
+        found = about.pop("format", None)
+        if found != FORMAT:
+            raise invalid(where, f"{path.stem!r} has the format {found}; this version reads {FORMAT}")
+        return cls(**about, tensors=tensors)
+
+    def check(self, kind: str, models: ModelPool, where: str) -> None:
+        """Refuse to be used for anything else than what it was made for.
+
+        Args:
+            kind: what is needed.
+            models: the pool it is to be used in.
+            where: name of the field that chose it.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: another kind, or another model in one of its roles.
+        """
+        if self.kind != kind:
+            raise invalid(where, f"is of the kind {self.kind!r}; {kind!r} is needed")
+        for role, digest in self.models.items():
+            model = models.role(role)
+            if model.digest != digest:
+                raise invalid(
+                    where, f"was made for the {role} model with digest {digest}; {model.name!r} has {model.digest}"
+                )
+
+
+@dataclass(slots=True)
+class Artifacts:
+    """The artifacts of a pool: the files of one folder, read once and again when they change.
+
+    Attributes:
+        folder: where they lie; None: there are none.
+    """
+
+    folder: Path | None = None
+    _read: dict[str, tuple[tuple[int, int], Artifact]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """What there is, sorted."""
+        return sorted(path.stem for path in self.folder.glob(f"*{SUFFIX}")) if self.folder is not None else []
+
+    def open(self, name: str, kind: str, models: ModelPool, where: str) -> Artifact:
+        """An artifact that fits.
+
+        Args:
+            name: file name without its ending.
+            kind: what is needed.
+            models: the pool it is to be used in.
+            where: name of the field that chose it.
+
+        Raises:
+            TurnoutError: NOT_FOUND, listing what there is; INVALID_ARGUMENT: unreadable, of another kind, or made
+                for other models.
+        """
+        path = self.folder / f"{name}{SUFFIX}" if self.folder is not None else None
+        if path is None or not path.is_file():
+            raise not_found(where, name, self.names)
+        stat = path.stat()
+        version = (stat.st_mtime_ns, stat.st_size)
+        known = self._read.get(name)
+        if known is None or known[0] != version:
+            known = self._read[name] = (version, Artifact.load(path, where))
+        known[1].check(kind, models, where)
+        return known[1]
+
+
+def weights_digest(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+    """A name for a model: the same wherever the same configuration and weights are loaded, in whichever precision.
+
+    Of every tensor, its name, its shape and up to `SAMPLED` evenly spaced elements count, rounded to bfloat16: it
+    tells models and checkpoints of one training run apart, and is no proof against a change of single weights.
+
+    Args:
+        config: the architecture's settings; where it was loaded from, by which software and in which precision is
+            left out.
+        tensors: weights by name.
+
+    Returns:
+        32 hexadecimal digits.
+    """
+    left_out = {"architectures", "dtype", "torch_dtype", "transformers_version"}
+    kept = {key: value for key, value in config.items() if key not in left_out and not key.startswith("_")}
+    digest = hashlib.blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=16)
+    for name in sorted(tensors):
+        flat = tensors[name].detach().reshape(-1)
+        sample = flat[:: max(1, -(-flat.numel() // SAMPLED))]
+        digest.update(f"{name}{list(tensors[name].shape)}".encode())
+        digest.update(sample.to(torch.bfloat16).cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,235 @@
+"""Draft trees grown by a model, one forward a level: by path probability, or from candidates added by a drafter."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from decoding.drafters.base import NOTHING, Room
+from decoding.model import Row, Want
+from decoding.noise import Purpose, gumbel, noise_key, round_seed
+from decoding.sequence import Sequence
+from decoding.tree import ROOT, DraftTree
+from decoding.tree_plans import TreePlan
+from decoding.verifiers.base import probs_of
+
+if TYPE_CHECKING:
+    from decoding.model import Model
+
+PROBS = Want(draw=None, probs=True)
+
+
+class GrowingTree:
+    """A draft in the making: candidates are added one by one; what is read below them is fed level by level.
+
+    Candidates nobody reads below cost the model nothing.
+
+    Args:
+        model: reads, and is the draft's source.
+        seq: what the draft continues.
+
+    Attributes:
+        tokens: token of each candidate.
+        parents: index of each candidate's parent, ROOT for the root.
+        proposals: the distribution each was drawn from, float32 [vocab]; None for a fixed one.
+        depths: 1 for the root's children.
+    """
+
+    def __init__(self, model: Model, seq: Sequence) -> None:
+        self._model = model
+        self._seq = seq
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.proposals: list[torch.Tensor | None] = []
+        self.depths: list[int] = []
+        self._fed_tokens: list[int] = []
+        self._fed_parents: list[int] = []
+        self._fed_as = {ROOT: ROOT}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, token: int, parent: int, proposal: torch.Tensor | None = None) -> int:
+        """Add a candidate after its earlier siblings; returns its index."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.proposals.append(proposal)
+        self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+        return len(self.tokens) - 1
+
+    async def read_root(self, want: Want) -> Row:
+        """What the model reads at the sequence's end."""
+        [row] = await self._model.extend(self._seq, want=want)
+        return row
+
+    async def read(self, nodes: list[int], want: Want) -> list[Row]:
+        """What the model reads after each of some candidates, in one forward.
+
+        Args:
+            nodes: at least one, none of them read before, their parents all read.
+            want: what to read.
+        """
+        start = len(self._fed_tokens)
+        for node in nodes:
+            self._fed_as[node] = len(self._fed_tokens)
+            self._fed_tokens.append(self.tokens[node])
+            self._fed_parents.append(self._fed_as[self.parents[node]])
+        fed = DraftTree(tuple(self._fed_tokens), tuple(self._fed_parents), self._model.name)
+        return await self._model.expand(self._seq, fed, start, want)
+
+    def drawn(self) -> DraftTree:
+        """All candidates, with the distributions they were drawn from."""
+        return DraftTree(tuple(self.tokens), tuple(self.parents), self._model.name, tuple(self.proposals))
+
+    def some(self, nodes: list[int], proposals: tuple[torch.Tensor | None, ...] = ()) -> DraftTree:
+        """Some candidates, each parent before its children."""
+        place = {ROOT: ROOT} | {node: index for index, node in enumerate(nodes)}
+        tokens = tuple(self.tokens[node] for node in nodes)
+        parents = tuple(place[self.parents[node]] for node in nodes)
+        return DraftTree(tokens, parents, self._model.name, proposals)
+
+
+@dataclass(frozen=True, slots=True)
+class TopTree:
+    """The most probable paths under a draft model.
+
+    Attributes:
+        tree: the most probable nodes, best first.
+        logprobs: [n] raw log-probability of the path from the root to each node, in nats; it never rises.
+        root: what the model read at the sequence's end.
+    """
+
+    tree: DraftTree
+    logprobs: tuple[float, ...]
+    root: Row
+
+
+async def grow_top_tree(
+    model: Model,
+    seq: Sequence,
+    room: Room,
+    branch: int,
+    root_want: Want = NOTHING,
+    growing: GrowingTree | None = None,
+) -> TopTree:
+    """The tree of the most probable paths, found with one forward a level.
+
+    The result is that of expanding the most probable node first (seed 56, Accelerating LLM Inference with Staged
+    Speculative Decoding): a node among the best of all has its parent among the best of the levels above, so only
+    those are read.
+
+    Args:
+        model: its raw log-probabilities decide.
+        seq: what the tree continues.
+        room: deepest node, and most nodes.
+        branch: children considered per node.
+        root_want: what else to read at the root.
+        growing: an empty tree that reads in its own way.
+    """
+    want = Want(draw=None, top=branch)
+    growing = GrowingTree(model, seq) if growing is None else growing
+    root = await growing.read_root(want | root_want)
+    logprobs: list[float] = []
+    best: list[int] = []
+    level, rows = [ROOT], [root]
+    for depth in range(1, room.depth + 1):
+        for parent, row in zip(level, rows, strict=True):
+            above = 0.0 if parent == ROOT else logprobs[parent]
+            for token, logprob in row.top[:branch]:
+                if logprob > -math.inf:
+                    growing.add(token, parent)
+                    logprobs.append(above + logprob)
+        best = heapq.nsmallest(room.nodes, range(len(logprobs)), key=lambda node: (-logprobs[node], node))
+        level = sorted(node for node in best if growing.depths[node] == depth)
+        if not level or depth == room.depth:
+            break
+        rows = await growing.read(level, want)
+    return TopTree(growing.some(best), tuple(logprobs[node] for node in best), root)
+
+
+def draw_without_replacement(
+    probs: list[torch.Tensor], most: int, seed: int, position: int, lanes: list[int]
+) -> list[list[tuple[int, float]]]:
+    """Tokens drawn at several nodes of one level, by Gumbel-top-k: the order of the keys is the draw order.
+
+    Args:
+        probs: float32 [vocab] for each node; one without any mass (a mask left nothing) gives no token.
+        most: draws per node.
+        seed: of the round (`decoding.noise.round_seed`).
+        position: the drawn tokens' place in the sequence.
+        lanes: what tells the nodes of the level apart.
+
+    Returns:
+        For each node, the tokens in draw order with their probabilities; fewer than `most` where no more are possible.
+    """
+    stacked = torch.stack(probs)
+    keys = stacked.log().add_(tree_noise(seed, position, lanes, stacked))
+    best = keys.topk(min(most, keys.shape[1]), dim=-1)
+    chances = stacked.gather(1, best.indices)
+    drawn = zip(best.values.tolist(), best.indices.tolist(), chances.tolist(), strict=True)
+    return [[(token, chance) for key, token, chance in zip(*row, strict=True) if key > -math.inf] for row in drawn]
+
+
+def tree_noise(seed: int, position: int, lanes: list[int], like: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise for nodes of one level.
+
+    Args:
+        seed: of the round (`decoding.noise.round_seed`).
+        position: the drawn tokens' place in the sequence.
+        lanes: what tells the nodes of the level apart, one a row.
+        like: [..., vocab], on the device the noise is made on.
+
+    Returns:
+        float32 [len(lanes), vocab].
+    """
+    return gumbel([noise_key(seed, position, Purpose.DRAFT, lane) for lane in lanes], like.shape[-1], like.device)
+
+
+def sibling_proposals(probs: torch.Tensor, tokens: list[int]) -> list[torch.Tensor]:
+    """What each of some siblings was drawn from: `probs` without the earlier ones, renormalised.
+
+    Args:
+        probs: float32 [vocab], what the first was drawn from.
+        tokens: in draw order, all of them possible under `probs`.
+    """
+    proposals = [probs]
+    for token in tokens[:-1]:
+        left = proposals[-1].clone()
+        left[token] = 0.0
+        proposals.append(left.div_(left.sum()))
+    return proposals[: len(tokens)]
+
+
+async def grow_planned(model: Model, seq: Sequence, plan: TreePlan) -> DraftTree:
+    """A tree of one shape, its siblings drawn without replacement; one forward a level.
+
+    Args:
+        model: what its distributions are.
+        seq: what the tree continues.
+        plan: the shape; where fewer tokens are possible than a node has children, the rest of them stay away.
+    """
+    growing = GrowingTree(model, seq)
+    seed = round_seed(seq.seed, len(seq))
+    children = plan.children()
+    level, rows = [(ROOT, ROOT)], [await growing.read_root(PROBS)]
+    for depth in range(plan.depth):
+        most = max(len(children[place]) for place, _ in level)
+        probs = [probs_of(row) for row in rows]
+        lanes = [node + 1 for _, node in level]
+        below = []
+        drawn = draw_without_replacement(probs, most, seed, len(seq) + depth, lanes)
+        for (place, parent), q, draws in zip(level, probs, drawn, strict=True):
+            tokens = [token for token, _ in draws[: len(children[place])]]
+            proposals = sibling_proposals(q, tokens)
+            for child, token, proposal in zip(children[place], tokens, proposals, strict=False):
+                node = growing.add(token, parent, proposal)
+                if children[child]:
+                    below.append((child, node))
+        if not below:
+            break
+        level, rows = below, await growing.read([node for _, node in below], PROBS)
+    return growing.drawn()

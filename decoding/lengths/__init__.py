@@ -1,0 +1,1 @@
+"""Whatever decides how long a draft may become, one file each."""

@@ -1,0 +1,26 @@
+"""Drafts of one length."""
+
+from __future__ import annotations
+
+from decoding.lengths.base import Depth, LengthParams, LengthPolicy
+from decoding.tree import DraftTree
+from decoding.verifiers.base import Verdict
+
+
+class FixedParams(LengthParams):
+    """Parameters of `fixed`."""
+
+    most: Depth = 4
+
+
+class FixedLength(LengthPolicy):
+    """As deep as the drafter can, up to a fixed depth (seed 111, Speculative decoding)."""
+
+    Params = FixedParams
+    seeds = (111,)
+
+    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """Nothing to learn."""
+
+
+PART = FixedLength

@@ -1,0 +1,91 @@
+"""Parts of a method that a request chooses by name: drafters, length policies, verifiers, selectors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
+
+from turnout.registry import MethodParams, explain, load
+
+if TYPE_CHECKING:
+    from decoding.model import ModelPool
+
+
+class Part:
+    """Base of every part: a class whose module assigns it to `PART`; the module's name is the part's.
+
+    Made for each request anew, with validated parameters; what must outlive a request belongs into `Stores`.
+
+    Attributes:
+        Params: its parameters.
+        seeds: numbers of the papers it implements.
+        name: its module's name.
+    """
+
+    Params: ClassVar[type[MethodParams]] = MethodParams
+    seeds: ClassVar[tuple[int, ...]] = ()
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = cls.__module__.rpartition(".")[2]
+
+    def __init__(self, params: Any = None) -> None:
+        self.params = params if params is not None else self.Params()
+
+    def check(self, models: ModelPool) -> None:
+        """Refuse models it cannot work with, before the first token.
+
+        Raises:
+            TurnoutError: FAILED_PRECONDITION or INVALID_ARGUMENT, saying what is missing.
+        """
+
+
+class PartChoice(BaseModel):
+    """A part by name, with its parameters: `"svip"`, or `{"name": "svip", "threshold": 0.4}`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    params: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, dict) and isinstance(value.get("name"), str) and set(value) != {"name", "params"}:
+            return {"name": value["name"], "params": {key: each for key, each in value.items() if key != "name"}}
+        return value
+
+    @model_serializer
+    def _as_given(self) -> str | dict[str, Any]:
+        return {"name": self.name, **self.params} if self.params else self.name
+
+    def find(self, package: str, field: str) -> type[Part]:
+        """The class chosen, its parameters checked.
+
+        Raises:
+            TurnoutError: NOT_FOUND, listing what exists; INVALID_ARGUMENT, naming the parameter.
+        """
+        part: type[Part] = load(package, self.name, field).PART
+        self.parse(part, field)
+        return part
+
+    def parse(self, part: type[Part], field: str) -> MethodParams:
+        """The parameters for a part, validated."""
+        try:
+            return part.Params.model_validate(self.params)
+        except ValidationError as error:
+            raise explain(error, field, part.Params) from None
+
+    def make(self, package: str, field: str) -> Any:
+        """The part itself."""
+        part = self.find(package, field)
+        return part(self.parse(part, field))
+
+    @classmethod
+    def of(cls, name: str, **params: Any) -> Self:
+        """Written in code."""
+        return cls(name=name, params=params)

@@ -1,0 +1,1 @@
+"""Whatever chooses, each round, among the drafters of a request, one file each."""

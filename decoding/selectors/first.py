@@ -1,0 +1,19 @@
+"""The first drafter that has something to propose."""
+
+from __future__ import annotations
+
+from decoding.selectors.base import Selector
+from decoding.sequence import Sequence
+
+
+class First(Selector):
+    """Drafters in the order of the request: a copy where one is found, else the next (seed 141, CopySpec)."""
+
+    seeds = (141,)
+
+    def order(self, seq: Sequence, num_arms: int) -> list[int]:
+        """Always the same."""
+        return list(range(num_arms))
+
+
+PART = First

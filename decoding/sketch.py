@@ -1,0 +1,65 @@
+"""Partial forwards: hypothetical tokens through some of a model's layers, for drafts by the target itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from decoding.tree import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """Which of a model's decoder layers run.
+
+    Attributes:
+        first: the first layer; what goes into it is given unless it is 0.
+        last: one behind the last layer; None: all.
+        skipped: sub-layers left out, 2 i for layer i's attention and 2 i + 1 for its MLP: the residual stream passes.
+    """
+
+    first: int = 0
+    last: int | None = None
+    skipped: frozenset[int] = frozenset()
+
+    def runs(self, num_layers: int) -> float:
+        """How much of a model that is, in layers."""
+        last = num_layers if self.last is None else self.last
+        left_out = sum(self.first <= each // 2 < last for each in self.skipped)
+        return last - self.first - left_out / 2
+
+
+WHOLE = Depth()
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """Hypothetical tokens after a part of a sequence, to be run through some layers.
+
+    Attributes:
+        base: tokens of the sequence before them; the cache is brought up to these, and forgets what follows.
+        tokens: [n] token ids; without `states` the first are usually the sequence's own last ones.
+        parents: [n] index of the token each stands after, -1 for the last one of the base.
+        start: the first token to run; those before it are as in the sketch before this one, whose cache is used.
+        depth: the layers.
+        states: [n, hidden] what goes into layer `depth.first`, with `start` 0; None where the layer is 0.
+    """
+
+    base: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    start: int
+    depth: Depth
+    states: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents) or not 0 <= self.start < len(self.tokens):
+            raise ValueError("a sketch has a parent for every token, and at least one token to run")
+        if self.base < 1 or (self.depth.first > 0) != (self.states is not None) or (self.start and self.depth.first):
+            raise ValueError("states, of all tokens, go into a layer other than the first, after at least one token")
+
+    @classmethod
+    def chain(cls, base: int, tokens: tuple[int, ...], start: int, depth: Depth) -> Sketch:
+        """Tokens one after the other."""
+        return cls(base, tokens, tuple(range(ROOT, len(tokens) - 1)), start, depth)
