@@ -152,6 +152,7 @@ class AnswerRun:
         self._large = large
         self._started = time.perf_counter()
         self._first_token_s = 0.0
+        self._notes: list[str] = []
         self.answers = [self._answer(index) for index in range(prepared.call.sampling.n)]
 
     def _answer(self, index: int) -> Answer:
@@ -222,6 +223,9 @@ class AnswerRun:
             queue.put_nowait(error)
         finally:
             answer.started.set()
+            if prepared.method.lossless and not prepared.method.keeps_law(prepared.params):
+                request.notes.append(f"not lossless: {prepared.method.name} with these parameters has a law of its own")
+            self._notes += [note for note in request.notes if note not in self._notes]
             for model in self._models.models.values():
                 model.release(answer.sequence)
 
@@ -250,9 +254,7 @@ class AnswerRun:
             completion_tokens=sum(len(answer.sequence.generated) for answer in self.answers),
             cached_tokens=max((m.cached_tokens for m in self.answers[FIRST].sequence.meter.models.values()), default=0),
             models=meter.models,
-            num_draft_tokens=meter.num_draft_tokens,
-            num_accepted_tokens=meter.num_accepted_tokens,
-            rounds=meter.rounds,
+            speculation=meter.speculation,
             switches=meter.switches,
             cost=report(meter, self._large, large.num_parameters, len(prepared.prompt), wall_s, large.step_seconds()),
             method=prepared.method.name,
@@ -260,4 +262,5 @@ class AnswerRun:
             seed=prepared.seed,
             ttft_s=self._first_token_s,
             wall_s=wall_s,
+            notes=tuple(self._notes),
         )

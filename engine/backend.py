@@ -28,9 +28,15 @@ Kernels = Literal["auto", "native", "torch", "plain"]
 
 
 class Backend(Protocol):
-    """One way to compute; stateless, shared by models."""
+    """One way to compute; stateless, shared by models.
+
+    Attributes:
+        name: what the configuration calls it.
+        keeps_trees: whether attention can see nodes of a draft tree that were fed in an earlier forward.
+    """
 
     name: str
+    keeps_trees: bool
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """What runs this model's layers; may take their weights over."""
@@ -45,6 +51,7 @@ class PlainBackend:
     """The model's own modules and torch's attention: the slowest, and what the others are compared with."""
 
     name = "plain"
+    keeps_trees = True
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """See `Backend.stack`."""
@@ -74,6 +81,7 @@ class NativeBackend:
     """Compiled kernels on the CPU: whole stacks of the Llama family in one call, linears and attention elsewhere."""
 
     name = "native"
+    keeps_trees = True
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """See `Backend.stack`."""

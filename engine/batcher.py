@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable
 from collections.abc import Sequence as Works
 
-from decoding.model import Row, Want
+from decoding.model import Row
 from decoding.sequence import Sequence
-from decoding.tree import DraftTree
+from decoding.sketch import WHOLE
 from engine.cache.table import BlockTable
 from engine.device import Device
 from engine.forwards import Forwards, Outcome
@@ -86,31 +85,19 @@ class Batcher:
         """What waits, in the eyes of other models on the device."""
         return load_of(self._waiting if self.times is not None else (), self.limits, self.times)
 
-    async def submit(
-        self,
-        table: BlockTable,
-        want: Want | None,
-        extra: tuple[int, ...] = (),
-        tree: DraftTree | None = None,
-        every: bool = False,
-        background: bool = False,
-        on_row: Callable[[Row], bool] | None = None,
-    ) -> list[Row]:
-        """Queue an operation and wait for its rows; see `Work`.
-
-        With `on_row`, rows are handed over as they come, without waking whoever waits, until it returns False.
+    async def submit(self, work: Work) -> list[Row]:
+        """Queue an operation and wait for its rows.
 
         Raises:
             TurnoutError: RESOURCE_EXHAUSTED when the sequence alone does not fit into the block pool, CANCELLED
                 when the sequence is released meanwhile.
         """
-        loop = asyncio.get_running_loop()
-        work = Work(table, loop.create_future(), extra, tree, want, every, background, on_row)
+        table = work.table
         _check_fits(work, self.name)
         self._waiting.add(work)
         self.device.changed.set()
         if self._loop is None or self._loop.done():
-            self._loop = loop.create_task(self._run(), name=f"batcher-{self.name}")
+            self._loop = asyncio.get_running_loop().create_task(self._run(), name=f"batcher-{self.name}")
         try:
             rows = await work.future
         finally:
@@ -210,9 +197,9 @@ class Batcher:
 
     def _learn(self, steps: Steps, seconds: float) -> None:
         """Keep the recent step time, the cost model, and what tenants are owed up to date."""
-        if all(len(feed.tokens) == 1 for _, feed in steps):
+        if all(len(feed.tokens) == 1 and feed.depth == WHOLE for _, feed in steps):
             self.step_seconds = seconds if not self.step_seconds else 0.9 * self.step_seconds + 0.1 * seconds
-        if self.times is None:
+        if self.times is None or any(feed.depth != WHOLE for _, feed in steps):
             return
         whole = Forward()
         for _, feed in steps:
@@ -234,15 +221,27 @@ class Batcher:
             if isinstance(outcome, Exception):
                 self._waiting.refuse(work, outcome)
                 continue
-            work.meter(feed, self.name, self.num_parameters)
-            num_nodes = len(feed.tree) if feed.tree is not None else 0
-            feed.table.filled(feed.tokens[: len(feed.tokens) - num_nodes])
+            work.meter(feed, self.name, self.num_parameters, self.runner.plan.num_layers)
+            self._enter(work, feed)
             if len(feed.tokens) < work.remaining:
                 work.rows.extend(outcome)
             elif work.on_row is None:
                 self._waiting.finish(work, [*work.rows, *outcome])
             else:
                 self._hand_over(work, outcome[0])
+
+    def _enter(self, work: Work, feed: Feed) -> None:
+        """Let the cache know what was computed."""
+        if feed.tree is None:
+            feed.table.filled(feed.tokens)
+            return
+        if work.sketch is not None:
+            assert feed.states is not None
+            feed.table.tail.sketched(work.sketch, feed.cached_nodes, feed.states)
+            return
+        feed.table.filled(feed.tokens[: len(feed.tokens) - len(feed.tree.fed_tokens) + feed.cached_nodes])
+        if work.grows and (self.runner.plan.keeps_trees or feed.tree.is_chain):
+            feed.table.tail.grown(feed.tree)
 
     def _hand_over(self, work: Work, row: Row) -> None:
         """Let a stretch of decoding take its next token; it goes on from the end of the queue."""

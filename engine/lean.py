@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep, Scores
 from engine.packing import packed
@@ -71,18 +72,26 @@ class LeanStack(ModuleStack):
         parts.layers = []
 
     def hidden(
-        self, layout: Layout, step: AttentionStep, taps: frozenset[int]
+        self,
+        layout: Layout,
+        step: AttentionStep,
+        taps: frozenset[int],
+        depth: Depth = WHOLE,
+        states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """See `engine.stacks.LayerStack.hidden`."""
+        """See `engine.stacks.LayerStack.hidden`; skips any sub-layer."""
         device = self._parts.device
         ids, positions = (torch.from_numpy(array).to(device) for array in (layout.tokens, layout.positions))
-        hidden = self._parts.embed(ids)
+        hidden = self._parts.embed(ids) if states is None else states.to(self._parts.norm.weight.dtype)
         cos, sin = self._angles(positions, int(layout.positions.max()))
-        tapped = {0: hidden} if 0 in taps else {}
-        for index, layer in enumerate(self._layers, start=1):
-            hidden = layer.forward(hidden, cos, sin, step)
-            if index in taps:
-                tapped[index] = hidden
+        tapped = {depth.first: hidden} if depth.first in taps else {}
+        for index, layer in enumerate(self._layers[depth.first : depth.last], start=depth.first):
+            if 2 * index not in depth.skipped:
+                hidden = layer.attend(hidden, cos, sin, step)
+            if 2 * index + 1 not in depth.skipped:
+                hidden = layer.feed_forward(hidden)
+            if index + 1 in taps:
+                tapped[index + 1] = hidden
         return hidden, tapped
 
 
@@ -112,8 +121,8 @@ class LeanLayer(nn.Module):
         self.key_norm = getattr(attention, "k_norm", None)
         self.scores = Scores(attention.scaling, window_of(attention))
 
-    def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]; cos and sin are [T, 1, head_dim] from `Angles`."""
+    def attend(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        """The attention sub-layer, [T, hidden] -> [T, hidden]; cos and sin are [T, 1, head_dim] from `Angles`."""
         tokens = hidden.shape[0]
         qkv = self.qkv(_rms(self.before_attention, hidden)).view(tokens, -1, self.head_dim)
         rotating = qkv[:, : self.heads + self.kv_heads]
@@ -124,7 +133,11 @@ class LeanLayer(nn.Module):
         rotating.mul_(cos).addcmul_(rolled, sin)
         pairs = qkv[:, self.heads :].view(tokens, 2, self.kv_heads, self.head_dim)
         attended = step.attend(self.index, qkv[:, : self.heads], pairs, self.scores)
-        hidden = hidden + self.out(attended.view(tokens, -1))
+        result: torch.Tensor = hidden + self.out(attended.view(tokens, -1))
+        return result
+
+    def feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The MLP sub-layer, [T, hidden] -> [T, hidden]."""
         gate, up = self.gate_up(_rms(self.before_mlp, hidden)).chunk(2, dim=-1)
         result: torch.Tensor = hidden + self.down(self.activation(gate).mul_(up))
         return result

@@ -10,6 +10,7 @@ import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from decoding.artifacts import weights_digest
 from decoding.logits import History
 from decoding.model import Want
 from decoding.sequence import Sequence
@@ -38,6 +39,7 @@ class Checkpoint:
         plan: how to run it layer by layer.
         num_parameters: every weight counted once (tied ones once).
         max_length: tokens its positions allow.
+        digest: names configuration and weights.
     """
 
     plan: LayerPlan
@@ -46,6 +48,7 @@ class Checkpoint:
     num_parameters: int
     vocab_size: int
     max_length: int
+    digest: str
 
 
 def load_checkpoint(path: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels = "auto") -> Checkpoint:
@@ -75,6 +78,7 @@ def prepare(model: Any, kernels: Kernels = "auto") -> Checkpoint:
     expected = _plain_logits(model)
     num_parameters = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
     model.config._attn_implementation = NAME
+    digest = weights_digest(model.config.to_dict(), model.state_dict())  # before the plan packs weights anew
     dtype, vocab_size = model.dtype, model.config.vocab_size
     plan = LayerPlan(model, backend)
     checkpoint = Checkpoint(
@@ -84,6 +88,7 @@ def prepare(model: Any, kernels: Kernels = "auto") -> Checkpoint:
         num_parameters=num_parameters,
         vocab_size=vocab_size,
         max_length=model.config.max_position_embeddings,
+        digest=digest,
     )
     _check(checkpoint, expected)
     return checkpoint

@@ -98,7 +98,7 @@ class StepMemory:
         """Reserve blocks for the next `tokens`, preempting idle caches, then younger sequences; False: it waits."""
         if work.table in self._preempted:
             return False
-        length = len(work.table) + tokens
+        length = len(work.table) + work.cached_nodes + tokens
         while True:
             try:
                 work.table.reserve(length)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
-from decoding.drafters.base import Drafter
-from decoding.model import Row, Score, Until, Want
+import torch
+
+from decoding.drafters.base import Drafter, Room
+from decoding.lengths.base import LengthPolicy
+from decoding.logits import History
+from decoding.model import Busy, Row, Score, Until, Want
 from decoding.scoring import score_continuation
 from decoding.sequence import Sequence
+from decoding.sketch import Sketch
+from decoding.stores import Stores
 from decoding.stretch import Stretch
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict, Verifier, want_of
@@ -21,6 +28,7 @@ from engine.device import Device
 from engine.loading import Checkpoint
 from engine.runner import Runner
 from engine.scheduler import Limits
+from engine.work import Work
 from turnout.config import EngineConfig, ModelConfig
 from turnout.types import Segment
 
@@ -46,6 +54,9 @@ class EngineModel:
         self.architecture = checkpoint.architecture
         self.num_parameters = checkpoint.num_parameters
         self.vocab_size = checkpoint.vocab_size
+        self.digest = checkpoint.digest
+        self.num_layers = plan.num_layers
+        self.stores = Stores()
         slot_bytes = KVStore.slot_bytes(plan.num_layers, plan.kv_heads, plan.head_dim, checkpoint.dtype)
         size = cache_size(name, slot_bytes, checkpoint.max_length, config, engine)
         self.max_length, num_blocks = size.max_length, size.num_blocks
@@ -85,28 +96,54 @@ class EngineModel:
         self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
     ) -> list[Row]:
         """See `decoding.model.Model.extend`."""
-        return await self.batcher.submit(self._table(seq), want, extra=tokens, every=every)
+        return await self.batcher.submit(Work(self._table(seq), tokens, want=want, every=every))
 
     async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
         """See `decoding.model.Model.decode`."""
         stretch = Stretch(seq, until, self.name, self.num_parameters)
         if not stretch.stopped_by:
-            await self.batcher.submit(self._table(seq), stretch.want, on_row=stretch.take)
+            await self.batcher.submit(Work(self._table(seq), want=stretch.want, on_row=stretch.take))
         return stretch.segment
 
-    async def propose(self, seq: Sequence, drafter: Drafter, budget: int) -> DraftTree:
-        """See `decoding.model.Model.propose`."""
-        return await drafter.propose(self, seq, budget)
+    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
+        """See `decoding.model.Model.expand`."""
+        return await self.batcher.submit(Work(self._table(seq), tree=tree, grows=True, first_node=start, want=want))
 
-    async def verify(self, seq: Sequence, draft: DraftTree, verifier: Verifier) -> Verdict:
+    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+        """See `decoding.model.Model.sketch`."""
+        return await self.batcher.submit(Work(self._table(seq), sketch=sketch, want=want))
+
+    async def read(
+        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
+    ) -> list[Row]:
+        """See `decoding.model.Model.read`."""
+        histories = [History(seq, path) for path in paths]
+        async with self.batcher.device.turn:
+            return await self.batcher.device.run(lambda: self.batcher.runner.read(states, histories, want, normed))
+
+    def embed(self, tokens: list[int]) -> torch.Tensor:
+        """See `decoding.model.Model.embed`."""
+        return self.batcher.runner.plan.embed(tokens)
+
+    async def propose(self, seq: Sequence, drafter: Drafter, room: Room, length: LengthPolicy) -> DraftTree:
+        """See `decoding.model.Model.propose`."""
+        return await drafter.propose(self, seq, room, length)
+
+    async def verify(
+        self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
+    ) -> Verdict:
         """See `decoding.model.Model.verify`."""
         table = self._table(seq)
-        rows = await self.batcher.submit(table, want_of(verifier, seq), tree=draft)
+        rows = await self.batcher.submit(Work(table, tree=draft, want=want_of(verifier, seq) | want, want_extra=want))
         # No plan is made before this task has had its turn, so the tree's slots are as the forward left them.
         base = len(table)
         verdict = verifier.judge(seq, draft, rows, self.name)
         table.commit_path(base, verdict.path, [draft.tokens[node] for node in verdict.path])
-        return verdict
+        return replace(verdict, rows=rows)
+
+    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
+        """See `decoding.model.Model.teach`."""
+        drafter.observe(self, seq, draft, verdict)
 
     async def score(self, seq: Sequence, continuations: list[tuple[int, ...]], top: int = 0) -> list[Score]:
         """See `decoding.model.Model.score`."""
@@ -114,7 +151,7 @@ class EngineModel:
 
     async def absorb(self, seq: Sequence) -> None:
         """See `decoding.model.Model.absorb`."""
-        await self.batcher.submit(self._table(seq), None, background=True)
+        await self.batcher.submit(Work(self._table(seq), background=True))
 
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
         """See `decoding.model.Model.fork`."""
@@ -133,6 +170,15 @@ class EngineModel:
     def step_seconds(self) -> float:
         """See `decoding.model.Model.step_seconds`."""
         return self.batcher.step_seconds
+
+    def forward_seconds(self, fed: int, attended: int, sequences: int) -> float:
+        """See `decoding.model.Model.forward_seconds`."""
+        return self.step_time.seconds(fed, attended, sequences)
+
+    def busy(self) -> Busy:
+        """See `decoding.model.Model.busy`."""
+        tables = self.batcher.tables.values()
+        return Busy(len(tables), sum(map(len, tables)))
 
     async def close(self) -> None:
         """Stop batching; what waits is cancelled."""

@@ -36,7 +36,17 @@ class LayerPlan:
         # Logits beyond this are cut off: checkpoints of one family pad one vocabulary to different sizes.
         self.vocab_size: int = config.vocab_size
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        # Attention to a growing tree's cached nodes knows their slots, not their depths: a window would need these.
+        self.keeps_trees: bool = backend.keeps_trees and not getattr(config, "sliding_window", None)
+        self.dtype: torch.dtype = model.dtype
         self.stack = backend.stack(parts, model.dtype)
+        self._embed, self._device = parts.embed, parts.device
+
+    @torch.inference_mode()
+    def embed(self, tokens: list[int]) -> torch.Tensor:
+        """What goes into the first layer for these tokens: float32 [n, hidden], on the CPU."""
+        states: torch.Tensor = self._embed(torch.tensor(tokens, dtype=torch.int64, device=self._device))
+        return states.to("cpu", torch.float32)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Normed hidden rows [R, hidden] -> float32 logits [R, vocab_size]."""

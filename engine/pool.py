@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from decoding.artifacts import Artifacts
 from decoding.model import ModelPool, Score
 from decoding.sequence import Sequence
 from engine.answer import AnswerRun, encode_tokens, prepare_call
@@ -20,7 +21,7 @@ from engine.model import EngineModel
 from engine.places import Places
 from engine.text import TextTokenizer
 from turnout.calls import Event, GenerateCall, ModelDescription, PoolStats, ScoreCall, ScoredTokens, TokenOut
-from turnout.config import TurnoutConfig, model_path
+from turnout.config import TurnoutConfig, artifacts_path, model_path
 from turnout.errors import Code, TurnoutError, not_found, out_of_range
 from turnout.types import SamplingParams, TokenKind
 
@@ -40,6 +41,8 @@ class LocalPool:
         places: how many calls are worked on at once, and who is next.
         default_method: for requests that name none.
         default_params: its parameters.
+        devices: where the members run; closed with the pool.
+        artifacts: what was trained for the members.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class LocalPool:
         default_method: str = "plain",
         default_params: dict[str, Any] | None = None,
         devices: tuple[Device, ...] = (),
+        artifacts: Artifacts | None = None,
     ) -> None:
         self.name = name
         self.engines = models
@@ -59,7 +63,7 @@ class LocalPool:
         self.tokenizer = tokenizer
         self.default_method = default_method
         self.default_params = default_params or {}
-        self.pool = ModelPool(models=dict(models), roles=roles, tokenizer=tokenizer)
+        self.pool = ModelPool(models=dict(models), roles=roles, tokenizer=tokenizer, artifacts=artifacts or Artifacts())
         self.max_length = min(model.max_length for model in models.values())
         self.vocab_size = min(model.vocab_size for model in models.values())
         self._devices = devices
@@ -101,7 +105,9 @@ class LocalPool:
         roles = {"small": pool.small, "large": pool.large}
         places = Places(name, pool.max_ongoing_requests, pool.max_queued_requests)
         default = pool.default
-        return cls(name, models, roles, tokenizer, places, default.name, default.params, tuple(devices.values()))
+        method = (default.name, default.params)
+        artifacts = Artifacts(artifacts_path(pool))
+        return cls(name, models, roles, tokenizer, places, *method, tuple(devices.values()), artifacts)
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
         """Answer a call: chunks, then one `Usage`. Closing the iterator frees everything within a step.

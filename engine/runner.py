@@ -10,6 +10,7 @@ import torch
 from decoding.logits import History
 from decoding.model import Row, Want
 from decoding.readout import read
+from decoding.sketch import WHOLE, Depth
 from decoding.tree import DraftTree
 from engine.attention.layout import Layout, lay_out
 from engine.cache.store import KVStore
@@ -23,15 +24,23 @@ class Feed:
 
     Attributes:
         table: its cache; the tokens go after the cached ones.
-        tokens: what to feed; with `tree`, the last `len(tree)` are the tree's nodes.
-        tree: the draft being verified.
+        tokens: what to feed; with `tree`, its rows from `cached_nodes` on are the last ones.
+        tree: the draft being verified or grown.
+        cached_nodes: the tree's first so many rows have their KV in the slots after the cached tokens.
         reads: (index in `tokens`, whose row, what to read), in order.
+        depth: the layers these tokens run through.
+        states: [tokens, hidden] what goes into the first of these layers, unless that is 0.
+        keeps_states: whether `states` becomes what comes out.
     """
 
     table: BlockTable
     tokens: list[int]
     tree: DraftTree | None = None
+    cached_nodes: int = 0
     reads: list[tuple[int, History, Want]] = field(default_factory=list)
+    depth: Depth = WHOLE
+    states: torch.Tensor | None = None
+    keeps_states: bool = False
 
 
 class Runner:
@@ -52,18 +61,40 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, feeds: Sequence[Feed]) -> list[list[Row]]:
-        """Feed every sequence's tokens in one forward; the KV lands in the reserved slots.
+        """Feed every sequence's tokens in one forward, or one for each set of layers; KV lands in the reserved slots.
 
         Returns:
             For each feed, the rows it asked for.
         """
+        depths = list(dict.fromkeys(feed.depth for feed in feeds))
+        if len(depths) == 1:
+            return self._run(feeds, depths[0])
+        rows: dict[int, list[Row]] = {}
+        for depth in depths:
+            places = [place for place, feed in enumerate(feeds) if feed.depth == depth]
+            rows |= zip(places, self._run([feeds[place] for place in places], depth), strict=True)
+        return [rows[place] for place in range(len(feeds))]
+
+    @torch.inference_mode()
+    def read(self, states: torch.Tensor, histories: list[History], want: Want, normed: bool) -> list[Row]:
+        """Read hidden states [R, hidden] as if they stood before the head; `normed`: as if after the last norm."""
+        states = states.to(self.device)
+        if not normed:
+            states = self.plan.stack.norm(states.contiguous(), torch.arange(len(states), device=self.device))
+        return read(self.plan.logits(states.to(self.plan.dtype)), histories, [want] * len(histories))
+
+    def _run(self, feeds: Sequence[Feed], depth: Depth) -> list[list[Row]]:
         layout = self._lay_out(feeds)
         step = self.plan.backend.step(layout, self.store)
         starts = layout.starts.tolist()
         places = [starts[i] + index for i, feed in enumerate(feeds) for index, _, _ in feed.reads]
         # Sent to the device now: after the layers, the copy would wait for them.
         picked = torch.tensor(places, dtype=torch.int64, device=self.device)
-        hidden, taps = self.plan.stack.hidden(layout, step, _tapped(feeds))
+        states = None if depth.first == 0 else torch.cat([feed.states for feed in feeds if feed.states is not None])
+        hidden, taps = self.plan.stack.hidden(layout, step, _tapped(feeds), depth, states)
+        for place, feed in enumerate(feeds):
+            if feed.keeps_states:
+                feed.states = hidden[starts[place] : starts[place + 1]].clone()
         if not places:
             return [[] for _ in feeds]
         rows = self._read(feeds, hidden, taps, picked)
@@ -81,21 +112,23 @@ class Runner:
         histories = [history for feed in feeds for _, history, _ in feed.reads]
         rows = read(self.plan.logits(normed), histories, wants)
         for place, want in enumerate(wants):
-            if want.hidden is not None:
-                source = normed[place] if want.hidden == -1 else taps[want.hidden][picked[place]]
-                rows[place].hidden = source.float()
+            for layer in want.hidden:
+                if layer == -1:
+                    rows[place].hidden[layer] = normed[place].float()
+                elif layer in taps:
+                    rows[place].hidden[layer] = taps[layer][picked[place]].float()
         return rows
 
     def _lay_out(self, feeds: Sequence[Feed]) -> Layout:
         trees = {
-            index: (feed.tree.ancestor_mask(), feed.tree.depths())
+            index: (feed.tree.fed_mask()[feed.cached_nodes :], feed.tree.fed_depths()[feed.cached_nodes :])
             for index, feed in enumerate(feeds)
             if feed.tree is not None and not feed.tree.is_chain
         }
         return lay_out(
             [token for feed in feeds for token in feed.tokens],
             [len(feed.tokens) for feed in feeds],
-            [len(feed.table) for feed in feeds],
+            [len(feed.table) + feed.cached_nodes for feed in feeds],
             [feed.table.block_array for feed in feeds],
             self.block_size,
             trees,
@@ -103,5 +136,6 @@ class Runner:
 
 
 def _tapped(feeds: Sequence[Feed]) -> frozenset[int]:
-    wanted = (want.hidden for feed in feeds for _, _, want in feed.reads)
-    return frozenset(layer for layer in wanted if layer is not None and layer >= 0)
+    return frozenset(
+        layer for feed in feeds for _, _, want in feed.reads if want.hidden for layer in want.hidden if layer >= 0
+    )

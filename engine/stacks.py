@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
 
@@ -55,17 +56,27 @@ class LayerStack(Protocol):
     """Runs embeddings, decoder layers, final norm and head of one model."""
 
     def hidden(
-        self, layout: Layout, step: AttentionStep, taps: frozenset[int]
+        self,
+        layout: Layout,
+        step: AttentionStep,
+        taps: frozenset[int],
+        depth: Depth = WHOLE,
+        states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Embed and run the decoder layers.
 
         Args:
             layout: the batch, T tokens.
             step: its attention.
-            taps: layers whose output is wanted too (0: the embeddings).
+            taps: layers whose output is wanted too (0: the embeddings); those that do not run are left out.
+            depth: which layers run.
+            states: [T, hidden] what goes into the first of them; None: the embeddings.
 
         Returns:
             [T, hidden] before the final norm, and the tapped outputs [T, hidden].
+
+        Raises:
+            ValueError: this stack cannot skip what is to be skipped.
         """
         ...
 
@@ -89,18 +100,29 @@ class ModuleStack:
         self._parts = parts
 
     def hidden(
-        self, layout: Layout, step: AttentionStep, taps: frozenset[int]
+        self,
+        layout: Layout,
+        step: AttentionStep,
+        taps: frozenset[int],
+        depth: Depth = WHOLE,
+        states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """See `LayerStack.hidden`."""
+        """See `LayerStack.hidden`; skips whole layers only."""
         device = self._parts.device
         ids, positions = (torch.from_numpy(array).to(device) for array in (layout.tokens, layout.positions))
-        hidden = self._parts.embed(ids[None])
+        hidden = self._parts.embed(ids[None]) if states is None else states[None].to(self._parts.norm.weight.dtype)
         angles = self._rotate(hidden, positions[None])
-        tapped = {0: hidden[0]} if 0 in taps else {}
-        for index, layer in enumerate(self._parts.layers, start=1):
-            hidden = layer(hidden, position_embeddings=angles[index - 1], attention_mask=None, turnout_step=step)
-            if index in taps:
-                tapped[index] = hidden[0]
+        tapped = {depth.first: hidden[0]} if depth.first in taps else {}
+        for index in range(depth.first, len(angles) if depth.last is None else depth.last):
+            skips = [2 * index + part in depth.skipped for part in (0, 1)]
+            if any(skips) != all(skips):
+                raise ValueError("this architecture skips whole layers only")
+            if not any(skips):
+                hidden = self._parts.layers[index](
+                    hidden, position_embeddings=angles[index], attention_mask=None, turnout_step=step
+                )
+            if index + 1 in taps:
+                tapped[index + 1] = hidden[0]
         return hidden[0], tapped
 
     def _rotate(self, hidden: torch.Tensor, positions: torch.Tensor) -> list[Any]:

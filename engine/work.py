@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from decoding.logits import History
 from decoding.model import Row, Want
+from decoding.sketch import WHOLE, Depth, Sketch
 from decoding.tree import DraftTree
 from engine.cache.table import BlockTable
 from engine.runner import Feed
@@ -19,26 +20,36 @@ class Work:
 
     Attributes:
         table: whose cache.
-        future: gets the rows.
         extra: hypothetical tokens after the sequence (a draft path, a continuation to score).
         tree: a draft tree after the sequence; excludes `extra`.
+        grows: the tree is only drafted on: its nodes from `first_node` on are fed and read, and not the root.
+        first_node: see `grows`; nodes before it need not be fed again where they are still cached.
+        sketch: tokens to run through some layers only; excludes `extra` and `tree`.
         want: what to read; None reads nothing.
+        want_extra: what to read after a tree's extra rows.
         every: read after the sequence's last token and after each of `extra`, not only after the last.
         background: fills leftover budget only, and stops before the sequence's last token.
         on_row: takes the row after the sequence's last token and makes the sequence longer; True: read the next one.
+            Rows are then handed over as they come, without waking whoever waits, until it returns False.
+        future: gets the rows.
         remaining: tokens still to feed, as of the last `refresh`.
         order: place in the order of submission, or of the last token of a stretch.
     """
 
     table: BlockTable
-    future: asyncio.Future[list[Row]]
     extra: tuple[int, ...] = ()
     tree: DraftTree | None = None
+    grows: bool = False
+    first_node: int = 0
+    sketch: Sketch | None = None
     want: Want | None = None
+    want_extra: Want = Want(draw=None)
     every: bool = False
     background: bool = False
     on_row: Callable[[Row], bool] | None = None
+    future: asyncio.Future[list[Row]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     rows: list[Row] = field(default_factory=list)
+    cached_nodes: int = 0
     remaining: int = 0
     order: int = 0
 
@@ -50,7 +61,16 @@ class Work:
     @property
     def atomic(self) -> int:
         """Tokens at the end that are fed together."""
-        return 1 + len(self.tree) if self.tree is not None else 1
+        if self.grows or self.sketch is not None:
+            return self.num_nodes - self.cached_nodes
+        return 1 + self.num_nodes
+
+    @property
+    def num_nodes(self) -> int:
+        """Rows of the tree, the extra ones included, or of the sketch."""
+        if self.sketch is not None:
+            return len(self.sketch.tokens)
+        return len(self.tree.fed_tokens) if self.tree is not None else 0
 
     @property
     def cached(self) -> int:
@@ -70,12 +90,14 @@ class Work:
     @property
     def target_length(self) -> int:
         """Cached length once this is done (tree nodes are not cached tokens)."""
+        if self.sketch is not None:
+            return self.sketch.base
         return len(self.table.seq) - 1 if self.background else len(self.table.seq) + len(self.extra)
 
     @property
     def total(self) -> int:
         """Slots it needs at its end, the sequence's own included."""
-        return self.target_length + (len(self.tree) if self.tree is not None else 0)
+        return self.target_length + self.num_nodes
 
     @property
     def first_read(self) -> int:
@@ -94,29 +116,72 @@ class Work:
             table.reconcile()
             self.remaining = max(self.target_length - len(table), 0)
             return
+        if self.sketch is not None:
+            kept = table.reconcile(compute_from=self.sketch.base)
+            whole = kept == self.sketch.base and table.tail.holds_sketch(self.sketch)
+            self.cached_nodes = self.sketch.start if whole else 0
+            self.remaining = self.total - kept - self.cached_nodes
+            return
+        if self.grows:
+            assert self.tree is not None
+            kept = table.reconcile()
+            whole = kept == len(table.seq)
+            self.cached_nodes = self.first_node if whole and table.tail.holds(self.tree, self.first_node) else 0
+            self.remaining = self.total - kept - self.cached_nodes
+            return
         self.remaining = self.total - table.reconcile(self.extra, compute_from=self.first_read)
 
     def feed(self, count: int) -> Feed:
         """The next `count` of the remaining tokens, with the draft tree at their end, and what to read of them."""
         table, seq = self.table, self.table.seq
         start = len(table)
+        if self.sketch is not None:
+            return self._sketch_feed(self.sketch, count)
         tokens = seq.tokens[start : start + count]
         if self.extra:
             tokens += self.extra[max(start - len(seq), 0) :][: count - len(tokens)]
         last = count == self.remaining
         tree = self.tree if last else None
         if tree is not None:
-            tokens += tree.tokens
-        return Feed(table, tokens, tree, self._reads(start, len(tokens), last))
+            tokens += tree.fed_tokens[self.cached_nodes :]
+        feed = Feed(table, tokens, tree, self.cached_nodes, self._reads(start, len(tokens), last))
+        if tree is not None and tree.is_chain and not self.grows and start == len(seq) - 1:
+            held = table.tail.resumable((seq.tokens[-1], *tree.tokens))
+            if held is not None:
+                feed.depth, feed.states = Depth(first=held.depth.last or 0), held.states
+        return feed
+
+    def _sketch_feed(self, sketch: Sketch, count: int) -> Feed:
+        """What the base lacks goes through all layers, in a forward of its own; then the sketch."""
+        table, seq = self.table, self.table.seq
+        start = len(table)
+        if start < sketch.base:
+            return Feed(table, seq.tokens[start : min(start + count, sketch.base)])
+        first = self.cached_nodes
+        tree = DraftTree(sketch.tokens, sketch.parents, "")
+        real = len(seq) - sketch.base  # so many tokens of every path are the sequence's own
+        reads = [
+            (node - first, History(seq, tuple(sketch.tokens[each] for each in tree.path(node)[real:])), self.want)
+            for node in range(sketch.start, len(sketch.tokens))
+            if self.want is not None
+        ]
+        return Feed(
+            table,
+            list(sketch.tokens[first:]),
+            tree,
+            first,
+            reads,
+            depth=sketch.depth,
+            states=sketch.states,
+            keeps_states=True,
+        )
 
     def _reads(self, start: int, fed: int, last: bool) -> list[tuple[int, History, Want]]:
-        want, seq, tree = self.want, self.table.seq, self.tree
-        if want is None or (not last and (tree is not None or not self.every)):
+        want, seq = self.want, self.table.seq
+        if want is None or (not last and (self.tree is not None or not self.every)):
             return []
-        if tree is not None:
-            root = fed - len(tree) - 1
-            paths = [(), *(tuple(tree.tokens[node] for node in tree.path(i)) for i in range(len(tree)))]
-            return [(root + i, History(seq, path), want) for i, path in enumerate(paths)]
+        if self.tree is not None:
+            return self._tree_reads(self.tree, want, fed)
         if not self.every:
             return [(fed - 1, History(seq, self.extra), want)]
         return [
@@ -124,7 +189,18 @@ class Work:
             for index in range(max(self.first_read, start), start + fed)
         ]
 
-    def meter(self, feed: Feed, name: str, num_parameters: int) -> None:
+    def _tree_reads(self, tree: DraftTree, want: Want, fed: int) -> list[tuple[int, History, Want]]:
+        seq, first = self.table.seq, fed - self.num_nodes
+        nodes = [
+            (first + i, History(seq, tuple(tree.tokens[node] for node in tree.path(i))), want)
+            for i in range(self.first_node, len(tree))
+        ]
+        if self.grows:
+            return nodes
+        extra = [(index, History(seq), self.want_extra) for index in range(first + len(tree), fed)]
+        return [(first - 1, History(seq), want), *nodes, *extra]
+
+    def meter(self, feed: Feed, name: str, num_parameters: int, num_layers: int) -> None:
         """Put every fed token into one of the meter's classes; the cache is still as before the forward."""
         seq, table = self.table.seq, self.table
         meter = seq.meter.of(name, num_parameters)
@@ -137,4 +213,6 @@ class Work:
         meter.decode_tokens += decode
         meter.catchup_tokens += real - prompt - decode
         meter.draft_tokens += fed - real
+        if feed.depth != WHOLE:
+            meter.spared_tokens += fed * (1 - feed.depth.runs(num_layers) / num_layers)
         meter.cached_tokens = table.cached_on_arrival

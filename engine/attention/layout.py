@@ -26,7 +26,8 @@ class Layout:
         starts: [B + 1] rows of sequence b are starts[b] to starts[b + 1].
         lengths: [B] keys each sequence has after this forward, its fed tokens included.
         blocks: [B, W] block tables, padded with 0. Key k lies in slot blocks[k // size] * size + k % size.
-        trees: sequence -> bool [n, n] ancestor mask among its last n fed tokens; absent: plainly causal.
+        trees: sequence -> bool [k, n]: its last k fed tokens are the last of the n rows of a draft tree (the others are
+            its last keys before them), and what they see of these n; absent: plainly causal.
         block_size: tokens a block holds.
     """
 
@@ -71,7 +72,7 @@ def lay_out(
         cached: [B] tokens each has in the cache already.
         tables: [B] each sequence's blocks, room for the fed tokens included.
         block_size: tokens a block holds.
-        trees: sequence -> (ancestor mask of its last n tokens, their depths below the token before them).
+        trees: sequence -> (bool [k, n] as in `Layout.trees`, [k] depths below the root's children).
     """
     fed = np.asarray(counts, dtype=np.int64)
     context = np.asarray(cached, dtype=np.int64)
@@ -87,9 +88,9 @@ def lay_out(
     index = np.arange(len(tokens)) + (context - starts[:-1])[owner]
     slots = blocks[owner, index // block_size].astype(np.int64) * block_size + index % block_size
     positions = index
-    for sequence, (_, depths) in trees.items():
+    for sequence, (mask, depths) in trees.items():
         end = int(starts[sequence + 1])
-        root = int(lengths[sequence]) - len(depths) - 1
+        root = int(lengths[sequence]) - mask.shape[1] - 1
         positions[end - len(depths) : end] = root + 1 + np.asarray(depths, dtype=np.int64)
     masks = {sequence: mask for sequence, (mask, _) in trees.items()}
     return Layout(

@@ -78,8 +78,8 @@ class _Span:
         seen = torch.ones(self.count, self.length, dtype=torch.bool, device=device)
         seen[:, context:] = torch.ones(self.count, self.count, dtype=torch.bool, device=device).tril()
         if self.tree is not None:
-            size = self.tree.shape[0]
-            seen[-size:, -size:] = self.tree
+            rows, nodes = self.tree.shape
+            seen[-rows:, -nodes:] = self.tree
         if window is not None:
             keys = torch.cat([torch.arange(context, device=device), self.positions])
             seen &= keys[None, :] > self.positions[:, None] - window
@@ -101,7 +101,8 @@ class SdpaStep:
         self._slots = torch.from_numpy(layout.slots).to(device)
         positions = torch.from_numpy(layout.positions).to(device)
         counts = layout.counts
-        self._spans = [_span(layout, int(b), positions, device) for b in np.flatnonzero(counts > 1)]
+        spans = [b for b, count in enumerate(counts.tolist()) if count > 1 or b in layout.trees]
+        self._spans = [_span(layout, b, positions, device) for b in spans]
         self._singles = [_single_rows(layout, group, positions, device) for group in _by_width(layout)]
         self._uniform = len(self._singles) == 1 and not self._spans
 
@@ -186,9 +187,11 @@ def _span(layout: Layout, sequence: int, positions: torch.Tensor, device: torch.
 def _by_width(layout: Layout) -> list[list[int]]:
     """Sequences of one token, grouped so that padding at most doubles a row: by the power of two above their blocks."""
     groups: dict[int, list[int]] = {}
-    for sequence in np.flatnonzero(layout.counts == 1):
+    for sequence in np.flatnonzero(layout.counts == 1).tolist():
+        if sequence in layout.trees:
+            continue
         blocks = -(-int(layout.lengths[sequence]) // layout.block_size)
-        groups.setdefault(blocks.bit_length(), []).append(int(sequence))
+        groups.setdefault(blocks.bit_length(), []).append(sequence)
     return list(groups.values())
 
 

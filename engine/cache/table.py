@@ -11,6 +11,7 @@ import numpy.typing as npt
 from decoding.sequence import Sequence
 from engine.cache.blocks import BlockPool, OutOfBlocksError
 from engine.cache.store import KVStore
+from engine.cache.tail import Tail
 from turnout.types import BlockHash
 
 
@@ -20,6 +21,7 @@ class BlockTable:
     `tokens` are the tokens whose KV the blocks hold: a prefix of the sequence, possibly followed by hypothetical
     tokens (a draft) that `reconcile` drops when the sequence went another way. Token i lies in slot
     `blocks[i // size] * size + i % size`; its position need not be i while a draft tree is being verified.
+    `tail` is what lies in the slots after those of the tokens.
     `cached_on_arrival` counts prompt tokens found in the pool instead of computed; `arrival` is the sequence's
     place in the order of first use, for preemption; `promised` is how many blocks it was admitted for.
 
@@ -44,6 +46,7 @@ class BlockTable:
         "released",
         "seq",
         "store",
+        "tail",
         "tokens",
     )
 
@@ -53,6 +56,7 @@ class BlockTable:
         self.store = store
         self.tokens: list[int] = []
         self.blocks: list[int] = []
+        self.tail = Tail()
         self.in_flight = False
         self.cached_on_arrival = 0
         self.released = False
@@ -193,6 +197,7 @@ class BlockTable:
     def filled(self, tokens: list[int]) -> None:
         """KV of these tokens, continuing the cached ones, has been computed."""
         self._computed = True
+        self.tail.forget()
         self.tokens.extend(tokens)
         self._publish_full_blocks()
 
@@ -217,6 +222,7 @@ class BlockTable:
     def truncate(self, length: int) -> None:
         """Forget cached tokens from `length` on, and give back blocks that hold none of the rest."""
         size = self.pool.block_size
+        self.tail.forget()
         del self.tokens[length:]
         self._agreed = min(self._agreed, length)
         keep = -(-length // size)
@@ -257,11 +263,7 @@ class BlockTable:
 
     def drop(self) -> None:
         """Give back everything (preemption or release); the sequence can be computed anew at any time."""
-        self.pool.release(self.blocks)
-        self.blocks.clear()
-        self.tokens.clear()
-        self._hashes.clear()
-        self._agreed = 0
+        self.truncate(0)
         self.promised = 0
 
 

@@ -22,6 +22,7 @@ class CudaBackend:
     """
 
     name = "cuda"
+    keeps_trees = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

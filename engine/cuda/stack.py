@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
 from engine.cuda.graphs import Bucket, Graphs, Recorder
@@ -26,14 +27,19 @@ class CudaStack(LeanStack):
         self._graphs = Graphs(self._forward, recorder)
 
     def hidden(
-        self, layout: Layout, step: AttentionStep, taps: frozenset[int]
+        self,
+        layout: Layout,
+        step: AttentionStep,
+        taps: frozenset[int],
+        depth: Depth = WHOLE,
+        states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """See `engine.stacks.LayerStack.hidden`; hidden states are valid until the next forward."""
         assert isinstance(step, CudaStep)
         # What a tap reads would not outlive the next replay.
-        bucket = None if taps else Bucket.of(layout)
+        bucket = None if taps or depth != WHOLE else Bucket.of(layout)
         if bucket is None:
-            return super().hidden(layout, step, taps)
+            return super().hidden(layout, step, taps, depth, states)
         return self._graphs.run(bucket, step, self._angles.table(int(layout.positions.max()))), {}
 
     def _forward(self, tokens: torch.Tensor, angles: torch.Tensor, step: PagedStep) -> torch.Tensor:
@@ -41,5 +47,5 @@ class CudaStack(LeanStack):
         hidden: torch.Tensor = self._parts.embed(tokens)
         cos, sin = (part[:, None] for part in angles.unbind(1))
         for layer in self._layers:
-            hidden = layer.forward(hidden, cos, sin, step)
+            hidden = layer.feed_forward(layer.attend(hidden, cos, sin, step))
         return hidden

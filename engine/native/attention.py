@@ -26,7 +26,7 @@ class NativeStep:
         self.store = store
         tree_sizes = np.zeros(layout.num_sequences, dtype=np.int32)
         for sequence, mask in layout.trees.items():
-            tree_sizes[sequence] = len(mask)
+            tree_sizes[sequence] = mask.shape[1]
         masks = _tree_masks(layout, int(tree_sizes.max(initial=0)))
         self._kept = (tree_sizes, masks)
         self.batch = native.Batch(
@@ -77,6 +77,6 @@ def _tree_masks(layout: Layout, largest: int) -> np.ndarray:
         return np.zeros((1, words), dtype=np.uint64)
     bits = np.zeros((layout.num_tokens, words * 64), dtype=np.uint8)
     for sequence, mask in layout.trees.items():
-        end, size = layout.starts[sequence + 1], len(mask)
-        bits[end - size : end, :size] = mask.numpy()
+        end = layout.starts[sequence + 1]
+        bits[end - mask.shape[0] : end, : mask.shape[1]] = mask.numpy()
     return np.packbits(bits, axis=1, bitorder="little").view(np.uint64)

@@ -76,6 +76,8 @@ class Layer(ctypes.Structure):
         ("key_norm", ctypes.c_void_p),
         ("cache", ctypes.c_void_p),
         ("scores", Scores),
+        ("skips_attention", ctypes.c_bool),
+        ("skips_mlp", ctypes.c_bool),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 
+from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep, Scores
 from engine.cache.store import KVStore
@@ -29,7 +30,7 @@ def fits_native(parts: ModelParts) -> bool:
 
 
 class NativeStack:
-    """See `engine.stacks.LayerStack`. Hidden states are float32 whatever the weights are.
+    """See `engine.stacks.LayerStack`; skips any sub-layer. Hidden states are float32 whatever the weights are.
 
     Args:
         parts: a model that `fits_native`; its weights are taken over.
@@ -56,21 +57,30 @@ class NativeStack:
         )
         self._space = _Space(self._shape, dtype)
         self._store: KVStore | None = None
+        self._skipped: frozenset[int] = frozenset()
         parts.layers = []
 
     def hidden(
-        self, layout: Layout, step: AttentionStep, taps: frozenset[int]
+        self,
+        layout: Layout,
+        step: AttentionStep,
+        taps: frozenset[int],
+        depth: Depth = WHOLE,
+        states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """See `engine.stacks.LayerStack.hidden`; float32 [T, hidden]."""
         step = cast(NativeStep, step)
         if step.store is not self._store:
             self._use(step)
-        hidden = self._embed(torch.from_numpy(layout.tokens)).float()
+        if depth.skipped != self._skipped:
+            self._skip(depth.skipped)
+        # The layers write where they read.
+        hidden = self._embed(torch.from_numpy(layout.tokens)).float() if states is None else states.float().clone()
         angles = self._angles.table(int(layout.positions.max()))
         space = self._space.of(hidden)
-        tapped = {0: hidden.clone()} if 0 in taps else {}
-        first = 0
-        for last in sorted({tap for tap in taps if tap > 0} | {len(self._layers)}):
+        first, end = depth.first, len(self._layers) if depth.last is None else depth.last
+        tapped = {first: hidden.clone()} if first in taps else {}
+        for last in sorted({tap for tap in taps if first < tap <= end} | {end}):
             native.library().turnout_forward(
                 self._half,
                 self._structs,
@@ -86,6 +96,11 @@ class NativeStack:
                 tapped[last] = hidden.clone()
             first = last
         return hidden, tapped
+
+    def _skip(self, skipped: frozenset[int]) -> None:
+        for index, struct in enumerate(self._structs):
+            struct.skips_attention, struct.skips_mlp = 2 * index in skipped, 2 * index + 1 in skipped
+        self._skipped = skipped
 
     def _use(self, step: NativeStep) -> None:
         """Point the layers at this cache."""
@@ -138,6 +153,8 @@ class NativeLayer:
             *(None if norm is None else norm.data_ptr() for norm in self._norms),
             None,
             scores_struct(Scores(attention.scaling, window_of(attention))),
+            False,
+            False,
         )
 
 

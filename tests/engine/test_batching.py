@@ -72,7 +72,7 @@ async def test_matched_speculation_equals_plain_decoding_with_the_same_seed(pool
                 "match",
             )
             assert (reply.text, reply.reasons) == (plain.text, plain.reasons)
-            accepted += reply.usage.num_accepted_tokens
+            accepted += reply.usage.speculation.accepted_tokens
     assert accepted > 0
 
 

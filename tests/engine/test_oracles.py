@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from decoding.drafters.base import Candidates, Room
 from decoding.drafters.model_chain import ModelChainDrafter
-from decoding.model import Draw, Want
+from decoding.lengths.fixed import FixedLength
+from decoding.model import Want
 from decoding.sequence import Sequence
 from decoding.verifiers.rejection import RejectionVerifier
 from engine.model import EngineModel
@@ -86,8 +88,8 @@ async def test_speculation_keeps_greedy_output(pool: LocalPool, pair_folder: Pat
     calls = calls_of(prompts, "speculative", {"verifier": verifier, "draft_length": 3}, max_tokens=8)
     replies = await ask_all(pool, calls)
     assert_same(pair_folder, calls, plain, replies)
-    drafted = sum(reply.usage.num_draft_tokens for reply in replies)
-    assert 0 < sum(reply.usage.num_accepted_tokens for reply in replies) < drafted
+    drafted = sum(reply.usage.speculation.draft_tokens for reply in replies)
+    assert 0 < sum(reply.usage.speculation.accepted_tokens for reply in replies) < drafted
 
 
 @pytest.mark.parametrize(("verifier", "temperature"), [("match", 1.0), ("match", 0.0), ("rejection", 0.0)])
@@ -98,8 +100,8 @@ async def test_a_draft_by_the_same_weights_is_always_accepted(
     prompts = random_prompts(12, 40, seed=22)
     calls = calls_of(prompts, "speculative", params, temperature=temperature, max_tokens=30, ignore_eos=True)
     for reply in await ask_all(twin_pool, calls):
-        assert reply.usage.num_accepted_tokens == reply.usage.num_draft_tokens == 24
-        assert reply.usage.rounds == 6
+        assert reply.usage.speculation.accepted_tokens == reply.usage.speculation.draft_tokens == 24
+        assert reply.usage.speculation.rounds == 6
         assert [token.kind for token in reply.tokens] == ([TokenKind.ACCEPTED] * 4 + [TokenKind.BONUS]) * 6
         meters = reply.usage.models
         assert meters["large"].decode_tokens == 5
@@ -118,8 +120,8 @@ async def test_rejection_accepts_all_but_rounding_from_the_same_weights_when_sam
         ignore_eos=True,
     )
     replies = await ask_all(twin_pool, calls)
-    drafted = sum(reply.usage.num_draft_tokens for reply in replies)
-    assert drafted - sum(reply.usage.num_accepted_tokens for reply in replies) <= 1
+    drafted = sum(reply.usage.speculation.draft_tokens for reply in replies)
+    assert drafted - sum(reply.usage.speculation.accepted_tokens for reply in replies) <= 1
     assert drafted > 300
 
 
@@ -249,10 +251,10 @@ async def test_sentence_lead_extremes(pool: LocalPool, twin_pool: LocalPool, pai
 
 async def test_rolled_back_drafts_leave_both_caches_right(pool: LocalPool, pair_folder: Path) -> None:
     seq = Sequence(random_prompts(1, 30, seed=31)[0], SamplingParams(temperature=1.0, max_tokens=60), seed=5)
-    drafter, verifier = ModelChainDrafter(Draw.DRAFT), RejectionVerifier()
+    drafter, verifier = ModelChainDrafter(candidates=Candidates.DRAWN), RejectionVerifier()
     rejected = 0
     while not seq.finished:
-        draft = await pool.pool.small.propose(seq, drafter, 4)
+        draft = await pool.pool.small.propose(seq, drafter, Room(4, 4), FixedLength())
         verdict = await pool.pool.large.verify(seq, draft, verifier)
         rejected += len(draft) - len(verdict.path)
         seq.extend(verdict.tokens, pool.pool.sizes)
@@ -269,3 +271,13 @@ async def test_rolled_back_drafts_leave_both_caches_right(pool: LocalPool, pair_
     assert rejected > 10
     for engine in pool.engines.values():
         engine.release(seq)
+
+
+async def test_a_lossy_verifier_is_said_to_be_one(pool: LocalPool) -> None:
+    for verifier, notes in (
+        ("match", ()),
+        ("typical", ("not lossless: speculative with these parameters has a law of its own",)),
+    ):
+        calls = calls_of(random_prompts(1, 40, seed=3), "speculative", {"verifier": verifier}, max_tokens=4)
+        [reply] = await ask_all(pool, calls)
+        assert reply.usage.notes == notes

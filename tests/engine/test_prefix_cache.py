@@ -214,8 +214,7 @@ async def test_hashes_of_a_waiting_prompt_are_computed_once(
     assert len(table.prefix_hashes(20)) == 20
     monkeypatch.setattr("engine.cache.table._hash", lambda *_: pytest.fail("hashed again"))
     assert table.match_prefix() == []
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    work = Work(table, future)
+    work = Work(table)
     work.estimate()
     assert (work.remaining, len(table.prefix_hashes(20))) == (320, 20)
     model.release(seq)

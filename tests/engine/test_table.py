@@ -45,7 +45,7 @@ class Lab:
         fed = tokens + (list(tree.tokens) if tree is not None else [])
         table.reserve(len(table) + len(fed))
         reads = [(i, History(table.seq), Want(draw=None, logits=True)) for i in range(len(fed))]
-        rows = self.model.batcher.runner.run([Feed(table, fed, tree, reads)])[0]
+        rows = self.model.batcher.runner.run([Feed(table, fed, tree, reads=reads)])[0]
         table.filled(tokens)
         return torch.stack([row.logits for row in rows if row.logits is not None])
 

@@ -19,7 +19,8 @@ struct Batch {
   const std::int32_t* starts;          // [sequences + 1]
   const std::int32_t* lengths;         // [sequences], keys after this forward
   const std::int32_t* blocks;          // [sequences, block_width]
-  const std::int32_t* tree_sizes;      // [sequences], the last so many rows are a tree's nodes; 0: plainly causal
+  const std::int32_t* tree_sizes;      // [sequences], the last so many keys are a tree's nodes, of which the fed ones
+                                       // are rows; 0: plainly causal
   const std::uint64_t* tree_masks;     // [rows, tree_words], bit i of a node's row: it sees node i
 };
 
@@ -225,7 +226,7 @@ class Attention {
   // Keys that some row of the block can see.
   Range visible_keys(Index sequence, Index first, Index tokens) const {
     const Index length = batch_.lengths[sequence], count = fed(sequence), context = length - count;
-    const bool in_tree = first + tokens > count - batch_.tree_sizes[sequence];
+    const bool in_tree = first + tokens > count - std::min<Index>(batch_.tree_sizes[sequence], count);
     const Index end = in_tree ? length : context + first + tokens;
     Index begin = 0;
     if (scores_.window > 0) {
@@ -241,7 +242,7 @@ class Attention {
   std::uint64_t seen(Index sequence, Index token, Index at, Index count) const {
     const Index length = batch_.lengths[sequence], fed_tokens = fed(sequence), nodes = batch_.tree_sizes[sequence];
     const Index context = length - fed_tokens, row = batch_.starts[sequence] + token, root = length - nodes;
-    const bool is_node = token >= fed_tokens - nodes;
+    const bool is_node = token >= fed_tokens - std::min(nodes, fed_tokens);
     std::uint64_t bits = low(std::min(count, (is_node ? root : context + token + 1) - at));
     if (scores_.window > 0) bits &= ~low(batch_.positions[row] - scores_.window + 1 - at);
     if (!is_node) return bits;

@@ -11,6 +11,7 @@ struct Layer {
   const float *query_norm, *key_norm;          // [dim] or null
   void* cache;                                 // [slots, 2, kv_heads, dim]
   Scores scores;
+  bool skips_attention, skips_mlp;  // for the present call: the residual stream passes
 };
 
 struct Shape {
@@ -75,10 +76,10 @@ inline void place_row(T* row, const Layer& layer, const Shape& shape, const Cach
 }
 
 template <typename T>
-inline void run_layer(const Worker& worker, const Layer& layer, const Shape& shape, const Batch& batch,
-                      const float* angles, const Space& space) {
+inline void run_attention(const Worker& worker, const Layer& layer, const Shape& shape, const Batch& batch,
+                          const float* angles, const Space& space) {
   T *normed = static_cast<T*>(space.normed), *qkv = static_cast<T*>(space.qkv);
-  T *attended = static_cast<T*>(space.attended), *gated = static_cast<T*>(space.gated);
+  T* attended = static_cast<T*>(space.attended);
   const Index rows = batch.rows, query_width = shape.heads * shape.dim, qkv_width = layer.qkv.columns;
   const Cache<T> cache{static_cast<T*>(layer.cache), shape.kv_heads, shape.dim};
   const Range mine = worker.share(rows);
@@ -96,6 +97,14 @@ inline void run_layer(const Worker& worker, const Layer& layer, const Shape& sha
   worker.barrier();
   multiply_onto(worker, attended, query_width, rows, layer.out, space.hidden, shape.hidden);
   worker.barrier();
+}
+
+template <typename T>
+inline void run_mlp(const Worker& worker, const Layer& layer, const Shape& shape, const Batch& batch,
+                    const Space& space) {
+  T *normed = static_cast<T*>(space.normed), *gated = static_cast<T*>(space.gated);
+  const Index rows = batch.rows;
+  const Range mine = worker.share(rows);
   for (Index row = mine.begin; row < mine.end; row++)
     rms_norm(space.hidden + row * shape.hidden, layer.before_mlp, shape.hidden, shape.epsilon,
              normed + row * shape.hidden);
@@ -104,6 +113,13 @@ inline void run_layer(const Worker& worker, const Layer& layer, const Shape& sha
   worker.barrier();
   multiply_onto(worker, gated, shape.intermediate, rows, layer.down, space.hidden, shape.hidden);
   worker.barrier();
+}
+
+template <typename T>
+inline void run_layer(const Worker& worker, const Layer& layer, const Shape& shape, const Batch& batch,
+                      const float* angles, const Space& space) {
+  if (!layer.skips_attention) run_attention<T>(worker, layer, shape, batch, angles, space);
+  if (!layer.skips_mlp) run_mlp<T>(worker, layer, shape, batch, space);
 }
 
 }  // namespace turnout
