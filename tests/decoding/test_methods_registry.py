@@ -1,13 +1,13 @@
 import annotated_types
 import pytest
 
-from decoding.drafters.base import get_drafter
+from decoding.parts import PartChoice
 from decoding.switching.base import other
-from decoding.verifiers.base import get_verifier
 from turnout.errors import Code, TurnoutError
 from turnout.registry import METHODS_PACKAGE, all_methods, get_method, load, names
 
 METHODS = names(METHODS_PACKAGE)
+PARTS = ("decoding.verifiers", "decoding.drafters", "decoding.lengths", "decoding.selectors")
 
 
 def test_the_methods_that_exist():
@@ -46,7 +46,13 @@ def test_unknown_parameters_are_refused_with_the_allowed_ones(name):
     ("name", "values", "field", "says"),
     [
         ("speculative", {"draft_length": 0}, "draft_length", "greater than or equal to 1"),
-        ("speculative", {"verifier": "guess"}, "verifier", "'match' or 'rejection'"),
+        ("speculative", {"verifier": "guess"}, "verifier", "match, rejection"),
+        ("speculative", {"drafter": "guess"}, "drafter", "model_chain"),
+        ("speculative", {"drafter": []}, "drafter", "at least one"),
+        ("speculative", {"drafter": ["model_chain", "guess"]}, "drafter.1", "model_chain"),
+        ("speculative", {"drafter": {"name": "jacobi", "window": 0}}, "drafter.window", "greater than or equal to 1"),
+        ("speculative", {"length": {"name": "fixed", "least": 1}}, "length.least", "unknown; allowed here: most"),
+        ("speculative", {"nodes": 10_000}, "nodes", "less than or equal to 512"),
         ("entropy_adaptive", {"min_stay": 0}, "min_stay", "greater than or equal to 1"),
         ("entropy_adaptive", {"threshold": float("inf")}, "threshold", "finite"),
         ("entropy_adaptive", {"threshold": 1, "threshold_down": 2}, "", "threshold_down must be at most threshold"),
@@ -63,15 +69,17 @@ def test_bad_values_are_refused_by_name(name, values, field, says):
 
 
 def test_unknown_names_list_the_known_ones():
-    for call, known in ((get_verifier, "match, rejection"), (get_drafter, "model_chain"), (get_method, "plain")):
-        with pytest.raises(TurnoutError, match=known) as caught:
-            call("nothing")
-        assert caught.value.code is Code.NOT_FOUND
+    with pytest.raises(TurnoutError, match="plain") as caught:
+        get_method("nothing")
+    assert caught.value.code is Code.NOT_FOUND
+    with pytest.raises(TurnoutError, match="rejection") as caught:
+        PartChoice(name="nothing").find("decoding.verifiers", "verifier")
+    assert caught.value.code is Code.NOT_FOUND
 
 
 @pytest.mark.parametrize(
     ("package", "attribute"),
-    [("decoding.verifiers", "VERIFIER"), ("decoding.drafters", "DRAFTER"), ("decoding.switching", "RULE")],
+    [*((package, "PART") for package in PARTS), ("decoding.switching", "RULE")],
 )
 def test_every_module_of_a_slot_names_its_class(package, attribute):
     found = names(package)
@@ -81,8 +89,21 @@ def test_every_module_of_a_slot_names_its_class(package, attribute):
     assert {other("small"), other("large")} == {"small", "large"}
 
 
+@pytest.mark.parametrize(("package", "name"), [(package, name) for package in PARTS for name in names(package)])
+def test_every_parameter_of_a_part_has_a_description_bounds_and_a_default(package, name):
+    part = load(package, name, "slot").PART
+    assert len((part.__doc__ or "").split("\n")[0]) > 10
+    for key, field in part.Params.model_fields.items():
+        assert field.description, key
+        assert not field.is_required(), key
+        kinds = {type(entry) for entry in field.metadata}
+        if any(number in str(field.annotation) for number in ("int", "float")):
+            assert {annotated_types.Ge, annotated_types.Gt} & kinds, key
+            assert {annotated_types.Le, annotated_types.Lt} & kinds, key
+
+
 @pytest.mark.parametrize("name", names("decoding.verifiers"))
 def test_verifiers_say_whether_they_are_exact(name):
-    verifier = get_verifier(name)
+    verifier = PartChoice(name=name).make("decoding.verifiers", "verifier")
     assert isinstance(verifier.lossless, bool)
     assert verifier.want.probs or verifier.want.draw is not None

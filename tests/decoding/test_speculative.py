@@ -1,9 +1,12 @@
 import pytest
 import torch
 
+from decoding.drafters.base import Candidates, Room
+from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.fakes import TableModel, markov
-from decoding.model import Draw
-from turnout.types import FinishReason, TokenKind
+from decoding.lengths.fixed import FixedLength
+from decoding.sequence import Sequence
+from turnout.types import FinishReason, SamplingParams, TokenKind
 
 VERIFIERS = ["match", "rejection"]
 
@@ -34,7 +37,7 @@ async def test_greedy_output_is_plain_greedy(run, models, verifier, penalties):
             **penalties,
         )
         assert drafted.ids == plain.ids
-        accepted += drafted.seq.meter.num_accepted_tokens
+        accepted += drafted.seq.meter.speculation.accepted_tokens
     assert accepted > 0
 
 
@@ -57,8 +60,8 @@ async def test_drafting_with_the_target_itself_accepts_everything(run, make_mode
     small, large = make_model("small", 5), make_model("large", 5)
     done = await run("speculative", small, large, params, temperature=temperature, max_tokens=4 * (length + 1))
     meter = done.seq.meter
-    assert meter.num_accepted_tokens == meter.num_draft_tokens == 4 * length
-    assert meter.rounds == large.forwards == 4
+    assert meter.speculation.accepted_tokens == meter.speculation.draft_tokens == 4 * length
+    assert meter.speculation.rounds == large.forwards == 4
     assert [len(segment.tokens) for segment in done.segments] == [length + 1] * 4
     assert [s.stopped_by for s in done.segments] == ["round"] * 3 + ["finish"]
     assert done.owners == ("S" * length + "L") * 4
@@ -88,8 +91,8 @@ async def test_the_end_of_text_inside_a_draft_ends_the_answer(run, verifier):
     )
     assert done.ids == [1, 2, 3]
     assert done.seq.finish_reason is FinishReason.STOP
-    assert done.seq.meter.num_draft_tokens == 5
-    assert done.seq.meter.num_accepted_tokens == 3
+    assert done.seq.meter.speculation.draft_tokens == 5
+    assert done.seq.meter.speculation.accepted_tokens == 3
     assert [t.kind for t in done.seq.generated] == [TokenKind.ACCEPTED] * 3
 
 
@@ -99,7 +102,7 @@ async def test_max_tokens_is_exact_and_never_overdrafted(run, make_model, verifi
     small, large = make_model("small", 5), make_model("large", 5)
     done = await run("speculative", small, large, {"verifier": verifier, "draft_length": 9}, max_tokens=max_tokens)
     assert len(done.ids) == max_tokens
-    assert done.seq.meter.num_draft_tokens == max_tokens - 1
+    assert done.seq.meter.speculation.draft_tokens == max_tokens - 1
     assert small.forwards == max_tokens - 1
 
 
@@ -110,8 +113,8 @@ async def test_an_always_wrong_drafter_costs_only_time(run):
     for verifier in VERIFIERS:
         done = await run("speculative", small, large, {"verifier": verifier}, prompt=(0,), max_tokens=10)
         assert done.ids == [1] * 10
-        assert done.seq.meter.rounds == 10
-        assert done.seq.meter.num_accepted_tokens == 0
+        assert done.seq.meter.speculation.rounds == 10
+        assert done.seq.meter.speculation.accepted_tokens == 0
         kinds = [token.kind for token in done.seq.generated]
         assert kinds == [TokenKind.RECOVERED] * 9 + [TokenKind.BONUS]
 
@@ -140,14 +143,11 @@ async def test_log_probabilities_are_the_targets(run, models, verifier):
 
 
 async def test_the_chain_keeps_proposals_only_where_they_are_needed(make_model):
-    from decoding.drafters.base import get_drafter
-    from decoding.sequence import Sequence
-    from turnout.types import SamplingParams
-
     model, seq = make_model("m", 3), Sequence([1, 2], SamplingParams(top_k=3), 0)
-    coupled = await model.propose(seq, get_drafter("model_chain"), 3)
+    room, length = Room(3, 3), FixedLength()
+    coupled = await model.propose(seq, ModelChainDrafter(), room, length)
     assert (len(coupled), coupled.proposals, coupled.is_chain, coupled.source) == (3, (), True, "m")
-    sampled = await model.propose(seq, get_drafter("model_chain", draw=Draw.DRAFT), 3)
+    sampled = await model.propose(seq, ModelChainDrafter(candidates=Candidates.DRAWN), room, length)
     for node, token in enumerate(sampled.tokens):
         proposal = sampled.proposal(node)
         assert proposal is not None

@@ -11,10 +11,11 @@ from scipy import stats
 from decoding.logits import History
 from decoding.model import Row, Want
 from decoding.noise import Purpose, noise_key, uniform
+from decoding.parts import PartChoice
 from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verifier, get_verifier, want_of
+from decoding.verifiers.base import Verifier, want_of
 from decoding.verifiers.match import MatchVerifier
 from decoding.verifiers.rejection import RejectionVerifier, subtract
 from turnout.registry import names
@@ -280,8 +281,10 @@ def test_match_follows_the_tree_and_names_the_last_token():
 
 @pytest.mark.parametrize("name", names("decoding.verifiers"))
 def test_an_empty_draft_gives_one_bonus_token(name: str):
-    verdict = get_verifier(name).judge(
-        Sequence([0], SAMPLING, 0), DraftTree((), (), "s"), [Row(token=1, probs=torch.tensor([0.0, 1.0]))], "t"
+    verdict = (
+        PartChoice(name=name)
+        .make("decoding.verifiers", "verifier")
+        .judge(Sequence([0], SAMPLING, 0), DraftTree((), (), "s"), [Row(token=1, probs=torch.tensor([0.0, 1.0]))], "t")
     )
     assert verdict.path == ()
     assert [(t.id, t.kind, t.source) for t in verdict.tokens] == [(1, TokenKind.BONUS, "t")]

@@ -1,0 +1,42 @@
+"""What the target read in a round, with the tokens each reading stands after: what stores of its guesses learn."""
+
+from __future__ import annotations
+
+from decoding.model import Row
+from decoding.sequence import Sequence
+from decoding.tree import DraftTree
+from decoding.verifiers.base import Verdict
+
+
+def readings(seq: Sequence, draft: DraftTree, verdict: Verdict, width: int) -> list[tuple[tuple[int, ...], Row]]:
+    """The rows at the root and at every node, accepted or not, each with the last tokens before what it foretells.
+
+    What was emitted stands last, so that it has the last word where two rows stand after the same tokens. Extra
+    rows, which may see gaps, are left out.
+
+    Args:
+        seq: the sequence, with what the round emitted.
+        draft: what was verified.
+        verdict: the outcome.
+        width: tokens given with each row; fewer at the start of a sequence.
+    """
+    end = len(seq) - _num_emitted(seq, verdict)
+    root = tuple(seq.tokens[max(end - width, 0) : end])
+    contexts: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        above = root if parent < 0 else contexts[parent]
+        contexts.append((*above, token)[-width:])
+    accepted = set(verdict.path)
+    nodes = [node for node in range(len(draft)) if node not in accepted]
+    read = [(contexts[node], verdict.rows[node + 1]) for node in nodes]
+    read.append((root, verdict.rows[0]))
+    read += [(contexts[node], verdict.rows[node + 1]) for node in verdict.path]
+    return read
+
+
+def _num_emitted(seq: Sequence, verdict: Verdict) -> int:
+    """How many of a verdict's tokens were added: an end of the answer inside them cuts the rest."""
+    tokens = list(verdict.tokens)
+    return next(
+        count for count in range(len(tokens), -1, -1) if seq.generated[len(seq.generated) - count :] == tokens[:count]
+    )

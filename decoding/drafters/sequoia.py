@@ -1,0 +1,147 @@
+"""A tree of the shape with the most expected tokens for its cost, drawn without replacement."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from pydantic import Field
+
+from decoding.draft_trees import grow_planned
+from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.lengths.base import LengthPolicy
+from decoding.sequence import Sequence
+from decoding.tree import ROOT, DraftTree
+from decoding.tree_plans import PlanTable, TreePlan
+from turnout.registry import MethodParams
+
+if TYPE_CHECKING:
+    from decoding.model import Model, ModelPool
+    from decoding.verifiers.base import Verdict
+
+MOST_RANKS = 32
+# Times are compared at this context: what they depend on is mostly the number of tokens fed.
+NOMINAL_CONTEXT = 1024
+TIMED_NODES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+# A shape is computed again after so many nodes were judged.
+REPLAN_AFTER = 64
+PRIOR_WEIGHT = 16
+
+
+class SequoiaParams(MethodParams):
+    """Parameters of `sequoia`."""
+
+    ranks: Annotated[int, Field(ge=1, le=MOST_RANKS, description="most children of a node")] = 8
+    memory: Annotated[int, Field(ge=1, le=1_000_000, description="nodes the acceptance rates are averaged over")] = 1000
+
+
+class AcceptanceRates:
+    """How often the verifier takes the k-th sibling, the earlier ones refused: a moving average.
+
+    Args:
+        ranks: how many siblings are told apart.
+        memory: nodes averaged over.
+
+    Attributes:
+        judged: nodes whose children were judged so far.
+    """
+
+    def __init__(self, ranks: int, memory: int) -> None:
+        self._rates = [0.6 * 0.25**rank for rank in range(ranks)]
+        self._seen = [0] * ranks
+        self._memory = memory
+        self.judged = 0
+
+    def add(self, children: int, accepted: int | None) -> None:
+        """A node's children were judged.
+
+        Args:
+            children: how many it had; later ranks learn nothing.
+            accepted: rank of the one taken, None if all were refused.
+        """
+        self.judged += 1
+        for rank in range(min(children, len(self._rates))):
+            self._seen[rank] += 1
+            weight = 1.0 / min(self._seen[rank] + PRIOR_WEIGHT, self._memory)
+            self._rates[rank] += weight * ((rank == accepted) - self._rates[rank])
+
+    @property
+    def rates(self) -> list[float]:
+        """By rank; they add up to one at most, also where the later ranks were seen in fewer rounds."""
+        left, rates = 1.0, []
+        for rate in self._rates:
+            rates.append(min(rate, left))
+            left -= rates[-1]
+        return rates
+
+
+class SequoiaDrafter(Drafter):
+    """Optimal trees (seed 46, Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding).
+
+    The shape comes from a dynamic program over acceptance rates by rank among siblings, measured while serving for
+    each tenant and pair of models, greedy and sampled requests apart. Its size and depth are those with the least
+    time per expected token, or, as long as the models do not know their times, as large as there is room for. Where
+    fewer tokens are possible than a node was to have children, no others are drawn instead.
+    """
+
+    Params = SequoiaParams
+    seeds = (46,)
+    beside = "small"
+    kinds = frozenset({Candidates.DRAWN})
+    depth = 10
+    nodes = 64
+    params: SequoiaParams
+
+    def __init__(self, params: SequoiaParams | None = None, candidates: Candidates | None = None) -> None:
+        super().__init__(params, candidates)
+        self._target = ""
+        self._draft_s = 0.0
+        self._target_s: list[float] = []
+        self._plan = TreePlan(())
+        self._planned_for: tuple[Room, int] | None = None
+        self._draft: DraftTree | None = None
+
+    def check(self, models: ModelPool) -> None:
+        """Refuses nothing; takes down what forwards of the two models cost."""
+        self._target = models.large.name
+        self._draft_s = models.small.forward_seconds(1, NOMINAL_CONTEXT, 1)
+        self._target_s = [
+            models.large.forward_seconds(nodes + 1, (nodes + 1) * NOMINAL_CONTEXT, 1) for nodes in TIMED_NODES
+        ]
+
+    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+        """The tree of the present plan."""
+        rates = self._rates(model, seq)
+        wanted = (room, rates.judged // REPLAN_AFTER)
+        if wanted != self._planned_for:
+            self._planned_for = wanted
+            self._plan = self._best(rates.rates, room)
+        self._draft = await grow_planned(model, seq, self._plan)
+        return self._draft
+
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+        """Count the outcome at every node the verifier came to."""
+        if draft is not self._draft:
+            return
+        rates = self._rates(model, seq)
+        path = [*verdict.path, None]
+        for node, taken in zip([ROOT, *verdict.path], path, strict=True):
+            children = draft.children(node)
+            if children:
+                rates.add(len(children), None if taken is None else children.index(taken))
+
+    def _rates(self, model: Model, seq: Sequence) -> AcceptanceRates:
+        law = "greedy" if seq.sampling.greedy else "sampled"
+        ranks, memory = self.params.ranks, self.params.memory
+        kind = f"sequoia/{law}/{ranks}/{memory}/{self._target}"
+        return model.stores.open(kind, seq.tenant, lambda: AcceptanceRates(ranks, memory))
+
+    def _best(self, rates: list[float], room: Room) -> TreePlan:
+        table = PlanTable(rates, room.nodes, room.depth)
+        target_s = [0.0] * (room.nodes + 1)
+        if self._target_s and min(self._target_s) > 0.0:
+            target_s = np.interp(range(room.nodes + 1), TIMED_NODES, self._target_s).tolist()
+        return table.plan(*table.best_size(self._draft_s, target_s))
+
+
+PART = SequoiaDrafter

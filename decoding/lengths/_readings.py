@@ -1,0 +1,29 @@
+"""What length policies take from the rows of a draft."""
+
+from __future__ import annotations
+
+import math
+
+from decoding.model import Row
+
+
+def entropy_nats(row: Row) -> float:
+    """Entropy of the raw draft distribution, in nats.
+
+    Raises:
+        ValueError: the drafter did not read what the policy wants.
+    """
+    if row.entropy_bits is None:
+        raise ValueError("the draft model must read the entropy of every drafted token")
+    return row.entropy_bits * math.log(2.0)
+
+
+def top_probability(row: Row) -> float:
+    """Probability of the most probable token, under the raw draft distribution.
+
+    Raises:
+        ValueError: the drafter did not read what the policy wants.
+    """
+    if not row.top:
+        raise ValueError("the draft model must read the most probable token at every drafted token")
+    return math.exp(row.top[0][1])

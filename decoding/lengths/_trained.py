@@ -1,0 +1,54 @@
+"""Length policies that ask a trained head."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from decoding.artifacts import Artifact, ArtifactName
+from decoding.lengths.base import Depth, LengthParams, LengthPolicy, Round
+from decoding.model import ModelPool
+from turnout.errors import invalid
+
+WHERE = "method.params.length.artifact"
+
+
+class TrainedParams(LengthParams):
+    """What every trained policy is told."""
+
+    most: Depth = 20
+    artifact: ArtifactName
+
+
+class TrainedLength(LengthPolicy):
+    """Opens the artifact that bears its name as kind, for exactly the models it was trained with."""
+
+    params: TrainedParams
+    stepwise = True
+
+    @abstractmethod
+    def use(self, artifact: Artifact) -> None:
+        """Take the head from an artifact that fits the models."""
+
+    def check(self, models: ModelPool) -> None:
+        """Open the artifact.
+
+        Raises:
+            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, or it does not fit.
+        """
+        artifact = models.artifacts.open(self.params.artifact, self.name, models, WHERE)
+        self._draft_digest = artifact.models["small"]
+        self.use(artifact)
+
+    def before_round(self, round: Round) -> int:
+        """As deep as allowed.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: another model drafts than the one the head was trained on.
+        """
+        if round.draft.digest != self._draft_digest:
+            raise invalid(
+                WHERE,
+                f"was made for drafts by the small model with digest {self._draft_digest};"
+                f" {round.draft.name!r} drafts, with {round.draft.digest}",
+            )
+        return self.params.most

@@ -1,0 +1,61 @@
+"""A classifier decides after each drafted token whether to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Path
+from typing import Annotated
+
+from pydantic import Field
+
+from decoding.artifacts import Artifact, ArtifactName
+from decoding.length_heads import ContinueHead
+from decoding.lengths._trained import TrainedLength, TrainedParams
+from decoding.lengths.base import Round, Step
+from decoding.model import Want
+from decoding.tree import DraftTree
+from decoding.verifiers.base import Verdict
+
+
+class DiscoParams(TrainedParams):
+    """Parameters of `disco`."""
+
+    artifact: ArtifactName = "disco"
+    threshold: Annotated[
+        float | None,
+        Field(ge=0, le=1, description="least chance of acceptance to draft on; absent: the one tuned for time"),
+    ] = None
+
+
+class DiscoLength(TrainedLength):
+    """Dynamic speculation lookahead (seed 73, DISCO).
+
+    A two-layer network sees the largest probabilities of the token's distribution, its entropy and the token's place
+    in the draft, and says how likely the token, and all before it, will be accepted. Below the threshold drafting
+    ends; the token itself stays. Threshold and deepest draft were tuned for time when the head was trained.
+    """
+
+    Params = DiscoParams
+    params: DiscoParams
+    seeds = (73,)
+
+    def use(self, artifact: Artifact) -> None:
+        """See `TrainedLength.use`."""
+        self._head = ContinueHead.of(artifact)
+        given = self.params.threshold
+        self._threshold: float = artifact.settings["threshold"] if given is None else given
+        self._most: int = min(self.params.most, artifact.settings["most"])
+        self.want = Want(draw=None, entropy=True, top=self._head.top)
+
+    def before_round(self, round: Round) -> int:
+        """The tuned depth, or what the request allows where that is less."""
+        return min(super().before_round(round), self._most)
+
+    def goes_on(self, path: Path[Step]) -> bool:
+        """Whether the classifier expects the last token to be accepted."""
+        return self._head.probability(path[-1].row, len(path)) >= self._threshold
+
+    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """Trained beforehand: nothing to learn."""
+
+
+PART = DiscoLength

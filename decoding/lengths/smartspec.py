@@ -1,0 +1,126 @@
+"""The draft length with the most expected tokens per second, under what the models work on now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, FiniteFloat
+
+from decoding.lengths.base import LengthParams, LengthPolicy, Round
+from decoding.model import Model
+from decoding.tree import DraftTree
+from decoding.verifiers.base import Verdict
+from turnout.types import TokenKind
+
+
+class SmartSpecParams(LengthParams):
+    """Parameters of `smartspec`."""
+
+    acceptance: Annotated[FiniteFloat, Field(gt=0, le=1, description="acceptance rate before anything was seen")] = 0.7
+    update: Annotated[FiniteFloat, Field(gt=0, lt=1, description="weight of the newest round in the averages")] = 0.15
+    probe: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description="after so many undrafted rounds one token is drafted, to see again; 0: never",
+        ),
+    ] = 64
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Moving averages over the rounds of one drafter.
+
+    Attributes:
+        accepted: accepted tokens of a round.
+        judged: judged ones: the accepted, and one more where a candidate was rejected.
+        width: nodes of a draft for each of its levels.
+        idle: rounds since a draft was judged.
+    """
+
+    accepted: float
+    judged: float = 1.0
+    width: float = 1.0
+    idle: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Acceptance rate of a token that is judged."""
+        return self.accepted / self.judged
+
+    def observe(self, draft: DraftTree, verdict: Verdict, update: float) -> None:
+        """Take note of a round that had a draft."""
+        self.idle = 0
+        accepted = verdict.num_accepted_tokens
+        judged = accepted + (verdict.tokens[-1].kind is TokenKind.RECOVERED)
+        levels = max(draft.depths()) + 1
+        self.accepted += update * (accepted - self.accepted)
+        self.judged += update * (judged - self.judged)
+        self.width += update * (len(draft) / levels - self.width)
+
+
+class SmartSpecLength(LengthPolicy):
+    """Goodput decides, each round anew (seed 197, SmartSpec).
+
+    For k = 0 .. `most`, goodput is (1 - a^(k+1)) / (1 - a) expected tokens over k draft steps and one verification,
+    all sequences the models hold taken to draft alike. Step times are the models' own predictions for their live
+    batch and context, measured on this machine; a free drafter's steps take no time. k = 0 decodes plainly.
+
+    The acceptance rate a is the ratio of two moving averages, accepted and judged tokens: the average of the
+    rounds' own ratios would be too low for long drafts, because short failures weigh as much as long successes. It
+    is kept by tenant, drafter and pair of models beyond a request, and does not change while nothing is drafted.
+    For trees, k is the depth; what a level costs the target follows the trees seen.
+    """
+
+    Params = SmartSpecParams
+    params: SmartSpecParams
+    seeds = (197,)
+
+    def before_round(self, round: Round) -> int:
+        """The depth of the largest goodput, the smallest such; `most` where no time is known."""
+        kind = f"smartspec/{round.drafter}/{round.draft.name}/{self.params.acceptance}"
+        self._known = round.target.stores.open(kind, round.seq.tenant, lambda: Acceptance(self.params.acceptance))
+        depth = self._best(round, self._known)
+        probes = depth == 0 and 0 < self.params.probe <= self._known.idle
+        return 1 if probes else depth
+
+    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """Update what is known of the drafter; a round without a draft says nothing about acceptance."""
+        if len(draft):
+            self._known.observe(draft, verdict, self.params.update)
+        else:
+            self._known.idle += 1
+
+    def _best(self, round: Round, known: Acceptance) -> int:
+        best, best_goodput = 0, 0.0
+        tokens, chance = 0.0, 1.0
+        draft_s = 0.0 if round.free else step_seconds(round.draft, len(round.seq), 1.0)
+        for depth in range(self.params.most + 1):
+            tokens += chance
+            chance *= known.rate
+            seconds = depth * draft_s + step_seconds(round.target, len(round.seq), 1.0 + depth * known.width)
+            if seconds <= 0.0:
+                return self.params.most
+            if tokens / seconds > best_goodput:
+                best, best_goodput = depth, tokens / seconds
+        return best
+
+
+def step_seconds(model: Model, context: int, tokens: float) -> float:
+    """Predicted wall time of one forward over all sequences a model holds, each fed so many tokens, in seconds.
+
+    Args:
+        model: whose forward.
+        context: tokens of the asking sequence, which the model may not hold yet.
+        tokens: fed to each sequence.
+    """
+    busy = model.busy()
+    sequences = max(busy.sequences, 1)
+    cached = max(busy.cached_tokens, context)
+    fed = round(sequences * tokens)
+    return model.forward_seconds(fed, round(cached * tokens + fed * (tokens + 1.0) / 2.0), sequences)
+
+
+PART = SmartSpecLength

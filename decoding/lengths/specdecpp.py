@@ -1,0 +1,71 @@
+"""Draft until any rejection has become too likely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Path
+from typing import Annotated
+
+from pydantic import Field
+
+from decoding.artifacts import Artifact, ArtifactName
+from decoding.length_heads import AcceptanceHead
+from decoding.lengths._trained import TrainedLength, TrainedParams
+from decoding.lengths.base import Depth, Round, Step
+from decoding.model import Row, Want
+from decoding.tree import DraftTree
+from decoding.verifiers.base import Verdict
+
+LAST = -1
+
+
+class SpecDecPlusPlusParams(TrainedParams):
+    """Parameters of `specdecpp`."""
+
+    artifact: ArtifactName = "specdecpp"
+    threshold: Annotated[
+        float, Field(ge=0, le=1, description="the draft ends once any rejection in it is more likely than this")
+    ] = 0.3
+    least: Annotated[Depth, Field(description="shortest draft that may be ended, tokens")] = 2
+
+
+class SpecDecPlusPlusLength(TrainedLength):
+    """Acceptance prediction head (seed 105, SpecDec++).
+
+    The policy that minimises expected time ends a draft once 1 - prod p_acc(y_i) passes a threshold. The head reads
+    p_acc(y_i) from the draft's last hidden state at y_i, which exists once y_i has been fed: that is when y_(i+1) is
+    chosen, so the product lags one token behind and costs no forward of its own, and whatever was drawn stays.
+    """
+
+    Params = SpecDecPlusPlusParams
+    params: SpecDecPlusPlusParams
+    seeds = (105,)
+    want = Want(draw=None, hidden=frozenset({LAST}))
+
+    def use(self, artifact: Artifact) -> None:
+        """See `TrainedLength.use`."""
+        self._head = AcceptanceHead.of(artifact)
+
+    def before_round(self, round: Round) -> int:
+        """As deep as allowed."""
+        self._known: dict[int, tuple[Row, float]] = {}
+        return super().before_round(round)
+
+    def goes_on(self, path: Path[Step]) -> bool:
+        """Whether all tokens but the last are still likely to be accepted together."""
+        accepted = 1.0
+        for step in path[1:]:  # a step's row was read at the token before it; the first one's is the sequence's last
+            accepted *= self._acceptance(step.row)
+        return len(path) < self.params.least or 1.0 - accepted <= self.params.threshold
+
+    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """Trained beforehand: nothing to learn."""
+
+    def _acceptance(self, row: Row) -> float:
+        """The head's reading of a row, made once a round; rows are kept so that none takes another's identity."""
+        known = self._known.get(id(row))
+        if known is None:
+            known = self._known[id(row)] = (row, self._head.probability(row.hidden[LAST]))
+        return known[1]
+
+
+PART = SpecDecPlusPlusLength

@@ -1,0 +1,87 @@
+"""Draft lengths sampled from what is believed of the acceptance rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from decoding.lengths._readings import top_probability
+from decoding.lengths.base import LengthParams, LengthPolicy, Round, Step
+from decoding.model import Want
+from decoding.noise import Purpose, noise_key, round_seed, uniform
+from decoding.tree import DraftTree
+from decoding.verifiers.base import Verdict
+from turnout.types import TokenKind
+
+Prior = Annotated[FiniteFloat, Field(gt=0, le=1000)]
+
+
+class ThompsonParams(LengthParams):
+    """Parameters of `thompson`."""
+
+    control: Annotated[
+        Literal["beta", "calibrated"],
+        Field(description="beta: the posterior alone; calibrated: mixed with the draft's own confidence"),
+    ] = "beta"
+    accepted: Annotated[Prior, Field(description="the prior's count of accepted tokens")] = 1.0
+    rejected: Annotated[Prior, Field(description="the prior's count of rejected tokens")] = 1.0
+    half: Annotated[
+        FiniteFloat,
+        Field(gt=0, le=10_000, description="judged tokens after which posterior and confidence weigh the same"),
+    ] = 10.0
+
+
+class ThompsonLength(LengthPolicy):
+    """Beta-TS and Calibration-TS (seed 33, EESD): one Bernoulli draw of the acceptance rate before a further token.
+
+    The rate has a Beta posterior that counts this answer's accepted tokens, and a rejected one per round that had
+    one. A rate drawn anew from Beta(a, b) before every decision, then a Bernoulli of that rate, is by the law of
+    total probability one Bernoulli with the posterior's mean a / (a + b), so the rate itself is not drawn.
+    Calibration-TS mixes it with the draft's top-1 probability c at the token in question, w a / (a + b) + (1 - w) c
+    with w = n / (n + half) after n judged tokens; how w grows is a choice made here.
+
+    The decision is made before the further token is drawn, with noise of its own. It is keyed by round and depth:
+    branches of a tree that stand equally deep share it.
+    """
+
+    Params = ThompsonParams
+    params: ThompsonParams
+    seeds = (33,)
+    stepwise = True
+
+    def __init__(self, params: Any = None) -> None:
+        super().__init__(params)
+        self._accepted = self._rejected = 0
+        self._calibrated = self.params.control == "calibrated"
+        self.want = Want(draw=None, top=1 if self._calibrated else 0)
+
+    @property
+    def mean(self) -> float:
+        """The posterior's mean acceptance rate."""
+        accepted = self.params.accepted + self._accepted
+        return accepted / (accepted + self.params.rejected + self._rejected)
+
+    def before_round(self, round: Round) -> int:
+        """As deep as allowed."""
+        self._root = len(round.seq)
+        self._seed = round_seed(round.seq.seed, self._root)
+        return self.params.most
+
+    def goes_on(self, path: Path[Step]) -> bool:
+        """One draw."""
+        rate = self.mean
+        if self._calibrated:
+            judged = self._accepted + self._rejected
+            weight = judged / (judged + self.params.half)
+            rate = weight * rate + (1.0 - weight) * top_probability(path[-1].row)
+        return uniform(noise_key(self._seed, self._root + len(path), Purpose.LENGTH)) < rate
+
+    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """Count what was accepted, and whether a candidate was rejected."""
+        self._accepted += verdict.num_accepted_tokens
+        self._rejected += verdict.tokens[-1].kind is TokenKind.RECOVERED
+
+
+PART = ThompsonLength

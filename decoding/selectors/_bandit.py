@@ -1,0 +1,88 @@
+"""What bandits over arms share: whose state they keep, and what counts as a gain."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, Generic, Literal, Protocol, TypeVar
+
+from pydantic import Field
+
+from decoding.selectors.base import Gain, Selector
+from decoding.sequence import Sequence
+from decoding.stores import Stores
+from turnout.registry import MethodParams
+
+
+class BanditParams(MethodParams):
+    """Parameters of every bandit."""
+
+    reward: Annotated[
+        Literal["speed", "tokens"],
+        Field(description="speed: emitted tokens per second of a round; tokens: emitted tokens of a round"),
+    ] = "speed"
+    scope: Annotated[
+        Literal["request", "tenant"],
+        Field(description="request: every answer learns anew; tenant: what was learned outlives it"),
+    ] = "request"
+
+
+class Learned(Protocol):
+    """State of a bandit; `width` is the largest gain that can be, as far as is known."""
+
+    width: float
+
+
+S = TypeVar("S", bound=Learned)
+
+
+class Bandit(Generic[S], Selector):
+    """Asks one arm first each round and credits it with what the round brought.
+
+    Where the arm proposes nothing, another drafts: to pull arm i is to ask i first, so the gain, time included, is
+    still arm i's. The choice depends on past rounds only, so a lossless verifier stays lossless. Gains are counted
+    from the worst: for `tokens` emitted tokens less the one a round always brings, for `speed` tokens per second.
+    """
+
+    Params = BanditParams
+    params: BanditParams
+
+    @abstractmethod
+    def fresh(self, num_arms: int) -> S:
+        """State before anything was seen."""
+
+    @abstractmethod
+    def rank(self, seq: Sequence) -> list[int]:
+        """All arms, the one to pull first."""
+
+    @abstractmethod
+    def learn(self, arm: int, gain: float) -> None:
+        """A pull brought so much; the state's `width` is at least that."""
+
+    def begin(self, seq: Sequence, arms: list[str], stores: Stores) -> None:
+        """Fresh state, or the tenant's for these arms."""
+        self._pulled = 0
+        self._warm: set[int] = set()
+        if self.params.scope == "request":
+            self.state = self.fresh(len(arms))
+        else:
+            kind = f"{self.name}/{self.params.model_dump_json()}/{arms}"
+            self.state = stores.open(kind, seq.tenant, lambda: self.fresh(len(arms)))
+
+    def order(self, seq: Sequence, num_arms: int) -> list[int]:
+        """The arm to pull, then the others as they would be next."""
+        ranked = self.rank(seq)
+        self._pulled = ranked[0]
+        return ranked
+
+    def observe(self, arm: int, gain: Gain) -> None:
+        """Credit the arm that was asked first."""
+        if self.params.reward == "tokens":
+            value, most = gain.tokens - 1.0, gain.most - 1.0
+        else:
+            if self._pulled not in self._warm:
+                # An arm's first round of an answer also feeds the prompt, which says nothing about its speed.
+                self._warm.add(self._pulled)
+                return
+            value = most = gain.tokens / max(gain.seconds, 1e-9)
+        self.state.width = max(self.state.width, most)
+        self.learn(self._pulled, value)

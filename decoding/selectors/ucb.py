@@ -1,0 +1,87 @@
+"""The arm whose gain could still be the largest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat
+
+from decoding.selectors._bandit import Bandit, BanditParams
+from decoding.sequence import Sequence
+
+
+class UcbParams(BanditParams):
+    """Parameters of `ucb`."""
+
+    radius: Annotated[
+        Literal["ucb1", "self_normalised"],
+        Field(description="ucb1: sqrt(exploration ln n / n_i); self_normalised: the bound with `delta`"),
+    ] = "ucb1"
+    exploration: Annotated[FiniteFloat, Field(ge=0, le=100, description="c of the ucb1 radius")] = 6.0
+    delta: Annotated[
+        FiniteFloat, Field(gt=0, lt=1, description="chance that the self-normalised bound fails somewhere")
+    ] = 0.05
+
+
+@dataclass(slots=True)
+class UcbState:
+    """What is known of every arm.
+
+    Attributes:
+        pulls: [arms] how often each was pulled and its gain seen.
+        gains: [arms] sum of its gains.
+        width: largest gain a round can bring, as far as is known.
+    """
+
+    pulls: list[int]
+    gains: list[float]
+    width: float = 0.0
+
+
+class Ucb(Bandit[UcbState]):
+    """UCBSpec (seed 44, BanditSpec), for arms whose gains do not drift.
+
+    Every arm once, then the largest mean_i + r_i. With gains from 0 to L after n rounds, K arms and n_i pulls of arm
+    i, r_i is L sqrt(c ln n / n_i), or the self-normalised
+    (L / 2) sqrt((1 + n_i) / n_i^2 (1 + 2 ln(K n^2 sqrt(1 + n_i) / delta))).
+    """
+
+    Params = UcbParams
+    params: UcbParams
+    seeds = (44,)
+
+    def fresh(self, num_arms: int) -> UcbState:
+        """Nothing pulled."""
+        return UcbState([0] * num_arms, [0.0] * num_arms)
+
+    def rank(self, seq: Sequence) -> list[int]:
+        """Arms by their upper bounds; those never seen first, in the order of the request."""
+        state = self.state
+        bounds = [
+            gains / pulls + state.width * self.radius(pulls, sum(state.pulls), len(state.pulls)) if pulls else math.inf
+            for pulls, gains in zip(state.pulls, state.gains, strict=True)
+        ]
+        return sorted(range(len(bounds)), key=bounds.__getitem__, reverse=True)
+
+    def radius(self, pulls: int, rounds: int, num_arms: int) -> float:
+        """How far the mean of an arm's gains may be from the truth, for gains from 0 to 1.
+
+        Args:
+            pulls: of this arm.
+            rounds: pulls of all arms.
+            num_arms: how many there are.
+        """
+        if self.params.radius == "ucb1":
+            return math.sqrt(self.params.exploration * math.log(rounds) / pulls)
+        chance = math.log(num_arms * rounds**2 * math.sqrt(1 + pulls) / self.params.delta)
+        return 0.5 * math.sqrt((1 + pulls) / pulls**2 * (1 + 2 * chance))
+
+    def learn(self, arm: int, gain: float) -> None:
+        """Count a pull."""
+        self.state.pulls[arm] += 1
+        self.state.gains[arm] += gain
+
+
+PART = Ucb

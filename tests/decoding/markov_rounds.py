@@ -1,0 +1,101 @@
+"""Whole rounds of drafter and verifier on three-token Markov models, fast enough for statistics."""
+
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+from decoding.drafters.base import Drafter, Room
+from decoding.lengths.fixed import FixedLength
+from decoding.logits import History, process
+from decoding.model import Row, Want
+from decoding.sequence import Sequence
+from decoding.stores import Stores
+from decoding.tree import DraftTree
+from decoding.verifiers.base import Verifier
+from turnout.types import SamplingParams
+
+TARGET = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.3, 0.4, 0.3]])
+DRAFT = torch.tensor([[0.2, 0.5, 0.3], [0.4, 0.3, 0.3], [0.3, 0.1, 0.6]])
+# Far from the target, so that faults show in few runs.
+FAR = torch.tensor([[0.1, 0.15, 0.75], [0.75, 0.15, 0.1], [0.1, 0.75, 0.15]])
+LENGTH = FixedLength()
+POSITIONS = 3
+SMALL = Room(2, 6)
+
+
+class Readings:
+    """The part of `decoding.model.Model` that drafters of trees use, over tables read beforehand."""
+
+    name = "small"
+    vocab_size = 3
+
+    def __init__(self, probs: torch.Tensor) -> None:
+        self.stores = Stores()
+        best = probs.topk(3)
+        self.rows = [
+            Row(
+                probs=row,
+                logits=row.log(),
+                top=tuple(zip(ids.tolist(), values.log().tolist(), strict=True)),
+            )
+            for row, ids, values in zip(probs, best.indices, best.values, strict=True)
+        ]
+
+    async def extend(self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False):
+        ends = [seq.tokens[-1], *tokens]
+        return [self.rows[token] for token in (ends if every else ends[-1:])]
+
+    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want):
+        return [self.rows[token] for token in tree.tokens[start:]]
+
+
+def now(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waited")
+
+
+def processed(probs: torch.Tensor, **sampling: Any) -> torch.Tensor:
+    """Rows of a table as a request with these parameters reads them."""
+    seq = Sequence([0], SamplingParams(max_tokens=64, **sampling), 0)
+    return process(probs.log(), [History(seq)] * len(probs)).softmax(-1)
+
+
+def play(drafter: Drafter, verifier: Verifier, model: Readings, target: list[Row], seed: int, room: Room) -> list[int]:
+    """Rounds from token 0 until three tokens stand."""
+    seq = Sequence([0], SamplingParams(max_tokens=64), seed)
+    while len(seq) <= POSITIONS:
+        tree = now(drafter.propose(model, seq, room, LENGTH))  # type: ignore[arg-type]
+        rows = [target[seq.tokens[-1]], *(target[token] for token in tree.tokens)]
+        verdict = verifier.judge(seq, tree, rows, "large")
+        seq.extend(verdict.tokens, {"small": 0, "large": 0})
+        drafter.observe(model, seq, tree, verdict)  # type: ignore[arg-type]
+    return seq.tokens[1 : POSITIONS + 1]
+
+
+def p_value(
+    drafter: Drafter,
+    verifier: Verifier,
+    runs: int,
+    room: Room = SMALL,
+    draft: torch.Tensor = DRAFT,
+    **sampling: Any,
+) -> float:
+    """Of the chi-square test of all sequences of three tokens against the target's law; 0.0 for an impossible one."""
+    target, model = processed(TARGET, **sampling), Readings(processed(draft, **sampling))
+    rows = [Row(probs=row) for row in target]
+    outcomes = np.array([play(drafter, verifier, model, rows, seed, room) for seed in range(runs)])
+    counts = np.bincount(outcomes @ (3 ** np.arange(POSITIONS)[::-1]), minlength=3**POSITIONS)
+    table = target.double().numpy()
+    law = (table[0][:, None, None] * table[:, :, None] * table[None]).reshape(-1)
+    possible = law > 0
+    if counts[~possible].any():
+        return 0.0
+    expected = law[possible] / law.sum() * runs
+    return float(stats.chisquare(counts[possible], expected).pvalue)

@@ -1,0 +1,177 @@
+"""Goodput: the depth of the most expected tokens per second, under the load of the moment."""
+
+import pytest
+import torch
+
+from decoding.fakes import TableModel, markov
+from decoding.lengths.base import Round
+from decoding.lengths.smartspec import Acceptance, SmartSpecLength, SmartSpecParams
+from decoding.model import Busy
+from decoding.sequence import Sequence
+from decoding.tree import DraftTree
+from decoding.verifiers.base import Verdict
+from turnout.types import SamplingParams, Token, TokenKind
+
+
+class TimedModel(TableModel):
+    """A model under a load of our choosing, with forwards of known length."""
+
+    def __init__(self, name: str, fixed_s: float, per_token_s: float, per_attended_s: float = 0.0) -> None:
+        super().__init__(name, lambda _: torch.zeros(4), 4)
+        self.times = (fixed_s, per_token_s, per_attended_s)
+        self.load = Busy(1, 10)
+
+    def forward_seconds(self, fed: int, attended: int, sequences: int) -> float:
+        fixed, per_token, per_attended = self.times
+        return fixed + per_token * fed + per_attended * attended
+
+    def busy(self) -> Busy:
+        return self.load
+
+
+class Scene:
+    """The card's two models."""
+
+    def __init__(self) -> None:
+        self.draft = TimedModel("small", 1.0, 0.01)
+        self.target = TimedModel("large", 10.0, 0.1)
+
+    def depth(self, policy: SmartSpecLength, sequences: int, free=False, drafter="model_chain", tenant="t") -> int:
+        self.draft.load = self.target.load = Busy(sequences, sequences * 10)
+        seq = Sequence([0] * 10, SamplingParams(), 0, tenant=tenant)
+        return policy.before_round(Round(seq, self.draft, self.target, free, drafter))
+
+
+def smart(acceptance: float = 0.7, most: int = 16, **params) -> SmartSpecLength:
+    return SmartSpecLength(SmartSpecParams(acceptance=acceptance, most=most, **params))
+
+
+def judged(num_accepted: int, num_rejected: int = 0) -> tuple[DraftTree, Verdict]:
+    kind = TokenKind.RECOVERED if num_rejected else TokenKind.BONUS
+    tokens = [Token(0, "small", TokenKind.ACCEPTED)] * num_accepted + [Token(0, "large", kind)]
+    nodes = num_accepted + num_rejected
+    return DraftTree.chain([0] * nodes, "small"), Verdict(tuple(range(num_accepted)), tuple(tokens))
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "sequences", "depth"),
+    [(0.7, 1, 4), (0.7, 32, 2), (0.7, 128, 1), (0.7, 512, 0), (0.3, 1, 1), (0.3, 16, 1), (0.3, 32, 0), (0.3, 64, 0)],
+)
+def test_the_worked_examples(acceptance, sequences, depth):
+    assert Scene().depth(smart(acceptance), sequences) == depth
+
+
+def test_depth_falls_with_load_and_rises_with_acceptance():
+    rates = [0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0]
+    loads = [1, 4, 16, 64, 256, 1024]
+    depths = [[Scene().depth(smart(rate), load) for load in loads] for rate in rates]
+    assert all(row == sorted(row, reverse=True) for row in depths)
+    assert all(list(column) == sorted(column) for column in zip(*depths, strict=True))
+    assert depths[-1][0] == 16
+    assert depths[0][-1] == 0
+
+
+def test_a_free_drafter_pays_for_verification_only():
+    scene = Scene()
+    assert scene.depth(smart(), 1, free=True) > scene.depth(smart(), 1, free=False) > 0
+    # Nothing but the target's time per token stands against more: 1 + a + .. over 10 + 0.1 (k + 1).
+    goodput = [sum(0.7**i for i in range(k + 1)) / (10 + 0.1 * (k + 1)) for k in range(17)]
+    assert scene.depth(smart(), 1, free=True) == max(range(17), key=goodput.__getitem__)
+
+
+def test_long_contexts_make_verification_dearer():
+    short, long = Scene(), Scene()
+    for scene, attended in ((short, 1e-6), (long, 1e-2)):
+        scene.target.times = (10.0, 0.1, attended)
+    assert long.depth(smart(), 32) < short.depth(smart(), 32)
+
+
+def test_the_average_of_a_round():
+    scene, policy = Scene(), smart(update=0.15)
+    scene.depth(policy, 1)
+    policy.observe(*judged(1), 0.1)
+    rate = scene.target.stores.open("smartspec/model_chain/small/0.7", "t", lambda: None).rate
+    assert rate == pytest.approx(0.85 * 0.7 + 0.15 * 1.0)
+
+
+def test_the_acceptance_estimate_is_not_biased_by_draft_length():
+    """Tokens accepted with 0.7 each, drafts of five: the mean of the rounds' own ratios would tend to 0.5."""
+    known, chance = Acceptance(0.5), torch.Generator().manual_seed(0)
+    rates = []
+    for _ in range(6_000):
+        draws = (torch.rand(5, generator=chance) < 0.7).tolist()
+        accepted = draws.index(False) if False in draws else 5
+        tree = DraftTree.chain([0] * 5, "small")
+        known.observe(tree, judged(accepted, accepted < 5)[1], 0.02)
+        rates.append(known.rate)
+    assert sum(rates[1000:]) / len(rates[1000:]) == pytest.approx(0.7, abs=0.02)
+
+
+def test_a_trees_width_counts_at_the_target():
+    scene, policy = Scene(), smart(update=0.9)
+    narrow = scene.depth(policy, 32)
+    bush = DraftTree(tuple(range(8)), (-1,) * 8, "small")
+    verdict = Verdict((0,), (Token(0, "small", TokenKind.ACCEPTED), Token(0, "large", TokenKind.BONUS)))
+    for _ in range(3):
+        policy.observe(bush, verdict, 0.1)
+    # Everything is accepted now, but eight nodes a level are fed for it.
+    assert scene.depth(policy, 32) < narrow
+
+
+def test_what_was_learned_outlives_the_request_by_drafter_and_tenant():
+    scene, policy = Scene(), smart()
+    scene.depth(policy, 1)
+    for _ in range(40):
+        policy.observe(*judged(0, 1), 0.1)
+    assert scene.depth(smart(), 1) == 0
+    assert scene.depth(smart(), 1, drafter="lookahead") == 4
+    assert scene.depth(smart(), 1, tenant="other") == 4
+
+
+def test_no_drafting_is_left_again_when_the_load_falls_and_forgets_nothing():
+    scene, policy = Scene(), smart(probe=0)
+    assert scene.depth(policy, 512) == 0
+    for _ in range(500):
+        policy.observe(DraftTree.empty("large"), judged(0)[1], 0.1)
+        assert scene.depth(policy, 512) == 0
+    assert scene.depth(policy, 1) == 4
+
+
+def test_a_drafter_that_failed_is_tried_again():
+    scene, policy = Scene(), smart(probe=10)
+    scene.depth(policy, 1)
+    for _ in range(40):
+        policy.observe(*judged(0, 1), 0.1)
+    depths = []
+    for _ in range(200):
+        depth = scene.depth(policy, 1)
+        depths.append(depth)
+        policy.observe(*(judged(depth) if depth else (DraftTree.empty("large"), judged(0)[1])), 0.1)
+    assert depths[:11] == [0] * 10 + [1]
+    assert depths[-1] > 4
+
+
+def test_a_drafter_that_finds_nothing_is_not_held_to_one_token():
+    scene, policy = Scene(), smart(probe=10)
+    for _ in range(50):
+        assert scene.depth(policy, 1, free=True) > 4
+        policy.observe(DraftTree.empty("large"), judged(0)[1], 0.1)
+
+
+def test_where_no_time_is_known_drafts_are_as_deep_as_allowed():
+    model, seq = TableModel("m", lambda _: torch.zeros(4), 4), Sequence([0], SamplingParams(), 0)
+    assert smart(most=7).before_round(Round(seq, model, model, False, "model_chain")) == 7
+
+
+async def test_under_load_a_request_is_decoded_plainly(run):
+    draft, target = TimedModel("small", 1.0, 0.01), TimedModel("large", 10.0, 0.1)
+    chain = torch.full((4, 4), 0.1)
+    chain[:, 1] = 0.7
+    draft.next_logits = target.next_logits = markov(chain)
+    params = {"length": {"name": "smartspec", "probe": 0}}
+    plain = await run("plain", draft, target, prompt=(0,), max_tokens=30)
+    for sequences, drafted in ((512, False), (1, True)):
+        draft.load = target.load = Busy(sequences, sequences * 10)
+        done = await run("speculative", draft, target, params, prompt=(0,), max_tokens=30)
+        assert done.ids == plain.ids
+        assert (done.seq.meter.speculation.draft_tokens > 0) is drafted

@@ -1,0 +1,176 @@
+"""Length policies with trained heads: when they stop, and whom they refuse."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from decoding.artifacts import Artifact, Artifacts
+from decoding.fakes import TableModel, pair
+from decoding.length_heads import AcceptanceHead, ContinueHead, Head, features_of
+from decoding.lengths._trained import TrainedLength
+from decoding.lengths.base import Round, Step
+from decoding.lengths.disco import DiscoLength, DiscoParams
+from decoding.lengths.specdecpp import SpecDecPlusPlusLength, SpecDecPlusPlusParams
+from decoding.model import ModelPool, Row
+from decoding.sequence import Sequence
+from turnout.errors import Code, TurnoutError
+from turnout.types import SamplingParams
+
+WIDTH = 4
+
+
+def models(artifact: Artifact | None = None, folder: Path | None = None) -> ModelPool:
+    pool = pair(*(TableModel(name, lambda _: torch.zeros(4), 4) for name in ("small", "large")))
+    if artifact is not None:
+        artifact.save(folder / f"{artifact.kind}.safetensors")
+        pool.artifacts = Artifacts(folder)
+    return pool
+
+
+def stored(kind: str, head: Head, **settings) -> Artifact:
+    digests = {"small": "table small", "large": "table large"}
+    return Artifact(kind, "a test", {"head": head.settings, **settings}, digests, dict(head.state_dict()))
+
+
+def ready(policy: TrainedLength, artifact: Artifact, folder: Path) -> tuple[TrainedLength, int]:
+    """The policy before a round, and the depth it allows."""
+    pool = models(artifact, folder)
+    policy.check(pool)
+    seq = Sequence([0], SamplingParams(), 0)
+    return policy, policy.before_round(Round(seq, pool.small, pool.large, False, "model_chain"))
+
+
+def always(chance: float, depth: int = 3) -> AcceptanceHead:
+    """Says the same of every token."""
+    head = AcceptanceHead(WIDTH, depth)
+    with torch.no_grad():
+        head.last.weight.zero_()
+        head.last.bias.copy_(torch.tensor([0.0, math.log(chance / (1 - chance))]))
+    return head
+
+
+def states(count: int) -> list[Step]:
+    return [Step(0, Row(hidden={-1: torch.full((WIDTH,), float(i))})) for i in range(count)]
+
+
+def drafted(policy: TrainedLength, most: int, steps: list[Step]) -> int:
+    """How many of these tokens are drafted; each time with the path as it is then."""
+    return next((n for n in range(1, most + 1) if not policy.goes_on(steps[:n])), most)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "length"),
+    # .9^4 = .656 is the first below 1 - .3, known at the fifth token; at least 2, at most 20.
+    [(0.3, 5), (0.195, 4), (0.05, 2), (0.0, 2), (1.0, 20)],
+)
+def test_specdecpp_stops_on_the_product_one_token_behind(tmp_path, threshold, length):
+    policy = SpecDecPlusPlusLength(SpecDecPlusPlusParams(threshold=threshold))
+    policy, most = ready(policy, stored("specdecpp", always(0.9)), tmp_path)
+    assert most == 20
+    assert drafted(policy, most, states(20)) == length
+
+
+def test_specdecpp_never_asks_about_the_first_reading_or_the_newest_token(tmp_path):
+    """The first row was read at a token that is no draft; the last token has no reading of its own yet."""
+    head = AcceptanceHead(WIDTH, 0)
+    with torch.no_grad():
+        head.last.weight.zero_()
+        head.last.weight[1, 0] = -50.0  # a state with a positive first entry is a sure rejection
+        head.last.bias.copy_(torch.tensor([0.0, 20.0]))
+    policy, most = ready(SpecDecPlusPlusLength(), stored("specdecpp", head), tmp_path)
+
+    def with_bad(place: int) -> list[Step]:
+        return [Step(0, Row(hidden={-1: torch.full((WIDTH,), float(i == place))})) for i in range(20)]
+
+    assert drafted(policy, most, with_bad(0)) == 20
+    assert drafted(policy, most, with_bad(1)) == 2
+    assert drafted(policy, most, with_bad(6)) == 7
+
+
+def test_specdecpp_runs_its_head_once_a_token(tmp_path, monkeypatch):
+    calls = []
+    plain = AcceptanceHead.probability
+    monkeypatch.setattr(AcceptanceHead, "probability", lambda self, h: calls.append(1) or plain(self, h))
+    policy, most = ready(SpecDecPlusPlusLength(), stored("specdecpp", always(0.999)), tmp_path)
+    assert drafted(policy, most, states(20)) == 20
+    assert len(calls) == 19
+
+
+def test_blocks_are_residual_and_shared_only_where_asked():
+    hidden = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(0))
+    head = AcceptanceHead(WIDTH, 2)
+    expected = hidden
+    for block in head.blocks:
+        expected = expected + torch.nn.functional.silu(expected @ block.weight.T + block.bias)
+    assert torch.allclose(head(hidden), head.last(expected), atol=1e-6)
+    assert [len(AcceptanceHead(WIDTH, 3, shared).blocks) for shared in (False, True)] == [3, 1]
+    shared = AcceptanceHead(WIDTH, 3, shared=True)
+    again = AcceptanceHead.of(stored("specdecpp", shared))
+    assert torch.equal(again(hidden), shared(hidden))
+
+
+def sharp_enough(bits: float) -> ContinueHead:
+    """Goes on where the entropy is below so many bits, or the token is one of the first two; a rule by hand."""
+    head = ContinueHead(2, 1)
+    with torch.no_grad():
+        head.first.weight.copy_(torch.tensor([[0.0, 0.0, 1.0, 0.0]]))
+        head.first.bias.zero_()
+        head.last.weight.fill_(-100.0)
+        head.last.bias.fill_(100.0 * bits)
+    return head
+
+
+def readings(*entropies: float) -> list[Step]:
+    return [Step(0, Row(entropy_bits=bits, top=((0, -0.1), (1, -2.5)))) for bits in entropies]
+
+
+def test_disco_stops_below_its_threshold_and_keeps_the_token(tmp_path):
+    artifact = stored("disco", sharp_enough(1.0), threshold=0.5, most=6)
+    policy, most = ready(DiscoLength(), artifact, tmp_path)
+    assert (most, policy.want.entropy, policy.want.top) == (6, True, 2)
+    assert drafted(policy, most, readings(0.2, 0.9, 1.1, 0.1, 0.1, 0.1)) == 3
+    assert drafted(policy, most, readings(*[0.1] * 6)) == 6
+    _, most = ready(DiscoLength(DiscoParams(most=4)), artifact, tmp_path)
+    assert most == 4
+    # A given threshold stands before the tuned one.
+    strict, most = ready(DiscoLength(DiscoParams(threshold=1.0)), artifact, tmp_path)
+    assert drafted(strict, most, readings(0.9, 0.9, 0.9)) == 1
+
+
+def test_disco_sees_probabilities_entropy_and_place():
+    row = Row(entropy_bits=1.5, top=((7, math.log(0.5)), (3, math.log(0.25))))
+    assert features_of(row, 4, 3) == pytest.approx([0.5, 0.25, 0.0, 1.5, 4.0])
+    with pytest.raises(ValueError, match="must read"):
+        features_of(Row(), 1, 3)
+
+
+@pytest.mark.parametrize("policy", [DiscoLength, SpecDecPlusPlusLength])
+def test_a_head_made_for_other_models_is_refused_before_the_first_token(tmp_path, policy):
+    head = sharp_enough(1.0) if policy is DiscoLength else always(0.9)
+    pool = models(stored(policy.name, head, threshold=0.5, most=6), tmp_path)
+    pool.small.digest = "another"
+    with pytest.raises(TurnoutError, match="another") as caught:
+        policy().check(pool)
+    assert caught.value.field == "method.params.length.artifact"
+    with pytest.raises(TurnoutError) as caught:
+        policy().check(models())
+    assert caught.value.code is Code.NOT_FOUND
+
+
+def test_a_draft_by_another_model_is_refused(tmp_path):
+    pool = models(stored("disco", sharp_enough(1.0), threshold=0.5, most=6), tmp_path)
+    policy = DiscoLength()
+    policy.check(pool)
+    with pytest.raises(TurnoutError, match="'large' drafts"):
+        policy.before_round(Round(Sequence([0], SamplingParams(), 0), pool.large, pool.large, False, "self"))
+
+
+async def test_without_its_artifact_a_request_is_refused_or_decoded_plainly(run, make_model):
+    small, large = make_model("small", 1), make_model("large", 2)
+    with pytest.raises(TurnoutError, match=r"method\.params\.length\.artifact"):
+        await run("speculative", small, large, {"length": "disco"})
+    plain = await run("plain", small, large)
+    fallen = await run("speculative", small, large, {"length": "disco", "fallback": "plain"})
+    assert fallen.ids == plain.ids

@@ -1,0 +1,97 @@
+"""A trimmed vocabulary: which ids stay, what is drafted from them, and that the target's law does not notice."""
+
+import pytest
+import torch
+
+from decoding.drafters.base import Candidates, Room
+from decoding.drafters.model_chain import ModelChainDrafter
+from decoding.drafters.vocab_trim import REFRESH_AFTER, TokenCounts, VocabTrimDrafter, VocabTrimParams
+from decoding.fakes import TableModel, markov
+from decoding.lengths.fixed import FixedLength, FixedParams
+from decoding.sequence import Sequence
+from decoding.verifiers.rejection import RejectionVerifier
+from tests.decoding.markov_rounds import p_value
+from turnout.types import SamplingParams
+
+ROOM, LENGTH = Room(5, 5), FixedLength(FixedParams(most=5))
+
+
+@pytest.mark.parametrize("kind", [Candidates.FIXED, Candidates.DRAWN])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0}, {"top_k": 3, "frequency_penalty": 0.5}], ids=str)
+async def test_the_whole_vocabulary_gives_the_drafts_of_a_chain(make_model, kind, sampling):
+    model = make_model("small", 3)
+    for seed in range(20):
+        seq = Sequence([seed % 12, 2], SamplingParams(**sampling), seed)
+        chain = await ModelChainDrafter(candidates=kind).propose(model, seq, ROOM, LENGTH)
+        trimmed = await VocabTrimDrafter(candidates=kind).propose(model, seq, ROOM, LENGTH)
+        assert trimmed.tokens == chain.tokens
+        for mine, theirs in zip(trimmed.proposals, chain.proposals, strict=True):
+            assert mine.equal(theirs)
+
+
+async def test_only_kept_tokens_and_ends_are_drafted_from_their_own_distribution(make_model):
+    model = make_model("small", 3)
+    drafted = set()
+    for seed in range(60):
+        drafter = VocabTrimDrafter(VocabTrimParams(keep=4), Candidates.DRAWN)
+        seq = Sequence([1, 2], SamplingParams(), seed, (9,))
+        tree = await drafter.propose(model, seq, ROOM, LENGTH)
+        drafted |= set(tree.tokens)
+        context = list(seq.tokens)
+        for token, proposal in zip(tree.tokens, tree.proposals, strict=True):
+            whole = model.next_logits(context).softmax(-1)
+            kept = torch.zeros(12)
+            kept[[0, 1, 2, 3, 9]] = whole[[0, 1, 2, 3, 9]]
+            assert torch.allclose(proposal, kept / kept.sum(), atol=1e-6)
+            context.append(token)
+    assert 9 in drafted
+    assert drafted <= {0, 1, 2, 3, 9}
+
+
+def test_the_most_frequent_ids_are_kept():
+    counts = TokenCounts(6, 2)
+    assert (~counts.dropped).nonzero().flatten().tolist() == [0, 1]
+    counts.add([5] * REFRESH_AFTER + [3] * 3)
+    assert (~counts.dropped).nonzero().flatten().tolist() == [3, 5]
+    counts.add([4] * (REFRESH_AFTER - 1))
+    assert (~counts.dropped).nonzero().flatten().tolist() == [3, 5]
+    counts.add([4])
+    assert (~counts.dropped).nonzero().flatten().tolist() == [4, 5]
+
+
+async def test_the_targets_tokens_are_counted_by_tenant_and_domain(run, make_model):
+    small, large = make_model("small", 1), make_model("large", 2)
+    params = {"drafter": {"name": "vocab_trim", "keep": 3, "domain": "code"}}
+    done = await run("speculative", small, large, params)
+    counted = small.stores.open("vocab_trim/12/3/code", "default", lambda: TokenCounts(12, 3))
+    expected = torch.bincount(torch.tensor(done.ids), minlength=12)
+    # What a last round emitted past the end of the answer was the target's too.
+    assert (counted._counts >= expected).all()
+    assert counted._counts.sum() - expected.sum() <= 16
+    assert not small.stores.open("vocab_trim/12/3/chat", "default", lambda: TokenCounts(12, 3))._counts.any()
+
+
+async def test_prompts_are_counted_once_where_asked(make_model):
+    model, seq = make_model("small", 3), Sequence([5, 5, 7], SamplingParams(), 0)
+    drafter = VocabTrimDrafter(VocabTrimParams(keep=3, count_prompts=True))
+    for _ in range(2):
+        await drafter.propose(model, seq, ROOM, LENGTH)
+    counts = model.stores.open("vocab_trim/12/3/default", "default", lambda: TokenCounts(12, 3))._counts
+    assert (counts[5], counts[7], counts.sum()) == (2, 1, 3)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6, "top_p": 0.9}], ids=["raw", "top_p"])
+def test_dropped_tokens_appear_as_often_as_the_target_says(sampling):
+    drafter = VocabTrimDrafter(VocabTrimParams(keep=2), Candidates.DRAWN)
+    assert p_value(drafter, RejectionVerifier(), 1_000, Room(2, 2), **sampling) > 1e-3
+
+
+async def test_acceptance_grows_with_what_is_kept(run):
+    table = torch.full((8, 8), 1 / 8)
+    small, large = TableModel("small", markov(table), 8), TableModel("large", markov(table), 8)
+    accepted = []
+    for keep in (1, 4, 8):
+        params = {"drafter": {"name": "vocab_trim", "keep": keep}, "verifier": "rejection", "draft_length": 4}
+        done = [await run("speculative", small, large, params, seed=seed, max_tokens=40) for seed in range(10)]
+        accepted.append(sum(each.seq.meter.speculation.accepted_tokens for each in done))
+    assert accepted[0] < accepted[1] < accepted[2]
