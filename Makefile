@@ -22,7 +22,7 @@ TRAIN_ARGS ?=
 SOAK_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help venv lint format test venv-peers bench bench-load bench-long-context bench-ead soak demo serve train-demo proto clean
+.PHONY: help venv lint format test test-exactness venv-peers bench bench-load bench-long-context bench-ead soak demo serve train-demo train-heads proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ format: venv ## let ruff rewrite what it can
 
 test: venv ## the default test suite (no GPU, no Redis server, no network)
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-exactness: venv ## the output laws of speculation over 200,000 runs each, and every combination of its parts
+	$(BIN)/pytest -m exactness --timeout 3600 $(PYTEST_ARGS)
 
 venv-peers: $(PEERS_STAMP) ## make or update .venv-peers: engines that `make bench` measures beside ours
 
@@ -84,6 +87,12 @@ train-demo: venv ## train the demo model pair anew (hours on 2 cores; TRAIN_ARGS
 	$(BIN)/python -m training.export_demo
 	$(BIN)/python -m training.evaluate_demo
 	$(BIN)/python -m training.model_card
+
+train-heads: venv ## train the draft heads of the demo's large model anew (10 minutes on 2 cores)
+	for kind in medusa redrafter; do \
+		$(BIN)/turnout train $$kind --out .runs/heads/$$kind.safetensors; \
+		install -D -m 644 -t turnout/demo/artifacts .runs/heads/$$kind.safetensors .runs/heads/$$kind.report.json; \
+	done
 
 proto: venv ## regenerate the gRPC code from turnout/proto/generation.proto
 	$(BIN)/python -m turnout.proto.generate

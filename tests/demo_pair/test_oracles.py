@@ -106,7 +106,7 @@ async def test_speculation_keeps_greedy_output(
     replies = await ask_all(pool, prompts, "speculative", {"verifier": verifier, "draft_length": 5})
     assert len(replies) >= 100
     assert_same_answers(pool, plain, replies)
-    assert sum(reply.usage.num_accepted_tokens for reply in replies) > 0
+    assert sum(reply.usage.speculation.accepted_tokens for reply in replies) > 0
 
 
 async def test_a_draft_by_the_same_weights_is_always_accepted(
@@ -116,8 +116,8 @@ async def test_a_draft_by_the_same_weights_is_always_accepted(
         twin_pool, prompts[:20], "speculative", {"draft_length": 4}, temperature=1.0, max_tokens=50, ignore_eos=True
     )
     for reply in replies:
-        assert reply.usage.num_accepted_tokens == reply.usage.num_draft_tokens
-        assert reply.usage.rounds == 10
+        assert reply.usage.speculation.accepted_tokens == reply.usage.speculation.draft_tokens
+        assert reply.usage.speculation.rounds == 10
         kinds = [token.kind for token in reply.tokens]
         assert kinds == ([TokenKind.ACCEPTED] * 4 + [TokenKind.BONUS]) * 10
 

@@ -1,0 +1,87 @@
+"""`turnout train`, on a model small enough to be trained for in a test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from decoding.artifacts import Artifact
+from decoding.drafters.medusa import MedusaDrafter
+from tests.decoding.head_models import StateModel, pool_of
+from training.random_models import byte_tokenizer, llama_config, random_model
+from turnout.errors import TurnoutError
+
+COMMON = ("--count", "16", "--max-tokens", "6", "--steps", "4", "--batch-size", "8", "--json")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    for name, seed in (("tiny", 0), ("other", 1)):
+        random_model(llama_config(), seed).save_pretrained(tmp_path / name)
+        byte_tokenizer().save_pretrained(tmp_path / name)
+    (tmp_path / "questions.txt").write_text("".join(f"question {i}\n" for i in range(16)), encoding="utf-8")
+    members = {
+        name: {"path": str(tmp_path / name), "dtype": "float32", "kv_memory_bytes": 8 << 20}
+        for name in ("tiny", "other")
+    }
+    values = {
+        "models": members,
+        "pools": {"p": {"small": "other", "large": "tiny", "artifacts": str(tmp_path / "heads")}},
+        "engine": {"threads": 1},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    return tmp_path / "config.yaml"
+
+
+@pytest.mark.parametrize("kind", ["medusa", "redrafter"])
+def test_a_head_is_trained_saved_and_measured(run: Any, config: Path, kind: str) -> None:
+    folder = config.parent
+    out = folder / "heads" / "mine.safetensors"
+    prompts = ("--config", str(config), "--prompts", str(folder / "questions.txt"))
+    depth = {"medusa": "--heads", "redrafter": "--ahead"}[kind]
+    arguments = ("train", kind, "--out", str(out), *prompts, *COMMON, depth, "2")
+    result = run(*arguments)
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    assert report == json.loads(out.with_suffix(".report.json").read_text(encoding="utf-8"))
+    assert len(report["rank_accuracies"]) == 2
+    assert 1.0 <= report["tokens_per_round"] <= 6.0
+    artifact = Artifact.load(out)
+    assert (artifact.kind, list(artifact.models)) == (kind, ["large"])
+    assert artifact.settings["accuracies"] == report["rank_accuracies"]
+
+    again = run(*arguments)  # everything is there already: nothing is trained, and the outcome is the same
+    assert json.loads(again.out) == report
+    changed = run(*arguments, "--seed", "1")
+    assert changed.code == 1
+    assert "other settings" in changed.err
+
+
+def test_a_head_trained_for_another_model_is_refused(run: Any, config: Path) -> None:
+    out = config.parent / "heads" / "medusa.safetensors"
+    prompts = ("--config", str(config), "--prompts", str(config.parent / "questions.txt"))
+    trained = run("train", "medusa", "--out", str(out), *prompts, *COMMON, "--model", str(config.parent / "other"))
+    assert trained.code == 0, trained.err
+    with pytest.raises(TurnoutError, match="was made for the large model with digest"):
+        MedusaDrafter().check(pool_of(StateModel("large", [1, 0]), out.parent))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--out", "x.bin"), "out: must end in .safetensors, got 'x.bin'"),
+        (("--out", "x.safetensors", "--model", "nobody"), "model: 'nobody' is not known; available: "),
+        (("--out", "x.safetensors", "--prompts", "few.txt"), "prompts: has 2 lines; at least 8 are needed"),
+    ],
+)
+def test_refusals_are_one_line(run: Any, tmp_path: Path, monkeypatch: Any, arguments: Any, said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.txt").write_text("one\ntwo\n", encoding="utf-8")
+    result = run("train", "medusa", *arguments)
+    assert (result.code, result.out) == (1, "")
+    assert said in result.err
+    assert result.err.count("\n") == 1

@@ -1,0 +1,40 @@
+"""The shipped draft heads fit the shipped large model, and draft well for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from decoding.artifacts import Artifacts
+from engine.pool import LocalPool
+from tests.demo_pair.conftest import assert_same_answers
+from turnout.config import TurnoutConfig, artifacts_path
+
+HEADS = {"medusa": 2.5, "redrafter": 2.5}
+MOST_BYTES = 4 << 20
+
+
+@pytest.fixture
+def headed(pool: LocalPool) -> LocalPool:
+    pool.pool.artifacts = Artifacts(artifacts_path(TurnoutConfig.demo().pools["demo"]))
+    return pool
+
+
+@pytest.mark.parametrize(("drafter", "tokens_a_round"), HEADS.items())
+async def test_shipped_heads_draft_most_of_an_answer(
+    headed: LocalPool, ask_all: Any, prompts: list[str], drafter: str, tokens_a_round: float
+) -> None:
+    plain = await ask_all(headed, prompts[:24])
+    replies = await ask_all(headed, prompts[:24], "speculative", {"drafter": drafter})
+    assert_same_answers(headed, plain, replies)
+    rounds = sum(reply.usage.speculation.rounds for reply in replies)
+    assert sum(len(reply.ids) for reply in replies) / rounds > tokens_a_round
+
+
+def test_every_shipped_head_is_small() -> None:
+    folder = artifacts_path(TurnoutConfig.demo().pools["demo"])
+    assert folder is not None
+    sizes = {path.stem: path.stat().st_size for path in folder.glob("*.safetensors")}
+    assert set(HEADS) <= set(sizes)
+    assert max(sizes.values()) < MOST_BYTES

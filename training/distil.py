@@ -1,0 +1,125 @@
+"""What a model answers to prompts, with what it knew at every token: the data that draft heads learn from."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from decoding.model import Model, Want
+from training.length_data import Source
+
+FORMAT = "answers/1"
+SHARD = 64  # prompts answered together, and kept in one file
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers, one after the other.
+
+    Attributes:
+        lengths: int64 [answers], tokens of each.
+        tokens: int64 [n], all of them.
+        states: float16 [n, hidden], after the last norm, out of which each token was chosen.
+        top_ids: int64 [n, k], the most probable tokens there, best first; k may be 0.
+        top_logprobs: float32 [n, k], their raw log-probabilities in nats.
+    """
+
+    lengths: torch.Tensor
+    tokens: torch.Tensor
+    states: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+    @classmethod
+    def joined(cls, parts: list[Answers]) -> Answers:
+        """All of several."""
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+    def save(self, path: Path) -> None:
+        """Replace a safetensors file in one rename."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(path.name + ".partial")
+        save_file(vars(self), beside)
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Answers:
+        """Read what `save` wrote."""
+        return cls(**load_file(path))
+
+
+async def distil(
+    model: Model,
+    source: Source,
+    top: int = 0,
+    folder: Path | None = None,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Answers:
+    """Let a model answer prompts.
+
+    Args:
+        model: stays as it is.
+        source: prompts, and how they are answered; the same source gives the same answers.
+        top: how many of the most probable tokens are kept at each place.
+        folder: where shards are kept: an interrupted run goes on after the last, and what has been answered once, by
+            this model and in this way, is not answered again. None: nowhere.
+        advance: told how many prompts of how many are answered.
+    """
+    count = len(source.prompts)
+    shards = []
+    for start in range(0, count, SHARD):
+        indices = range(start, min(start + SHARD, count))
+        path = folder / f"{_key(model, source, indices, top)}.safetensors" if folder is not None else None
+        if path is not None and path.exists():
+            shard = Answers.load(path)
+        else:
+            shard = Answers.joined(await asyncio.gather(*(_answer(model, source, index, top) for index in indices)))
+            if path is not None:
+                shard.save(path)
+        shards.append(shard)
+        advance(indices.stop, count)
+    return Answers.joined(shards)
+
+
+async def _answer(model: Model, source: Source, index: int, top: int) -> Answers:
+    """One answer, and then, in one forward, what the model reads along it."""
+    seq, again = source.sequence(index), source.sequence(index)
+    try:
+        segment = await model.decode(seq)
+        tokens = [token.id for token in segment.tokens]
+        want = Want(draw=None, hidden=frozenset({-1}), top=top)
+        rows = await model.extend(again, tuple(tokens[:-1]), want, every=True)
+    finally:
+        model.release(seq)
+        model.release(again)
+    best = [row.top[:top] for row in rows]
+    k = min(map(len, best))
+    return Answers(
+        lengths=torch.tensor([len(tokens)]),
+        tokens=torch.tensor(tokens),
+        states=torch.stack([row.hidden[-1].to("cpu", torch.float16) for row in rows]),
+        top_ids=torch.tensor([[token for token, _ in each[:k]] for each in best], dtype=torch.int64),
+        top_logprobs=torch.tensor([[logprob for _, logprob in each[:k]] for each in best], dtype=torch.float32),
+    )
+
+
+def _key(model: Model, source: Source, indices: range, top: int) -> str:
+    """Names a shard by all that its content follows from."""
+    about = {
+        "format": FORMAT,
+        "model": model.digest,
+        "prompts": [source.prompts[index] for index in indices],
+        "first": indices.start,
+        "sampling": source.sampling.model_dump(mode="json"),
+        "ends": sorted(source.eos_ids),
+        "seed": source.seed,
+        "top": top,
+    }
+    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=12).hexdigest()

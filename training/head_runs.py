@@ -1,0 +1,227 @@
+"""A training run of a draft head, from prompts to an artifact and a report of what it brings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from decoding.artifacts import Artifact, Artifacts
+from decoding.model import ModelPool, Request
+from decoding.parts import PartChoice
+from engine.device import Device
+from engine.loading import load_checkpoint
+from engine.model import EngineModel
+from engine.pool import DTYPES
+from engine.text import TextTokenizer
+from training.data import arithmetic, lists
+from training.distil import Answers, distil
+from training.heads import Frozen, Recipe, Schedule, Windows, fit, rank_accuracies
+from training.length_data import Source
+from training.length_predictors import claim
+from turnout.calls import ChatMessage
+from turnout.config import EngineConfig, ModelConfig, model_path
+from turnout.cost import SpeculationMeter
+from turnout.errors import invalid
+from turnout.registry import get_method
+from turnout.types import SamplingParams
+
+Advance = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
+
+ROLE = "large"  # draft heads stand beside the model that verifies
+LIST_SHARE = 0.25
+SOFT_TOP = 10  # probabilities kept at each token where they are what is learned
+
+
+@dataclass(frozen=True)
+class Target:
+    """The model a head is trained for.
+
+    Attributes:
+        model: answers, and stays as it is.
+        tokenizer: its own.
+        folder: its checkpoint.
+    """
+
+    model: EngineModel
+    tokenizer: TextTokenizer
+    folder: Path
+
+    @classmethod
+    def load(cls, settings: ModelConfig, engine: EngineConfig) -> Target:
+        """Load a configured model.
+
+        Raises:
+            TurnoutError: an unsupported architecture.
+        """
+        if engine.threads is not None:
+            torch.set_num_threads(engine.threads)
+        folder, device = model_path(settings), Device(settings.device)
+        checkpoint = load_checkpoint(folder, DTYPES[settings.dtype], device.torch_device, engine.kernels)
+        return cls(EngineModel(ROLE, checkpoint, settings, engine, device), TextTokenizer(folder), folder)
+
+    async def close(self) -> None:
+        """Give back what it holds."""
+        await self.model.close()
+        self.model.batcher.device.close()
+
+    def source(self, texts: list[str], sampling: SamplingParams, seed: int) -> Source:
+        """Chats that begin with these questions."""
+        prompts = [self.tokenizer.encode_chat([ChatMessage("user", text)]) for text in texts]
+        return Source(prompts, sampling, frozenset(self.tokenizer.eos_ids), seed)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What the model is asked: to train on, and apart from it to measure on."""
+
+    training: list[str]
+    heldout: list[str]
+
+    @classmethod
+    def of_file(cls, path: Path, count: int) -> Questions:
+        """Lines of a text file; every eighth is held out.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: it has fewer than eight.
+        """
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()][:count]
+        if len(lines) < 8:
+            raise invalid("prompts", f"has {len(lines)} lines; at least 8 are needed")
+        kept = [line for index, line in enumerate(lines) if index % 8 != 7]
+        return cls(kept, lines[7::8])
+
+    @classmethod
+    def of_demo(cls, count: int, heldout: int = 120) -> Questions:
+        """Problems of the kind the demo models were trained on; the held-out ones are from their held-out split."""
+        rng = random.Random(f"draft-heads-{count}")
+        training = []
+        for _ in range(count):
+            data = lists if rng.random() < LIST_SHARE else arithmetic
+            training.append(data.draw_training(rng, rng.choice(data.DIFFICULTIES)).prompt)
+        each = max(1, heldout // 2 // len(arithmetic.DIFFICULTIES))
+        problems = [one for grade in arithmetic.DIFFICULTIES for one in arithmetic.heldout(grade, each, seed=21)]
+        each = max(1, heldout // 2 // len(lists.DIFFICULTIES))
+        problems += [one for grade in lists.DIFFICULTIES for one in lists.heldout(grade, each, seed=21)]
+        return cls(training, [problem.prompt for problem in problems])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run's outcome follows from, beside the model.
+
+    Attributes:
+        recipe: the head.
+        schedule: of the training.
+        questions: asked of the model.
+        sampling: how the model answers them.
+    """
+
+    recipe: Recipe
+    schedule: Schedule
+    questions: Questions
+    sampling: SamplingParams
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The plan in plain values, the questions as a digest."""
+        return {
+            "recipe": asdict(self.recipe),
+            "schedule": asdict(self.schedule),
+            "questions": hashlib.blake2b(json.dumps(asdict(self.questions)).encode(), digest_size=16).hexdigest(),
+            "sampling": self.sampling.model_dump(mode="json"),
+        }
+
+
+async def train_head(target: Target, plan: Plan, out: Path, advance: Advance = lambda *_: None) -> dict[str, Any]:
+    """Let the model answer, fit the head, write the artifact, and decode held-out prompts with it.
+
+    Args:
+        target: the model.
+        plan: what to do.
+        out: the artifact; beside it, NAME.run/ holds what an interrupted run goes on from.
+        advance: told of progress.
+
+    Returns:
+        What was measured on held-out prompts, in plain values.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: NAME.run/ belongs to a run with another plan.
+    """
+    folder = out.with_suffix(".run")
+    claim(folder, {"kind": plan.recipe.kind, "model": target.model.digest, **plan.settings})
+    seed = plan.schedule.seed
+    source = target.source(plan.questions.training, plan.sampling, seed)
+    heldout = target.source(plan.questions.heldout, plan.sampling, seed + 1)
+    answers = await _answers(target, plan, source, folder, "answering", advance)
+    unseen = await _answers(target, plan, heldout, folder, "answering held-out prompts", advance)
+    plain = AutoModelForCausalLM.from_pretrained(target.folder, dtype=torch.float32, local_files_only=True)
+    torch.manual_seed(seed)
+    task = plan.recipe.task(Frozen.of(plain), answers.states.shape[1])
+    steps = plan.schedule.steps
+
+    def on_step(step: int, loss: float) -> None:
+        advance(f"training, loss {loss:.3f}", step, steps)
+
+    windows = Windows(answers, len(task.weights))
+    losses = fit(task, windows, plan.schedule, folder / "checkpoint.pt", on_step=on_step)
+    accuracies = rank_accuracies(task, Windows(unseen, len(task.weights)))
+    artifact = Artifact(
+        kind=plan.recipe.kind,
+        trainer="training.head_runs",
+        settings={"head": task.head.settings, "accuracies": accuracies, **plan.settings},
+        models={ROLE: target.model.digest},
+        tensors={name: each.half() for name, each in task.head.state_dict().items()},
+    )
+    artifact.save(out)
+    drafts = await measure_rounds(target, heldout, plan.recipe.kind, out)
+    return {
+        "windows": len(windows),
+        "losses": losses,
+        "rank_accuracies": accuracies,
+        "tokens_per_round": drafts.tokens_per_round,
+        "acceptance_by_depth": drafts.acceptance,
+        "nodes_per_round": drafts.draft_tokens / drafts.rounds,
+    }
+
+
+async def _answers(target: Target, plan: Plan, source: Source, folder: Path, what: str, advance: Advance) -> Answers:
+    def told(done: int, total: int) -> None:
+        advance(what, done, total)
+
+    return await distil(target.model, source, SOFT_TOP if plan.schedule.soft else 0, folder / "answers", told)
+
+
+async def measure_rounds(target: Target, source: Source, kind: str, artifact: Path, **params: Any) -> SpeculationMeter:
+    """Answer prompts by speculation with a head's drafts, and count.
+
+    Args:
+        target: drafts and verifies.
+        source: the prompts; sampled and verified by match.
+        kind: name of the drafter.
+        artifact: its head.
+        params: further parameters of the drafter.
+    """
+    models = ModelPool({ROLE: target.model}, {"small": ROLE, ROLE: ROLE}, target.tokenizer, Artifacts(artifact.parent))
+    method = get_method("speculative")
+    drafter = PartChoice.of(kind, artifact=artifact.stem, **params)
+    parsed = method.parse({"drafter": drafter.model_dump()})
+    total = SpeculationMeter()
+    for index in range(len(source.prompts)):
+        seq = source.sequence(index)
+        try:
+            async with aclosing(method.run(Request(f"{kind} {index}", seq), models, parsed)) as segments:  # type: ignore[type-var]
+                async for _ in segments:
+                    pass
+        finally:
+            target.model.release(seq)
+        total.merge(seq.meter.speculation)
+    return total
