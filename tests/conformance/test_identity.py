@@ -1,0 +1,150 @@
+"""Every drafter with every length policy and verifier that fit: the text of plain decoding, on the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from decoding.fakes import ListText
+from decoding.model import ModelPool, Request
+from decoding.sequence import Sequence
+from engine.device import Device
+from engine.loading import prepare
+from engine.model import EngineModel
+from tests.conformance.parts import ALL_DRAFTERS, ALL_LENGTHS, ALL_SELECTORS, LOSSLESS, fitting
+from training.random_models import llama_config, random_model
+from turnout.config import EngineConfig, ModelConfig
+from turnout.registry import get_method
+from turnout.types import SamplingParams
+
+# The models' locks belong to one event loop.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+VOCAB = 40
+PROMPTS = 100
+GREEDY = {"temperature": 0.0}
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.3}
+FITTING = fitting()
+# What the default suite runs: every drafter with every verifier, every policy and every selector with something.
+FEW = [(d, length, v) for d, length, v in FITTING if length == "fixed" or (d, v) == ("model_chain", "match")]
+
+
+@pytest.fixture(scope="module")
+def pool() -> ModelPool:
+    """A small and a large model that often agree: the same weights, a little shaken, and a layer more."""
+    device, engine = Device("cpu"), EngineConfig(block_size=8, max_batch=128)
+    models: dict[str, Any] = {}
+    for name, layers, seed in (("small", 3, 1), ("large", 4, 1)):
+        config = llama_config(
+            VOCAB, hidden_size=32, num_hidden_layers=layers, pad_token_id=0, eos_token_id=1, max_position_embeddings=128
+        )
+        checkpoint = prepare(random_model(deepcopy(config), seed, spread=0.3), "auto")
+        models[name] = EngineModel(name, checkpoint, ModelConfig(path="-", kv_memory_bytes=16 << 20), engine, device)
+    texts = ListText([str(token) for token in range(VOCAB)])
+    return ModelPool(models, {"small": "small", "large": "large"}, texts)
+
+
+def prompts() -> list[list[int]]:
+    """Half of them repeat themselves, so that there is something to copy."""
+    draw = random.Random(5)
+    made = []
+    for index in range(PROMPTS):
+        phrase = [draw.randrange(2, VOCAB) for _ in range(4 + index % 7)]
+        made.append(phrase * 3 if index % 2 else phrase)
+    return made
+
+
+async def answer(
+    pool: ModelPool, index: int, prompt: list[int], params: dict[str, Any], sampling: dict[str, Any]
+) -> Sequence:
+    info = get_method("speculative" if "drafter" in params else "plain")
+    seq = Sequence(prompt, SamplingParams(max_tokens=14, **sampling), seed=index, eos_ids=(1,))
+    async for _ in info.run(Request(f"r{index}", seq), pool, info.parse(params)):
+        pass
+    for model in pool.models.values():
+        model.release(seq)
+    return seq
+
+
+async def answers(pool: ModelPool, choices: list[dict[str, Any]], sampling: dict[str, Any]) -> list[Sequence]:
+    """One request for every prompt, all at once; choices in turn."""
+    for model in pool.models.values():
+        model.stores.forget("default")
+    made = await asyncio.gather(
+        *(answer(pool, i, prompt, choices[i % len(choices)], sampling) for i, prompt in enumerate(prompts()))
+    )
+    for model in pool.models.values():
+        assert isinstance(model, EngineModel)
+        assert model.pool.num_held == 0
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, list[list[int]]]:
+    """Filled on first use: tokens of plain decoding, by sampling."""
+    return {}
+
+
+async def check(pool: ModelPool, plain: dict[str, list[list[int]]], choices: list[dict[str, Any]], greedy: bool) -> int:
+    """Compare with plain decoding; returns how many draft tokens were accepted."""
+    sampling = GREEDY if greedy else SAMPLED
+    if str(greedy) not in plain:
+        plain[str(greedy)] = [seq.tokens for seq in await answers(pool, [{}], sampling)]
+    drafted = await answers(pool, choices, sampling)
+    wrong = [i for i, (seq, tokens) in enumerate(zip(drafted, plain[str(greedy)], strict=True)) if seq.tokens != tokens]
+    assert wrong == []
+    return sum(seq.meter.speculation.accepted_tokens for seq in drafted)
+
+
+def choice(drafter: str, length: str, verifier: str) -> dict[str, Any]:
+    return {"drafter": drafter, "length": length, "verifier": verifier}
+
+
+@pytest.mark.parametrize(("drafter", "length", "verifier"), FEW, ids=str)
+async def test_greedy_text(pool: ModelPool, plain: Any, drafter: str, length: str, verifier: str) -> None:
+    assert await check(pool, plain, [choice(drafter, length, verifier)], greedy=True) > 0
+
+
+@pytest.mark.parametrize(("drafter", "length"), [(d, length) for d, length, v in FEW if v == "match"], ids=str)
+async def test_seeded_text(pool: ModelPool, plain: Any, drafter: str, length: str) -> None:
+    assert await check(pool, plain, [choice(drafter, length, "match")], greedy=False) > 0
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+async def test_all_drafters_in_one_batch(pool: ModelPool, plain: Any, greedy: bool) -> None:
+    assert await check(pool, plain, [choice(name, "fixed", "match") for name in ALL_DRAFTERS], greedy) > 0
+
+
+@pytest.mark.parametrize("selector", list(ALL_SELECTORS))
+async def test_selectors_among_drafters(pool: ModelPool, plain: Any, selector: str) -> None:
+    arms = [
+        {"drafter": "copyspec"},
+        {"drafter": "model_chain", "length": {"name": "fixed", "most": 2}},
+        "token_recycling",
+    ]
+    for greedy in (True, False):
+        assert await check(pool, plain, [{"drafter": arms, "select": selector}], greedy) > 0
+
+
+@pytest.mark.exactness
+@pytest.mark.parametrize(("drafter", "length", "verifier"), FITTING, ids=str)
+async def test_greedy_text_of_every_combination(
+    pool: ModelPool, plain: Any, drafter: str, length: str, verifier: str
+) -> None:
+    assert await check(pool, plain, [choice(drafter, length, verifier)], greedy=True) > 0
+
+
+@pytest.mark.exactness
+@pytest.mark.parametrize(("drafter", "length"), [(d, length) for d, length, v in FITTING if v == "match"], ids=str)
+async def test_seeded_text_of_every_combination(pool: ModelPool, plain: Any, drafter: str, length: str) -> None:
+    assert await check(pool, plain, [choice(drafter, length, "match")], greedy=False) > 0
+
+
+async def test_nothing_is_left_out() -> None:
+    assert {drafter for drafter, _, _ in FEW} == set(ALL_DRAFTERS)
+    assert {length for _, length, _ in FEW} == set(ALL_LENGTHS)
+    assert {verifier for _, _, verifier in FEW} == set(LOSSLESS)
