@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cli import config, generate, methods, models, profile, serve, status
+from cli import config, generate, methods, models, parts, profile, serve, status, train
 from cli.output import print_error
 from turnout import __version__
 from turnout.errors import TurnoutError
@@ -28,10 +28,12 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
 app.command("methods")(methods.methods)
+app.command("parts")(parts.parts)
 app.command("models")(models.models)
 app.command("status")(status.status)
 app.command("profile")(profile.profile)
 app.add_typer(config.app, name="config")
+app.add_typer(train.app, name="train")
 
 
 def _print_version(wanted: bool) -> None:

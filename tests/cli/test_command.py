@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-COMMANDS = ["serve", "generate", "methods", "models", "status", "profile", "config"]
+COMMANDS = ["serve", "generate", "methods", "parts", "models", "status", "profile", "config", "train"]
 
 
 def test_help_names_every_command(run: Any) -> None:
@@ -18,7 +18,7 @@ def test_help_names_every_command(run: Any) -> None:
     assert [line.split()[0] for line in result.out.partition("Commands:\n")[2].splitlines()] == COMMANDS
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "config check", "config schema"])
+@pytest.mark.parametrize("command", [*COMMANDS, "config check", "config schema", "train medusa", "train redrafter"])
 def test_every_command_explains_itself(run: Any, command: str) -> None:
     result = run(*command.split(), "--help")
     assert result.code == 0

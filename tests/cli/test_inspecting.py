@@ -201,3 +201,16 @@ def test_a_missing_http_endpoint_is_one_line(run: Any) -> None:
 def test_a_missing_server_is_one_line(run: Any, command: str) -> None:
     result = run(command, "--address", "127.0.0.1:1")
     assert result == (1, "", "turnout: address: no server answers at 127.0.0.1:1\n")
+
+
+def test_parts_lists_what_speculation_is_made_of(run: Any) -> None:
+    table = run("parts")
+    assert table.code == 0
+    for name in ("copyspec", "svip", "rejection", "ucb"):
+        assert name in table.out
+    listed = json.loads(run("parts", "verifiers", "--json").out)
+    assert {part["name"]: part["fits"] for part in listed}["typical"] == "fixed, not lossless"
+    one = run("parts", "drafters", "token_recycling")
+    assert "#63" in one.out
+    assert "parameter" in one.out
+    assert run("parts", "drafters", "no_such").code == 1

@@ -9,7 +9,7 @@ import pytest
 
 from cli.main import app
 from scripts.write_config_docs import PAGE, render
-from turnout.registry import all_methods
+from turnout.registry import all_methods, load, names
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,6 +19,9 @@ SOURCES = [
     for path in (ROOT.glob(pattern) if pattern == "*" else ROOT.rglob(pattern))
     if path.is_file() and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 ]
+
+
+PARTS = ("decoding.drafters", "decoding.lengths", "decoding.verifiers", "decoding.selectors")
 
 
 def read(path: Path) -> str:
@@ -37,7 +40,13 @@ def test_every_method_stands_in_the_readme_as_it_is() -> None:
 def test_every_paper_of_a_method_is_named() -> None:
     listed = re.findall(r"^\| #(\d+) \| .+ \| (.*) \|$", read(ROOT / "docs" / "papers.md"), re.MULTILINE)
     named = {(int(number), name) for number, cell in listed for name in re.findall(r"`(\w+)`", cell)}
-    assert named == {(seed, info.name) for info in all_methods() for seed in info.seeds}
+    parts = [load(package, name, "part").PART for package in PARTS for name in names(package)]
+    assert named == {(seed, each.name) for each in (*all_methods(), *parts) for seed in each.seeds}
+
+
+def test_every_part_stands_in_its_table() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \|$", read(ROOT / "docs" / "speculation.md"), re.MULTILINE)
+    assert rows == [name for package in PARTS for name in names(package)]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -59,15 +68,18 @@ def test_commands_exist(path: Path) -> None:
     assert set(re.findall(r"(?:`|bin/)turnout ([a-z]+)", text)) <= commands
 
 
-def test_the_example_method_and_its_test_work(tmp_path: Path) -> None:
-    """Puts both files where the page says they go, in a copy of nothing but the methods' search path."""
+def test_the_examples_and_their_tests_work(tmp_path: Path) -> None:
+    """Puts the files where the page says they go, in a copy of nothing but the search paths of their packages."""
     blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", read(ROOT / "docs" / "adding_a_method.md"), re.DOTALL)
-    assert [Path(place).name for place, _ in blocks] == ["every_nth.py", "test_every_nth.py"]
-    for place, source in blocks:
-        (tmp_path / Path(place).name).write_text(source, encoding="utf-8")
-    (tmp_path / "conftest.py").write_text(
-        f"import decoding.methods\ndecoding.methods.__path__.append({str(tmp_path)!r})\n", encoding="utf-8"
-    )
+    assert [Path(place).name for place, _ in blocks] == [
+        "every_nth.py", "test_every_nth.py", "last_seen.py", "test_last_seen.py"
+    ]  # fmt: skip
+    packages = [".".join(Path(place).parent.parts) for place, _ in blocks]
+    for (place, source), package in zip(blocks, packages, strict=True):
+        (tmp_path / package).mkdir(exist_ok=True)
+        (tmp_path / package / Path(place).name).write_text(source, encoding="utf-8")
+    paths = [f"import {p}; {p}.__path__.append({str(tmp_path / p)!r})" for p in packages if p.startswith("decoding.")]
+    (tmp_path / "conftest.py").write_text("\n".join(paths), encoding="utf-8")
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), str(tmp_path)],
         cwd=ROOT,
@@ -76,7 +88,7 @@ def test_the_example_method_and_its_test_work(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout
-    assert "4 passed" in result.stdout
+    assert "5 passed" in result.stdout
 
 
 def test_nothing_in_the_tree_belongs_to_one_machine() -> None:
