@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from decoding.model import Model
 
 PROBS = Want(draw=None, probs=True)
+# Below every log-probability of a token that is possible, its noise included.
+IMPOSSIBLE = -1e6
+
+Beyond = Literal["nothing", "likely", "uniform"]
 
 
 class GrowingTree:
@@ -152,7 +156,7 @@ async def grow_top_tree(
 
 
 def draw_without_replacement(
-    probs: list[torch.Tensor], most: int, seed: int, position: int, lanes: list[int]
+    probs: list[torch.Tensor], most: int, seed: int, position: int, lanes: list[int], exhaust: bool = False
 ) -> list[list[tuple[int, float]]]:
     """Tokens drawn at several nodes of one level, by Gumbel-top-k: the order of the keys is the draw order.
 
@@ -162,12 +166,17 @@ def draw_without_replacement(
         seed: of the round (`decoding.noise.round_seed`).
         position: the drawn tokens' place in the sequence.
         lanes: what tells the nodes of the level apart.
+        exhaust: whether to go on where no more tokens are possible, then with any of the others, all equally likely.
 
     Returns:
         For each node, the tokens in draw order with their probabilities; fewer than `most` where no more are possible.
     """
     stacked = torch.stack(probs)
-    keys = stacked.log().add_(tree_noise(seed, position, lanes, stacked))
+    logs = stacked.log()
+    if exhaust:
+        # In double precision, that so low a number leaves the noise as it is.
+        logs = logs.double().clamp_(min=IMPOSSIBLE).masked_fill_(~(stacked > 0).any(-1, keepdim=True), -math.inf)
+    keys = logs.add_(tree_noise(seed, position, lanes, stacked))
     best = keys.topk(min(most, keys.shape[1]), dim=-1)
     chances = stacked.gather(1, best.indices)
     drawn = zip(best.values.tolist(), best.indices.tolist(), chances.tolist(), strict=True)
@@ -192,44 +201,55 @@ def tree_noise(seed: int, position: int, lanes: list[int], like: torch.Tensor) -
 def sibling_proposals(probs: torch.Tensor, tokens: list[int]) -> list[torch.Tensor]:
     """What each of some siblings was drawn from: `probs` without the earlier ones, renormalised.
 
+    Where nothing is left of `probs`, that is the same chance for every token that is not an earlier sibling.
+
     Args:
         probs: float32 [vocab], what the first was drawn from.
-        tokens: in draw order, all of them possible under `probs`.
+        tokens: in draw order.
     """
     proposals = [probs]
-    for token in tokens[:-1]:
+    for place, token in enumerate(tokens[:-1]):
         left = proposals[-1].clone()
         left[token] = 0.0
-        proposals.append(left.div_(left.sum()))
+        mass = float(left.sum())
+        if mass == 0.0:
+            left.fill_(1.0)[tokens[: place + 1]] = 0.0
+            mass = float(left.sum())
+        proposals.append(left.div_(mass))
     return proposals[: len(tokens)]
 
 
-async def grow_planned(model: Model, seq: Sequence, plan: TreePlan) -> DraftTree:
+async def grow_planned(model: Model, seq: Sequence, plan: TreePlan, beyond: Beyond = "nothing") -> DraftTree:
     """A tree of one shape, its siblings drawn without replacement; one forward a level.
 
     Args:
         model: what its distributions are.
         seq: what the tree continues.
-        plan: the shape; where fewer tokens are possible than a node has children, the rest of them stay away.
+        plan: the shape.
+        beyond: what else a node has for children where fewer tokens are possible than it was to have: nothing; the
+            likeliest others under the raw distribution, as chosen candidates; others drawn uniformly.
     """
     growing = GrowingTree(model, seq)
     seed = round_seed(seq.seed, len(seq))
     children = plan.children()
-    level, rows = [(ROOT, ROOT)], [await growing.read_root(PROBS)]
+    want = PROBS | Want(draw=None, top=max(map(len, children.values())) if beyond == "likely" else 0)
+    level, rows = [(ROOT, ROOT)], [await growing.read_root(want)]
     for depth in range(plan.depth):
         most = max(len(children[place]) for place, _ in level)
         probs = [probs_of(row) for row in rows]
         lanes = [node + 1 for _, node in level]
         below = []
-        drawn = draw_without_replacement(probs, most, seed, len(seq) + depth, lanes)
-        for (place, parent), q, draws in zip(level, probs, drawn, strict=True):
+        drawn = draw_without_replacement(probs, most, seed, len(seq) + depth, lanes, beyond == "uniform")
+        for (place, parent), row, q, draws in zip(level, rows, probs, drawn, strict=True):
             tokens = [token for token, _ in draws[: len(children[place])]]
-            proposals = sibling_proposals(q, tokens)
-            for child, token, proposal in zip(children[place], tokens, proposals, strict=False):
+            left = [token for token, logprob in row.top if token not in tokens and logprob > -math.inf]
+            others = left if tokens else []
+            candidates = [*zip(tokens, sibling_proposals(q, tokens), strict=True), *((token, None) for token in others)]
+            for child, (token, proposal) in zip(children[place], candidates, strict=False):
                 node = growing.add(token, parent, proposal)
                 if children[child]:
                     below.append((child, node))
         if not below:
             break
-        level, rows = below, await growing.read([node for _, node in below], PROBS)
+        level, rows = below, await growing.read([node for _, node in below], want)
     return growing.drawn()

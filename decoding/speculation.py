@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 
-from decoding.drafters.base import Drafter, Room
+from decoding.drafters.base import NOTHING, Drafter, Room
 from decoding.lengths.base import LengthPolicy, Round
-from decoding.model import Model, ModelPool, Request, Want
+from decoding.model import Model, ModelPool, Request, Until, Want
 from decoding.selectors.base import Gain, Selector
 from decoding.sequence import Sequence
+from decoding.stretch import stretch_lengths
+from decoding.switching.base import BackgroundReader
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict, Verifier
 from turnout.types import Segment
 
+# Tokens a draft model may lack before it reads along: few forwards, and a short catch-up at the next draft.
+WARM_AFTER = 32
+
 
 @dataclass(slots=True)
 class Arm:
-    """A drafter with the policy that says how deep it drafts, and its most nodes (None: as many as it is deep)."""
+    """A drafter, the policy that says how deep it drafts, and its most nodes (None: its own, or as many as deep)."""
 
     drafter: Drafter
     length: LengthPolicy
@@ -33,18 +38,34 @@ class Arm:
 
 @dataclass(slots=True)
 class Draft:
-    """What a round verifies: the tree, the arm that drafted it (asked first, where none did), and how long it took."""
+    """What a round verifies.
+
+    Attributes:
+        tree: the draft; may be empty.
+        asked: who was asked, in this order; the last one drafted it, where it is not empty.
+        depth: how deep it could have been.
+        seconds: how long it took.
+        plain: whether nothing was wanted, rather than nothing found.
+    """
 
     tree: DraftTree
-    arm: int
+    asked: list[int]
     depth: int
     seconds: float
+    plain: bool = False
+
+    @property
+    def arm(self) -> int:
+        """Who drafted it; who was asked first, where nobody did."""
+        return self.asked[-1 if self.tree.fed_tokens else 0]
 
 
 class Speculation:
     """Drafts and verifies until a sequence ends; the target's law is kept where the verifier keeps it.
 
-    Every drafter learns from every round, whoever drafted it, so that none is stale when its turn comes.
+    Every drafter learns from every round, whoever drafted it, so that none is stale when its turn comes; a draft model
+    that has drafted before and is not asked for a while reads along in spare batch room. Where no draft is wanted and
+    nobody learns from what the target reads, the target decodes some tokens at once, as it would alone.
 
     Args:
         request: what to answer.
@@ -64,53 +85,107 @@ class Speculation:
         self._arms = arms
         self._selector = selector
         self._verifier = verifier
+        self._stretches = stretch_lengths()
+        self._reader = BackgroundReader()
+        self._read_to: int | None = None  # where the draft model was last asked to read; None: it never drafted
         selector.begin(self._seq, [arm.name for arm in arms], self._target.stores)
 
-    async def run(self) -> AsyncIterator[Segment]:
+    async def run(self) -> AsyncGenerator[Segment, None]:
         """Segments, one per round."""
         seq = self._seq
-        while not seq.finished:
-            draft = await self._draft(seq)
-            started = time.perf_counter()
-            want = Want(draw=None)
-            for arm in self._arms:
-                want = want | arm.drafter.want
-            verdict = await self._target.verify(seq, draft.tree, self._verifier, want)
-            emitted = seq.extend(verdict.tokens, self._sizes)
-            verify_s = time.perf_counter() - started
+        try:
+            while not seq.finished:
+                draft = await self._draft(seq)
+                want = NOTHING
+                for arm in self._arms:
+                    want = want | arm.drafter.want
+                if draft.plain and want == NOTHING and self._verifier.lossless:
+                    yield await self._decode(seq, draft)
+                else:
+                    yield await self._verify(seq, draft, want)
+                self._keep_warm(seq)
+        finally:
+            await self._reader.stop()
+
+    async def _verify(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
+        """One forward over the draft; tokens of it, and one of the target's own."""
+        started = time.perf_counter()
+        verdict = self._reported(await self._target.verify(seq, draft.tree, self._verifier, want))
+        emitted = seq.extend(verdict.tokens, self._sizes)
+        verify_s = time.perf_counter() - started
+        seq.meter.speculation.add_round(
+            depths=draft.tree.depths(),
+            num_accepted=min(verdict.num_accepted_tokens, len(emitted)),
+            num_emitted=len(emitted),
+            draft_s=draft.seconds,
+            verify_s=verify_s,
+        )
+        self._learn(seq, draft, verdict, draft.seconds + verify_s)
+        gain = Gain(len(verdict.tokens), draft.depth + 1, draft.seconds + verify_s)
+        self._selector.observe(draft.arm, gain)
+        return Segment(emitted, "finish" if seq.finished else "round")
+
+    async def _decode(self, seq: Sequence, draft: Draft) -> Segment:
+        """A stretch without drafts: as many rounds as tokens."""
+        started = time.perf_counter()
+        segment = await self._target.decode(seq, Until(max_tokens=next(self._stretches)))
+        rounds = len(segment.tokens)
+        draft_s, verify_s = draft.seconds / rounds, (time.perf_counter() - started) / rounds
+        for _ in range(rounds):
             seq.meter.speculation.add_round(
-                depths=draft.tree.depths(),
-                num_accepted=min(verdict.num_accepted_tokens, len(emitted)),
-                num_emitted=len(emitted),
-                draft_s=draft.seconds,
-                verify_s=verify_s,
+                depths=[], num_accepted=0, num_emitted=1, draft_s=draft_s, verify_s=verify_s
             )
-            self._learn(seq, draft, verdict, draft.seconds + verify_s)
-            yield Segment(emitted, "finish" if seq.finished else "round")
+        self._learn(seq, draft, Verdict((), segment.tokens), rounds * (draft_s + verify_s))
+        self._selector.observe(draft.arm, Gain(1, 1, draft_s + verify_s))
+        return Segment(segment.tokens, "finish" if seq.finished else "round")
 
     async def _draft(self, seq: Sequence) -> Draft:
         started = time.perf_counter()
         order = self._selector.order(seq, len(self._arms))
-        for index in order:
+        plain = True
+        for place, index in enumerate(order):
             arm = self._arms[index]
+            if arm.drafter.abstains:
+                order = order[: place + 1]
+                break
             beside = self._beside(arm)
-            free = arm.drafter.beside == "any"
-            wanted = arm.length.before_round(Round(seq, beside, self._target, free, arm.drafter.name))
+            share = arm.drafter.share
+            round = Round(seq, beside, self._target, share == 0.0, arm.drafter.name, share)
+            wanted = arm.length.before_round(round)
+            plain = plain and wanted <= 0
             # One place is the target's own token's.
             depth = min(wanted, seq.num_remaining - 1)
             if depth > 0:
+                if arm.drafter.beside == "small":
+                    await self._reader.stop()
+                    self._read_to = len(seq)
                 nodes = arm.nodes or arm.drafter.nodes or depth
                 tree = await beside.propose(seq, arm.drafter, Room(depth, nodes), arm.length)
                 tree = tree.within(self._target.vocab_size)
                 if len(tree) or tree.extra is not None:
-                    return Draft(tree, index, depth, time.perf_counter() - started)
-        return Draft(DraftTree.empty(self._target.name), order[0], 0, time.perf_counter() - started)
+                    return Draft(tree, order[: place + 1], depth, time.perf_counter() - started)
+        return Draft(DraftTree.empty(self._target.name), order, 0, time.perf_counter() - started, plain)
+
+    def _reported(self, verdict: Verdict) -> Verdict:
+        """The tokens with as many alternatives as the request asked for: what else was read is for drafters."""
+        asked = self._seq.sampling.logprobs or 0
+        return replace(verdict, tokens=tuple(token._replace(top=token.top[:asked]) for token in verdict.tokens))
 
     def _learn(self, seq: Sequence, draft: Draft, verdict: Verdict, seconds: float) -> None:
         for arm in self._arms:
             self._beside(arm).teach(seq, arm.drafter, draft.tree, verdict)
-        self._arms[draft.arm].length.observe(draft.tree, verdict, seconds)
-        self._selector.observe(draft.arm, Gain(len(verdict.tokens), draft.depth + 1, seconds))
+        nothing = DraftTree.empty(self._target.name)
+        for index in draft.asked:
+            if not self._arms[index].drafter.abstains:
+                mine = index == draft.arm or not draft.tree.fed_tokens
+                tree = draft.tree if mine else nothing
+                self._arms[index].length.observe(tree, verdict, seconds if mine else 0.0)
+
+    def _keep_warm(self, seq: Sequence) -> None:
+        """Let a draft model that has drafted read on, where it lacks much of the sequence."""
+        if self._read_to is not None and not seq.finished and len(seq) - self._read_to >= WARM_AFTER:
+            self._reader.start(self._models.small, seq)
+            self._read_to = len(seq)
 
     def _beside(self, arm: Arm) -> Model:
         return self._models.role("small" if arm.drafter.beside == "small" else "large")

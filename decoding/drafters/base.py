@@ -55,6 +55,7 @@ class Drafter(Part):
         beside: the model it runs next to, by role; "any" where it needs none.
         kinds: candidates it can make.
         stepwise: whether it asks the length policy before it goes on below a token.
+        abstains: whether its turn is a round without a draft: nobody is asked in its place.
         want: what the target reads for it at the root, every node and every extra row of the coming round.
         depth: deepest draft unless the request says otherwise; None: what the length policy has as its own limit.
         nodes: nodes of a draft unless the request says otherwise; None: as many as it is deep.
@@ -63,6 +64,7 @@ class Drafter(Part):
     beside: ClassVar[Literal["small", "large", "any"]] = "any"
     kinds: ClassVar[frozenset[Candidates]] = frozenset({Candidates.FIXED})
     stepwise: ClassVar[bool] = False
+    abstains: ClassVar[bool] = False
     depth: ClassVar[int | None] = None
     nodes: ClassVar[int | None] = None
     want: Want = NOTHING
@@ -70,6 +72,16 @@ class Drafter(Part):
     def __init__(self, params: Any = None, candidates: Candidates | None = None) -> None:
         super().__init__(params)
         self.candidates = candidates or next(kind for kind in Candidates if kind in self.kinds)
+
+    @classmethod
+    def inside(cls, params: Any) -> type[Drafter]:
+        """Whose kinds, steps and sizes hold: its own, or those of a drafter that these parameters put into it."""
+        return cls
+
+    @property
+    def share(self) -> float:
+        """How much of a forward of the model it runs beside a drafted level takes; 0.0: drafting needs none."""
+        return 0.0 if self.beside == "any" else 1.0
 
     @abstractmethod
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:

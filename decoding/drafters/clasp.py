@@ -63,6 +63,11 @@ class ClaspDrafter(Drafter):
         self._every_layer = Want(draw=None, hidden=frozenset(range(models.large.num_layers + 1)))
         self.want = self._every_layer
 
+    @property
+    def share(self) -> float:
+        """The layers that are left."""
+        return 1.0 - self.params.skipped
+
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """A chain by the layers that were chosen; none before the first verified token."""
         if self._verified and len(seq) > 2:

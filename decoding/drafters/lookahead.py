@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -119,22 +120,33 @@ class LookaheadDrafter(Drafter):
 
 
 def window_rows(rows: list[list[int]], num_nodes: int) -> ExtraRows:
-    """The window as extra rows.
+    """The window as extra rows; see `window_layout`."""
+    depths, mask = window_layout(tuple(map(len, rows)), num_nodes)
+    return ExtraRows(tuple(token for row in rows for token in row), depths, mask)
+
+
+@lru_cache(maxsize=256)
+def window_layout(lengths: tuple[int, ...], num_nodes: int) -> tuple[tuple[int, ...], torch.Tensor]:
+    """Depths of a window's entries, and what each sees: bool [entries, num_nodes + entries]; always the same tensor.
 
     Entry i of row 0 sees the entries of row 0 before it; entry i of row r sees the first i entries of row 0 and entry
     i of the rows from 1 to r - 1. Nothing sees a guess under verification, nor is seen by one.
+
+    Args:
+        lengths: entries of each row.
+        num_nodes: guesses under verification, which come first.
     """
-    starts = [sum(map(len, rows[:index])) for index in range(len(rows))]
-    mask = torch.zeros(sum(map(len, rows)), num_nodes + sum(map(len, rows)), dtype=torch.bool)
+    starts = [sum(lengths[:index]) for index in range(len(lengths))]
+    mask = torch.zeros(sum(lengths), num_nodes + sum(lengths), dtype=torch.bool)
     depths: list[int] = []
-    for index, row in enumerate(rows):
-        for column in range(len(row)):
+    for index, length in enumerate(lengths):
+        for column in range(length):
             mine = mask[starts[index] + column, num_nodes:]
             mine[: column + 1 if index == 0 else column] = True
             for above in range(1, index + 1):
                 mine[starts[above] + column] = True
             depths.append(column + max(index - 1, 0))
-    return ExtraRows(tuple(token for row in rows for token in row), tuple(depths), mask)
+    return tuple(depths), mask
 
 
 PART = LookaheadDrafter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -33,6 +33,13 @@ class SequoiaParams(MethodParams):
 
     ranks: Annotated[int, Field(ge=1, le=MOST_RANKS, description="most children of a node")] = 8
     memory: Annotated[int, Field(ge=1, le=1_000_000, description="nodes the acceptance rates are averaged over")] = 1000
+    beyond: Annotated[
+        Literal["likely", "uniform"],
+        Field(
+            description="further children where the distribution has no more tokens: the likeliest of those it left"
+            " out, or any of them"
+        ),
+    ] = "likely"
 
 
 class AcceptanceRates:
@@ -81,7 +88,8 @@ class SequoiaDrafter(Drafter):
     The shape comes from a dynamic program over acceptance rates by rank among siblings, measured while serving for
     each tenant and pair of models, greedy and sampled requests apart. Its size and depth are those with the least
     time per expected token, or, as long as the models do not know their times, as large as there is room for. Where
-    fewer tokens are possible than a node was to have children, no others are drawn instead.
+    fewer tokens are possible than a node was to have children, the paper goes on uniformly over the others
+    (`beyond`); the likeliest of them serve better, and make the paper's tree of the greedy case.
     """
 
     Params = SequoiaParams
@@ -116,7 +124,7 @@ class SequoiaDrafter(Drafter):
         if wanted != self._planned_for:
             self._planned_for = wanted
             self._plan = self._best(rates.rates, room)
-        self._draft = await grow_planned(model, seq, self._plan)
+        self._draft = await grow_planned(model, seq, self._plan, self.params.beyond)
         return self._draft
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
@@ -133,7 +141,7 @@ class SequoiaDrafter(Drafter):
     def _rates(self, model: Model, seq: Sequence) -> AcceptanceRates:
         law = "greedy" if seq.sampling.greedy else "sampled"
         ranks, memory = self.params.ranks, self.params.memory
-        kind = f"sequoia/{law}/{ranks}/{memory}/{self._target}"
+        kind = f"sequoia/{law}/{ranks}/{memory}/{self.params.beyond}/{self._target}"
         return model.stores.open(kind, seq.tenant, lambda: AcceptanceRates(ranks, memory))
 
     def _best(self, rates: list[float], room: Room) -> TreePlan:

@@ -63,6 +63,11 @@ class SwiftDrafter(Drafter):
         if models.large.num_layers < 3:
             raise invalid("method.params.drafter", f"swift needs a model of 3 layers; {models.large.name!r} has fewer")
 
+    @property
+    def share(self) -> float:
+        """The sub-layers that are left, the first and the last layer taken to be few of many."""
+        return 1.0 - self.params.skipped
+
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """A chain with leaves."""
         search = self._search(model, seq)

@@ -1,32 +1,39 @@
-"""A chain of tokens from the part of the vocabulary that the target uses most."""
+"""Drafts from the part of the vocabulary that the target uses most, around any drafter of the small model."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from pydantic import Field
 
-from decoding.drafters.base import Candidates, Drafter, Room
-from decoding.lengths.base import LengthPolicy, Step
+from decoding.drafters.base import PACKAGE, Candidates, Drafter, Room
+from decoding.lengths.base import LengthPolicy
 from decoding.logits import NEG_INF, History
-from decoding.model import Draw, Row, Want
+from decoding.model import Row, Want
+from decoding.parts import PartChoice
 from decoding.readout import read
 from decoding.sequence import Sequence
+from decoding.stores import Stores
 from decoding.tree import DraftTree
+from turnout.errors import invalid
 from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
-    from decoding.model import Model
+    from decoding.model import Model, ModelPool
     from decoding.verifiers.base import Verdict
 
 # The kept ids are chosen again after so many tokens of the target.
 REFRESH_AFTER = 256
+WHERE = "method.params.drafter.drafter"
 
 
 class VocabTrimParams(MethodParams):
     """Parameters of `vocab_trim`."""
 
+    drafter: Annotated[PartChoice, Field(description="the drafter it is put around, one of the small model's")] = (
+        PartChoice(name="model_chain")
+    )
     keep: Annotated[int, Field(ge=1, le=1_000_000, description="ids that can be drafted, ends of the answer apart")] = (
         32_768
     )
@@ -71,13 +78,60 @@ class TokenCounts:
         return self._kept
 
 
-class VocabTrimDrafter(Drafter):
-    """A draft of frequent tokens only (seed 189, VocabTrim: Vocabulary Pruning for Efficient Speculative Decoding).
+class TrimmedModel:
+    """A model that reads as if its vocabulary were a part of it; everything else is the model's own.
 
-    Ids are kept by how often the target itself emitted them in requests of the tenant and domain, and those that end
-    the answer always. What is drafted, and the distribution stored with it, are the draft model's over the kept ids,
-    zero elsewhere; a token outside them comes from the target alone. The trim is of the reading: the model's head
-    still computes all rows.
+    Args:
+        model: whose logits.
+        stores: for what drafters learn of it.
+        dropped: bool [vocab]; ends of the answer stay nevertheless.
+    """
+
+    def __init__(self, model: Model, stores: Stores, dropped: torch.Tensor) -> None:
+        self._model = model
+        self._dropped = dropped
+        self.stores = stores
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    async def extend(
+        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
+    ) -> list[Row]:
+        """See `decoding.model.Model.extend`."""
+        rows = await self._model.extend(seq, tokens, _whole(want), every)
+        paths = [tokens[:end] for end in range(0 if every else len(tokens), len(tokens) + 1)]
+        return self._trimmed(seq, rows, paths[-len(rows) :], want)
+
+    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
+        """See `decoding.model.Model.expand`."""
+        rows = await self._model.expand(seq, tree, start, _whole(want))
+        paths = [tuple(tree.tokens[each] for each in tree.path(node)) for node in range(start, len(tree))]
+        return self._trimmed(seq, rows, paths, want)
+
+    def _trimmed(self, seq: Sequence, rows: list[Row], paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+        """The rows read again without the dropped ids."""
+        logits = torch.stack([row.logits for row in rows if row.logits is not None])
+        ends = [end for end in seq.end_ids if end < logits.shape[1]]
+        kept = logits.masked_fill(self._dropped.to(logits.device), NEG_INF)
+        kept[:, ends] = logits[:, ends]
+        again = read(kept, [History(seq, path) for path in paths], [want] * len(rows))
+        for row, whole in zip(again, rows, strict=True):
+            row.hidden = whole.hidden
+        return again
+
+
+def _whole(want: Want) -> Want:
+    return Want(draw=None, logits=True, hidden=want.hidden)
+
+
+class VocabTrimDrafter(Drafter):
+    """Drafts of frequent tokens only (seed 189, VocabTrim: Vocabulary Pruning for Efficient Speculative Decoding).
+
+    Around any drafter that asks the small model. Ids are kept by how often the target itself emitted them in requests
+    of the tenant and domain, and those that end the answer always. What is drafted, and the distribution stored with
+    it, are the draft model's over the kept ids, zero elsewhere; a token outside them comes from the target alone. The
+    trim is of the reading: the model's head still computes all rows.
     """
 
     Params = VocabTrimParams
@@ -90,54 +144,49 @@ class VocabTrimDrafter(Drafter):
     def __init__(self, params: VocabTrimParams | None = None, candidates: Candidates | None = None) -> None:
         super().__init__(params, candidates)
         self._counts_prompt = self.params.count_prompts
+        drafter = self.inside(self.params)
+        self._drafter = drafter(self.params.drafter.parse(drafter, WHERE), candidates)
+
+    @classmethod
+    def inside(cls, params: VocabTrimParams) -> type[Drafter]:
+        """The drafter it is put around.
+
+        Raises:
+            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: it is unknown, has wrong parameters, or asks no small model.
+        """
+        drafter = params.drafter.find(PACKAGE, WHERE)
+        assert issubclass(drafter, Drafter)
+        if drafter.beside != "small" or drafter is cls:
+            raise invalid(WHERE, f"{drafter.name!r} does not draft with the small model, whose vocabulary is trimmed")
+        return drafter
+
+    def check(self, models: ModelPool) -> None:
+        """What the drafter inside needs."""
+        self._drafter.check(models)
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
-        """A chain, fewer tokens where the policy stops it."""
-        drawn = self.candidates is Candidates.DRAWN
-        want = Want(draw=Draw.DRAFT if drawn else Draw.SAMPLE, probs=drawn) | length.want
-        counts = self._counts(model, seq)
+        """The other drafter's draft, from the part of the vocabulary."""
         if self._counts_prompt:
-            counts.add(seq.tokens[: seq.num_prompt_tokens])
+            self._counts(model, seq).add(seq.tokens[: seq.num_prompt_tokens])
             self._counts_prompt = False
-        dropped = counts.dropped
-        path: list[Step] = []
-        while len(path) < min(room.depth, room.nodes):
-            tokens = tuple(step.token for step in path)
-            [whole] = await model.extend(seq, tokens=tokens, want=Want(draw=None, logits=True, hidden=want.hidden))
-            row = trimmed(whole, dropped, History(seq, tokens), want)
-            path.append(Step(row.token, row))
-            if not length.goes_on(path):
-                break
-        proposals: list[torch.Tensor | None] = [step.row.probs for step in path]
-        return DraftTree.chain([step.token for step in path], model.name, proposals if drawn else None)
+        return await self._drafter.propose(self._trim(model, seq), seq, room, length)
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
         """Count what the target emitted."""
+        self._drafter.observe(self._trim(model, seq), seq, draft, verdict)
         self._counts(model, seq).add([token.id for token in verdict.tokens if token.id < model.vocab_size])
+
+    def _trim(self, model: Model, seq: Sequence) -> Model:
+        stores = model.stores.open(f"{self._kind(model)}/stores", seq.tenant, Stores)
+        return cast("Model", TrimmedModel(model, stores, self._counts(model, seq).dropped))
 
     def _counts(self, model: Model, seq: Sequence) -> TokenCounts:
         size, keep = model.vocab_size, min(self.params.keep, model.vocab_size)
-        kind = f"vocab_trim/{size}/{keep}/{self.params.domain}"
-        return model.stores.open(kind, seq.tenant, lambda: TokenCounts(size, keep))
+        return model.stores.open(self._kind(model), seq.tenant, lambda: TokenCounts(size, keep))
 
-
-def trimmed(row: Row, dropped: torch.Tensor, history: History, want: Want) -> Row:
-    """A row read again without some of the ids.
-
-    Args:
-        row: with its logits.
-        dropped: bool [vocab]; ends of the answer stay nevertheless.
-        history: whose row it is.
-        want: what to read.
-    """
-    assert row.logits is not None
-    logits = row.logits.masked_fill(dropped.to(row.logits.device), NEG_INF)
-    for end in history.seq.end_ids:
-        if end < len(logits):
-            logits[end] = row.logits[end]
-    [again] = read(logits[None], [history], [want])
-    again.hidden = row.hidden
-    return again
+    def _kind(self, model: Model) -> str:
+        keep = min(self.params.keep, model.vocab_size)
+        return f"vocab_trim/{model.vocab_size}/{keep}/{self.params.domain}"
 
 
 PART = VocabTrimDrafter

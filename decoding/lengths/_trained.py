@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from decoding.artifacts import Artifact, ArtifactName
-from decoding.lengths.base import Depth, LengthParams, LengthPolicy, Round
-from decoding.model import ModelPool
+from decoding.lengths.base import Depth, LengthParams, LengthPolicy
+from decoding.model import Model, ModelPool
 from turnout.errors import invalid
 
 WHERE = "method.params.length.artifact"
@@ -39,16 +39,15 @@ class TrainedLength(LengthPolicy):
         self._draft_digest = artifact.models["small"]
         self.use(artifact)
 
-    def before_round(self, round: Round) -> int:
-        """As deep as allowed.
+    def check_draft(self, model: Model) -> None:
+        """The head says something about the drafts it was trained on only.
 
         Raises:
-            TurnoutError: INVALID_ARGUMENT: another model drafts than the one the head was trained on.
+            TurnoutError: INVALID_ARGUMENT: another model drafts.
         """
-        if round.draft.digest != self._draft_digest:
+        if model.digest != self._draft_digest:
             raise invalid(
                 WHERE,
                 f"was made for drafts by the small model with digest {self._draft_digest};"
-                f" {round.draft.name!r} drafts, with {round.draft.digest}",
+                f" {model.name!r} drafts, with {model.digest}",
             )
-        return self.params.most

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as Path
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -18,7 +19,7 @@ from decoding.parts import Part
 from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
-    from decoding.model import Model
+    from decoding.model import Busy, Model
     from decoding.sequence import Sequence
     from decoding.tree import DraftTree
     from decoding.verifiers.base import Verdict
@@ -42,7 +43,7 @@ class Step:
     row: Row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Round:
     """What is known before a round.
 
@@ -52,6 +53,7 @@ class Round:
         target: the model that verifies.
         free: whether drafting costs no forward pass.
         drafter: name of the drafter.
+        share: how much of a forward of `draft` a drafted level takes, where it takes any.
     """
 
     seq: Sequence
@@ -59,6 +61,35 @@ class Round:
     target: Model
     free: bool
     drafter: str
+    share: float = 1.0
+
+    @cached_property
+    def draft_s(self) -> float:
+        """Predicted wall time of drafting a level, in seconds; 0.0 where nothing is known, or nothing is needed."""
+        return 0.0 if self.free else self.share * step_seconds(self.draft, self.draft.busy(), len(self.seq), 1.0)
+
+    def target_s(self, tokens: float) -> float:
+        """Predicted wall time of verification with so many tokens fed for each sequence, in seconds."""
+        return step_seconds(self.target, self._busy, len(self.seq), tokens)
+
+    @cached_property
+    def _busy(self) -> Busy:
+        return self.target.busy()
+
+
+def step_seconds(model: Model, busy: Busy, context: int, tokens: float) -> float:
+    """Predicted wall time of one forward over all sequences a model holds, each fed so many tokens, in seconds.
+
+    Args:
+        model: whose forward.
+        busy: what it works on.
+        context: tokens of the asking sequence, which the model may not hold yet.
+        tokens: fed to each sequence.
+    """
+    sequences = max(busy.sequences, 1)
+    cached = max(busy.cached_tokens, context)
+    fed = round(sequences * tokens)
+    return model.forward_seconds(fed, round(cached * tokens + fed * (tokens + 1.0) / 2.0), sequences)
 
 
 class LengthPolicy(Part):
@@ -74,6 +105,13 @@ class LengthPolicy(Part):
     params: LengthParams
     want: Want = Want(draw=None)
 
+    def check_draft(self, model: Model) -> None:
+        """Refuse the model that is to draft, before the first token.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: the policy was made for another one.
+        """
+
     def before_round(self, round: Round) -> int:
         """Deepest draft of the coming round; 0: decode plainly."""
         return self.params.most
@@ -88,4 +126,10 @@ class LengthPolicy(Part):
 
     @abstractmethod
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
-        """What became of a round for which it was asked: the wall time of draft and verification in seconds."""
+        """What became of a round for which it was asked.
+
+        Args:
+            draft: what its drafter proposed; empty where that was nothing, also if another's draft was verified.
+            verdict: the outcome of the round, whoever drafted; of a stretch without drafts, its tokens.
+            seconds: wall time of draft and verification; 0.0 where another's draft was verified.
+        """

@@ -8,10 +8,12 @@ from typing import Annotated
 from pydantic import Field, FiniteFloat
 
 from decoding.lengths.base import LengthParams, LengthPolicy, Round
-from decoding.model import Model
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from turnout.types import TokenKind
+
+# Judged drafts after which the averages consist mostly of what was seen.
+TRUSTED = 8
 
 
 class SmartSpecParams(LengthParams):
@@ -24,7 +26,7 @@ class SmartSpecParams(LengthParams):
         Field(
             ge=0,
             le=1_000_000,
-            description="after so many undrafted rounds one token is drafted, to see again; 0: never",
+            description="after so many undrafted steps one token is drafted, to see again; 0: never",
         ),
     ] = 64
 
@@ -37,13 +39,15 @@ class Acceptance:
         accepted: accepted tokens of a round.
         judged: judged ones: the accepted, and one more where a candidate was rejected.
         width: nodes of a draft for each of its levels.
-        idle: rounds since a draft was judged.
+        idle: undrafted steps since a draft was judged.
+        seen: drafts judged so far.
     """
 
     accepted: float
     judged: float = 1.0
     width: float = 1.0
-    idle: int = 0
+    idle: float = 0.0
+    seen: int = 0
 
     @property
     def rate(self) -> float:
@@ -52,7 +56,8 @@ class Acceptance:
 
     def observe(self, draft: DraftTree, verdict: Verdict, update: float) -> None:
         """Take note of a round that had a draft."""
-        self.idle = 0
+        self.idle = 0.0
+        self.seen += 1
         accepted = verdict.num_accepted_tokens
         judged = accepted + (verdict.tokens[-1].kind is TokenKind.RECOVERED)
         levels = max(draft.depths()) + 1
@@ -82,45 +87,33 @@ class SmartSpecLength(LengthPolicy):
         """The depth of the largest goodput, the smallest such; `most` where no time is known."""
         kind = f"smartspec/{round.drafter}/{round.draft.name}/{self.params.acceptance}"
         self._known = round.target.stores.open(kind, round.seq.tenant, lambda: Acceptance(self.params.acceptance))
+        self._sequences = max(round.target.busy().sequences, 1)
         depth = self._best(round, self._known)
-        probes = depth == 0 and 0 < self.params.probe <= self._known.idle
-        return 1 if probes else depth
+        if depth == 0 and 0 < self.params.probe <= self._known.idle:
+            self._known.idle -= self.params.probe  # at once, so that not all requests of a batch probe together
+            return 1
+        return depth
 
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Update what is known of the drafter; a round without a draft says nothing about acceptance."""
         if len(draft):
             self._known.observe(draft, verdict, self.params.update)
         else:
-            self._known.idle += 1
+            # Under load a probe disturbs many: then steps of the whole batch count, once acceptance is no mere guess.
+            self._known.idle += len(verdict.tokens) / (self._sequences if self._known.seen >= TRUSTED else 1)
 
     def _best(self, round: Round, known: Acceptance) -> int:
         best, best_goodput = 0, 0.0
         tokens, chance = 0.0, 1.0
-        draft_s = 0.0 if round.free else step_seconds(round.draft, len(round.seq), 1.0)
         for depth in range(self.params.most + 1):
             tokens += chance
             chance *= known.rate
-            seconds = depth * draft_s + step_seconds(round.target, len(round.seq), 1.0 + depth * known.width)
+            seconds = depth * round.draft_s + round.target_s(1.0 + depth * known.width)
             if seconds <= 0.0:
                 return self.params.most
             if tokens / seconds > best_goodput:
                 best, best_goodput = depth, tokens / seconds
         return best
-
-
-def step_seconds(model: Model, context: int, tokens: float) -> float:
-    """Predicted wall time of one forward over all sequences a model holds, each fed so many tokens, in seconds.
-
-    Args:
-        model: whose forward.
-        context: tokens of the asking sequence, which the model may not hold yet.
-        tokens: fed to each sequence.
-    """
-    busy = model.busy()
-    sequences = max(busy.sequences, 1)
-    cached = max(busy.cached_tokens, context)
-    fed = round(sequences * tokens)
-    return model.forward_seconds(fed, round(cached * tokens + fed * (tokens + 1.0) / 2.0), sequences)
 
 
 PART = SmartSpecLength

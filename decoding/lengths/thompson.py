@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, FiniteFloat
 
 from decoding.lengths._readings import top_probability
@@ -31,6 +32,13 @@ class ThompsonParams(LengthParams):
         FiniteFloat,
         Field(gt=0, le=10_000, description="judged tokens after which posterior and confidence weigh the same"),
     ] = 10.0
+    abstains: Annotated[
+        bool,
+        Field(
+            description="decode plainly where a rate drawn from the posterior would not pay for a draft; false: draft"
+            " one token at least"
+        ),
+    ] = True
 
 
 class ThompsonLength(LengthPolicy):
@@ -41,6 +49,10 @@ class ThompsonLength(LengthPolicy):
     total probability one Bernoulli with the posterior's mean a / (a + b), so the rate itself is not drawn.
     Calibration-TS mixes it with the draft's top-1 probability c at the token in question, w a / (a + b) + (1 - w) c
     with w = n / (n + half) after n judged tokens; how w grows is a choice made here.
+
+    Whether to draft at all is no matter of the paper, which drafts a token at least. Here a rate is drawn from the
+    posterior, and the round is decoded plainly where (1 + rate) tokens in the time of a draft of one and its
+    verification are fewer than one token in the time of a plain forward. Where no times are known, a token is drafted.
 
     The decision is made before the further token is drawn, with noise of its own. It is keyed by round and depth:
     branches of a tree that stand equally deep share it.
@@ -60,14 +72,18 @@ class ThompsonLength(LengthPolicy):
     @property
     def mean(self) -> float:
         """The posterior's mean acceptance rate."""
-        accepted = self.params.accepted + self._accepted
-        return accepted / (accepted + self.params.rejected + self._rejected)
+        accepted, rejected = self._posterior
+        return accepted / (accepted + rejected)
+
+    @property
+    def _posterior(self) -> tuple[float, float]:
+        return self.params.accepted + self._accepted, self.params.rejected + self._rejected
 
     def before_round(self, round: Round) -> int:
-        """As deep as allowed."""
+        """As deep as allowed; 0 where a draft is not expected to pay."""
         self._root = len(round.seq)
         self._seed = round_seed(round.seq.seed, self._root)
-        return self.params.most
+        return self.params.most if self._pays(round) else 0
 
     def goes_on(self, path: Path[Step]) -> bool:
         """One draw."""
@@ -78,8 +94,19 @@ class ThompsonLength(LengthPolicy):
             rate = weight * rate + (1.0 - weight) * top_probability(path[-1].row)
         return uniform(noise_key(self._seed, self._root + len(path), Purpose.LENGTH)) < rate
 
+    def _pays(self, round: Round) -> bool:
+        """Whether one drafted token would, at a rate drawn from the posterior."""
+        plain_s = round.target_s(1.0) if self.params.abstains else 0.0
+        if plain_s <= 0.0:
+            return True
+        accepted, rejected = self._posterior
+        noise = np.random.default_rng(noise_key(self._seed, self._root, Purpose.LENGTH))
+        return (1.0 + noise.beta(accepted, rejected)) * plain_s > round.draft_s + round.target_s(2.0)
+
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Count what was accepted, and whether a candidate was rejected."""
+        if not len(draft):
+            return
         self._accepted += verdict.num_accepted_tokens
         self._rejected += verdict.tokens[-1].kind is TokenKind.RECOVERED
 

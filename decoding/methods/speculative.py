@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
+from decoding.drafters._none import NoDrafter
 from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.drafters.base import Candidates, Drafter
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.lengths.base import LengthPolicy
+from decoding.lengths.fixed import FixedLength
 from decoding.model import ModelPool, Request
 from decoding.parts import PartChoice
 from decoding.selectors.base import PACKAGE as SELECTORS
@@ -21,15 +31,18 @@ from decoding.stretch import stream
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from decoding.verifiers.base import Verifier
 from turnout.errors import TurnoutError, invalid
-from turnout.registry import MethodParams, method
+from turnout.registry import MethodParams, explain, load, method, names
 from turnout.types import Segment
+
+Form = TypeVar("Form", bound=BaseModel)
 
 FIELD = "method.params"
 MOST_NODES = 512
+NONE = PartChoice(name="none")
 
 
 class ArmParams(MethodParams):
-    """One drafter, with its own length policy if it has one."""
+    """One drafter, with its own length policy if it has one; "none" decodes plainly where its turn comes."""
 
     drafter: PartChoice
     length: PartChoice | None = None
@@ -41,7 +54,10 @@ class SpeculativeParams(MethodParams):
 
     drafter: Annotated[
         PartChoice | tuple[ArmParams, ...],
-        Field(description="who proposes tokens; or a list of {drafter, length, nodes} for `select` to choose from"),
+        Field(
+            description="who proposes tokens; or a list of {drafter, length, nodes} for `select` to choose from,"
+            ' in which "none" stands for plain decoding'
+        ),
     ] = PartChoice(name="model_chain")
     length: Annotated[PartChoice, Field(description="how deep a draft goes")] = PartChoice(name="fixed")
     draft_length: Annotated[
@@ -62,29 +78,54 @@ class SpeculativeParams(MethodParams):
     )
     fallback: Annotated[
         Literal["refuse", "plain"],
-        Field(description="where the parts do not fit each other or the models: refuse, or decode plainly"),
+        Field(
+            description="where these parameters are wrong, or do not fit each other or the models: refuse, or decode"
+            " plainly"
+        ),
     ] = "refuse"
+    _refused: str = PrivateAttr("")
 
     @field_validator("drafter", mode="before")
     @classmethod
-    def _names_in_lists(cls, value: Any) -> Any:
+    def _one_or_several(cls, value: Any) -> Any:
+        """Read here, so that a refusal names the field and not which form pydantic tried."""
         if not isinstance(value, list | tuple):
-            return value
-        return tuple(
-            each if (isinstance(each, dict) and "drafter" in each) or isinstance(each, ArmParams) else {"drafter": each}
-            for each in value
-        )
+            return parsed(PartChoice, value, f"{FIELD}.drafter")
+        arms = []
+        for place, each in enumerate(value):
+            named = isinstance(each, ArmParams) or (isinstance(each, dict) and "drafter" in each)
+            arms.append(parsed(ArmParams, each if named else {"drafter": each}, f"{FIELD}.drafter.{place}"))
+        return tuple(arms)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.arms:
-            raise invalid(f"{FIELD}.drafter", "is empty; at least one drafter is needed")
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Self:
+        falls_back = isinstance(value, dict) and value.get("fallback") == "plain"
         try:
-            make_parts(self)
-        except TurnoutError:
-            if self.fallback == "refuse":
+            params: Self = validate(value)
+        except (ValidationError, TurnoutError) as error:
+            if not falls_back:
                 raise
-        return self
+            params = validate({"fallback": "plain"})
+            refusal = error if isinstance(error, TurnoutError) else explain(error, FIELD, cls)
+            params.fall_back(refusal)
+            return params
+        try:
+            make_parts(params)
+        except TurnoutError as error:
+            if not falls_back:
+                raise
+            params.fall_back(error)
+        return params
+
+    def fall_back(self, refusal: TurnoutError) -> None:
+        """Take down why the request is decoded plainly."""
+        self._refused = refusal.message
+
+    @property
+    def refused(self) -> str:
+        """Why the request is decoded plainly; empty where nothing is known against its parameters."""
+        return self._refused
 
     @property
     def arms(self) -> tuple[ArmParams, ...]:
@@ -93,9 +134,23 @@ class SpeculativeParams(MethodParams):
 
     @property
     def lossless(self) -> bool:
-        """Whether the output law is the large model's: the verifier decides."""
+        """Whether the output law is the large model's: the verifier decides, unless there is nothing to verify."""
+        if self._refused:
+            return True
         part = self.verifier.find(VERIFIERS, f"{FIELD}.verifier")
         return issubclass(part, Verifier) and part.lossless
+
+
+def parsed(form: type[Form], value: Any, where: str) -> Form:
+    """A value of a parameter, read.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field and what is allowed.
+    """
+    try:
+        return form.model_validate(value)
+    except ValidationError as error:
+        raise explain(error, where, form) from None
 
 
 def make_parts(params: SpeculativeParams) -> tuple[list[Arm], Selector, Verifier]:
@@ -104,16 +159,38 @@ def make_parts(params: SpeculativeParams) -> tuple[list[Arm], Selector, Verifier
     Raises:
         TurnoutError: NOT_FOUND or INVALID_ARGUMENT: an unknown part, a wrong parameter, parts that do not fit.
     """
+    if not params.arms:
+        raise invalid(f"{FIELD}.drafter", "is empty; at least one drafter is needed")
     verifier: Verifier = params.verifier.make(VERIFIERS, f"{FIELD}.verifier")
     selector: Selector = params.select.make(SELECTORS, f"{FIELD}.select")
     arms = []
     for place, arm in enumerate(params.arms):
+        if arm.drafter == NONE:
+            arms.append(Arm(NoDrafter(), FixedLength()))
+            continue
         where = f"{FIELD}.drafter" if isinstance(params.drafter, PartChoice) else f"{FIELD}.drafter.{place}"
         part = arm.drafter.find(DRAFTERS, where)
         assert issubclass(part, Drafter)
-        length = _length(arm.length or params.length, params.draft_length, part.depth)
-        kind = _kind(part, verifier, length)
-        arms.append(Arm(part(arm.drafter.parse(part, where), kind), length, arm.nodes or params.nodes))
+        given = arm.drafter.parse(part, where)
+        inside = part.inside(given)
+        length = _length(arm.length or params.length, params.draft_length, inside.depth)
+        kind = _kind(inside, verifier, length)
+        arms.append(Arm(part(given, kind), length, arm.nodes or params.nodes or inside.nodes))
+    return arms, selector, verifier
+
+
+def checked_parts(params: SpeculativeParams, models: ModelPool) -> tuple[list[Arm], Selector, Verifier]:
+    """The parts a request chose, after a look at the models.
+
+    Raises:
+        TurnoutError: as `make_parts`; also what a part refuses, say an artifact of another model.
+    """
+    arms, selector, verifier = make_parts(params)
+    for arm in arms:
+        arm.drafter.check(models)
+        arm.length.check(models)
+        arm.length.check_draft(models.role("small" if arm.drafter.beside == "small" else "large"))
+    verifier.check(models)
     return arms, selector, verifier
 
 
@@ -132,13 +209,18 @@ def _kind(part: type[Drafter], verifier: Verifier, length: LengthPolicy) -> Cand
     """Which of its candidates a drafter is to make; refused where the parts do not fit."""
     kind = next((kind for kind in verifier.accepts if kind in part.kinds), None)
     if kind is None:
+        fitting = [name for name in names(VERIFIERS) if part.kinds & set(load(VERIFIERS, name, "").PART.accepts)]
         raise invalid(
             f"{FIELD}.verifier",
-            f"{verifier.name!r} judges {_listed(verifier.accepts)} drafts, {part.name!r} makes {_listed(part.kinds)}",
+            f"{verifier.name!r} judges {_listed(verifier.accepts)} drafts, {part.name!r} makes {_listed(part.kinds)};"
+            f" {part.name!r} goes with {', '.join(fitting)}",
         )
     if length.stepwise and not part.stepwise:
+        fitting = [name for name in names(LENGTHS) if not load(LENGTHS, name, "").PART.stepwise]
         raise invalid(
-            f"{FIELD}.length", f"{length.name!r} looks at each drafted token; {part.name!r} drafts them at once"
+            f"{FIELD}.length",
+            f"{length.name!r} looks at each drafted token; {part.name!r} drafts them at once, and goes with"
+            f" {', '.join(fitting)}",
         )
     return kind
 
@@ -155,18 +237,16 @@ async def speculative(request: Request, models: ModelPool, params: SpeculativePa
     name. A verifier that is not lossless says which law it has. An end of the answer inside a draft cuts the rest of
     the round.
     """
-    try:
-        arms, selector, verifier = make_parts(params)
-        for arm in arms:
-            arm.drafter.check(models)
-            arm.length.check(models)
-    except TurnoutError as error:
-        if params.fallback == "refuse":
-            raise
-        request.notes.append(f"decoded plainly: {error}")
-        segments = stream(models.large, request.sequence)
-    else:
-        segments = Speculation(request, models, arms, selector, verifier).run()
+    if not params.refused:
+        try:
+            speculation = Speculation(request, models, *checked_parts(params, models))
+        except TurnoutError as error:
+            if params.fallback == "refuse":
+                raise
+            params.fall_back(error)
+    if params.refused:
+        request.notes.append(f"decoded plainly: {params.refused}")
+    segments = stream(models.large, request.sequence) if params.refused else speculation.run()
     async with aclosing(segments) as running:  # type: ignore[type-var]
         async for segment in running:
             yield segment

@@ -23,7 +23,7 @@ class BanditParams(MethodParams):
     scope: Annotated[
         Literal["request", "tenant"],
         Field(description="request: every answer learns anew; tenant: what was learned outlives it"),
-    ] = "request"
+    ] = "tenant"
 
 
 class Learned(Protocol):

@@ -19,7 +19,7 @@ class UcbParams(BanditParams):
         Literal["ucb1", "self_normalised"],
         Field(description="ucb1: sqrt(exploration ln n / n_i); self_normalised: the bound with `delta`"),
     ] = "ucb1"
-    exploration: Annotated[FiniteFloat, Field(ge=0, le=100, description="c of the ucb1 radius")] = 6.0
+    exploration: Annotated[FiniteFloat, Field(ge=0, le=100, description="c of the ucb1 radius")] = 0.5
     delta: Annotated[
         FiniteFloat, Field(gt=0, lt=1, description="chance that the self-normalised bound fails somewhere")
     ] = 0.05
@@ -45,7 +45,8 @@ class Ucb(Bandit[UcbState]):
 
     Every arm once, then the largest mean_i + r_i. With gains from 0 to L after n rounds, K arms and n_i pulls of arm
     i, r_i is L sqrt(c ln n / n_i), or the self-normalised
-    (L / 2) sqrt((1 + n_i) / n_i^2 (1 + 2 ln(K n^2 sqrt(1 + n_i) / delta))).
+    (L / 2) sqrt((1 + n_i) / n_i^2 (1 + 2 ln(K n^2 sqrt(1 + n_i) / delta))). For speeds, which have no known bound, L is
+    the largest mean.
     """
 
     Params = UcbParams
@@ -59,8 +60,11 @@ class Ucb(Bandit[UcbState]):
     def rank(self, seq: Sequence) -> list[int]:
         """Arms by their upper bounds; those never seen first, in the order of the request."""
         state = self.state
+        means = [gains / pulls for pulls, gains in zip(state.pulls, state.gains, strict=True) if pulls]
+        # A round's largest possible speed is not known, and the fastest one seen is an outlier.
+        width = state.width if self.params.reward == "tokens" else max(means, default=0.0)
         bounds = [
-            gains / pulls + state.width * self.radius(pulls, sum(state.pulls), len(state.pulls)) if pulls else math.inf
+            gains / pulls + width * self.radius(pulls, sum(state.pulls), len(state.pulls)) if pulls else math.inf
             for pulls, gains in zip(state.pulls, state.gains, strict=True)
         ]
         return sorted(range(len(bounds)), key=bounds.__getitem__, reverse=True)

@@ -95,7 +95,7 @@ async def test_every_draft_keeps_to_its_room_and_says_what_it_was_drawn_from(mak
             for index, node in enumerate(siblings):
                 proposal = tree.proposal(node)
                 if proposal is None:
-                    assert name == "model_tree"
+                    assert name in ("model_tree", "sequoia")
                     continue
                 assert proposal[tree.tokens[node]] > 0
                 assert proposal.sum().item() == pytest.approx(1.0, abs=1e-5)
@@ -103,7 +103,7 @@ async def test_every_draft_keeps_to_its_room_and_says_what_it_was_drawn_from(mak
                 assert not proposal[[tree.tokens[each] for each in earlier]].any()
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", [name for name in DRAWN if name != "sequoia"])
 async def test_a_greedy_request_is_drafted_as_the_arg_max_chain(make_model, name):
     model, seq = make_model("small", 3), Sequence([1, 2], SamplingParams(temperature=0), 0)
     tree = await drafter_of(name, Candidates.DRAWN).propose(model, seq, Room(4, 30), LENGTH)

@@ -62,7 +62,7 @@ def test_ucb_by_hand():
 
 
 def test_the_radii_are_the_papers_and_shrink_with_an_arms_own_pulls():
-    assert ucb().radius(4, 100, 3) == pytest.approx(math.sqrt(6 * math.log(100) / 4))
+    assert ucb(exploration=6.0).radius(4, 100, 3) == pytest.approx(math.sqrt(6 * math.log(100) / 4))
     bound = 0.5 * math.sqrt(5 / 16 * (1 + 2 * math.log(3 * 100**2 * math.sqrt(5) / 0.05)))
     assert ucb(radius="self_normalised").radius(4, 100, 3) == pytest.approx(bound)
     for bandit in (ucb(), ucb(radius="self_normalised")):

@@ -1,10 +1,13 @@
 """The dynamic program against the card's numbers and brute force; rates, times and shapes while serving."""
 
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 
+from decoding.draft_trees import Beyond, grow_planned
 from decoding.drafters.base import Room
 from decoding.drafters.sequoia import REPLAN_AFTER, AcceptanceRates, SequoiaDrafter, SequoiaParams
 from decoding.fakes import TableModel, pair
@@ -14,6 +17,7 @@ from decoding.sequence import Sequence
 from decoding.tree import ROOT
 from decoding.tree_plans import PlanTable, TreePlan, branching_plan
 from decoding.verifiers.rejection import RejectionVerifier
+from tests.decoding.markov_rounds import TARGET, Readings, play
 from turnout.types import SamplingParams
 
 RATES = (0.6, 0.2, 0.1)
@@ -161,3 +165,74 @@ async def test_measured_times_decide_depth_and_size():
     assert len(trees["cheap"]) == 32
     assert max(trees["dear draft"].depths()) == 0
     assert len(trees["dear nodes"]) <= 3
+
+
+# Three children of the root, two of the first one.
+WIDE = TreePlan((-1, -1, -1, 0, 0))
+
+
+@pytest.mark.parametrize("beyond", ["nothing", "likely", "uniform"])
+async def test_where_a_greedy_request_leaves_one_token_the_others_follow(make_model, beyond: Beyond) -> None:
+    model = make_model("small", 3)
+    seq = Sequence([1, 2], SamplingParams(temperature=0), 0)
+    tree = await grow_planned(model, seq, WIDE, beyond)
+    best = model.next_logits([1, 2]).argsort(descending=True).tolist()
+    below = model.next_logits([1, 2, best[0]]).argsort(descending=True).tolist()
+    if beyond == "nothing":
+        assert tree.tokens == (best[0], below[0])
+        return
+    assert tree.parents == WIDE.parents
+    assert len(set(tree.tokens[:3])) == 3
+    assert (tree.tokens[0], tree.tokens[3]) == (best[0], below[0])
+    later = tree.proposals[1:3]
+    if beyond == "likely":
+        assert tree.tokens == (*best[:3], *below[:2])
+        assert later == (None, None)
+    else:
+        for proposal, earlier in zip(later, (tree.tokens[:1], tree.tokens[:2]), strict=True):
+            expected = torch.ones(12)
+            expected[list(earlier)] = 0.0
+            assert proposal is not None
+            assert torch.allclose(proposal, expected / expected.sum())
+
+
+async def test_beyond_its_distribution_tokens_are_drawn_alike() -> None:
+    """A nucleus of one token of six; the second child is any of the others: chi-square over 3,000 drafts."""
+    model = TableModel("small", lambda _: torch.tensor([9.0, 1.0, 0.0, 2.0, 1.0, 3.0]), 6)
+    counts = [0] * 6
+    for seed in range(3_000):
+        seq = Sequence([0], SamplingParams(top_p=0.5), seed)
+        tree = await grow_planned(model, seq, TreePlan((-1, -1)), "uniform")
+        assert tree.tokens[0] == 0
+        counts[tree.tokens[1]] += 1
+    assert counts[0] == 0
+    assert stats.chisquare(counts[1:]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("beyond", ["likely", "uniform"])
+def test_the_law_is_the_targets_where_distributions_are_exhausted(beyond: Beyond) -> None:
+    """Draft distributions of one and two tokens of three, under a target of all three."""
+    model = Readings(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.6, 0.0, 0.4]]))
+    for row in model.rows:
+        row.top = tuple((token, max(logprob, -9.0)) for token, logprob in row.top)
+    target = [Row(probs=probs) for probs in TARGET]
+    drafter = SequoiaDrafter(SequoiaParams(beyond=beyond))
+    runs, counts = 2_000, torch.zeros(3, 3, 3)
+    for seed in range(runs):
+        counts[tuple(play(drafter, RejectionVerifier(), model, target, seed, Room(2, 8)))] += 1  # type: ignore[arg-type]
+    law = TARGET[0][:, None, None] * TARGET[:, :, None] * TARGET[None]
+    assert stats.chisquare(counts.flatten(), (law / law.sum() * runs).flatten()).pvalue > 1e-3
+
+
+async def test_at_temperature_zero_the_tree_beats_the_chain(run: Any, make_model: Any) -> None:
+    large, twist = make_model("large", 2), make_model("twist", 1)
+    small = TableModel("small", lambda t: large.next_logits(t) + 1.2 * twist.next_logits(t), 12)
+    means = {}
+    for drafter in ("sequoia", "dyspec"):  # a drafter of draws has one draw at temperature 0: a chain
+        params = {"drafter": drafter, "verifier": "rejection", "nodes": 12, "draft_length": 4}
+        made = [
+            await run("speculative", small, large, params, prompt=(seed, 2), temperature=0, max_tokens=60)
+            for seed in range(8)
+        ]
+        means[drafter] = sum(done.seq.meter.speculation.tokens_per_round for done in made) / 8
+    assert means["sequoia"] > 1.2 * means["dyspec"]

@@ -164,7 +164,7 @@ def test_a_draft_by_another_model_is_refused(tmp_path):
     policy = DiscoLength()
     policy.check(pool)
     with pytest.raises(TurnoutError, match="'large' drafts"):
-        policy.before_round(Round(Sequence([0], SamplingParams(), 0), pool.large, pool.large, False, "self"))
+        policy.check_draft(pool.large)
 
 
 async def test_without_its_artifact_a_request_is_refused_or_decoded_plainly(run, make_model):

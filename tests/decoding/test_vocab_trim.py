@@ -95,3 +95,58 @@ async def test_acceptance_grows_with_what_is_kept(run):
         done = [await run("speculative", small, large, params, seed=seed, max_tokens=40) for seed in range(10)]
         accepted.append(sum(each.seq.meter.speculation.accepted_tokens for each in done))
     assert accepted[0] < accepted[1] < accepted[2]
+
+
+SMALL = ["model_chain", "model_tree", "model_sequences", "rsd_c", "rsd_s", "sequoia", "dyspec", "staged", "rasd"]
+
+
+def around(name: str, kind: Candidates | None = None, keep: int = 12) -> VocabTrimDrafter:
+    return VocabTrimDrafter(VocabTrimParams(drafter={"name": name}, keep=keep), kind)
+
+
+@pytest.mark.parametrize("name", SMALL)
+async def test_around_any_drafter_of_the_small_model_the_whole_vocabulary_changes_nothing(make_model, name):
+    """Same tokens, same tree, same distributions as without the trim."""
+    inside = VocabTrimDrafter.inside(VocabTrimParams(drafter={"name": name}))
+    for kind in sorted(inside.kinds):
+        for seed in range(5):
+            seq = Sequence([seed % 12, 2], SamplingParams(top_p=0.9), seed)
+            whole = await inside(candidates=kind).propose(make_model("small", 3), seq, Room(4, 16), LENGTH)
+            trimmed = await around(name, kind).propose(make_model("small", 3), seq, Room(4, 16), LENGTH)
+            assert (trimmed.tokens, trimmed.parents, trimmed.sequences) == (
+                whole.tokens,
+                whole.parents,
+                whole.sequences,
+            )
+            for mine, theirs in zip(trimmed.proposals, whole.proposals, strict=True):
+                assert (mine is None and theirs is None) or mine.equal(theirs)
+
+
+@pytest.mark.parametrize("name", SMALL)
+async def test_around_any_drafter_only_kept_tokens_are_drafted(make_model, name):
+    inside = VocabTrimDrafter.inside(VocabTrimParams(drafter={"name": name}))
+    for kind in sorted(inside.kinds):
+        drafted = set()
+        for seed in range(10):
+            # Nothing of the text is a kept token, so that what is retrieved from it is none either.
+            seq = Sequence([5 + seed % 3, 8], SamplingParams(), seed, (9,))
+            tree = await around(name, kind, keep=4).propose(make_model("small", 3), seq, Room(4, 16), LENGTH)
+            drafted |= set(tree.tokens)
+            assert all(proposal is None or not proposal[[4, 5, 6, 7, 8, 10, 11]].any() for proposal in tree.proposals)
+        assert drafted <= {0, 1, 2, 3, 9}
+        assert len(drafted) > 2
+
+
+@pytest.mark.parametrize("name", ["rsd_s", "sequoia", "dyspec"])
+def test_trimmed_trees_keep_the_targets_law(name):
+    assert p_value(around(name, Candidates.DRAWN, keep=2), RejectionVerifier(), 1_000, Room(2, 5)) > 1e-3
+
+
+async def test_what_the_drafter_inside_learns_is_kept_apart(run, make_model):
+    small, large = make_model("small", 1), make_model("large", 2)
+    params = {"drafter": {"name": "vocab_trim", "keep": 4, "drafter": "sequoia"}}
+    plain = await run("plain", small, large)
+    drafted = await run("speculative", small, large, params)
+    assert drafted.ids == plain.ids
+    kinds = [kind for kind, _ in small.stores._stores]
+    assert sorted(kinds) == ["vocab_trim/12/4/default", "vocab_trim/12/4/default/stores"]

@@ -1,0 +1,24 @@
+"""No draft at all: the arm of plain decoding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.lengths.base import LengthPolicy
+from decoding.sequence import Sequence
+from decoding.tree import DraftTree
+
+if TYPE_CHECKING:
+    from decoding.model import Model
+
+
+class NoDrafter(Drafter):
+    """Drafts nothing, and nobody drafts in its place: what a selector takes where speculation does not pay."""
+
+    kinds = frozenset(Candidates)
+    abstains = True
+
+    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+        """Nothing."""
+        return DraftTree.empty(model.name)
