@@ -40,6 +40,8 @@ class Want:
         probs: the processed distribution the token was drawn from (one-hot when greedy).
         logits: the raw logits.
         hidden: hidden states after so many layers each (-1: before the head, after the last norm).
+        before: for the first row of a call, hidden states after so many layers each, from 0, of the sequence's tokens
+            that the call had to compute before it.
         margin: how far, in nats and after noise, the chosen token was ahead of the next one.
     """
 
@@ -50,7 +52,14 @@ class Want:
     probs: bool = False
     logits: bool = False
     hidden: frozenset[int] = frozenset()
+    before: frozenset[int] = frozenset()
     margin: bool = False
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether anything but hidden states is wanted."""
+        scores = self.entropy or self.logprob or self.probs or self.logits or self.margin
+        return self.draw is not None or self.top > 0 or scores
 
     def __or__(self, other: Want) -> Want:
         return Want(
@@ -61,13 +70,17 @@ class Want:
             probs=self.probs or other.probs,
             logits=self.logits or other.logits,
             hidden=self.hidden | other.hidden,
+            before=self.before | other.before,
             margin=self.margin or other.margin,
         )
 
 
 @dataclass(slots=True)
 class Row:
-    """What was read at one position; fields that were not wanted stay at their defaults. See `Want`."""
+    """What was read at one position; fields that were not wanted stay at their defaults. See `Want`.
+
+    `before` is [n, hidden] for each layer, for the n tokens right before the row's that were not cached.
+    """
 
     token: int = -1
     entropy_bits: float | None = None
@@ -76,6 +89,7 @@ class Row:
     probs: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    before: dict[int, torch.Tensor] = field(default_factory=dict)
     margin: float | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,10 +14,12 @@ from decoding.lengths.base import Step
 from decoding.model import Draw, Row, Want
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.sequence import Sequence
-from decoding.sketch import Depth, Sketch
+from decoding.sketch import Depth, Exit, Sketch
 
 if TYPE_CHECKING:
     from decoding.model import Model
+
+CHUNK = 128  # tokens that are run through some layers in one forward, where there are many
 
 
 def draft_want(candidates: Candidates) -> Want:
@@ -67,3 +70,100 @@ async def partial_chain(
 def chain_proposals(path: Path[Step]) -> list[torch.Tensor | None]:
     """What each token of a chain was drawn from."""
     return [step.row.probs for step in path]
+
+
+@dataclass(frozen=True, slots=True)
+class ExitDraft:
+    """A chain drafted behind an early exit.
+
+    Attributes:
+        path: the drafted tokens.
+        rows: what was read at the sequence's last token and at every drafted one.
+    """
+
+    path: list[Step]
+    rows: list[Row]
+
+
+async def exit_chain(
+    model: Model,
+    seq: Sequence,
+    layer: int,
+    most: int,
+    wants: tuple[Want, Want],
+    goes_on: Callable[[Path[Step]], bool],
+    exits: Callable[[int], Exit] | None = None,
+) -> ExitDraft:
+    """A chain drafted by a model's first layers, whose work verification takes over.
+
+    The last token is run through the layers too: verification goes on behind them for every token of the draft, and
+    their outputs are known for every token that may be accepted.
+
+    Args:
+        model: whose layers.
+        seq: of at least two tokens; shorter ones get no draft.
+        layer: how many layers run.
+        most: tokens at most.
+        wants: what to read where a token follows, and at the last one.
+        goes_on: asked below every token.
+        exits: depth -> what stands between the layers and the head where the token of that depth, from 0, is drafted;
+            None: the model's own norm.
+    """
+    path: list[Step] = []
+    rows: list[Row] = []
+    if most < 1 or len(seq) < 2:
+        return ExitDraft(path, rows)
+    depth, base = Depth(last=layer), len(seq) - 1
+    tokens: tuple[int, ...] = (seq.tokens[-1],)
+    while len(path) < most and (not path or goes_on(path)):
+        exit = exits(len(path)) if exits is not None else None
+        [row] = await model.sketch(seq, Sketch.chain(base, tokens, len(path), depth, exit), wants[0])
+        rows.append(row)
+        path.append(Step(choose(row, seq, len(path)), row))
+        tokens = (*tokens, path[-1].token)
+    rows += await model.sketch(seq, Sketch.chain(base, tokens, len(path), depth), wants[1])
+    return ExitDraft(path, rows)
+
+
+async def exit_states(model: Model, seq: Sequence, layer: int, start: int, stop: int) -> torch.Tensor:
+    """States behind a model's first layers at places of a sequence, for places that nobody read them at.
+
+    The cache stays as it is; so does what lies behind it.
+
+    Args:
+        model: whose layers.
+        seq: the sequence.
+        layer: how many layers run.
+        start: the first place.
+        stop: one behind the last place, after `start`.
+
+    Returns:
+        float32 [stop - start, hidden], on the CPU.
+    """
+    want, rows = Want(draw=None, hidden=frozenset({layer})), []
+    if start == 0:  # a sketch stands after at least one token
+        first = Sequence(seq.tokens[:1], seq.sampling, seq.seed, cache_salt=seq.cache_salt, tenant=seq.tenant)
+        try:
+            rows += await model.extend(first, want=want)
+        finally:
+            _charge(seq, first, model)
+            model.release(first)
+    base = max(start, 1)
+    tokens = tuple(seq.tokens[base:stop])
+    twin = model.fork(seq)
+    try:
+        for place in range(0, len(tokens), CHUNK):
+            sketch = Sketch.chain(base, tokens[: place + CHUNK], place, Depth(last=layer))
+            rows += await model.sketch(twin, sketch, want)
+    finally:
+        _charge(seq, twin, model)
+        model.release(twin)
+    return torch.stack([row.hidden[layer].to("cpu", torch.float32) for row in rows])
+
+
+def _charge(seq: Sequence, helper: Sequence, model: Model) -> None:
+    """What was computed for a helper is drafting work of the sequence."""
+    mine, theirs = (each.meter.of(model.name, model.num_parameters) for each in (seq, helper))
+    mine.forwards += theirs.forwards
+    mine.draft_tokens += theirs.processed_tokens
+    mine.spared_tokens += theirs.spared_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,9 @@ class Depth:
 
 WHOLE = Depth()
 
+# What came out of the layers at the tokens read, [n, hidden] -> what goes into the model's output matrix, [n, hidden].
+Exit = Callable[[torch.Tensor], torch.Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
@@ -44,6 +48,8 @@ class Sketch:
         start: the first token to run; those before it are as in the sketch before this one, whose cache is used.
         depth: the layers.
         states: [n, hidden] what goes into layer `depth.first`, with `start` 0; None where the layer is 0.
+        exit: what stands in place of the last norm, for what is read. Given float32 on the CPU, in the model's thread,
+            and once more for the same tokens where a forward that failed is repeated.
     """
 
     base: int
@@ -52,6 +58,7 @@ class Sketch:
     start: int
     depth: Depth
     states: torch.Tensor | None = None
+    exit: Exit | None = None
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents) or not 0 <= self.start < len(self.tokens):
@@ -60,6 +67,6 @@ class Sketch:
             raise ValueError("states, of all tokens, go into a layer other than the first, after at least one token")
 
     @classmethod
-    def chain(cls, base: int, tokens: tuple[int, ...], start: int, depth: Depth) -> Sketch:
+    def chain(cls, base: int, tokens: tuple[int, ...], start: int, depth: Depth, exit: Exit | None = None) -> Sketch:
         """Tokens one after the other."""
-        return cls(base, tokens, tuple(range(ROOT, len(tokens) - 1)), start, depth)
+        return cls(base, tokens, tuple(range(ROOT, len(tokens) - 1)), start, depth, exit=exit)

@@ -222,6 +222,7 @@ class Batcher:
                 self._waiting.refuse(work, outcome)
                 continue
             work.meter(feed, self.name, self.num_parameters, self.runner.plan.num_layers)
+            work.keep_traces(feed, outcome)
             self._enter(work, feed)
             if len(feed.tokens) < work.remaining:
                 work.rows.extend(outcome)

@@ -10,7 +10,7 @@ import torch
 from decoding.logits import History
 from decoding.model import Row, Want
 from decoding.readout import read
-from decoding.sketch import WHOLE, Depth
+from decoding.sketch import WHOLE, Depth, Exit
 from decoding.tree import DraftTree
 from engine.attention.layout import Layout, lay_out
 from engine.cache.store import KVStore
@@ -31,6 +31,9 @@ class Feed:
         depth: the layers these tokens run through.
         states: [tokens, hidden] what goes into the first of these layers, unless that is 0.
         keeps_states: whether `states` becomes what comes out.
+        exit: what stands between the last of these layers and the head, in place of the last norm.
+        traced: layers whose output is wanted at every token.
+        traces: what came out of those of them that ran: layer -> [tokens, hidden].
     """
 
     table: BlockTable
@@ -41,6 +44,9 @@ class Feed:
     depth: Depth = WHOLE
     states: torch.Tensor | None = None
     keeps_states: bool = False
+    exit: Exit | None = None
+    traced: frozenset[int] = frozenset()
+    traces: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class Runner:
@@ -95,6 +101,8 @@ class Runner:
         for place, feed in enumerate(feeds):
             if feed.keeps_states:
                 feed.states = hidden[starts[place] : starts[place + 1]].clone()
+            for layer in feed.traced & taps.keys():
+                feed.traces[layer] = taps[layer][starts[place] : starts[place + 1]].clone()
         if not places:
             return [[] for _ in feeds]
         rows = self._read(feeds, hidden, taps, picked)
@@ -108,15 +116,19 @@ class Runner:
         self, feeds: Sequence[Feed], hidden: torch.Tensor, taps: dict[int, torch.Tensor], picked: torch.Tensor
     ) -> list[Row]:
         normed = self.plan.stack.norm(hidden, picked)
+        _leave(feeds, hidden, picked, normed)
         wants = [want for feed in feeds for _, _, want in feed.reads]
         histories = [history for feed in feeds for _, history, _ in feed.reads]
-        rows = read(self.plan.logits(normed), histories, wants)
+        rows = [Row() for _ in wants]
+        if any(want.reads_logits for want in wants):
+            rows = read(self.plan.logits(normed), histories, wants)
+        wanted = frozenset(layer for want in wants for layer in want.hidden)
+        states = {layer: taps[layer].index_select(0, picked).float() for layer in wanted & taps.keys()}
+        if -1 in wanted:
+            states[-1] = normed.float()
         for place, want in enumerate(wants):
-            for layer in want.hidden:
-                if layer == -1:
-                    rows[place].hidden[layer] = normed[place].float()
-                elif layer in taps:
-                    rows[place].hidden[layer] = taps[layer][picked[place]].float()
+            for layer in want.hidden & states.keys():
+                rows[place].hidden[layer] = states[layer][place]
         return rows
 
     def _lay_out(self, feeds: Sequence[Feed]) -> Layout:
@@ -135,7 +147,16 @@ class Runner:
         )
 
 
+def _leave(feeds: Sequence[Feed], hidden: torch.Tensor, picked: torch.Tensor, normed: torch.Tensor) -> None:
+    """Where a feed has an exit, put what comes out of it in place of the normed states."""
+    at = 0
+    for feed in feeds:
+        rows = slice(at, at + len(feed.reads))
+        at = rows.stop
+        if feed.exit is not None and feed.reads:
+            normed[rows] = feed.exit(hidden[picked[rows]].to("cpu", torch.float32)).to(normed)
+
+
 def _tapped(feeds: Sequence[Feed]) -> frozenset[int]:
-    return frozenset(
-        layer for feed in feeds for _, _, want in feed.reads if want.hidden for layer in want.hidden if layer >= 0
-    )
+    wanted = [want.hidden for feed in feeds for _, _, want in feed.reads if want.hidden]
+    return frozenset(layer for layers in (*wanted, *(feed.traced for feed in feeds)) for layer in layers if layer >= 0)

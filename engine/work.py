@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from decoding.logits import History
 from decoding.model import Row, Want
 from decoding.sketch import WHOLE, Depth, Sketch
@@ -32,6 +34,8 @@ class Work:
         on_row: takes the row after the sequence's last token and makes the sequence longer; True: read the next one.
             Rows are then handed over as they come, without waking whoever waits, until it returns False.
         future: gets the rows.
+        traces: hidden states that the first row is to have of the tokens before it, as far as these are computed.
+        traced: cached length at their end.
         remaining: tokens still to feed, as of the last `refresh`.
         order: place in the order of submission, or of the last token of a stretch.
     """
@@ -49,6 +53,8 @@ class Work:
     on_row: Callable[[Row], bool] | None = None
     future: asyncio.Future[list[Row]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     rows: list[Row] = field(default_factory=list)
+    traces: list[dict[int, torch.Tensor]] = field(default_factory=list)
+    traced: int = 0
     cached_nodes: int = 0
     remaining: int = 0
     order: int = 0
@@ -145,6 +151,7 @@ class Work:
         if tree is not None:
             tokens += tree.fed_tokens[self.cached_nodes :]
         feed = Feed(table, tokens, tree, self.cached_nodes, self._reads(start, len(tokens), last))
+        feed.traced = self.want.before if self.want is not None and not self.rows else frozenset()
         if tree is not None and tree.is_chain and not self.grows and start == len(seq) - 1:
             held = table.tail.resumable((seq.tokens[-1], *tree.tokens))
             if held is not None:
@@ -160,8 +167,14 @@ class Work:
         first = self.cached_nodes
         tree = DraftTree(sketch.tokens, sketch.parents, "")
         real = len(seq) - sketch.base  # so many tokens of every path are the sequence's own
+        chain = tree.is_chain
+
+        def history(node: int) -> History:
+            path = range(node + 1) if chain else tree.path(node)
+            return History(seq, tuple(sketch.tokens[each] for each in path[real:]))
+
         reads = [
-            (node - first, History(seq, tuple(sketch.tokens[each] for each in tree.path(node)[real:])), self.want)
+            (node - first, history(node), self.want)
             for node in range(sketch.start, len(sketch.tokens))
             if self.want is not None
         ]
@@ -174,6 +187,7 @@ class Work:
             depth=sketch.depth,
             states=sketch.states,
             keeps_states=True,
+            exit=sketch.exit,
         )
 
     def _reads(self, start: int, fed: int, last: bool) -> list[tuple[int, History, Want]]:
@@ -199,6 +213,20 @@ class Work:
             return nodes
         extra = [(index, History(seq), self.want_extra) for index in range(first + len(tree), fed)]
         return [(first - 1, History(seq), want), *nodes, *extra]
+
+    def keep_traces(self, feed: Feed, rows: list[Row]) -> None:
+        """Gather what `Want.before` asks for, and give it to the first row; the cache is as before the forward."""
+        if not feed.traced:
+            return
+        start = len(self.table)
+        if start != self.traced:  # the cache was shortened meanwhile, or this is the first part
+            self.traces.clear()
+        end = feed.reads[0][0] if rows else len(feed.tokens)
+        self.traces.append({layer: states[:end] for layer, states in feed.traces.items()})
+        self.traced = start + end
+        if rows:
+            layers = [layer for layer in feed.traced if all(layer in part for part in self.traces)]
+            rows[0].before = {layer: torch.cat([part[layer] for part in self.traces]) for layer in layers}
 
     def meter(self, feed: Feed, name: str, num_parameters: int, num_layers: int) -> None:
         """Put every fed token into one of the meter's classes; the cache is still as before the forward."""

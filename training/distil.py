@@ -6,16 +6,16 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoding.model import Model, Want
+from decoding.model import Model, Row, Want
 from training.length_data import Source
 
-FORMAT = "answers/1"
+FORMAT = "answers/2"
 SHARD = 64  # prompts answered together, and kept in one file
 
 
@@ -29,6 +29,9 @@ class Answers:
         states: float16 [n, hidden], after the last norm, out of which each token was chosen.
         top_ids: int64 [n, k], the most probable tokens there, best first; k may be 0.
         top_logprobs: float32 [n, k], their raw log-probabilities in nats.
+        places: int64 [answers], how many states behind an exit layer each has: one for every token of prompt and
+            answer but the last; empty where none were asked for.
+        exits: float16 [sum of places, hidden], these states.
     """
 
     lengths: torch.Tensor
@@ -36,6 +39,8 @@ class Answers:
     states: torch.Tensor
     top_ids: torch.Tensor
     top_logprobs: torch.Tensor
+    places: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    exits: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float16))
 
     @classmethod
     def joined(cls, parts: list[Answers]) -> Answers:
@@ -60,6 +65,7 @@ async def distil(
     source: Source,
     top: int = 0,
     folder: Path | None = None,
+    exit_layer: int | None = None,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Answers:
     """Let a model answer prompts.
@@ -70,17 +76,20 @@ async def distil(
         top: how many of the most probable tokens are kept at each place.
         folder: where shards are kept: an interrupted run goes on after the last, and what has been answered once, by
             this model and in this way, is not answered again. None: nowhere.
+        exit_layer: the layer behind which states are kept as well; None: none.
         advance: told how many prompts of how many are answered.
     """
     count = len(source.prompts)
     shards = []
     for start in range(0, count, SHARD):
         indices = range(start, min(start + SHARD, count))
-        path = folder / f"{_key(model, source, indices, top)}.safetensors" if folder is not None else None
+        name = f"{_key(model, source, indices, top, exit_layer)}.safetensors"
+        path = folder / name if folder is not None else None
         if path is not None and path.exists():
             shard = Answers.load(path)
         else:
-            shard = Answers.joined(await asyncio.gather(*(_answer(model, source, index, top) for index in indices)))
+            answering = (_answer(model, source, index, top, exit_layer) for index in indices)
+            shard = Answers.joined(await asyncio.gather(*answering))
             if path is not None:
                 shard.save(path)
         shards.append(shard)
@@ -88,13 +97,16 @@ async def distil(
     return Answers.joined(shards)
 
 
-async def _answer(model: Model, source: Source, index: int, top: int) -> Answers:
+async def _answer(model: Model, source: Source, index: int, top: int, exit_layer: int | None) -> Answers:
     """One answer, and then, in one forward, what the model reads along it."""
     seq, again = source.sequence(index), source.sequence(index)
+    exits = frozenset({exit_layer} if exit_layer is not None else ())
+    if exits:  # what is found in the cache cannot be read
+        again.cache_salt = f"states {index}"
     try:
         segment = await model.decode(seq)
         tokens = [token.id for token in segment.tokens]
-        want = Want(draw=None, hidden=frozenset({-1}), top=top)
+        want = Want(draw=None, hidden=exits | {-1}, before=exits, top=top)
         rows = await model.extend(again, tuple(tokens[:-1]), want, every=True)
     finally:
         model.release(seq)
@@ -107,10 +119,18 @@ async def _answer(model: Model, source: Source, index: int, top: int) -> Answers
         states=torch.stack([row.hidden[-1].to("cpu", torch.float16) for row in rows]),
         top_ids=torch.tensor([[token for token, _ in each[:k]] for each in best], dtype=torch.int64),
         top_logprobs=torch.tensor([[logprob for _, logprob in each[:k]] for each in best], dtype=torch.float32),
+        **(_exits(rows, exit_layer) if exit_layer is not None else {}),
     )
 
 
-def _key(model: Model, source: Source, indices: range, top: int) -> str:
+def _exits(rows: list[Row], layer: int) -> dict[str, torch.Tensor]:
+    """The states behind a layer at all places of a prompt and its answer."""
+    parts = [*rows[0].before[layer], *(row.hidden[layer] for row in rows)]
+    states = torch.stack([each.to("cpu", torch.float16) for each in parts])
+    return {"places": torch.tensor([len(parts)]), "exits": states}
+
+
+def _key(model: Model, source: Source, indices: range, top: int, exit_layer: int | None) -> str:
     """Names a shard by all that its content follows from."""
     about = {
         "format": FORMAT,
@@ -121,5 +141,6 @@ def _key(model: Model, source: Source, indices: range, top: int) -> str:
         "ends": sorted(source.eos_ids),
         "seed": source.seed,
         "top": top,
+        "exit_layer": exit_layer,
     }
     return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=12).hexdigest()

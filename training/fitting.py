@@ -1,7 +1,8 @@
-"""Fitting a small head to examples in memory: seeded, and resumable after every epoch."""
+"""Fitting a small head to examples in memory: seeded, and resumable bit for bit."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 
 from training.checkpoint import Checkpoint, Progress
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -19,67 +20,99 @@ class Schedule:
     """How long and how fast.
 
     Attributes:
-        epochs: passes over the examples.
-        batch_size: examples of a step.
-        learning_rate: of AdamW.
+        steps: batches in all.
+        batch_size: examples of each.
+        learning_rate: of AdamW at its highest, after a linear rise.
+        warmup_steps: of the rise; 0: none.
+        falls: whether it then falls to zero along a cosine; otherwise it stays.
         weight_decay: of AdamW.
-        seed: of the order of examples.
+        clip: largest norm of the gradient; None: any.
+        seed: of first weights and of the order of examples.
     """
 
-    epochs: int = 20
+    steps: int = 2000
     batch_size: int = 256
-    learning_rate: float = 3e-3
+    learning_rate: float = 1e-3
+    warmup_steps: int = 50
+    falls: bool = True
     weight_decay: float = 0.01
+    clip: float | None = 0.5
     seed: int = 0
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of a step counted from 0."""
+        rise = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        fall = 0.5 * (1.0 + math.cos(math.pi * step / self.steps)) if self.falls else 1.0
+        return self.learning_rate * rise * fall
+
+    def batches_in(self, count: int) -> int:
+        """Whole batches in a pass over so many examples, at least one."""
+        return max(1, count // self.batch_size)
 
 
 def fit(
     head: nn.Module,
-    inputs: torch.Tensor,
-    labels: torch.Tensor,
     loss: Loss,
+    count: int,
     schedule: Schedule,
     checkpoint: Path | None = None,
-    on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
+    save_every: int = 200,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:
-    """Train a head in place; an interrupted run goes on where its checkpoint stands and ends the same.
+    """Train a head in place; an interrupted run goes on where its checkpoint stands and ends the same bit for bit.
 
     Args:
-        head: inputs [n, ...] -> what `loss` takes.
-        inputs: one row per example.
-        labels: [n].
-        loss: of (outputs, labels) of a batch, a scalar.
+        head: what learns.
+        loss: of the examples with these indices, int64 [b]; a scalar.
+        count: examples.
         schedule: see there.
-        checkpoint: where to keep the state after every epoch; None: nowhere.
-        on_epoch: told the number of finished epochs and the mean loss of the last.
+        checkpoint: file for the state; None: none is kept.
+        save_every: steps between checkpoints; there is one at the end in any case.
+        on_step: told the number of finished steps and the last one's loss.
 
     Returns:
-        Mean loss of each epoch.
+        Mean loss of the steps between checkpoints.
     """
-    optimiser = torch.optim.AdamW(
-        head.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, betas=(0.9, 0.95)
-    )
+    parameters = list(head.parameters())
+    optimiser = torch.optim.AdamW(parameters, weight_decay=schedule.weight_decay, betas=(0.9, 0.95))
     progress = Progress()
     if checkpoint is not None and checkpoint.exists():
         stored = Checkpoint.load(checkpoint)
         head.load_state_dict(stored.model)
         optimiser.load_state_dict(stored.optimiser[0])
         progress = stored.progress
-    while progress.step < schedule.epochs:
-        # The order follows from the epoch alone, so that a resumed run needs no state of a generator.
-        order = torch.Generator().manual_seed(schedule.seed * 1_000_003 + progress.step)
-        total = 0.0
-        shuffled = torch.randperm(len(inputs), generator=order)
-        for start in range(0, len(inputs), schedule.batch_size):
-            batch = shuffled[start : start + schedule.batch_size]
-            optimiser.zero_grad()
-            value = loss(head(inputs[batch]), labels[batch])
-            value.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            total += value.item() * len(batch)
+    order = _Order(count, schedule.batch_size, schedule.seed)
+    recent: list[float] = []
+    while progress.step < schedule.steps:
+        for group in optimiser.param_groups:
+            group["lr"] = schedule.lr_at(progress.step)
+        value = loss(order.batch(progress.step))
+        optimiser.zero_grad(set_to_none=True)
+        value.backward()  # type: ignore[no-untyped-call]
+        if schedule.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, schedule.clip)
+        optimiser.step()
+        recent.append(value.item())
         progress.step += 1
-        progress.history.append({"loss": total / len(inputs)})
-        if checkpoint is not None:
-            Checkpoint(head.state_dict(), [optimiser.state_dict()], progress).save(checkpoint)
-        on_epoch(progress.step, progress.history[-1]["loss"])
+        if progress.step % save_every == 0 or progress.step == schedule.steps:
+            progress.history.append({"loss": sum(recent) / len(recent)})
+            recent = []
+            if checkpoint is not None:
+                Checkpoint(head.state_dict(), [optimiser.state_dict()], progress).save(checkpoint)
+        on_step(progress.step, value.item())
     return [each["loss"] for each in progress.history]
+
+
+class _Order:
+    """Which examples a step sees; it follows from the step alone, so that a resumed run needs no generator's state."""
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        self._count, self._size, self._seed = count, min(batch_size, count), seed
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
+
+    def batch(self, step: int) -> torch.Tensor:
+        epoch, place = divmod(step, self._count // self._size)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+            self._epoch, self._order = epoch, torch.randperm(self._count, generator=generator)
+        return self._order[place * self._size : (place + 1) * self._size]

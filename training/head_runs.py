@@ -24,7 +24,8 @@ from engine.pool import DTYPES
 from engine.text import TextTokenizer
 from training.data import arithmetic, lists
 from training.distil import Answers, distil
-from training.heads import Frozen, Recipe, Schedule, Windows, fit, rank_accuracies
+from training.fitting import Schedule, fit
+from training.heads import Frozen, Recipe
 from training.length_data import Source
 from training.length_predictors import claim
 from turnout.calls import ChatMessage
@@ -38,7 +39,6 @@ Advance = Callable[[str, int, int], None]  # what is being done, how much of it,
 
 ROLE = "large"  # draft heads stand beside the model that verifies
 LIST_SHARE = 0.25
-SOFT_TOP = 10  # probabilities kept at each token where they are what is learned
 
 
 @dataclass(frozen=True)
@@ -171,20 +171,20 @@ async def train_head(target: Target, plan: Plan, out: Path, advance: Advance = l
     def on_step(step: int, loss: float) -> None:
         advance(f"training, loss {loss:.3f}", step, steps)
 
-    windows = Windows(answers, len(task.weights))
-    losses = fit(task, windows, plan.schedule, folder / "checkpoint.pt", on_step=on_step)
-    accuracies = rank_accuracies(task, Windows(unseen, len(task.weights)))
+    lessons = task.lessons(answers)
+    losses = fit(task.head, lessons.loss, len(lessons), plan.schedule, folder / "checkpoint.pt", on_step=on_step)
+    accuracies = task.lessons(unseen).accuracies()
     artifact = Artifact(
         kind=plan.recipe.kind,
         trainer="training.head_runs",
-        settings={"head": task.head.settings, "accuracies": accuracies, **plan.settings},
+        settings={"head": task.head.settings, "accuracies": accuracies, **task.settings(), **plan.settings},
         models={ROLE: target.model.digest},
         tensors={name: each.half() for name, each in task.head.state_dict().items()},
     )
     artifact.save(out)
     drafts = await measure_rounds(target, heldout, plan.recipe.kind, out)
     return {
-        "windows": len(windows),
+        "examples": len(lessons),
         "losses": losses,
         "rank_accuracies": accuracies,
         "tokens_per_round": drafts.tokens_per_round,
@@ -197,7 +197,8 @@ async def _answers(target: Target, plan: Plan, source: Source, folder: Path, wha
     def told(done: int, total: int) -> None:
         advance(what, done, total)
 
-    return await distil(target.model, source, SOFT_TOP if plan.schedule.soft else 0, folder / "answers", told)
+    layer = plan.recipe.exit_layer(target.model.num_layers)
+    return await distil(target.model, source, plan.recipe.soft_top, folder / "answers", layer, told)
 
 
 async def measure_rounds(target: Target, source: Source, kind: str, artifact: Path, **params: Any) -> SpeculationMeter:

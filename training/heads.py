@@ -1,11 +1,9 @@
-"""Training of draft heads on a frozen model's answers: windows over answers, the loop, and what heads are worth."""
+"""What draft heads learn from a frozen model's answers: the ends of the model, windows over answers, the loss."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -13,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from decoding.length_heads import Head
-from training.checkpoint import Checkpoint, Progress
 from training.distil import Answers
 
 RANKS = 10
+SOFT_TOP = 10  # probabilities kept at each token where they are what is learned
 
 
 @dataclass(frozen=True)
@@ -27,23 +25,86 @@ class Frozen:
         embed: token ids -> what goes into the first layer.
         output: states after the last norm -> logits before the cap.
         softcap: bound of the logits; None: none.
+        config: the model's Hugging Face configuration; None where no head takes its shape from it.
+        norm: weight of the last norm; None: none to begin with.
     """
 
     embed: nn.Module
     output: nn.Module
     softcap: float | None = None
+    config: Any = None
+    norm: torch.Tensor | None = None
 
     @classmethod
     def of(cls, model: Any) -> Frozen:
         """Those of a Hugging Face causal language model."""
         model.eval().requires_grad_(False)
         softcap = getattr(model.config, "final_logit_softcapping", None)
-        return cls(model.get_input_embeddings(), model.get_output_embeddings(), softcap)
+        norm = getattr(getattr(model, "model", None), "norm", None)
+        weight = getattr(norm, "weight", None)
+        return cls(model.get_input_embeddings(), model.get_output_embeddings(), softcap, model.config, weight)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[..., width] -> [..., vocab]."""
         logits: torch.Tensor = self.output(states)
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+
+class Lessons(Protocol):
+    """What a head learns from, made of answers."""
+
+    def __len__(self) -> int:
+        """Examples."""
+        ...
+
+    def loss(self, picked: torch.Tensor) -> torch.Tensor:
+        """Of the examples with these indices, int64 [b]; in nats."""
+        ...
+
+    def accuracies(self) -> list[list[float]]:
+        """How often the token at each depth is the head's guess of each rank, up to `RANKS`: [depths][ranks]."""
+        ...
+
+
+class Task(Protocol):
+    """A head in training."""
+
+    @property
+    def head(self) -> Head:
+        """The only thing with gradients."""
+        ...
+
+    def lessons(self, answers: Answers) -> Lessons:
+        """What it learns from these answers."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """What its drafter must know beside the head, in plain values."""
+        ...
+
+
+class Recipe(Protocol):
+    """The shape of a head: a frozen dataclass of plain values.
+
+    Attributes:
+        kind: name of the drafter that asks it.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    kind: ClassVar[str]
+
+    @property
+    def soft_top(self) -> int:
+        """How many of the model's probabilities it learns from at each token."""
+        ...
+
+    def exit_layer(self, num_layers: int) -> int | None:
+        """The layer behind which it stands, of a model of so many; None: the last."""
+        ...
+
+    def task(self, frozen: Frozen, width: int) -> Task:
+        """A fresh head to train, for hidden states of that width; random weights are torch's."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -102,76 +163,73 @@ class Windows:
         )
 
 
-class Task(Protocol):
-    """What is trained."""
-
-    @property
-    def head(self) -> Head:
-        """The only thing with gradients."""
-        ...
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """Of the loss at each of n depths, the nearest token's first."""
-        ...
-
-    def predict(self, batch: Batch) -> torch.Tensor:
-        """Logits of each of the n tokens: [b, n, vocab]; a head that sees earlier tokens is shown the true ones."""
-        ...
-
-
-class Recipe(Protocol):
-    """The shape of a head: a frozen dataclass of plain values.
+class WindowTask:
+    """A head that guesses several tokens from one state. Implements `Task`.
 
     Attributes:
-        kind: name of the drafter that asks it.
+        weights: of the loss at each of n depths, the nearest token's first.
+        soft: learn the model's own distribution, as far as the data has it, in place of the token it drew.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-    kind: ClassVar[str]
+    head: Head
+    weights: tuple[float, ...]
+    soft: bool = False
 
-    def task(self, frozen: Frozen, width: int) -> Task:
-        """A fresh head to train, for hidden states of that width; random weights are torch's."""
-        ...
+    @abstractmethod
+    def predict(self, batch: Batch) -> torch.Tensor:
+        """Logits of each of the n tokens: [b, n, vocab]; a head that sees earlier tokens is shown the true ones."""
+
+    def lessons(self, answers: Answers) -> WindowLessons:
+        """See `Task.lessons`."""
+        return WindowLessons(self, Windows(answers, len(self.weights)))
+
+    def settings(self) -> dict[str, Any]:
+        """See `Task.settings`."""
+        return {}
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """How long and how fast.
+class WindowRecipe:
+    """What recipes of heads on the last state share; `soft` is as in `WindowTask`."""
 
-    Attributes:
-        steps: batches in all.
-        batch_size: windows of each.
-        learning_rate: of AdamW at its highest, after a linear rise; it falls along a cosine to zero.
-        warmup_steps: of the rise.
-        weight_decay: of AdamW.
-        clip: largest norm of the gradient.
-        soft: learn the model's own distribution, as far as the data has it, in place of the token it drew.
-        seed: of first weights and of the order of windows.
-    """
-
-    steps: int = 2000
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    warmup_steps: int = 50
-    weight_decay: float = 0.01
-    clip: float = 0.5
     soft: bool = False
-    seed: int = 0
 
-    def lr_at(self, step: int) -> float:
-        """Learning rate of a step counted from 0."""
-        rise = min(1.0, (step + 1) / max(1, self.warmup_steps))
-        return self.learning_rate * rise * 0.5 * (1.0 + math.cos(math.pi * step / self.steps))
+    @property
+    def soft_top(self) -> int:
+        """See `Recipe.soft_top`."""
+        return SOFT_TOP if self.soft else 0
+
+    def exit_layer(self, num_layers: int) -> int | None:
+        """See `Recipe.exit_layer`."""
+        return None
 
 
-def loss_of(task: Task, batch: Batch, soft: bool) -> torch.Tensor:
+@dataclass(frozen=True)
+class WindowLessons:
+    """Windows with what is learned from them. Implements `Lessons`."""
+
+    task: WindowTask
+    windows: Windows
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def loss(self, picked: torch.Tensor) -> torch.Tensor:
+        """See `Lessons.loss`."""
+        return loss_of(self.task, self.windows.batch(picked))
+
+    def accuracies(self) -> list[list[float]]:
+        """See `Lessons.accuracies`."""
+        return rank_accuracies(self.task, self.windows)
+
+
+def loss_of(task: WindowTask, batch: Batch) -> torch.Tensor:
     """Cross-entropy in nats, its mean at each depth weighted and summed.
 
-    With `soft`, against the model's most probable tokens, their probabilities renormalised.
+    Of soft tasks, against the model's most probable tokens, their probabilities renormalised.
     """
     logits = task.predict(batch)
-    if soft:
+    if task.soft:
         targets = batch.top_logprobs.softmax(-1)
         losses = -(targets * logits.log_softmax(-1).gather(-1, batch.top_ids)).sum(-1)
     else:
@@ -181,73 +239,8 @@ def loss_of(task: Task, batch: Batch, soft: bool) -> torch.Tensor:
     return (means * torch.tensor(task.weights)).sum()
 
 
-def fit(
-    task: Task,
-    windows: Windows,
-    schedule: Schedule,
-    checkpoint: Path | None = None,
-    save_every: int = 200,
-    on_step: Callable[[int, float], None] = lambda step, loss: None,
-) -> list[float]:
-    """Train a head in place; an interrupted run goes on where its checkpoint stands and ends the same bit for bit.
-
-    Args:
-        task: whose head learns.
-        windows: to learn from.
-        schedule: see there.
-        checkpoint: file for the state; None: none is kept.
-        save_every: steps between checkpoints; there is one at the end in any case.
-        on_step: told the number of finished steps and the last one's loss.
-
-    Returns:
-        Mean loss of the steps between checkpoints.
-    """
-    parameters = list(task.head.parameters())
-    optimiser = torch.optim.AdamW(parameters, weight_decay=schedule.weight_decay, betas=(0.9, 0.95))
-    progress = Progress()
-    if checkpoint is not None and checkpoint.exists():
-        stored = Checkpoint.load(checkpoint)
-        task.head.load_state_dict(stored.model)
-        optimiser.load_state_dict(stored.optimiser[0])
-        progress = stored.progress
-    order = _Order(len(windows), schedule.batch_size, schedule.seed)
-    recent: list[float] = []
-    while progress.step < schedule.steps:
-        for group in optimiser.param_groups:
-            group["lr"] = schedule.lr_at(progress.step)
-        loss = loss_of(task, windows.batch(order.batch(progress.step)), schedule.soft)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(parameters, schedule.clip)
-        optimiser.step()
-        recent.append(loss.item())
-        progress.step += 1
-        if progress.step % save_every == 0 or progress.step == schedule.steps:
-            progress.history.append({"loss": sum(recent) / len(recent)})
-            recent = []
-            if checkpoint is not None:
-                Checkpoint(task.head.state_dict(), [optimiser.state_dict()], progress).save(checkpoint)
-        on_step(progress.step, loss.item())
-    return [each["loss"] for each in progress.history]
-
-
-class _Order:
-    """Which windows a step sees; it follows from the step alone, so that a resumed run needs no generator's state."""
-
-    def __init__(self, count: int, batch_size: int, seed: int) -> None:
-        self._count, self._size, self._seed = count, min(batch_size, count), seed
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
-
-    def batch(self, step: int) -> torch.Tensor:
-        epoch, place = divmod(step, self._count // self._size)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-            self._epoch, self._order = epoch, torch.randperm(self._count, generator=generator)
-        return self._order[place * self._size : (place + 1) * self._size]
-
-
 @torch.no_grad()
-def rank_accuracies(task: Task, windows: Windows, batch_size: int = 256) -> list[list[float]]:
+def rank_accuracies(task: WindowTask, windows: Windows, batch_size: int = 256) -> list[list[float]]:
     """How often the token at each depth is the head's guess of each rank, up to `RANKS`: [n][ranks].
 
     A head that sees earlier tokens is shown the true ones.

@@ -1,4 +1,4 @@
-"""Train the heads of length policies: `python -m training.length_predictors disco --config C --out DIR/disco`."""
+"""Training of the heads of length policies, from prompts to an artifact and a report."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import hashlib
 import json
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
-from rich.progress import Progress as ProgressBar
 
-from decoding.artifacts import SUFFIX, Artifact
+from decoding.artifacts import Artifact
 from decoding.length_heads import AcceptanceHead, ContinueHead, Head
 from decoding.model import ModelPool
 from engine.pool import LocalPool
@@ -26,23 +24,24 @@ from training.fitting import Schedule, fit
 from training.length_data import Examples, Source, mine_acceptance, mine_rounds
 from training.length_tuning import Costs, Replay, Tuned, tune
 from turnout.calls import ChatMessage
-from turnout.config import TurnoutConfig, load_config
 from turnout.errors import invalid
-from turnout.types import SamplingParams
 
 Advance = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
 
 AT_ONCE = 8
+STEADY = Schedule(learning_rate=3e-3, warmup_steps=0, falls=False, clip=None)
+SLOWER = replace(STEADY, learning_rate=1e-3)
 
 
 @dataclass(frozen=True)
 class Disco:
-    """How a `disco` head is trained."""
+    """How a `disco` head is trained: passes over the examples, and the schedule of their steps."""
 
     depth: int = 20
     top: int = 10
     hidden: int = 16
-    schedule: Schedule = field(default_factory=Schedule)
+    epochs: int = 20
+    schedule: Schedule = STEADY
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,8 @@ class SpecDecPlusPlus:
     shared: bool = False
     mixing: float = 0.15
     reject_weight: float = 6.0
-    schedule: Schedule = field(default_factory=lambda: Schedule(epochs=3, learning_rate=1e-3))
+    epochs: int = 3
+    schedule: Schedule = SLOWER
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,19 @@ class Trained:
         """Everything measured, as plain values."""
         tuned = asdict(self.tuned) if self.tuned is not None else None
         return {"losses": self.losses, "heldout": asdict(self.heldout), "tuned": tuned}
+
+
+async def train_pair(
+    models: ModelPool,
+    source: Source,
+    recipe: Disco | SpecDecPlusPlus,
+    folder: Path | None = None,
+    advance: Advance = lambda *_: None,
+) -> Trained:
+    """The head that a recipe is for; see `train_disco`."""
+    if isinstance(recipe, Disco):
+        return await train_disco(models, source, recipe, folder, advance)
+    return await train_specdecpp(models, source, recipe, folder, advance)
 
 
 async def train_disco(
@@ -96,7 +109,7 @@ async def train_disco(
     head.mean.copy_(train.inputs.mean(0))
     head.spread.copy_(train.inputs.std(0).clamp_min(1e-3))
     loss = torch.nn.functional.binary_cross_entropy_with_logits
-    losses = _fit(head, train, loss, recipe.schedule, folder, advance)
+    losses = _fit(head, train, loss, recipe, folder, advance)
     replays = [Replay.of(part, head(part.inputs).sigmoid().detach()) for part in (choose, report)]
     context = sum(map(len, source.prompts)) // len(source.prompts) + source.sampling.max_tokens // 2
     tuned = tune(replays[0], replays[1], Costs.of(models, recipe.depth, context))
@@ -126,7 +139,7 @@ async def train_specdecpp(
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return weighted_loss(logits, labels, recipe.reject_weight)
 
-    losses = _fit(head, train, loss, recipe.schedule, folder, advance)
+    losses = _fit(head, train, loss, recipe, folder, advance)
     # The weighted loss makes the head expect rejection that much more often; measured is what it says without that.
     rejected, accepted = head(report.inputs).unbind(-1)
     heldout = _measure((accepted - rejected + math.log(recipe.reject_weight)).sigmoid(), report, train)
@@ -208,16 +221,22 @@ def _fit(
     head: Head,
     train: Examples,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    schedule: Schedule,
+    recipe: Disco | SpecDecPlusPlus,
     folder: Path | None,
     advance: Advance,
 ) -> list[float]:
+    """Mean loss of each pass."""
     checkpoint = folder / "checkpoint.pt" if folder is not None else None
+    per_epoch = recipe.schedule.batches_in(len(train))
+    schedule = replace(recipe.schedule, steps=recipe.epochs * per_epoch)
 
-    def on_epoch(epoch: int, value: float) -> None:
-        advance(f"fitting, loss {value:.4f}", epoch, schedule.epochs)
+    def loss_of(picked: torch.Tensor) -> torch.Tensor:
+        return loss(head(train.inputs[picked]), train.labels[picked])
 
-    return fit(head, train.inputs, train.labels, loss, schedule, checkpoint, on_epoch)
+    def on_step(step: int, value: float) -> None:
+        advance(f"fitting, loss {value:.4f}", step, schedule.steps)
+
+    return fit(head, loss_of, len(train), schedule, checkpoint, per_epoch, on_step)
 
 
 def _measure(scores: torch.Tensor, report: Examples, train: Examples) -> Calibration:
@@ -246,96 +265,3 @@ def prompts_of(pool: LocalPool, file: Path | None, count: int) -> list[list[int]
         drawn = [arithmetic.heldout(grade, -(-count // len(grades)), seed=7) for grade in grades]
         lines = [problem.prompt for problems in zip(*drawn, strict=True) for problem in problems][:count]
     return [pool.tokenizer.encode_chat([ChatMessage("user", line)]) for line in lines]
-
-
-Config = Annotated[Path | None, typer.Option(help="Configuration file; absent: the demo pair.")]
-Pool = Annotated[str | None, typer.Option(help="Which pool of it; absent: the first.")]
-Out = Annotated[Path, typer.Option(help="Artifact to write, in the pool's folder of artifacts.")]
-Prompts = Annotated[Path | None, typer.Option(help="Text file, a prompt a line; absent: arithmetic problems.")]
-Count = Annotated[int, typer.Option(min=8, help="Prompts used.")]
-MaxTokens = Annotated[int, typer.Option(min=2, help="Longest answer, tokens.")]
-Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="Of the answers.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the examples; absent: the recipe's.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of answers, weights and order.")]
-
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
-
-
-@app.command()
-def disco(
-    out: Out,
-    config: Config = None,
-    pool: Pool = None,
-    prompts: Prompts = None,
-    count: Count = 256,
-    max_tokens: MaxTokens = 96,
-    temperature: Temperature = 1.0,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-) -> None:
-    """The classifier of `disco`: whether to draft on after a token."""
-    recipe = Disco()
-    recipe = replace(recipe, schedule=_schedule(recipe.schedule, epochs, seed))
-    sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens)
-    asyncio.run(_command(train_disco, recipe, out, config, pool, (prompts, count, sampling)))
-
-
-@app.command()
-def specdecpp(
-    out: Out,
-    config: Config = None,
-    pool: Pool = None,
-    prompts: Prompts = None,
-    count: Count = 256,
-    max_tokens: MaxTokens = 96,
-    temperature: Temperature = 1.0,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-) -> None:
-    """The acceptance head of `specdecpp`: the chance that a drafted token is accepted."""
-    recipe = SpecDecPlusPlus()
-    recipe = replace(recipe, schedule=_schedule(recipe.schedule, epochs, seed))
-    sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens)
-    asyncio.run(_command(train_specdecpp, recipe, out, config, pool, (prompts, count, sampling)))
-
-
-def _schedule(schedule: Schedule, epochs: int | None, seed: int) -> Schedule:
-    return replace(schedule, epochs=epochs or schedule.epochs, seed=seed)
-
-
-async def _command(
-    train: Callable[..., Awaitable[Trained]],
-    recipe: Disco | SpecDecPlusPlus,
-    out: Path,
-    config: Path | None,
-    pool_name: str | None,
-    asked: tuple[Path | None, int, SamplingParams],
-) -> None:
-    """Load the models, train, write NAME.safetensors and NAME.report.json; NAME.run/ lets an interrupted run go on."""
-    settings = load_config(config) if config is not None else TurnoutConfig.demo()
-    pool = LocalPool.load(pool_name or next(iter(settings.pools)), settings)
-    try:
-        file, count, sampling = asked
-        eos_ids = frozenset(pool.tokenizer.eos_ids)
-        source = Source(prompts_of(pool, file, count), sampling, eos_ids, recipe.schedule.seed)
-        with ProgressBar() as bar:
-            tasks: dict[str, Any] = {}
-
-            def advance(what: str, done: int, total: int) -> None:
-                stage = what.partition(",")[0]
-                task = tasks.setdefault(stage, None)
-                if task is None:
-                    task = tasks[stage] = bar.add_task(what, total=total)
-                bar.update(task, description=what, completed=done)
-
-            trained = await train(pool.pool, source, recipe, out.with_suffix(".run"), advance)
-    finally:
-        await pool.close()
-    trained.artifact.save(out.with_suffix(SUFFIX))
-    text = json.dumps(trained.report, indent=2)
-    out.with_suffix(".report.json").write_text(text + "\n", encoding="utf-8")
-    typer.echo(text)
-
-
-if __name__ == "__main__":
-    app()

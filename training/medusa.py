@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 
 from decoding.heads import MedusaHeads
-from training.heads import Batch, Frozen
+from training.heads import Batch, Frozen, WindowRecipe, WindowTask
 
 
 @dataclass(frozen=True)
-class MedusaRecipe:
+class MedusaRecipe(WindowRecipe):
     """The heads' shape; `decay` is how much less each next head weighs in the loss. A `training.heads.Recipe`."""
 
     kind: ClassVar[str] = "medusa"
@@ -25,8 +25,8 @@ class MedusaRecipe:
         return MedusaTask(self, frozen, width)
 
 
-class MedusaTask:
-    """Every head predicts its own token from the state alone. Implements `training.heads.Task`.
+class MedusaTask(WindowTask):
+    """Every head predicts its own token from the state alone.
 
     Args:
         recipe: the shape.
@@ -35,10 +35,11 @@ class MedusaTask:
     """
 
     def __init__(self, recipe: MedusaRecipe, frozen: Frozen, width: int) -> None:
-        self.head = MedusaHeads(width, recipe.heads, recipe.blocks)
+        self.head = self._heads = MedusaHeads(width, recipe.heads, recipe.blocks)
         self.weights = tuple(recipe.decay**index for index in range(recipe.heads))
+        self.soft = recipe.soft
         self._frozen = frozen
 
     def predict(self, batch: Batch) -> torch.Tensor:
-        """See `training.heads.Task.predict`."""
-        return self._frozen.logits(self.head(batch.states))
+        """See `WindowTask.predict`."""
+        return self._frozen.logits(self._heads(batch.states))

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 
 from decoding.heads import RecurrentHead
-from training.heads import Batch, Frozen
+from training.heads import Batch, Frozen, WindowRecipe, WindowTask
 
 
 @dataclass(frozen=True)
-class ReDrafterRecipe:
+class ReDrafterRecipe(WindowRecipe):
     """The head's blocks, and how many tokens ahead it learns to go. A `training.heads.Recipe`."""
 
     kind: ClassVar[str] = "redrafter"
@@ -24,8 +24,8 @@ class ReDrafterRecipe:
         return ReDrafterTask(self, frozen, width)
 
 
-class ReDrafterTask:
-    """The cell runs over the true tokens, the state of the window held fixed. Implements `training.heads.Task`.
+class ReDrafterTask(WindowTask):
+    """The cell runs over the true tokens, the state of the window held fixed.
 
     What the head says of the state alone begins as what the model says of it: its matrix starts from the model's.
 
@@ -37,19 +37,20 @@ class ReDrafterTask:
 
     def __init__(self, recipe: ReDrafterRecipe, frozen: Frozen, width: int) -> None:
         matrix = next(frozen.output.parameters())
-        self.head = RecurrentHead(width, len(matrix), recipe.blocks)
+        self.head = self._head = RecurrentHead(width, len(matrix), recipe.blocks)
         with torch.no_grad():
-            self.head.output.weight[:, :width] = matrix
+            self._head.output.weight[:, :width] = matrix
         self.weights = (1.0,) * recipe.ahead
+        self.soft = recipe.soft
         self._frozen = frozen
 
     def predict(self, batch: Batch) -> torch.Tensor:
-        """See `training.heads.Task.predict`."""
+        """See `WindowTask.predict`."""
         ahead = batch.known.shape[1]
         embeddings = self._frozen.embed(batch.tokens[:, :ahead])
-        states = self.head.start(len(batch.states))
+        states = self._head.start(len(batch.states))
         after = []
         for index in range(ahead):
-            states = self.head.advance(states, embeddings[:, index])
+            states = self._head.advance(states, embeddings[:, index])
             after.append(states)
-        return self.head.logits(batch.states[:, None].expand(-1, ahead, -1), torch.stack(after, 1))
+        return self._head.logits(batch.states[:, None].expand(-1, ahead, -1), torch.stack(after, 1))

@@ -1,4 +1,4 @@
-"""Drafters that ask a trained head about the target's last hidden state."""
+"""Drafters that ask a trained head about the target's hidden states."""
 
 from __future__ import annotations
 
@@ -41,10 +41,8 @@ class Opened(Generic[HeadT]):
     head: HeadT | None = None
 
 
-class HeadDrafter(Drafter, Generic[HeadT]):
-    """Drafts from the state at the accepted node of the round before, which chose the pending token.
-
-    The first round of an answer has none and drafts nothing: its forward reads the prompt.
+class TrainedDrafter(Drafter, Generic[HeadT]):
+    """Opens the artifact that bears its name as kind, for exactly the model it was trained for.
 
     Attributes:
         network: the head's class.
@@ -52,14 +50,9 @@ class HeadDrafter(Drafter, Generic[HeadT]):
     """
 
     beside = "large"
-    want = Want(draw=None, hidden=frozenset({-1}))
     network: ClassVar[type[Head]]
     params: HeadParams
     head: HeadT
-
-    def __init__(self, params: Any = None, candidates: Candidates | None = None) -> None:
-        super().__init__(params, candidates)
-        self._state: tuple[int, torch.Tensor] | None = None
 
     def check(self, models: ModelPool) -> None:
         """Open the artifact.
@@ -78,6 +71,19 @@ class HeadDrafter(Drafter, Generic[HeadT]):
     def use(self, head: HeadT, artifact: Artifact) -> None:
         """Take a head that fits the models."""
         self.head = head
+
+
+class HeadDrafter(TrainedDrafter[HeadT]):
+    """Drafts from the state at the accepted node of the round before, which chose the pending token.
+
+    The first round of an answer has none and drafts nothing: its forward reads the prompt.
+    """
+
+    want = Want(draw=None, hidden=frozenset({-1}))
+
+    def __init__(self, params: Any = None, candidates: Candidates | None = None) -> None:
+        super().__init__(params, candidates)
+        self._state: tuple[int, torch.Tensor] | None = None
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """What the head makes of the state; nothing before there is one."""

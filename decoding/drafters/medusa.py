@@ -104,6 +104,11 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
         self._accuracies: Accuracies = tuple(tuple(each[:ranks]) for each in artifact.settings["accuracies"])
         self._want = Want(draw=None, top=max(map(len, self._accuracies)))
 
+    @property
+    def share(self) -> float:
+        """Its own network only."""
+        return 0.0
+
     async def draft(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: Room) -> DraftTree:
         """Guesses of as many heads as there is room for."""
         depth = min(room.depth, len(self._accuracies))

@@ -79,6 +79,11 @@ class ReDrafterDrafter(HeadDrafter[RecurrentHead]):
     nodes = 50
     params: ReDrafterParams
 
+    @property
+    def share(self) -> float:
+        """Its own network only."""
+        return 0.0
+
     async def draft(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: Room) -> DraftTree:
         """The beams, as deep as there is room, equal beginnings merged."""
         beams = search_beams(self.head, model.embed, hidden, seq.tokens[-1], self.params.width, room.depth)

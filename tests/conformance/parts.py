@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from decoding.drafters.base import PACKAGE as DRAFTERS
+from decoding.exit_heads import ExitHead
+from decoding.heads import MedusaHeads, RecurrentHead
+from decoding.length_heads import Head
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.selectors.base import PACKAGE as SELECTORS
 from decoding.verifiers.base import PACKAGE as VERIFIERS
+from tests.decoding.head_models import save_head
 from turnout.registry import load, names
+
+# Of the target for which artifacts are made: hidden size, vocabulary, layers before the exit.
+WIDTH, VOCAB, EXIT = 32, 40, 2
+# A head for every drafter that needs a trained one, with what else its artifact says.
+HEADS: dict[str, tuple[Callable[[], Head], dict[str, Any]]] = {
+    "eesd": (lambda: ExitHead(WIDTH, 4, 2, 8, inner=24), {"exit_layer": EXIT}),
+    "kangaroo": (lambda: ExitHead(WIDTH, 4, 2, 8), {"exit_layer": EXIT}),
+    "medusa": (lambda: MedusaHeads(WIDTH, heads=3), {"accuracies": [[0.5, 0.3, 0.2]] * 3}),
+    "redrafter": (lambda: RecurrentHead(WIDTH, VOCAB), {}),
+}
 
 
 def parts(package: str) -> dict[str, Any]:
-    """Classes by name, those left out that need something trained: their own tests train it."""
+    """Classes by name; length policies that need something trained are left out: their own tests train it."""
     found = {name: load(package, name, "part").PART for name in names(package)}
-    return {name: part for name, part in found.items() if "artifact" not in part.Params.model_fields}
+    return {name: part for name, part in found.items() if "artifact" not in part.Params.model_fields or name in HEADS}
+
+
+def make_artifacts(folder: Path, digest: str) -> None:
+    """Random heads for a model with this digest."""
+    for kind, (make, settings) in HEADS.items():
+        torch.manual_seed(3)
+        head = make()
+        for each in head.parameters():
+            if each.ndim > 1:
+                torch.nn.init.normal_(each, std=0.1)
+        save_head(folder, kind, head, digest, **settings)
 
 
 ALL_DRAFTERS = parts(DRAFTERS)

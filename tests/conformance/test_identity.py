@@ -9,13 +9,23 @@ from typing import Any
 
 import pytest
 
+from decoding.artifacts import Artifacts
 from decoding.fakes import ListText
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
 from engine.device import Device
 from engine.loading import prepare
 from engine.model import EngineModel
-from tests.conformance.parts import ALL_DRAFTERS, ALL_LENGTHS, ALL_SELECTORS, LOSSLESS, fitting
+from tests.conformance.parts import (
+    ALL_DRAFTERS,
+    ALL_LENGTHS,
+    ALL_SELECTORS,
+    LOSSLESS,
+    VOCAB,
+    WIDTH,
+    fitting,
+    make_artifacts,
+)
 from training.random_models import llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig
 from turnout.registry import get_method
@@ -24,7 +34,6 @@ from turnout.types import SamplingParams
 # The models' locks belong to one event loop.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-VOCAB = 40
 PROMPTS = 100
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.3}
@@ -34,18 +43,25 @@ FEW = [(d, length, v) for d, length, v in FITTING if length == "fixed" or (d, v)
 
 
 @pytest.fixture(scope="module")
-def pool() -> ModelPool:
+def pool(tmp_path_factory: pytest.TempPathFactory) -> ModelPool:
     """A small and a large model that often agree: the same weights, a little shaken, and a layer more."""
     device, engine = Device("cpu"), EngineConfig(block_size=8, max_batch=128)
     models: dict[str, Any] = {}
     for name, layers, seed in (("small", 3, 1), ("large", 4, 1)):
         config = llama_config(
-            VOCAB, hidden_size=32, num_hidden_layers=layers, pad_token_id=0, eos_token_id=1, max_position_embeddings=128
+            VOCAB,
+            hidden_size=WIDTH,
+            num_hidden_layers=layers,
+            pad_token_id=0,
+            eos_token_id=1,
+            max_position_embeddings=128,
         )
         checkpoint = prepare(random_model(deepcopy(config), seed, spread=0.3), "auto")
         models[name] = EngineModel(name, checkpoint, ModelConfig(path="-", kv_memory_bytes=16 << 20), engine, device)
     texts = ListText([str(token) for token in range(VOCAB)])
-    return ModelPool(models, {"small": "small", "large": "large"}, texts)
+    folder = tmp_path_factory.mktemp("artifacts")
+    make_artifacts(folder, models["large"].digest)
+    return ModelPool(models, {"small": "small", "large": "large"}, texts, Artifacts(folder))
 
 
 def prompts() -> list[list[int]]:
@@ -101,7 +117,9 @@ async def check(pool: ModelPool, plain: dict[str, list[list[int]]], choices: lis
 
 
 def choice(drafter: str, length: str, verifier: str) -> dict[str, Any]:
-    return {"drafter": drafter, "length": length, "verifier": verifier}
+    """These parts; a policy that would rather not draft, by what it knows of this machine's times, is told to."""
+    keen = {"abstains": False} if "abstains" in ALL_LENGTHS[length].Params.model_fields else {}
+    return {"drafter": drafter, "length": {"name": length, **keen}, "verifier": verifier}
 
 
 @pytest.mark.parametrize(("drafter", "length", "verifier"), FEW, ids=str)

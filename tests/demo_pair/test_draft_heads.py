@@ -11,7 +11,7 @@ from engine.pool import LocalPool
 from tests.demo_pair.conftest import assert_same_answers
 from turnout.config import TurnoutConfig, artifacts_path
 
-HEADS = {"medusa": 2.5, "redrafter": 2.5}
+HEADS = {"medusa": 2.5, "redrafter": 2.5, "kangaroo": 2.5, "eesd": 2.5}
 MOST_BYTES = 4 << 20
 
 

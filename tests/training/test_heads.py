@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch import nn
 from decoding.length_heads import Head
 from tests.decoding.head_models import StateModel
 from training.distil import SHARD, Answers, distil
-from training.heads import Batch, Frozen, Schedule, Windows, fit, loss_of, rank_accuracies
+from training.fitting import Schedule, fit
+from training.heads import Batch, Frozen, Windows, WindowTask, loss_of, rank_accuracies
 from training.length_data import Source
 from training.medusa import MedusaRecipe, MedusaTask
 from training.redrafter import ReDrafterRecipe, ReDrafterTask
@@ -90,7 +92,7 @@ def test_windows_end_with_the_answer() -> None:
         Windows(Answers(torch.tensor([1]), tokens[:1], answers.states[:1], top[:1], torch.zeros(1, 1)), 2)
 
 
-class Fixed:
+class Fixed(WindowTask):
     """Says the same at every place: logits [b, n, vocab]."""
 
     def __init__(self, logits: torch.Tensor, weights: tuple[float, ...]) -> None:
@@ -113,10 +115,11 @@ def test_the_loss_is_the_weighted_mean_over_what_is_known() -> None:
         return math.log(1 + math.exp(b - a))
 
     hard = (nats(1, 0) + nats(0, 3)) / 2 + 0.8 * nats(0, 2)
-    assert loss_of(task, batch, soft=False).item() == pytest.approx(hard)
+    assert loss_of(task, batch).item() == pytest.approx(hard)
     depth1 = (0.75 * nats(0, 1) + 0.25 * nats(1, 0) + 0.75 * nats(0, 3) + 0.25 * nats(3, 0)) / 2
     depth2 = 0.75 * nats(2, 0) + 0.25 * nats(0, 2)
-    assert loss_of(task, batch, soft=True).item() == pytest.approx(depth1 + 0.8 * depth2)
+    task.soft = True
+    assert loss_of(task, batch).item() == pytest.approx(depth1 + 0.8 * depth2)
 
 
 async def test_rank_accuracies_count_each_rank() -> None:
@@ -137,10 +140,11 @@ async def test_rank_accuracies_count_each_rank() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.kind)
 async def test_gradients_go_into_the_head_only(recipe: MedusaRecipe | ReDrafterRecipe) -> None:
-    windows, frozen = Windows(await cycle_answers(), 3), frozen_cycle()
+    frozen = frozen_cycle()
     task = recipe.task(frozen, 7)
+    lessons = task.lessons(await cycle_answers())
     before = {name: each.clone() for name, each in task.head.state_dict().items()}
-    fit(task, windows, Schedule(steps=3, batch_size=16, warmup_steps=1))
+    fit(task.head, lessons.loss, len(lessons), Schedule(steps=3, batch_size=16, warmup_steps=1))
     for each in (*frozen.embed.parameters(), *frozen.output.parameters()):
         assert each.grad is None
         assert not each.requires_grad
@@ -154,12 +158,13 @@ async def test_gradients_go_into_the_head_only(recipe: MedusaRecipe | ReDrafterR
 async def test_a_head_learns_all_there_is_to_know_of_a_deterministic_model(
     recipe: MedusaRecipe | ReDrafterRecipe,
 ) -> None:
-    windows = Windows(await cycle_answers(), 3)
     torch.manual_seed(0)
     task = recipe.task(frozen_cycle(), 7)
-    before = [ranks[0] for ranks in rank_accuracies(task, windows)]
-    losses = fit(task, windows, Schedule(steps=300, batch_size=32, learning_rate=0.03, clip=5.0), save_every=100)
-    assert [ranks[0] for ranks in rank_accuracies(task, windows)] == [1.0, 1.0, 1.0]
+    lessons = task.lessons(await cycle_answers())
+    before = [ranks[0] for ranks in lessons.accuracies()]
+    schedule = Schedule(steps=300, batch_size=32, learning_rate=0.03, clip=5.0)
+    losses = fit(task.head, lessons.loss, len(lessons), schedule, save_every=100)
+    assert [ranks[0] for ranks in lessons.accuracies()] == [1.0, 1.0, 1.0]
     assert max(before) < 0.5
     assert losses[2] < losses[0]
 
@@ -168,7 +173,7 @@ async def test_a_head_learns_all_there_is_to_know_of_a_deterministic_model(
 async def test_an_interrupted_run_ends_bit_for_bit_the_same(
     recipe: MedusaRecipe | ReDrafterRecipe, tmp_path: Path
 ) -> None:
-    windows, schedule = Windows(await cycle_answers(), 3), Schedule(steps=12, batch_size=32, warmup_steps=2)
+    answers, schedule = await cycle_answers(), Schedule(steps=12, batch_size=32, warmup_steps=2)
 
     def fresh() -> MedusaTask | ReDrafterTask:
         torch.manual_seed(0)
@@ -178,14 +183,18 @@ async def test_an_interrupted_run_ends_bit_for_bit_the_same(
         if step == 7:
             raise KeyboardInterrupt
 
+    def run(task: MedusaTask | ReDrafterTask, checkpoint: Path | None, on_step: Any) -> list[float]:
+        lessons = task.lessons(answers)
+        return fit(task.head, lessons.loss, len(lessons), schedule, checkpoint, 5, on_step)
+
     whole, broken = fresh(), fresh()
-    losses = fit(whole, windows, schedule, save_every=5)
+    losses = run(whole, None, lambda step, loss: None)
     with pytest.raises(KeyboardInterrupt):
-        fit(broken, windows, schedule, tmp_path / "state.pt", save_every=5, on_step=stop)
+        run(broken, tmp_path / "state.pt", stop)
     torch.manual_seed(99)
     resumed = recipe.task(frozen_cycle(), 7)
     steps: list[int] = []
-    assert fit(resumed, windows, schedule, tmp_path / "state.pt", 5, lambda step, loss: steps.append(step)) == losses
+    assert run(resumed, tmp_path / "state.pt", lambda step, loss: steps.append(step)) == losses
     assert steps == [6, 7, 8, 9, 10, 11, 12]
     for name, each in whole.head.state_dict().items():
         assert torch.equal(each, resumed.head.state_dict()[name])

@@ -17,9 +17,10 @@ from decoding.model import Draw, ModelPool, Request, Row, Want
 from decoding.sequence import Sequence
 from tests.engine.harness import engine_model
 from training.calibration import auc, calibration, calibration_error
-from training.fitting import Schedule, fit
+from training.fitting import fit
 from training.length_data import Examples, Source, mine_acceptance, mine_rounds
 from training.length_predictors import (
+    STEADY,
     Disco,
     SpecDecPlusPlus,
     split,
@@ -136,7 +137,8 @@ def test_an_interrupted_fit_ends_as_an_uninterrupted_one(tmp_path: Path):
         torch.manual_seed(1)
         head = ContinueHead(2, 8)
         loss = torch.nn.functional.binary_cross_entropy_with_logits
-        return fit(head, inputs, labels, loss, Schedule(epochs, batch_size=32), checkpoint), head
+        schedule = replace(STEADY, steps=6 * epochs, batch_size=32)
+        return fit(head, lambda picked: loss(head(inputs[picked]), labels[picked]), 200, schedule, checkpoint, 6), head
 
     straight, expected = run(6, None)
     run(2, tmp_path / "c.pt")
@@ -157,7 +159,8 @@ def test_a_planted_rule_on_entropy_is_recovered():
     head = ContinueHead(10, 16)
     head.mean.copy_(features.mean(0))
     head.spread.copy_(features.std(0))
-    fit(head, features[:2000], labels[:2000], torch.nn.functional.binary_cross_entropy_with_logits, Schedule(15))
+    loss = torch.nn.functional.binary_cross_entropy_with_logits
+    fit(head, lambda picked: loss(head(features[picked]), labels[picked]), 2000, replace(STEADY, steps=120))
     scores = head(features[2000:]).sigmoid().detach().double().numpy()
     assert auc(scores, labels[2000:].double().numpy()) > 0.95
 
@@ -240,7 +243,7 @@ async def answer(models: ModelPool, asked: Source, index: int, **params) -> tupl
 
 async def test_disco_is_trained_saved_and_drafts_without_changing_the_answer(tmp_path: Path):
     models = table_pair()
-    recipe = Disco(depth=8, top=4, schedule=Schedule(epochs=10))
+    recipe = Disco(depth=8, top=4, epochs=10)
     trained = await train_disco(models, source(64), recipe, tmp_path / "run")
     assert trained.losses[-1] < trained.losses[0]
     assert trained.heldout.auc > 0.6
@@ -261,7 +264,7 @@ async def test_disco_is_trained_saved_and_drafts_without_changing_the_answer(tmp
 
 async def test_specdecpp_is_trained_saved_and_drafts_without_changing_the_answer(tmp_path: Path):
     models, asked = engine_pair(), source(32, vocab=48)
-    recipe = SpecDecPlusPlus(schedule=Schedule(epochs=6, batch_size=64, learning_rate=3e-3))
+    recipe = SpecDecPlusPlus(epochs=6, schedule=replace(STEADY, batch_size=64))
     trained = await train_specdecpp(models, asked, recipe, tmp_path / "run")
     assert trained.losses[-1] < trained.losses[0]
     assert trained.artifact.settings["head"] == {"width": 32, "depth": 3, "shared": False}
@@ -278,7 +281,7 @@ async def test_specdecpp_is_trained_saved_and_drafts_without_changing_the_answer
 
 async def test_an_acceptance_head_beats_a_constant_where_there_is_something_to_learn():
     models, asked = table_pair(kind=TableWithStates), source(64)
-    recipe = SpecDecPlusPlus(reject_weight=1.0, schedule=Schedule(epochs=15, batch_size=64, learning_rate=3e-3))
+    recipe = SpecDecPlusPlus(reject_weight=1.0, epochs=15, schedule=replace(STEADY, batch_size=64))
     trained = await train_specdecpp(models, asked, recipe)
     assert trained.losses[0] > trained.losses[3] > trained.losses[-1]
     assert trained.heldout.loss < trained.heldout.constant_loss
@@ -286,7 +289,7 @@ async def test_an_acceptance_head_beats_a_constant_where_there_is_something_to_l
 
 
 async def test_training_again_gives_the_same_artifact_and_other_settings_are_refused(tmp_path: Path):
-    recipe = Disco(depth=4, top=2, schedule=Schedule(epochs=3))
+    recipe = Disco(depth=4, top=2, epochs=3)
     for name, folder in (("one", "a"), ("two", "b"), ("three", "b")):
         trained = await train_disco(table_pair(), source(16), recipe, tmp_path / folder)
         trained.artifact.save(tmp_path / f"{name}.safetensors")

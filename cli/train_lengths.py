@@ -1,0 +1,127 @@
+"""`turnout train disco` and `turnout train specdecpp`: heads of length policies, for a pool's pair of models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.asking import read_config
+from cli.output import print_json, shown_progress
+from turnout.errors import invalid, not_found
+
+if TYPE_CHECKING:
+    from training.length_predictors import Disco, SpecDecPlusPlus, Trained
+    from turnout.config import TurnoutConfig
+
+SUFFIX = ".safetensors"
+Asked = tuple[Path | None, int, dict[str, Any]]  # a file of questions, how many, how they are answered
+
+Out = Annotated[
+    Path,
+    typer.Option(
+        help="File to write, NAME.safetensors, in the pool's folder of artifacts. A run goes on from NAME.run/."
+    ),
+]
+Config = Annotated[Path | None, typer.Option(help="Configuration file; absent: the demo pair.")]
+Pool = Annotated[str | None, typer.Option(help="Which pool of it; absent: the first.")]
+Prompts = Annotated[Path | None, typer.Option(help="Text file, a question a line; absent: the demo's problems.")]
+Count = Annotated[int, typer.Option(min=8, help="Questions used.")]
+MaxTokens = Annotated[int, typer.Option(min=2, help="Longest answer, tokens.")]
+Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="Of the answers.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over the examples.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of answers, weights and order.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `turnout train`."""
+    app.command("disco")(disco)
+    app.command("specdecpp")(specdecpp)
+
+
+def disco(
+    out: Out,
+    config: Config = None,
+    pool: Pool = None,
+    prompts: Prompts = None,
+    count: Count = 256,
+    max_tokens: MaxTokens = 96,
+    temperature: Temperature = 1.0,
+    epochs: Epochs = 20,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train the classifier of the length policy disco: whether to draft on after a token."""
+    from training.length_predictors import STEADY, Disco
+
+    recipe = Disco(epochs=epochs, schedule=replace(STEADY, seed=seed))
+    asked = (prompts, count, {"temperature": temperature, "max_tokens": max_tokens})
+    _run(recipe, (config, pool), out, asked, as_json)
+
+
+def specdecpp(
+    out: Out,
+    config: Config = None,
+    pool: Pool = None,
+    prompts: Prompts = None,
+    count: Count = 256,
+    max_tokens: MaxTokens = 96,
+    temperature: Temperature = 1.0,
+    epochs: Epochs = 3,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train the acceptance head of the length policy specdecpp: the chance that a drafted token is accepted."""
+    from training.length_predictors import SpecDecPlusPlus
+
+    recipe = SpecDecPlusPlus(epochs=epochs)
+    recipe = replace(recipe, schedule=replace(recipe.schedule, seed=seed))
+    asked = (prompts, count, {"temperature": temperature, "max_tokens": max_tokens})
+    _run(recipe, (config, pool), out, asked, as_json)
+
+
+def _run(
+    recipe: Disco | SpecDecPlusPlus, chosen: tuple[Path | None, str | None], out: Path, asked: Asked, as_json: bool
+) -> None:
+    """Train, write the artifact and NAME.report.json, and say how good the head is."""
+    if out.suffix != SUFFIX:
+        raise invalid("out", f"must end in {SUFFIX}, got {out.name!r}")
+    settings = read_config(chosen[0])
+    name = chosen[1] or next(iter(settings.pools))
+    if name not in settings.pools:
+        raise not_found("pool", name, list(settings.pools))
+    trained = asyncio.run(_train(recipe, name, settings, out, asked))
+    trained.artifact.save(out)
+    out.with_suffix(".report.json").write_text(json.dumps(trained.report, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(trained.report)
+        return
+    heldout = trained.heldout
+    typer.echo(
+        f"on held-out questions: area under the ROC curve {heldout.auc:.3f}, cross-entropy {heldout.loss:.3f} nats"
+        f" ({heldout.constant_loss:.3f} for a constant); {out.name}: {out.stat().st_size / 2**10:.0f} KiB"
+    )
+
+
+async def _train(
+    recipe: Disco | SpecDecPlusPlus, name: str, settings: TurnoutConfig, out: Path, asked: Asked
+) -> Trained:
+    from engine.pool import LocalPool
+    from training.length_data import Source
+    from training.length_predictors import prompts_of, train_pair
+    from turnout.types import SamplingParams
+
+    pool = LocalPool.load(name, settings)
+    try:
+        file, count, sampling = asked
+        prompts = prompts_of(pool, file, count)
+        source = Source(prompts, SamplingParams(**sampling), frozenset(pool.tokenizer.eos_ids), recipe.schedule.seed)
+        with shown_progress() as advance:
+            return await train_pair(pool.pool, source, recipe, out.with_suffix(".run"), advance)
+    finally:
+        await pool.close()
