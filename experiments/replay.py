@@ -34,20 +34,29 @@ async def answer(pool: LocalPool, call: GenerateCall) -> list[TokenOut]:
     ]
 
 
-async def compare(pool: LocalPool, call: GenerateCall, got: list[TokenOut]) -> Verdict:
-    """Answer a call again, alone and with nothing cached, and compare.
+async def compare(
+    pool: LocalPool,
+    call: GenerateCall,
+    got: list[TokenOut],
+    alone: list[TokenOut] | None = None,
+    tie_nats: float = TIE_NATS,
+) -> Verdict:
+    """Compare an answer with the one its request gives alone, with nothing cached.
 
     Where the two part, each token must be the best choice, up to a tie, of the model that claims it: of the large
     one for speculation, whose match verifier takes the large model's own sample.
 
     Args:
-        pool: idle, in float32.
+        pool: idle, in float32 unless `tie_nats` says what rounding may do.
         call: with token ids as its prompt, and a seed.
         got: tokens of the answer under load.
+        alone: the answer to compare with, where it is known; absent: the call is answered again.
+        tie_nats: scores this close may change places.
     """
     for engine in pool.engines.values():
         engine.pool.clear_cached()
-    alone = await answer(pool, call)
+    if alone is None:
+        alone = await answer(pool, call)
     if [token.id for token in alone] == [token.id for token in got]:
         return Verdict.EQUAL
     place = next((i for i, (a, b) in enumerate(zip(alone, got, strict=False)) if a.id != b.id), None)
@@ -55,7 +64,7 @@ async def compare(pool: LocalPool, call: GenerateCall, got: list[TokenOut]) -> V
         return Verdict.WRONG  # one answer is the beginning of the other
     before = [token.id for token in alone[:place]]
     behind = [await _behind(pool, call, before, token) for token in (alone[place], got[place])]
-    return Verdict.TIE if max(behind) < TIE_NATS else Verdict.WRONG
+    return Verdict.TIE if max(behind) < tie_nats else Verdict.WRONG
 
 
 async def _behind(pool: LocalPool, call: GenerateCall, before: list[int], token: TokenOut) -> float:

@@ -1,0 +1,1 @@
+"""The comparison of speculative methods (seed 17, Spec-Bench): every drafter, on six kinds of text, beside plain."""

@@ -1,0 +1,204 @@
+"""The grid of cells: contenders, groups, temperatures and batch sizes, and the models they run on."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decoding.artifacts import SUFFIX
+from engine.pool import LocalPool
+from experiments import machine
+from experiments.speculation.cells import Plan, code_digest, file_digest, prompts_digest, read_sources
+from experiments.speculation.contenders import PLAIN, Contender, artifacts_of, contenders, lacking
+from experiments.speculation.sides import Checkpoints, HuggingFaceSide, OurSide, Side
+from experiments.speculation.target import restamped, widened
+from experiments.speculation.tasks import GROUPS, TaskGroup, task_group
+from turnout.config import ModelConfig, PoolConfig, TurnoutConfig, artifacts_path, model_path
+
+POOL = "bench"
+WIDENED = "widened"
+DEMO = "demo"
+KV_MEMORY_BYTES = 256 << 20
+LOOKUP_TOKENS = 10  # what the documentation of transformers' prompt lookup asks for
+
+GENERATE = "generate"
+ASSISTED = "generate, assistant_model"
+LOOKUP = "generate, prompt_lookup_num_tokens"
+# Hugging Face's ways to decode, and which of ours does the same.
+PEERS = ((GENERATE, PLAIN), (ASSISTED, "model_chain"), (LOOKUP, "copyspec"), (LOOKUP, "input_copy"))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all cells of a run share.
+
+    Attributes:
+        target: "widened", "demo", or the folder of a checkpoint.
+        draft: folder of the small model; absent: the demo's.
+        artifacts: folder of what was trained for the two; absent: the demo's.
+        cache: folder where the widened target is kept.
+        dtype: of weights and arithmetic.
+        prompts: of a group.
+        max_tokens: longest answer, tokens.
+        threads: CPU threads of a forward; absent: all cores.
+    """
+
+    target: str
+    draft: str | None = None
+    artifacts: Path | None = None
+    cache: Path = Path(".runs/speculation/targets")
+    dtype: str = "bfloat16"
+    prompts: int = 40
+    max_tokens: int = 64
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The cells that are wanted: every combination.
+
+    Attributes:
+        peers: whether Hugging Face's own ways are measured beside ours, greedily and one prompt at a time.
+    """
+
+    methods: tuple[str, ...]
+    groups: tuple[str, ...]
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    batches: tuple[int, ...] = (1, 8)
+    peers: bool = True
+
+
+def configured(setting: Setting) -> TurnoutConfig:
+    """The configuration of the pool under measurement; makes the widened target where it is asked for."""
+    demo = TurnoutConfig.demo()
+    artifacts = setting.artifacts or artifacts_path(demo.pools["demo"])
+    assert artifacts is not None
+    target = {WIDENED: "demo:large", DEMO: "demo:large"}.get(setting.target, setting.target)
+    if setting.target == WIDENED:
+        source = model_path(ModelConfig(path=target))
+        folder = widened(source, setting.cache)
+        artifacts = restamped(artifacts, source, folder, folder.with_name(f"{folder.name}-artifacts"))
+        target = str(folder)
+    members = {"small": setting.draft or "demo:small", "large": target}
+    models = {
+        role: ModelConfig.model_validate({"path": path, "dtype": setting.dtype, "kv_memory_bytes": KV_MEMORY_BYTES})
+        for role, path in members.items()
+    }
+    engine = demo.engine.model_copy(update={"threads": setting.threads})
+    pool = PoolConfig(small="small", large="large", artifacts=str(artifacts))
+    return TurnoutConfig(models=models, pools={POOL: pool}, engine=engine)
+
+
+@dataclass(slots=True)
+class Grid:
+    """Every cell there could be on a pool, and the sides that measure it.
+
+    Attributes:
+        contenders: those that can run, by name.
+        missing: by name, why others cannot.
+        versions: by name, the code and the artifacts that a contender's numbers come from, plain data.
+        shared: what all cells' outcomes depend on, plain data.
+    """
+
+    pool: LocalPool
+    config: TurnoutConfig
+    setting: Setting
+    contenders: dict[str, Contender] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
+    _groups: dict[str, TaskGroup] = field(default_factory=dict)
+    _checkpoints: Checkpoints | None = None
+
+    @classmethod
+    def open(cls, setting: Setting) -> Grid:
+        """Load the models.
+
+        Raises:
+            TurnoutError: a checkpoint is missing or unsupported, or the two do not share a vocabulary.
+        """
+        config, sources = configured(setting), read_sources()
+        grid = cls(LocalPool.load(POOL, config), config, setting)
+        for name, contender in contenders().items():
+            why = lacking(contender, grid.pool.pool)
+            if why is None:
+                grid.contenders[name] = contender
+                grid.versions[name] = {
+                    "code": code_digest(contender, sources),
+                    "artifacts": {each: file_digest(path) for each, path in grid.artifacts(contender).items()},
+                }
+            else:
+                grid.missing[name] = why
+        here = machine.describe()
+        grid.shared = {
+            "dtype": setting.dtype,
+            "threads": torch.get_num_threads(),
+            "max_tokens": setting.max_tokens,
+            "models": {role: grid.pool.engines[role].digest for role in ("small", "large")},
+            "parameters": {role: grid.pool.engines[role].num_parameters for role in ("small", "large")},
+            "machine": {key: here[key] for key in ("processor", "cores", "python")},
+            "versions": {name: version(name) for name in ("torch", "transformers")},
+        }
+        return grid
+
+    def group(self, name: str) -> TaskGroup:
+        """The prompts of a group."""
+        if name not in self._groups:
+            sizes = (self.setting.prompts, self.setting.max_tokens)
+            self._groups[name] = task_group(name, self.pool.tokenizer, *sizes)
+        return self._groups[name]
+
+    def plans(self, axes: Axes) -> list[Plan]:
+        """The cells of these axes: the greedy ones of the smallest batch first."""
+        found = []
+        names = [name for name in axes.methods if name in self.contenders]
+        for batch, temperature, group, name in itertools.product(axes.batches, axes.temperatures, axes.groups, names):
+            if temperature or not self.contenders[name].sampled_only:
+                found.append(Plan(name, PLAIN, group, temperature, batch, self._setting(name, group)))
+        if axes.peers:
+            for (baseline, name), group in itertools.product(PEERS, axes.groups):
+                if name in names:
+                    found.append(Plan(name, baseline, group, 0.0, 1, self._setting(name, group)))
+        return found
+
+    def whole(self) -> list[Plan]:
+        """All cells, whatever a run asks for."""
+        return self.plans(Axes(tuple(self.contenders), tuple(GROUPS)))
+
+    def artifacts(self, contender: Contender) -> dict[str, Path]:
+        """The artifacts that a contender opens, by name."""
+        folder = self.pool.pool.artifacts.folder
+        assert folder is not None
+        return {name: folder / f"{name}{SUFFIX}" for name in artifacts_of(contender)}
+
+    def _setting(self, name: str, group: str) -> dict[str, Any]:
+        prompts = prompts_digest(self.group(group))
+        return {**self.shared, "params": self.contenders[name].params, "prompts": prompts, **self.versions[name]}
+
+    def challenger(self, plan: Plan) -> Side:
+        """Who is measured in a cell."""
+        return self._ours(plan.challenger, plan, "challenger")
+
+    def baseline(self, plan: Plan) -> Side:
+        """Who it is compared with."""
+        return self._ours(PLAIN, plan, "baseline") if plan.baseline == PLAIN else self._theirs(plan.baseline)
+
+    def _ours(self, name: str, plan: Plan, role: str) -> OurSide:
+        tenant = f"{role}-{plan.address}"
+        return OurSide(self.pool, self.contenders[name], plan.temperature, self.setting.max_tokens, tenant)
+
+    def _theirs(self, baseline: str) -> HuggingFaceSide:
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(self.setting.dtype)
+        folders = {role: model_path(model) for role, model in self.config.models.items()}
+        options: dict[str, Any] = {}
+        if baseline == ASSISTED:
+            options["assistant_model"] = self._checkpoints.open(folders["small"])
+        elif baseline == LOOKUP:
+            options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
+        return HuggingFaceSide(self._checkpoints.open(folders["large"]), self.setting.max_tokens, options)

@@ -1,0 +1,205 @@
+"""The page of results, and its numbers as plain data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from experiments.machine import describe, one_line
+from experiments.speculation.bench import PANEL, Report
+from experiments.speculation.plot import plot
+from experiments.speculation.summary import Figures
+from experiments.statistics import Interval
+
+NAME = "speculation"
+GOAL = 0.95  # of plain decoding's speed, at least, for whoever chooses by itself how much to draft
+DEPTHS = 6
+ByGroup = dict[str, Figures]
+
+
+def save(report: Report, folder: Path) -> None:
+    """Write the page, the plot and the numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{NAME}.md").write_text(to_markdown(report), encoding="utf-8")
+    (folder / f"{NAME}.json").write_text(json.dumps(as_dict(report), indent=1) + "\n", encoding="utf-8")
+    plot(report, folder / f"{NAME}.png")
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """Everything measured, as plain data."""
+    found = [report.figures(*condition) for condition in report.conditions()]
+    return {
+        "setting": report.grid.shared | {"target": report.grid.setting.target, "prompts": report.grid.setting.prompts},
+        "cells": {"measured": len(report.cells), "of": report.wanted},
+        "not run": report.grid.missing,
+        "figures": [each.as_dict() for by_name in found for mine in by_name.values() for each in mine.values()],
+        "peers": [each.as_dict() for mine in report.peers().values() for each in mine.values()],
+    }
+
+
+def to_markdown(report: Report) -> str:
+    """The page."""
+    lines = [*_heading(report)]
+    for temperature, batch in report.conditions():
+        found = report.figures(temperature, batch)
+        lines += ["", f"## {condition(temperature, batch)}", "", *_table(report, found)]
+    first = report.figures(*report.conditions()[0]) if report.conditions() else {}
+    lines += ["", "## Where each wins and where it loses", "", *_verdicts(report, first)]
+    lines += ["", "## Acceptance by depth", "", *_depths(report, first)]
+    lines += ["", "## Automatic control of the draft's length", "", *_automatic(report)]
+    lines += ["", "## Beside Hugging Face `generate`", "", *_peers(report)]
+    if report.grid.missing:
+        lines += ["", "## Not run", "", *(f"- `{name}`: {why}" for name, why in report.grid.missing.items())]
+    return "\n".join([*lines, "", f"![speed-up by method and kind of text]({NAME}.png)", ""])
+
+
+def condition(temperature: float, batch: int) -> str:
+    """A temperature and a batch size in words."""
+    kind = "Greedy" if temperature == 0.0 else f"Temperature {temperature:g}"
+    return f"{kind}, {'one prompt at a time' if batch == 1 else f'{batch} prompts at once'}"
+
+
+def _heading(report: Report) -> list[str]:
+    shared, setting = report.grid.shared, report.grid.setting
+    loads = [cell.load_average for cell in report.cells]
+    sizes = {role: f"{count / 1e6:.1f} M" for role, count in shared["parameters"].items()}
+    stand_in = (
+        " The target is the demo's large model with idle units in every MLP: it writes the same text at the cost of a"
+        " larger model, and leaving layers out spoils it as before."
+    )
+    return [
+        f"# Speculative methods beside plain decoding (target {setting.target}, {sizes['large']} parameters)",
+        "",
+        f"`make bench-speculation`; {one_line(describe())}; load average while measuring"
+        f" {min(loads, default=0):.1f} to {max(loads, default=0):.1f}. {shared['dtype']}, {shared['threads']} threads;"
+        f" draft model {sizes['small']}.{stand_in if setting.target == 'widened' else ''} {setting.prompts} prompts of"
+        f" each kind, answers of at most {setting.max_tokens} tokens. Plain decoding and up to"
+        f" {PANEL} methods answer each prompt in turns, in an order that rotates, in one process and engine, after a"
+        " warm-up on other prompts.",
+        "",
+        "Numbers under the texts are tokens per second over plain decoding's, reading the prompt included [95%"
+        " interval, bootstrap over prompts or batches of them, pairs together]. *Tokens* are emitted tokens of one"
+        " forward of the target; *kept* is the share of drafted tokens that stayed; *drafting* its share of the time."
+        " *Text*: answers equal to plain decoding's in the same run; ties are first differences that rounding explains"
+        " (see `experiments/speculation/equality.py`); *in law*: drawn from the same distribution, not compared.",
+        "",
+        f"{len(report.cells)} of {report.wanted} cells are measured. Wrong answers: {report.wrong}.",
+    ]
+
+
+def _all(report: Report) -> list[dict[str, ByGroup]]:
+    return [report.figures(*each) for each in report.conditions()]
+
+
+def _groups(found: ByGroup) -> ByGroup:
+    return {group: each for group, each in found.items() if group}
+
+
+def _group_names(found: dict[str, ByGroup]) -> list[str]:
+    return list(dict.fromkeys(group for mine in found.values() for group in _groups(mine)))
+
+
+def _table(report: Report, found: dict[str, ByGroup]) -> list[str]:
+    groups = _group_names(found)
+    lines = [
+        f"| method | all | {' | '.join(groups)} | tokens | kept | drafting | text |",
+        f"| --- | --- | {'--- | ' * len(groups)}--- | --- | --- | --- |",
+    ]
+    for name, mine in sorted(found.items(), key=lambda item: -item[1][""].speedup.value):
+        whole = mine[""]
+        cells = [f"{mine[group].speedup.value:.2f}" if group in mine else "" for group in groups]
+        lines.append(
+            f"| `{name}` | {interval(whole.speedup)} | {' | '.join(cells)} | {whole.tokens_per_step:.2f}"
+            f" | {whole.acceptance:.0%} | {whole.draft_share:.0%} | {whole.equality} |"
+        )
+    return lines
+
+
+def interval(found: Interval) -> str:
+    """Two digits of each."""
+    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def _verdicts(report: Report, found: dict[str, ByGroup]) -> list[str]:
+    ours = {name: mine for name, mine in found.items() if report.grid.contenders[name].params is not None}
+    if not ours:
+        return ["Nothing was measured."]
+    shown = condition(*report.conditions()[0])
+    return [
+        f"{shown[0]}{shown[1:].lower()}. A method wins or loses where plain decoding's speed is outside the interval.",
+        "",
+        *(f"- {verdict(name, mine)}" for name, mine in ours.items()),
+    ]
+
+
+def verdict(name: str, found: ByGroup) -> str:
+    """Where a method is best and worst, and where it is faster or slower than plain decoding for sure."""
+    ranked = sorted(_groups(found).values(), key=lambda each: each.speedup.value)
+    worst, best = ranked[0], ranked[-1]
+    wins = [each.group for each in reversed(ranked) if each.speedup.low > 1.0]
+    loses = [each.group for each in ranked if each.speedup.high < 1.0]
+    everywhere = {len(ranked): "everywhere", 0: "nowhere"}
+    return (
+        f"`{name}`: best on {best.group} ({best.speedup.value:.2f}), worst on {worst.group}"
+        f" ({worst.speedup.value:.2f}); wins {everywhere.get(len(wins), 'on ' + ', '.join(wins))},"
+        f" loses {everywhere.get(len(loses), 'on ' + ', '.join(loses))}"
+    )
+
+
+def _depths(report: Report, found: dict[str, ByGroup]) -> list[str]:
+    lines = [
+        "Share of the rounds that drafted so deep which accepted so deep, all texts, first table's conditions.",
+        "",
+        f"| method | {' | '.join(map(str, range(1, DEPTHS + 1)))} |",
+        f"| --- | {'--- | ' * DEPTHS}".rstrip(),
+    ]
+    for name, mine in found.items():
+        shares = [f"{share:.0%}" for share in mine[""].by_depth[:DEPTHS]]
+        if shares:
+            lines.append(f"| `{name}` | {' | '.join(shares + [''] * (DEPTHS - len(shares)))} |")
+    return lines
+
+
+def _automatic(report: Report) -> list[str]:
+    lines = [
+        f"Who chooses by itself how much is drafted should never be slower than {GOAL:g} of plain decoding."
+        " *Undrafted*: share of rounds in which it drafted nothing.",
+        "",
+        "| method | conditions | all | worst text | undrafted | met |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for found in _all(report):
+        for name, mine in found.items():
+            contender = report.grid.contenders[name]
+            if contender.automatic and contender.lossless:
+                whole = mine[""]
+                worst = min(_groups(mine).values(), key=lambda each: each.speedup.value)
+                met = "yes" if worst.speedup.value >= GOAL else "no"
+                lines.append(
+                    f"| `{name}` | {condition(whole.temperature, whole.batch).lower()} | {interval(whole.speedup)}"
+                    f" | {worst.group} {interval(worst.speedup)} | {whole.undrafted:.0%} | {met} |"
+                )
+    return lines
+
+
+def _peers(report: Report) -> list[str]:
+    found = report.peers()
+    if not found:
+        return ["Not measured."]
+    groups = _group_names(found)
+    lines = [
+        "Ours over theirs, tokens per second, the same prompts and weights in turns, greedily, one prompt at a time."
+        " *Equal*: answers with the same tokens on both sides; in bfloat16 rounding parts some.",
+        "",
+        f"| ours over theirs | all | {' | '.join(groups)} | theirs, tokens/s | equal |",
+        f"| --- | --- | {'--- | ' * len(groups)}--- | --- |",
+    ]
+    for name, mine in found.items():
+        whole = mine[""]
+        cells = [f"{mine[group].speedup.value:.2f}" if group in mine else "" for group in groups]
+        lines.append(
+            f"| {name} | {interval(whole.speedup)} | {' | '.join(cells)} | {whole.baseline_tokens_per_s:.0f}"
+            f" | {whole.equality.removesuffix(' equal')} of {whole.prompts} |"
+        )
+    return lines

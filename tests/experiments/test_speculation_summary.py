@@ -1,0 +1,126 @@
+"""Figures and the page, from cells written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.speculation.bench import Report
+from experiments.speculation.cells import Cell, Plan
+from experiments.speculation.contenders import contenders
+from experiments.speculation.grid import ASSISTED, Grid, Setting
+from experiments.speculation.page import as_dict, save, to_markdown, verdict
+from experiments.speculation.summary import ALL, figures, speedup
+from experiments.statistics import Interval
+from turnout.cost import SpeculationMeter
+
+TABLE = contenders()
+SHARED: dict[str, Any] = {"dtype": "float32", "threads": 1, "parameters": {"small": 5e5, "large": 2e8}}
+
+
+def meter(rounds: int, accepted: int, empty: int = 0) -> SpeculationMeter:
+    """Rounds of four tokens each of which so many were accepted, and some without a draft."""
+    found = SpeculationMeter()
+    for each in range(rounds + empty):
+        depths = [0, 1, 2, 3] if each < rounds else []
+        kept = accepted if depths else 0
+        found.add_round(depths=depths, num_accepted=kept, num_emitted=kept + 1, draft_s=1.0, verify_s=3.0)
+    return found
+
+
+def cell(name: str, group: str = "edit", seconds: float = 1.0, baseline: str = "plain", **changes: Any) -> Cell:
+    """Two prompts: two seconds of the baseline against so many of the challenger."""
+    plan = Plan(name, baseline, group, changes.pop("temperature", 0.0), 1, {"dtype": "float32"})
+    values: dict[str, Any] = {
+        "turns": [(2.0, 10, seconds, 10)] * 2,
+        "speculation": meter(8, 2),
+        "target_steps": 8,
+        "equality": {"equal": 2, "ties": 0, "wrong": 0, "unlike": 0},
+        "num_prompts": 2,
+        "agreement": 1.0,
+        "load_average": 0.5,
+    }
+    return Cell(plan, **{**values, **changes})
+
+
+def report(*cells: Cell) -> Report:
+    grid = Grid(None, None, Setting("demo"), TABLE, {"medusa": "no artifact"}, shared=SHARED)  # type: ignore[arg-type]
+    return Report(grid, list(cells), 100)
+
+
+def test_a_speedup_is_a_ratio_of_rates_over_all_turns() -> None:
+    turns = np.array([[2.0, 10, 1.0, 10], [4.0, 20, 2.0, 20]])
+    assert speedup(turns) == Interval(2.0, 2.0, 2.0)
+    # 30 tokens in 6 s beside 24 in 2 s: 12 over 5 tokens a second.
+    uneven = speedup(np.array([[2.0, 10, 1.0, 10], [4.0, 20, 1.0, 14]]))
+    assert uneven.value == pytest.approx(2.4)
+    assert (uneven.low, uneven.high) == pytest.approx((2.0, 2.8))
+
+
+def test_figures_add_up_over_groups() -> None:
+    both = figures(
+        [cell("copyspec"), cell("copyspec", "code", 4.0, speculation=meter(2, 4, empty=10))], TABLE["copyspec"]
+    )
+    assert (both.group, both.prompts) == (ALL, 4)
+    assert both.speedup.value == pytest.approx(8.0 / 10.0)
+    assert both.acceptance == (8 * 2 + 2 * 4) / (10 * 4)
+    assert both.by_depth == (1.0, 1.0, 0.2, 0.2)
+    assert both.draft_share == pytest.approx(0.25)
+    assert both.undrafted == pytest.approx(10 / 20)
+    assert both.tokens_per_step == 40 / 16
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature", "words"),
+    [
+        ("copyspec", 0.0, "1 equal, 1 ties"),
+        ("copyspec", 1.0, "1 equal, 1 ties"),
+        ("rsd_s", 0.0, "1 equal, 1 ties"),
+        ("rsd_s", 1.0, "in law"),
+        ("model_chain+typical", 0.0, "own law"),
+    ],
+)
+def test_what_a_verifier_promises_decides_how_equality_is_read(name: str, temperature: float, words: str) -> None:
+    found = cell(name, temperature=temperature, equality={"equal": 1, "ties": 1, "wrong": 0, "unlike": 0})
+    assert figures([found], TABLE[name]).equality == words
+
+
+def test_a_wrong_answer_is_counted_and_shown() -> None:
+    found = cell("copyspec", equality={"equal": 1, "ties": 0, "wrong": 1, "unlike": 0})
+    assert figures([found], TABLE["copyspec"]).wrong == 1
+    page = to_markdown(report(found))
+    assert "1 equal, 1 WRONG" in page
+    assert "Wrong answers: 1." in page
+
+
+def test_the_verdict_names_the_best_and_the_worst_text() -> None:
+    found = report(cell("copyspec"), cell("copyspec", "code", 2.0), cell("copyspec", "passage", 4.0))
+    assert verdict("copyspec", found.figures(0.0, 1)["copyspec"]) == (
+        "`copyspec`: best on edit (2.00), worst on passage (0.50); wins on edit, loses on passage"
+    )
+
+
+def test_automatic_control_is_judged_by_its_worst_text() -> None:
+    fine, slow = cell("ucb"), replace(cell("ucb", "code"), turns=[(2.0, 10, 2.2, 10)] * 2)
+    assert "| code 0.91 [0.91, 0.91] | 0% | no |" in to_markdown(report(fine, slow))
+    assert "| edit 2.00 [2.00, 2.00] | 0% | yes |" in to_markdown(report(fine))
+    assert "ucb" not in to_markdown(report(cell("copyspec")))
+
+
+def test_the_page_has_a_table_for_each_condition_and_says_what_did_not_run(tmp_path: Path) -> None:
+    found = report(
+        cell("plain"), cell("copyspec"), cell("copyspec", temperature=1.0), cell("model_chain", baseline=ASSISTED)
+    )
+    save(found, tmp_path)
+    page = (tmp_path / "speculation.md").read_text(encoding="utf-8")
+    assert page.index("## Greedy, one prompt at a time") < page.index("## Temperature 1, one prompt at a time")
+    assert "| `copyspec` | 2.00 [2.00, 2.00] | 2.00 | 2.50 | 50% | 25% | 2 equal |" in page
+    assert f"| model_chain over {ASSISTED} | 2.00 [2.00, 2.00] | 2.00 | 5 | 2 of 2 |" in page
+    assert "- `medusa`: no artifact" in page
+    assert "`plain`: best" not in page
+    assert (tmp_path / "speculation.png").stat().st_size > 1000
+    assert as_dict(found)["cells"] == {"measured": 4, "of": 100}
