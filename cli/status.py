@@ -46,6 +46,8 @@ def status(
         )
         if metrics:
             print_table(["counter", ">value"], [[name, f"{value:g}"] for name, value in metrics.items()])
+        for line in drifted(metrics):
+            typer.echo(line)
     if not healthy:
         raise typer.Exit(1)
 
@@ -58,6 +60,17 @@ def read_health(http: str) -> str:
         return str(document["status"])
     except (ValueError, KeyError, TypeError):
         return f"answered {code} without a status"
+
+
+def drifted(metrics: dict[str, float]) -> list[str]:
+    """A line for every calibration whose entropies have left the range it was made for."""
+    found = []
+    for name, index in metrics.items():
+        base, brace, labels = name.partition("{")
+        limit = metrics.get(f"{base}_limit{brace}{labels}", index)
+        if base == "turnout_entropy_drift" and index > limit:
+            found.append(f"drift: {labels.rstrip('}')}: stability index {index:.2f} > {limit:.2f}; calibrate again")
+    return found
 
 
 def read_metrics(text: str) -> dict[str, float]:

@@ -23,6 +23,7 @@ ENTRY = "turnout_artifact"
 FORMAT = 1
 SUFFIX = ".safetensors"
 SAMPLED = 4096
+VERSION_DIGITS = 12
 
 ArtifactName = Annotated[
     str,
@@ -82,6 +83,17 @@ class Artifact:
         if found != FORMAT:
             raise invalid(where, f"{path.stem!r} has the format {found}; this version reads {FORMAT}")
         return cls(**about, tensors=tensors)
+
+    @property
+    def version(self) -> str:
+        """Names what it holds: 12 hexadecimal digits, equal for equal settings, models and weights."""
+        digest = hashlib.blake2b(digest_size=VERSION_DIGITS // 2)
+        digest.update(json.dumps([self.kind, self.settings, self.models], sort_keys=True, default=str).encode())
+        for name in sorted(self.tensors):
+            tensor = self.tensors[name].detach().contiguous()
+            digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def check(self, kind: str, models: ModelPool, where: str) -> None:
         """Refuse to be used for anything else than what it was made for.

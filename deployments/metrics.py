@@ -1,8 +1,8 @@
-"""Counters of a front end, for Prometheus: requests by outcome, tokens by model, TTFT and TPOT."""
+"""Counters of a front end, for Prometheus: requests by outcome, tokens by model, TTFT and TPOT, drift of entropies."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from turnout.calls import Usage
 
@@ -43,6 +43,17 @@ class Metrics:
         self._rounds = Counter("turnout_draft_rounds", "Verifications of drafts.", labels, registry=self._registry)
         self._draft_s = Counter("turnout_draft_seconds", "Time spent drafting.", labels, registry=self._registry)
 
+        labels = ("model", "calibration")
+        self._drift = Gauge(
+            "turnout_entropy_drift",
+            "Population stability index of the last answers' entropies against those calibrated on.",
+            labels,
+            registry=self._registry,
+        )
+        self._drift_limit = Gauge(
+            "turnout_entropy_drift_limit", "Index beyond which to calibrate again.", labels, registry=self._registry
+        )
+
     def finished(self, model: str, outcome: str) -> None:
         """Count a request; `model` must be a known name, so that clients cannot make up time series."""
         self._requests.labels(model, outcome).inc()
@@ -61,6 +72,11 @@ class Metrics:
             self._accepted.labels(usage.method, tenant).inc(drafts.accepted_tokens)
             self._rounds.labels(usage.method, tenant).inc(drafts.rounds)
             self._draft_s.labels(usage.method, tenant).inc(drafts.draft_s)
+
+        # Only calibrations that exist have a reading, so clients cannot make up series here either.
+        if usage.drift is not None:
+            self._drift.labels(model, usage.drift.calibration).set(usage.drift.index)
+            self._drift_limit.labels(model, usage.drift.calibration).set(usage.drift.limit)
 
     def render(self) -> bytes:
         """The text exposition format."""

@@ -84,11 +84,11 @@ async def sweep(pool: LocalPool, problems: list[Problem], setting: Setting, cali
         arm = Arm(f"entropy {threshold:g}", "entropy_adaptive", {"threshold": threshold, **setting.params})
         adaptive = await run_arm(pool, problems, arm)
         results.append(adaptive)
-        results.append(await run_arm(pool, problems, _matched(adaptive, setting)))
+        results.append(await run_arm(pool, problems, matched(adaptive, setting)))
     return results
 
 
-def _matched(adaptive: ArmResult, setting: Setting) -> Arm:
+def matched(adaptive: ArmResult, setting: Setting) -> Arm:
     """Random switching with the adaptive arm's share and mean run length.
 
     Answers are short and their last run is cut, so measured runs can be shorter than the minimum stay; the
@@ -124,7 +124,7 @@ def summarise(results: list[ArmResult]) -> list[Line]:
         correct = result.correct
         above = None
         if result.arm.method == "entropy_adaptive":
-            difference = correct - _random_line(results, results[place + 1], result.large_share)
+            difference = correct - random_line(results, results[place + 1], result.large_share)
             above = bootstrap_mean(difference, seed=place)
         lines.append(
             Line(
@@ -142,7 +142,7 @@ def summarise(results: list[ArmResult]) -> list[Line]:
     return lines
 
 
-def _random_line(results: list[ArmResult], random: ArmResult, share: float) -> np.ndarray:
+def random_line(results: list[ArmResult], random: ArmResult, share: float) -> np.ndarray:
     """Per-problem accuracy of random switching at exactly `share`.
 
     The matched random arm's own share differs a little from what was asked for; it is moved to `share` along the

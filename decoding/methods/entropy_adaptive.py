@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from decoding.calibrated import calibrated
+from decoding.calibration import Knob
+from decoding.drift import TALLY, Tally
 from decoding.model import ModelPool, Request
-from decoding.switching.base import SwitchParams, alternate
+from decoding.switching.base import CalibratedParams, alternate
 from decoding.switching.mean_entropy import MeanEntropySwitch
 from turnout.registry import method
 from turnout.types import Segment
 
 
-class EntropyAdaptiveParams(SwitchParams):
+class EntropyAdaptiveParams(CalibratedParams):
     """Parameters of `entropy_adaptive`."""
+
+    knob: ClassVar[Knob] = Knob(
+        "threshold",
+        fixed=("window", "min_stay", "effect", "threshold_down", "start", "clear_on_switch"),
+        entropy=True,
+    )
 
     window: Annotated[int, Field(ge=1, le=1024, description="entropies in the rolling mean, tokens")] = 5
     min_stay: Annotated[int, Field(ge=1, le=1_000_000, description="tokens a model writes before it may hand over")] = (
@@ -35,12 +44,13 @@ class EntropyAdaptiveParams(SwitchParams):
         Field(description="whether a switch acts on the next token, or drops the current one and draws it again"),
     ] = "next"
     clear_on_switch: Annotated[
-        bool | None, Field(description="empty the window at a switch; absent: only if min_stay is below window")
+        bool | None, Field(description="empty the window at a switch; absent: only if min_stay is smaller")
     ] = None
 
     @model_validator(mode="after")
     def _check_band(self) -> Self:
-        if self.threshold_down is not None and self.threshold_down > self.threshold:
+        by_hand = self.calibration is None
+        if by_hand and self.threshold_down is not None and self.threshold_down > self.threshold:
             raise ValueError(f"threshold_down must be at most threshold ({self.threshold:g})")
         return self
 
@@ -53,6 +63,7 @@ async def entropy_adaptive(
 
     Seed 2 (Entropy Adaptive Decoding). Each token follows the law of the model in its `source`.
     """
+    params, watched = calibrated(request, models, params, "entropy_adaptive")
     rule = MeanEntropySwitch(
         window=params.window,
         min_stay=params.min_stay,
@@ -61,7 +72,12 @@ async def entropy_adaptive(
         active=params.start,
         effect=params.effect,
         clear=params.clear_on_switch,
+        tally=watched.tally if watched is not None else request.extra.get(TALLY),
     )
     async with aclosing(alternate(request, models, rule, params.catch_up)) as segments:
         async for segment in segments:
             yield segment
+    if watched is not None and isinstance(rule.tally, Tally):
+        watched.finish(request, rule.tally.counts)
+    elif rule.tally is not None:
+        request.extra[TALLY] = rule.tally

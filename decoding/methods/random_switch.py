@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from decoding.calibrated import calibrated
+from decoding.calibration import Knob
 from decoding.model import ModelPool, Request
-from decoding.switching.base import SwitchParams, alternate
+from decoding.switching.base import CalibratedParams, alternate
 from decoding.switching.random_run import RandomRunSwitch, mean_runs
 from turnout.registry import method
 from turnout.types import Segment
 
 
-class RandomSwitchParams(SwitchParams):
+class RandomSwitchParams(CalibratedParams):
     """Parameters of `random_switch`."""
+
+    knob: ClassVar[Knob] = Knob("share", fixed=("mean_run", "min_stay"))
 
     share: Annotated[FiniteFloat, Field(ge=0.0, le=1.0, description="share of tokens the large model writes")] = 0.3
     mean_run: Annotated[FiniteFloat, Field(ge=1.0, le=1e6, description="mean run length over both models, tokens")] = (
@@ -24,9 +28,16 @@ class RandomSwitchParams(SwitchParams):
     )
     min_stay: Annotated[int, Field(ge=1, le=1_000_000, description="shortest run of one model, tokens")] = 10
 
+    @property
+    def knob_range(self) -> tuple[float, float]:
+        """Shares at which no model's mean run is below the shortest one."""
+        least = self.min_stay / (2.0 * self.mean_run)
+        return least, 1.0 - least
+
     @model_validator(mode="after")
     def _check_runs(self) -> Self:
-        mean_runs(self.share, self.mean_run, self.min_stay)
+        if self.calibration is None:
+            mean_runs(self.share, self.mean_run, self.min_stay)
         return self
 
 
@@ -36,6 +47,7 @@ async def random_switch(request: Request, models: ModelPool, params: RandomSwitc
 
     Each token follows the law of the model in its `source`. The turns are keyed by the request's seed.
     """
+    params, _ = calibrated(request, models, params, "random_switch")
     seq = request.sequence
     rule = RandomRunSwitch(
         share=params.share, mean_run=params.mean_run, min_stay=params.min_stay, seed=seq.seed, position=len(seq)

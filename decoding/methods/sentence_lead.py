@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, FiniteFloat
 
+from decoding.calibrated import calibrated
+from decoding.calibration import Knob
 from decoding.model import ModelPool, Request
-from decoding.switching.base import SwitchParams, alternate
+from decoding.switching.base import CalibratedParams, alternate
 from decoding.switching.sentence import SentenceSwitch, sentence_marks
 from turnout.registry import method
 from turnout.types import Segment
 
 
-class SentenceLeadParams(SwitchParams):
+class SentenceLeadParams(CalibratedParams):
     """Parameters of `sentence_lead`."""
+
+    knob: ClassVar[Knob] = Knob("lead_probability", fixed=("lead_tokens",))
 
     lead_tokens: Annotated[
         int, Field(ge=1, le=1_000_000, description="tokens the large model writes at the start of a sentence")
@@ -33,6 +37,7 @@ async def sentence_lead(request: Request, models: ModelPool, params: SentenceLea
 
     Seed 202 (FoReaL-Decoding). Each token follows the law of the model in its `source`.
     """
+    params, _ = calibrated(request, models, params, "sentence_lead")
     seq = request.sequence
     # Reads the whole vocabulary the first time.
     marks = await asyncio.to_thread(sentence_marks, models.tokenizer, models.large.vocab_size)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
+from typing import Literal, Protocol
 
 from decoding.model import Decision, Row, Want
 from decoding.switching.base import Role, other
 
 Effect = Literal["next", "current"]
+
+
+class Recorder(Protocol):
+    """Is told values."""
+
+    def add(self, value: float) -> None:
+        """Take one value."""
+        ...
 
 
 class MeanEntropySwitch:
@@ -28,6 +36,7 @@ class MeanEntropySwitch:
             chooses it again.
         clear: empty the window at a switch; None does so when `min_stay < window`, where one mean would
             otherwise mix two models' entropies.
+        tally: told every mean of the small model's at which it might have handed over, if given.
     """
 
     name = "mean_entropy"
@@ -43,6 +52,7 @@ class MeanEntropySwitch:
         active: Role = "small",
         effect: Effect = "next",
         clear: bool | None = None,
+        tally: Recorder | None = None,
     ) -> None:
         if min_stay < 1:
             raise ValueError("min_stay must be at least 1")
@@ -52,6 +62,7 @@ class MeanEntropySwitch:
         self.threshold_down = threshold if threshold_down is None else threshold_down
         self.drops = effect == "current"
         self.clear = min_stay < window if clear is None else clear
+        self.tally = tally
         self.entropies: deque[float] = deque(maxlen=window)
         self.stay = 0
 
@@ -61,7 +72,7 @@ class MeanEntropySwitch:
             raise ValueError("mean_entropy needs the entropy of every row")
         self.entropies.append(row.entropy_bits)
         kept = self.stay if self.drops else self.stay + 1
-        if kept < self.min_stay or not self._tips():
+        if kept < self.min_stay or not self._tips(sum(self.entropies) / len(self.entropies)):
             self.stay += 1
             return Decision.GO_ON
         self.active = other(self.active)
@@ -70,9 +81,12 @@ class MeanEntropySwitch:
             self.entropies.clear()
         return Decision.DROP if self.drops else Decision.STOP
 
-    def _tips(self) -> bool:
-        mean = sum(self.entropies) / len(self.entropies)
-        return mean > self.threshold if self.active == "small" else mean <= self.threshold_down
+    def _tips(self, mean: float) -> bool:
+        if self.active == "large":
+            return mean <= self.threshold_down
+        if self.tally is not None:
+            self.tally.add(mean)
+        return mean > self.threshold
 
 
 RULE = MeanEntropySwitch

@@ -6,6 +6,9 @@ from decoding.model import Decision, Row, Want
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.switching.base import Role, other
 
+# What a share read from a curve may be off by.
+ROUNDING = 1e-9
+
 
 def mean_runs(share: float, mean_run: float, min_stay: int) -> dict[Role, float]:
     """Mean run length of each model, in tokens; empty where only one of them ever writes.
@@ -17,7 +20,7 @@ def mean_runs(share: float, mean_run: float, min_stay: int) -> dict[Role, float]
         return {}
     means: dict[Role, float] = {"large": 2.0 * share * mean_run, "small": 2.0 * (1.0 - share) * mean_run}
     for role, mean in means.items():
-        if mean < min_stay:
+        if mean < min_stay - ROUNDING:
             raise ValueError(
                 f"with this share and mean_run, runs of the {role} model average {mean:g} tokens, "
                 f"below min_stay ({min_stay})"

@@ -290,3 +290,23 @@ def test_paper_cost_reproduces_the_published_rows():
     meter.of("small", 3).generated_tokens = 57
     meter.of("large", 11).generated_tokens = 43
     assert report(meter, "large", 11, 10, 1.0, 0.0).spent.paper == pytest.approx(0.5855, abs=5e-5)
+
+
+async def test_a_band_switches_less_often_than_one_threshold(run, models):
+    """Between the two thresholds whoever writes goes on: the lower one is what the large model waits for."""
+    small, large = models
+    switches, waits = {}, {}
+    for down in (1.5, 0.9, 0.0):
+        params = {"threshold": 1.5, "threshold_down": down, "window": 1, "min_stay": 1}
+        done = [await run("entropy_adaptive", small, large, params, seed=seed, max_tokens=60) for seed in range(12)]
+        switches[down] = sum(outcome.seq.meter.switches for outcome in done)
+        waits[down] = sum(outcome.owners.count("L") for outcome in done)
+        for outcome in done:
+            for before, after in itertools.pairwise(outcome.seq.generated):
+                assert before.entropy_bits is not None
+                if before.source == "small":
+                    assert (after.source == "large") == (before.entropy_bits > 1.5)
+                else:
+                    assert (after.source == "small") == (before.entropy_bits <= down)
+    assert switches[1.5] > switches[0.9] > switches[0.0]
+    assert waits[1.5] < waits[0.9] < waits[0.0]

@@ -1,0 +1,51 @@
+"""The ablation's page, from outcomes made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from experiments.arms import Arm, ArmResult, Outcome
+from experiments.bench_ead import Setting
+from experiments.ead_ablation import EFFECTS, STAYS, WINDOWS, Cell, effects, settings, to_markdown, verdict
+from turnout.calls import TokenOut, Usage
+from turnout.cost import Cost, CostReport, SpeculationMeter
+from turnout.types import TokenKind
+
+COST = Cost(0.5, 10.0, 1.0)
+USAGE = Usage(1, 1, 0, {}, SpeculationMeter(), 0, CostReport(COST, COST, 0.3), "x", {}, 1, 0.1, 0.2)
+TOKEN = TokenOut(1, "a", "small", TokenKind.DECODED)
+
+
+def result(name: str, right: int, count: int = 40) -> ArmResult:
+    outcomes = tuple(Outcome(index < right, "", (TOKEN,), USAGE) for index in range(count))
+    return ArmResult(Arm(name, "entropy_adaptive"), outcomes, 1.0)
+
+
+def cell(setting: Setting, gain: float, band: float = 1.0) -> Cell:
+    """Above random by `gain` on average."""
+    above = np.where(np.arange(40) < 40 * abs(gain), np.sign(gain), 0.0)
+    return Cell(setting, band, 0.01, result(setting.title, 30), above)
+
+
+def test_every_combination_is_tried_and_effects_are_means_over_the_others() -> None:
+    tried = settings()
+    assert len(tried) == len(WINDOWS) * len(STAYS) * len(EFFECTS)
+    cells = [cell(setting, 0.5 if setting.effect == "current" else 0.25) for setting in tried]
+    found = dict(effects([*cells, cell(tried[0], -1.0, band=0.5)]))
+    assert found["effect current"].value == pytest.approx(0.5)
+    assert found["effect next"].value == pytest.approx(0.25)
+    assert found["window 2"].value == pytest.approx(0.375)
+    assert found["effect next"].low < 0.25 < found["effect next"].high
+
+
+def test_the_verdict_says_whether_the_paper_is_beaten() -> None:
+    even = [cell(setting, 0.25) for setting in settings()]
+    assert "not told apart from the paper's choice" in verdict(even)
+    better = [cell(s, 0.75 if (s.window, s.min_stay, s.effect) == (1, 1, "current") else 0.25) for s in settings()]
+    assert verdict(better).startswith("Best combination: window 1, stay 1, current, +0.750")
+    assert "; above the paper's choice" in verdict(better)
+    page = to_markdown("small a, large b", [result("small only", 10), result("large only", 36)], better)
+    assert page.count("\n| 1 | 1 | current |") == 1
+    assert "(small a, large b)" in page
+    assert "Large model alone: 0.900 [" in page

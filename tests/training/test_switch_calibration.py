@@ -1,0 +1,215 @@
+"""Calibrating on models made of a function: the setting found does on fresh questions what was asked of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.calibration import Span
+from decoding.fakes import ListText, TableModel, pair
+from decoding.model import ModelPool
+from training.calibration_data import Question, QuestionSet
+from training.switch_calibration import Calibrator, Target, calibratable
+from training.switch_runs import Bench, ratio
+from turnout.cost import paper_cost
+from turnout.errors import Code, TurnoutError
+from turnout.types import SamplingParams
+
+VOCAB = 12
+TEXTS = ListText([".", " a", " b", " c", "!", " d", " e", " x", "\n", " f", " g", " h"])
+SETTING = {"window": 1, "min_stay": 1, "effect": "current"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def models() -> ModelPool:
+    """The small model is the large one behind noise, so it errs where the distribution is flat."""
+    table = torch.randn((VOCAB, VOCAB, VOCAB), generator=torch.Generator().manual_seed(2)) * 2
+    table *= torch.rand((VOCAB, VOCAB, 1), generator=torch.Generator().manual_seed(1002)) * 2
+    noise = torch.randn(table.shape, generator=torch.Generator().manual_seed(99)) * 0.8
+    rough = table + noise
+    small = TableModel("small", lambda tokens: rough[tokens[-2], tokens[-1]], VOCAB, num_parameters=3)
+    large = TableModel("large", lambda tokens: table[tokens[-2], tokens[-1]], VOCAB, num_parameters=30)
+    return pair(small, large, TEXTS)
+
+
+def questions(first: int, count: int = 24, judge: Any = None) -> QuestionSet:
+    asked = tuple(Question(f"{index % VOCAB} {index // VOCAB % VOCAB}", judge) for index in range(first, first + count))
+    return QuestionSet(asked, "agreement" if judge is None else "exact", "here", "0" * 32)
+
+
+def bench(temperature: float = 1.0, seed: int = 0) -> Bench:
+    return Bench(
+        models(),
+        encode=lambda text: [int(part) for part in text.split()],
+        decode=lambda ids: " ".join(map(str, ids)),
+        eos_ids=frozenset(),
+        sampling=SamplingParams(max_tokens=32, temperature=temperature),
+        seed=seed,
+    )
+
+
+def calibrator(method: str = "entropy_adaptive", params: dict[str, Any] | None = None, **options: Any) -> Calibrator:
+    chosen = SETTING if params is None and method == "entropy_adaptive" else params or {}
+    return Calibrator(options.pop("bench", bench()), questions(0), method, chosen, num_points=5, **options)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """One calibration for 30% large tokens, shared by the tests that only look."""
+    import asyncio
+
+    return asyncio.run(calibrator().measure(Target(large_share=0.3)))
+
+
+async def test_the_setting_found_gives_the_share_on_fresh_questions(measured):
+    found = measured.calibration
+    threshold = found.setting(found.chosen)
+    run = await bench(seed=7).run(questions(24, 60).questions, "entropy_adaptive", {**SETTING, "threshold": threshold})
+    assert run.large_share == pytest.approx(0.3, abs=0.06)
+    nearest = min(found.points, key=lambda point: abs(point.position - found.chosen))
+    assert nearest.large_share.value == pytest.approx(0.3, abs=0.05)
+    assert nearest.large_share.low < 0.3 < nearest.large_share.high
+
+
+def test_the_curve_runs_from_the_small_model_alone_towards_the_large_one(measured):
+    points = measured.calibration.points
+    shares = [point.large_share.value for point in points]
+    thresholds = [point.value for point in points]
+    assert shares[0] == 0.0
+    assert shares == sorted(shares)
+    assert thresholds == sorted(thresholds, reverse=True)
+    assert points[0].retained.high < points[-1].retained.low
+    assert measured.calibration.basis.large_quality == Span(1.0, 1.0, 1.0)
+    for point in points:
+        assert point.paper.value == pytest.approx(paper_cost(point.large_share.value, 3, 30))
+        assert point.large_share.low <= point.large_share.value <= point.large_share.high
+        assert sum(point.seen) > 0
+    # Where both models take turns, nearly every token passes through both: FLOPs are not the paper's cost.
+    assert max(point.flops.value - point.paper.value for point in points) > 0.3
+    assert len(measured.wall) == len(points)
+    assert all(each.value > 0 for each in measured.wall)
+
+
+async def test_the_same_seed_gives_the_same_artifact_and_another_seed_another(measured):
+    digests = {"small": "a", "large": "b"}
+    again = await calibrator().measure(Target(large_share=0.3))
+    other = await calibrator(bench=bench(seed=1)).measure(Target(large_share=0.3))
+    version = measured.calibration.to_artifact(digests, "t").version
+    assert again.calibration.to_artifact(digests, "t").version == version
+    assert other.calibration.to_artifact(digests, "t").version != version
+
+
+async def test_quality_and_budget_are_met_by_what_they_cost():
+    for_quality = (await calibrator().measure(Target(quality=0.93))).calibration
+    nearest = min(for_quality.points, key=lambda point: abs(point.position - for_quality.chosen))
+    assert nearest.retained.value == pytest.approx(0.93, abs=0.03)
+    assert nearest.large_share.value < 0.9
+    for meter, budget in (("paper", 0.6), ("flops", 0.95)):
+        found = (await calibrator().measure(Target(budget=budget, meter=meter))).calibration
+        [at] = [point for point in found.points if point.position == found.chosen]
+        assert budget - 0.06 < getattr(at, meter).value <= budget
+        assert found.target == {"budget": budget, "meter": meter}
+    free = (await calibrator().measure(Target(budget=1e6, meter="wall"))).calibration
+    assert free.chosen == 1.0
+
+
+async def test_what_no_setting_reaches_is_refused_with_the_range():
+    slow = {"window": 1, "min_stay": 10, "effect": "next"}
+    with pytest.raises(TurnoutError) as caught:
+        await calibrator(params=slow).measure(Target(large_share=0.99))
+    assert caught.value.code is Code.OUT_OF_RANGE
+    assert caught.value.message.startswith("target_large_share: no threshold reaches 0.99; reachable: 0.000 to 0.")
+    with pytest.raises(TurnoutError, match=r"budget: 0\.01 cannot be kept: the least cost measured is 0\.100"):
+        await calibrator().measure(Target(budget=0.01))
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "low", "high"),
+    [
+        ("sentence_lead", {"lead_tokens": 3}, 0.0, 1.0),
+        ("random_switch", {"mean_run": 6, "min_stay": 2}, 1 / 6, 5 / 6),
+    ],
+)
+async def test_methods_without_a_threshold_are_swept_between_their_ends(method, params, low, high):
+    found = (await calibrator(method, params).measure(Target(large_share=0.25))).calibration
+    assert (found.points[0].value, found.points[-1].value) == (pytest.approx(low), pytest.approx(high))
+    nearest = min(found.points, key=lambda point: abs(point.position - found.chosen))
+    assert nearest.large_share.value == pytest.approx(0.25, abs=0.04)
+    assert (found.edges, found.drift_limit) == ((), 0.0)
+    assert found.fixed == params
+
+
+async def test_a_band_is_calibrated_above_its_lower_threshold():
+    found = (await calibrator(params={**SETTING, "threshold_down": 1.0}).measure(Target(large_share=0.3))).calibration
+    assert min(point.value for point in found.points) >= 1.0
+    assert found.fixed["threshold_down"] == 1.0
+    below, above = ([p for p in found.points if (p.position > found.chosen) is late] for late in (False, True))
+    assert below[-1].large_share.value <= 0.3 <= above[0].large_share.value
+    assert above[0].position - below[-1].position < 0.1
+
+
+async def test_judges_tell_quality_where_there_are_some():
+    def judge(text: str) -> float:
+        return float(int(text.split()[-1]) % 2 == 0)
+
+    asked = questions(0, judge=judge)
+    run = await bench().run(asked.questions, "plain", {"model": "small"})
+    assert 0.0 < run.quality.mean() < 1.0
+    found = (await replace(calibrator(), asked=asked).measure(Target(large_share=0.3))).calibration
+    assert found.points[0].quality.value == pytest.approx(float(run.quality.mean()))
+    assert found.basis.measure == "exact"
+
+
+async def test_a_large_model_that_is_never_right_cannot_be_a_measure():
+    with pytest.raises(TurnoutError, match="data: the large model answers none of it well"):
+        await replace(calibrator(), asked=questions(0, judge=lambda text: 0.0)).measure(Target(quality=0.9))
+
+
+async def test_answers_that_never_reach_a_switch_are_refused():
+    with pytest.raises(TurnoutError, match="data: gives 0 places where a switch is allowed; at least 101 are needed"):
+        await calibrator(params={"window": 1, "min_stay": 1000}).measure(Target(large_share=0.3))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: calibratable("plain"), "these have: entropy_adaptive, random_switch, sentence_lead"),
+        (lambda: calibrator(params={"threshold": 1.0}), "param.threshold: is what is calibrated"),
+        (lambda: calibrator(params={"calibration": "x"}), "param.calibration: is what is calibrated"),
+        (lambda: calibrator(params={"window": 0}), "param.window: "),
+        (lambda: Target(), "target: give exactly one"),
+        (lambda: Target(large_share=0.3, budget=0.4), "target: give exactly one"),
+        (lambda: Target(budget=0.4, meter="euro"), "meter: must be one of paper, flops, wall"),
+    ],
+)
+def test_what_makes_no_calibration_is_refused(make, said):
+    with pytest.raises(TurnoutError) as caught:
+        make()
+    assert said in caught.value.message
+
+
+async def test_prompts_that_leave_no_room_are_named_by_their_row():
+    narrow = bench()
+    narrow.models.large.max_length = 36
+    asked = (*questions(0, 3).questions, Question("1 2 3 4 5", None))
+    with pytest.raises(TurnoutError, match="data: row 4: prompt: 5 tokens; 1 to 4 leave room to answer"):
+        narrow.check(asked)
+
+
+def test_the_interval_of_a_ratio_covers_as_often_as_it_says():
+    import numpy as np
+
+    rng = np.random.default_rng(5)
+    hits = 0
+    for trial in range(200):
+        below = rng.integers(5, 60, size=60).astype(float)
+        span = ratio(rng.binomial(below.astype(int), 0.3).astype(float), below, trial)
+        hits += span.low <= 0.3 <= span.high
+    assert 180 <= hits <= 199

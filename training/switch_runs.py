@@ -1,0 +1,204 @@
+"""Answering a set of questions in one way, and what it cost and brought, question by question."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoding.calibration import Span
+from decoding.drift import TALLY
+from decoding.model import ModelPool, Request, Want
+from decoding.noise import derive_seed
+from decoding.sequence import Sequence as Tokens
+from engine.pool import LocalPool
+from training.calibration_data import Question
+from turnout.calls import ChatMessage
+from turnout.errors import out_of_range
+from turnout.registry import get_method
+from turnout.types import SamplingParams
+
+Floats = NDArray[np.float64]
+Recorder = Callable[[], Any]
+
+ROUNDS = 2000
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way of answering, by question: float64 [questions] each, but for the last two.
+
+    Attributes:
+        tokens: generated.
+        by_large: of these, written by the large model.
+        paid: parameters times generated tokens, summed over the models.
+        flops: of all that was processed.
+        quality: from 0 to 1.
+        switches: hand-overs.
+        tallies: what each question's recorder ended as; None each where there was none.
+        wall_s: seconds of each batch of questions answered together.
+    """
+
+    tokens: Floats
+    by_large: Floats
+    paid: Floats
+    flops: Floats
+    quality: Floats
+    switches: Floats
+    tallies: list[Any]
+    wall_s: Floats
+
+    @property
+    def large_share(self) -> float:
+        """Of all tokens, those the large model wrote."""
+        return float(self.by_large.sum() / self.tokens.sum())
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Models, and how they are asked.
+
+    Attributes:
+        models: the pool.
+        encode: a question as prompt ids, ready to be answered.
+        decode: text of an answer's ids.
+        eos_ids: ids that end an answer.
+        sampling: of every answer.
+        seed: of what is drawn; the n-th question has the same noise in every run.
+        at_once: questions answered together.
+        reset: called before each run, so that none finds another's prefixes cached.
+    """
+
+    models: ModelPool
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    eos_ids: frozenset[int]
+    sampling: SamplingParams
+    seed: int = 0
+    at_once: int = 16
+    reset: Callable[[], None] = lambda: None
+
+    @classmethod
+    def of(cls, pool: LocalPool, sampling: SamplingParams, seed: int, at_once: int = 16, chat: bool = True) -> Bench:
+        """A loaded pool; questions are chat messages, or texts to be continued."""
+        tokenizer = pool.tokenizer
+
+        def encode(text: str) -> list[int]:
+            return tokenizer.encode_chat((ChatMessage("user", text),)) if chat else tokenizer.encode(text)
+
+        def reset() -> None:
+            for engine in pool.engines.values():
+                engine.pool.clear_cached()
+
+        return cls(pool.pool, encode, tokenizer.decode, frozenset(tokenizer.eos_ids), sampling, seed, at_once, reset)
+
+    def check(self, questions: Sequence[Question]) -> None:
+        """Refuse prompts that leave no room for an answer.
+
+        Raises:
+            TurnoutError: OUT_OF_RANGE: names the first.
+        """
+        most = min(model.max_length for model in self.models.models.values()) - self.sampling.max_tokens
+        for number, question in enumerate(questions, start=1):
+            length = len(self.encode(question.prompt))
+            if not 0 < length <= most:
+                raise out_of_range("data", f"row {number}: prompt: {length} tokens; 1 to {most} leave room to answer")
+
+    async def run(
+        self, questions: Sequence[Question], method: str, params: dict[str, Any], recorder: Recorder | None = None
+    ) -> Run:
+        """Answer every question.
+
+        Args:
+            questions: in order.
+            method: registered name.
+            params: its parameters.
+            recorder: makes what the method's rule tells entropies to, one a question.
+        """
+        self.reset()
+        requests = [self._request(index, question, recorder) for index, question in enumerate(questions)]
+        walls = []
+        for start in range(0, len(requests), self.at_once):
+            started = time.perf_counter()
+            batch = requests[start : start + self.at_once]
+            await asyncio.gather(*(self._answer(request, method, params) for request in batch))
+            walls.append(time.perf_counter() - started)
+        quality = await self._judge(questions, [request.sequence for request in requests])
+        return self._collect(requests, quality, walls)
+
+    def _request(self, index: int, question: Question, recorder: Recorder | None) -> Request:
+        seq = Tokens(self.encode(question.prompt), self.sampling, derive_seed(self.seed, index + 1), self.eos_ids)
+        extra = {} if recorder is None else {TALLY: recorder()}
+        return Request(f"calibration-{index}", seq, extra=extra)
+
+    async def _answer(self, request: Request, method: str, params: dict[str, Any]) -> None:
+        info = get_method(method)
+        try:
+            async with aclosing(info.run(request, self.models, info.parse(params))) as segments:  # type: ignore[type-var]
+                async for _ in segments:
+                    pass
+        finally:
+            for model in self.models.models.values():
+                model.release(request.sequence)
+
+    async def _judge(self, questions: Sequence[Question], answers: list[Tokens]) -> list[float]:
+        """Quality of each answer: its judge's, or the share of its tokens that the large model would have chosen."""
+        if questions[0].judge is None:
+            found: list[float] = []
+            for start in range(0, len(answers), self.at_once):
+                batch = answers[start : start + self.at_once]
+                found += await asyncio.gather(*(self._agreement(seq) for seq in batch))
+            return found
+        texts = [self.decode([token.id for token in seq.generated if token.id not in self.eos_ids]) for seq in answers]
+        return [question.judge(text) for question, text in zip(questions, texts, strict=True) if question.judge]
+
+    async def _agreement(self, seq: Tokens) -> float:
+        """Share of an answer's tokens that the large model would have chosen there itself, with the same noise."""
+        fresh = Tokens(seq.tokens[: seq.num_prompt_tokens], seq.sampling, seq.seed)
+        large, written = self.models.large, tuple(token.id for token in seq.generated)
+        try:
+            rows = await large.extend(fresh, written, Want(), every=True)
+        finally:
+            large.release(fresh)
+        return sum(row.token == token for row, token in zip(rows, written, strict=False)) / len(written)
+
+    def _collect(self, requests: list[Request], quality: list[float], walls: list[float]) -> Run:
+        large = self.models.large.name
+        meters = [request.sequence.meter for request in requests]
+
+        def column(read: Callable[[Any], float]) -> Floats:
+            return np.array([float(read(meter)) for meter in meters])
+
+        return Run(
+            tokens=np.array([float(len(request.sequence.generated)) for request in requests]),
+            by_large=np.array(
+                [float(sum(token.source == large for token in request.sequence.generated)) for request in requests]
+            ),
+            paid=column(lambda m: sum(each.generated_tokens * each.num_parameters for each in m.models.values())),
+            flops=column(lambda m: sum(each.flops for each in m.models.values())),
+            quality=np.array(quality),
+            switches=column(lambda m: m.switches),
+            tallies=[request.extra.get(TALLY) for request in requests],
+            wall_s=np.array(walls),
+        )
+
+
+def ratio(above: Floats, below: Floats, seed: int) -> Span:
+    """Sum of one over sum of another, with the percentile bootstrap's 95% interval over their pairs.
+
+    Args:
+        above: [n].
+        below: [n], with a positive sum.
+        seed: of the resampling.
+    """
+    picks = np.random.default_rng(seed).integers(0, len(above), size=(ROUNDS, len(above)))
+    sums = below[picks].sum(axis=1)
+    drawn = above[picks].sum(axis=1)[sums > 0] / sums[sums > 0]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Span(float(above.sum() / below.sum()), float(low), float(high))
