@@ -36,7 +36,7 @@ class Sequence:
     Attributes:
         tokens: prompt and answer; only `append` and `extend` add to it, nothing ever shortens it.
         generated: the answer's tokens, with provenance.
-        finish_reason: set once, when the answer ends.
+        finish_reason: set when the answer ends; only `reopen` takes it back.
         meter: the work done for it.
     """
 
@@ -124,6 +124,22 @@ class Sequence:
     def extend(self, tokens: Iterable[Token], num_parameters: dict[str, int]) -> tuple[Token, ...]:
         """Add tokens until the answer ends; returns those that were added (an end inside cuts the rest)."""
         return tuple(token for token in tokens if self.append(token, num_parameters[token.source]))
+
+    @property
+    def can_reopen(self) -> bool:
+        """Whether it ended with an end token and has room for more."""
+        stopped = self.finish_reason is FinishReason.STOP and self.tokens[-1] in self._ends
+        return stopped and len(self.generated) < self.sampling.max_tokens
+
+    def reopen(self) -> None:
+        """Go on after the end token, which stays.
+
+        Raises:
+            ValueError: it has not ended, or its length or a stop string ended it.
+        """
+        if not self.can_reopen:
+            raise ValueError("only an answer that ended with an end token, with room for more, goes on")
+        self.finish_reason = None
 
     def fork(self, seed: int | None = None) -> Sequence:
         """An independent continuation of the same tokens, with counters of its own."""

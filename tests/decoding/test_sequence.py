@@ -87,3 +87,19 @@ def test_a_fork_inherits_eos():
 def test_an_empty_prompt_is_refused():
     with pytest.raises(ValueError, match="at least one prompt token"):
         Sequence([], SamplingParams(), 0)
+
+
+def test_only_an_answer_with_an_end_token_and_room_goes_on():
+    ended = Sequence([1], SamplingParams(max_tokens=3), seed=0, eos_ids=(7,))
+    ended.extend(tokens(5, 7), {"m": 1})
+    ended.reopen()
+    assert (ended.finished, ended.tokens) == (False, [1, 5, 7])
+    ended.extend(tokens(6, 8), {"m": 1})
+    assert (ended.tokens, ended.finish_reason) == ([1, 5, 7, 6], FinishReason.LENGTH)
+    full = Sequence([1], SamplingParams(max_tokens=2), seed=0, eos_ids=(7,))
+    full.extend(tokens(5, 7), {"m": 1})
+    stopped = Sequence([1], SamplingParams(max_tokens=9), seed=0, stop=StopAt(1))
+    stopped.extend(tokens(5), {"m": 1})
+    for seq in (ended, full, stopped, Sequence([1], SamplingParams(), seed=0)):
+        with pytest.raises(ValueError, match="end token"):
+            seq.reopen()

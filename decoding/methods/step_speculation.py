@@ -1,0 +1,194 @@
+"""Step speculation: the small model drafts reasoning steps, a scorer keeps them or has the large model redo them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from decoding.drafters.base import Room
+from decoding.lengths.fixed import FixedLength
+from decoding.methods.speculative import SpeculativeParams, checked_parts
+from decoding.model import Model, ModelPool, Request, Until
+from decoding.parts import PartChoice
+from decoding.scorers.base import PACKAGE as SCORERS
+from decoding.scorers.base import Scorer
+from decoding.speculation import Speculation
+from decoding.steps import (
+    StepDrafter,
+    StepEnd,
+    StepRule,
+    WithinStep,
+    keep_coin,
+    step_marks,
+    tokens_written,
+)
+from decoding.stretch import stream, stretch_lengths
+from decoding.text import text_of
+from turnout.errors import invalid
+from turnout.registry import MethodParams, method
+from turnout.types import Segment
+
+FIELD = "method.params"
+
+Mark = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class StepSpeculationParams(MethodParams):
+    """Parameters of `step_speculation`."""
+
+    scorer: Annotated[
+        PartChoice, Field(description="judges drafted steps: self_grade, reward_model; `turnout parts scorers`")
+    ] = PartChoice(name="self_grade")
+    separators: Annotated[
+        tuple[Mark, ...],
+        Field(min_length=1, max_length=16, description="strings that end a step; for chat models often a blank line"),
+    ] = ("\n",)
+    max_step_tokens: Annotated[int, Field(ge=1, le=4096, description="longest step, tokens")] = 512
+    max_steps: Annotated[int, Field(ge=1, le=10_000, description="steps after which nothing is drafted any more")] = 100
+    first_steps: Annotated[int, Field(ge=0, le=10_000, description="steps at the start written by the large model")] = 0
+    end_marks: Annotated[
+        tuple[Mark, ...],
+        Field(
+            max_length=16, description="after a step with one of these nothing is drafted any more: the end of thinking"
+        ),
+    ] = ()
+    rest: Annotated[
+        Literal["small", "large", "nobody"],
+        Field(
+            description="who writes what comes after an end mark, the last of max_steps, or a step that repeats the"
+            " one before it; nobody: the answer ends there"
+        ),
+    ] = "large"
+    speculate: Annotated[
+        SpeculativeParams | None,
+        Field(description="parameters of `speculative` for the large model's own steps; absent: decoded plainly"),
+    ] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.scorer.find(SCORERS, f"{FIELD}.scorer")
+        if self.speculate is not None and self.speculate.refused:
+            raise invalid(f"{FIELD}.speculate", self.speculate.refused)
+        if self.speculate is not None and not self.speculate.lossless:
+            raise invalid(f"{FIELD}.speculate.verifier", "must be lossless: the large model's steps are its own")
+        return self
+
+
+@method(params=StepSpeculationParams, seeds=(39, 221), lossless=False, needs=frozenset({"small", "large"}))
+async def step_speculation(
+    request: Request, models: ModelPool, params: StepSpeculationParams
+) -> AsyncIterator[Segment]:
+    """The small model drafts whole steps; a scorer keeps them, or the large model writes them anew.
+
+    Seeds 221 (SpecReason) and 39 (Reward-Guided Speculative Decoding), which differ in the scorer. A step z has the law
+    w(z) P_small(z) + (1 - E[w]) P_large(z), with w(z) the chance that the scorer keeps z; tokens of a kept step follow
+    the small model's law, all others the large one's. The meter's generated and discarded tokens of the small model
+    count drafts that were kept and that were not; the large model's generated tokens are its own.
+    """
+    scorer: Scorer = params.scorer.make(SCORERS, f"{FIELD}.scorer")
+    scorer.check(models)
+    vocab_size = max(models.small.vocab_size, models.large.vocab_size)
+    # Reads the whole vocabulary the first time.
+    marks = await asyncio.to_thread(step_marks, models.tokenizer, vocab_size, params.separators)
+    steps = _Steps(request, models, params, scorer, StepEnd(marks, params.separators))
+    async with aclosing(steps.run()) as segments:
+        async for segment in segments:
+            yield segment
+
+
+class _Steps:
+    """One answer, step by step."""
+
+    def __init__(
+        self, request: Request, models: ModelPool, params: StepSpeculationParams, scorer: Scorer, end: StepEnd
+    ) -> None:
+        self._request = request
+        self._seq = request.sequence
+        self._models = models
+        self._params = params
+        self._scorer = scorer
+        self._end = end
+        self._writer: Model | None = None
+        self._parts = checked_parts(params.speculate, models) if params.speculate is not None else None
+
+    async def run(self) -> AsyncGenerator[Segment, None]:
+        """Segments: a kept step at once, the large model's as it writes."""
+        seq, params = self._seq, self._params
+        before: list[int] = []
+        for index in range(params.max_steps):
+            if seq.finished:
+                return
+            start = len(seq)
+            kept = await self._drafted() if index >= params.first_steps else None
+            if kept is not None:
+                yield kept
+            else:
+                async with aclosing(self._by_large()) as segments:
+                    async for segment in segments:
+                        yield segment
+            step = seq.tokens[start:]
+            if step == before or self._marks_end(step):
+                break
+            before = step
+        if params.rest != "nobody" and not seq.finished:
+            rest = self._models.role(params.rest)
+            self._written_by(rest)
+            async for segment in stream(rest, seq):
+                yield segment
+
+    async def _drafted(self) -> Segment | None:
+        """The small model's step if it is kept; else nothing is appended."""
+        seq, small = self._seq, self._models.small
+        most = min(self._params.max_step_tokens, seq.num_remaining)
+        draft = await small.propose(seq, StepDrafter(self._end), Room(most, most), FixedLength())
+        score = await self._scorer.score(self._models, seq, draft.tokens)
+        if not keep_coin(seq) < self._scorer.chance(score):
+            seq.meter.of(small.name, small.num_parameters).discarded_tokens += len(draft)
+            return None
+        self._written_by(small)
+        tokens = await tokens_written(small, seq, draft.tokens)
+        appended = seq.extend(tokens, self._models.sizes)
+        return Segment(appended, "finish" if seq.finished else "step")
+
+    async def _by_large(self) -> AsyncGenerator[Segment, None]:
+        """The large model's own step, in stretches or in rounds of speculation; the last round may pass the limit."""
+        left = self._params.max_step_tokens
+        self._written_by(self._models.large)
+        self._end.reset()
+        async with aclosing(self._rounds() if self._parts is not None else self._stretches(left)) as segments:
+            async for segment, ended in segments:
+                yield segment
+                left -= len(segment.tokens)
+                if ended or left <= 0:
+                    return
+
+    async def _stretches(self, left: int) -> AsyncGenerator[tuple[Segment, bool], None]:
+        """Segments, and whether the step ended with them."""
+        seq, lengths, rule = self._seq, stretch_lengths(), StepRule(self._end)
+        while not seq.finished and left > 0:
+            segment = await self._models.large.decode(seq, Until((rule,), max_tokens=min(next(lengths), left)))
+            left -= len(segment.tokens)
+            yield segment, segment.stopped_by == rule.name
+
+    async def _rounds(self) -> AsyncGenerator[tuple[Segment, bool], None]:
+        """Segments, and whether the step ended with them."""
+        assert self._parts is not None
+        arms, selector, verifier = self._parts
+        within = WithinStep(verifier, self._end)
+        async with aclosing(Speculation(self._request, self._models, arms, selector, within).run()) as rounds:
+            async for segment in rounds:
+                yield segment, within.ended
+
+    def _marks_end(self, step: list[int]) -> bool:
+        marks = self._params.end_marks
+        return bool(marks) and any(mark in text_of(self._models.tokenizer, step) for mark in marks)
+
+    def _written_by(self, model: Model) -> None:
+        """Count a change of writer."""
+        if self._writer is not None and self._writer is not model:
+            self._seq.meter.switches += 1
+        self._writer = model

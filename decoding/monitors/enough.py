@@ -1,0 +1,115 @@
+"""Stop reconsidering once the answer was written with little uncertainty."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat
+
+from decoding.artifacts import ArtifactName
+from decoding.model import ModelPool, Request
+from decoding.monitors.base import Injection, Monitor
+from decoding.text import codec_of, continuation_ids
+from turnout.registry import MethodParams
+from turnout.types import Segment
+
+WHERE = "method.params.monitor"
+Estimator = Literal["mean", "information", "bayes", "scale_free"]
+
+
+class EnoughParams(MethodParams):
+    """Parameters of `enough`."""
+
+    threshold: Annotated[
+        FiniteFloat | None,
+        Field(ge=-1.0, le=64.0, description="mean entropy, nats, up to which an answer stands; absent: the artifact's"),
+    ] = None
+    artifact: ArtifactName = "enough"
+    estimator: Annotated[Estimator, Field(description="which of the artifact's thresholds")] = "mean"
+    top: Annotated[int, Field(ge=2, le=20, description="most probable tokens the entropy is taken over")] = 20
+    rounds: Annotated[int, Field(ge=1, le=16, description="most rounds, the first answer's included")] = 3
+    cue: Annotated[
+        str, Field(min_length=1, max_length=2000, description="put after an answer that is to be reconsidered")
+    ] = "\nWait, let me check that again.\n"
+    budget: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=1_000_000,
+            description="tokens a question may take on average over the tenant's questions: what sure ones leave,"
+            " unsure ones may use; absent: only `rounds` limits",
+        ),
+    ] = None
+
+
+class TokenAccount:
+    """What a tenant's questions have left for each other, in tokens."""
+
+    def __init__(self) -> None:
+        self.balance = 0
+
+
+class EnoughMonitor(Monitor):
+    """Seed 21 (Think Just Enough): a round more where the mean entropy of the last round is above a threshold.
+
+    Per token the `top` largest probabilities are renormalised and their entropy taken, in nats; a round's reading is
+    the mean over its tokens. A round ends with the end token; the cue and the next round follow it in the same answer.
+    With a budget a further round also needs as many tokens on the account as the last round took.
+    """
+
+    Params = EnoughParams
+    seeds = (21,)
+    params: EnoughParams
+
+    def begin(self, request: Request, models: ModelPool) -> None:
+        """See `Monitor.begin`."""
+        self.top = self.params.top
+        self._request = request
+        self._cue = continuation_ids(codec_of(models, WHERE), self.params.cue)
+        self._threshold = self._calibrated(models) if self.params.threshold is None else self.params.threshold
+        self._rounds: list[float] = []
+        self._entropies: list[float] = []
+        self._account = None
+        if self.params.budget is not None:
+            kind = f"enough/{self.params.budget}"
+            self._account = models.large.stores.open(kind, request.tenant, TokenAccount)
+            self._account.balance += self.params.budget
+
+    def _calibrated(self, models: ModelPool) -> float:
+        settings = models.artifacts.open(self.params.artifact, self.name, models, f"{WHERE}.artifact").settings
+        self.top = int(settings["top"])
+        return float(settings["thresholds"][self.params.estimator])
+
+    def watch(self, segment: Segment) -> None:
+        """See `Monitor.watch`."""
+        self._entropies += [entropy_nats(token.top[: self.top]) for token in segment.tokens if token.top]
+        if self._account is not None:
+            self._account.balance -= len(segment.tokens)
+
+    def at_end(self) -> Injection | None:
+        """The cue, if the round was unsure and another one is allowed."""
+        entropies, self._entropies = self._entropies, []
+        if not entropies:
+            return None
+        self._rounds.append(sum(entropies) / len(entropies))
+        affordable = self._account is None or self._account.balance >= len(entropies)
+        if self._rounds[-1] <= self._threshold or len(self._rounds) >= self.params.rounds or not affordable:
+            return None
+        return Injection(self._cue, "round")
+
+    async def close(self) -> None:
+        """Say in the request's notes what the rounds read."""
+        if self._rounds:
+            read = ", ".join(f"{mean:.3f}" for mean in self._rounds)
+            self._request.notes.append(f"mean entropy by round, nats: {read}; threshold {self._threshold:.3f}")
+
+
+def entropy_nats(top: tuple[tuple[int, float], ...]) -> float:
+    """Entropy of the renormalised probabilities of some tokens, (id, log-probability) in nats each."""
+    probs = [math.exp(logprob) for _, logprob in top]
+    mass = sum(probs)
+    return -sum(p / mass * math.log(p / mass) for p in probs if p > 0.0)
+
+
+PART = EnoughMonitor

@@ -1,0 +1,170 @@
+"""A small model watches the reasoning, and ends it when it has converged, got nowhere, or runs in circles."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat
+
+from decoding.model import ModelPool, Request
+from decoding.monitors._questions import ModelQuestions, NumberQuestions, Questions
+from decoding.monitors.base import Injection, Monitor
+from decoding.repetition import LoopFinder
+from decoding.text import codec_of, continuation_ids
+from turnout.registry import MethodParams
+from turnout.types import Segment
+
+WHERE = "method.params.monitor"
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+
+Text = Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+class TrimParams(MethodParams):
+    """Parameters of `trim`."""
+
+    cues: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=64)], ...],
+        Field(min_length=1, max_length=32, description="where one thought ends and the next begins"),
+    ] = ("\n\nWait", "\n\nBut", "\n\nAlternatively", "\n\nHmm", "\n\nHold on", "\n\nLet me")
+    sentences: Annotated[int, Field(ge=1, le=64, description="last sentences of a thought that are looked at")] = 3
+    asks: Annotated[
+        Literal["small", "number"],
+        Field(description="who answers: the small model, or a rule for which the answer is the last number"),
+    ] = "small"
+    existence: Annotated[Text, Field(description="first question, with {candidate}")] = (
+        "\n\nA thought on this ends with:\n{candidate}\n\nDoes it state a final answer? Reply yes or no: "
+    )
+    equivalence: Annotated[Text, Field(description="second question, with {candidate} and {earlier}")] = (
+        "\n\nTwo thoughts on this end with:\n1. {earlier}\n2. {candidate}\n\nDo they state the same answer?"
+        " Reply yes or no: "
+    )
+    agree: Annotated[int, Field(ge=1, le=64, description="answers in a row that equal the one before: converged")] = 2
+    send_every: Annotated[int, Field(ge=1, le=4096, description="tokens between two looks")] = 50
+    give_up_share: Annotated[
+        FiniteFloat, Field(gt=0.0, le=1.0, description="share of the answer's tokens after which thinking gives up")
+    ] = 0.75
+    give_up_thoughts: Annotated[int, Field(ge=1, le=10_000, description="thoughts after which it gives up")] = 40
+    loop_period: Annotated[int, Field(ge=1, le=512, description="longest repeated block looked for, tokens")] = 32
+    loop_repeats: Annotated[int, Field(ge=2, le=64, description="times a block stands in a row: a loop")] = 4
+    loop_tokens: Annotated[int, Field(ge=2, le=4096, description="least tokens of a whole loop")] = 48
+    thinking_end: Annotated[
+        str, Field(max_length=64, description="text that ends the thinking: nothing is watched after it; empty: none")
+    ] = "</think>"
+    conclude: Annotated[Text, Field(description="put in once thinking has converged")] = (
+        "\n\nThe answer has been confirmed. Final answer: "
+    )
+    force: Annotated[Text, Field(description="put in where thinking gives up or loops")] = (
+        "\n</think>\n\nThe best answer so far: "
+    )
+
+
+class TrimMonitor(Monitor):
+    """Seed 184 (TrimR): overthinking, underthinking and repetition, each ended by words put into the answer.
+
+    Thoughts are split at cues; the last sentences of each are a candidate conclusion. Those that state an answer are
+    compared with the one before: enough equal ones in a row, and the thinking has converged. Questions are asked in a
+    task of their own, at most one at a time, and what they find applies to the answer as it then is: writing never
+    waits. After one intervention, or the end of the thinking, nothing is watched any more.
+    """
+
+    Params = TrimParams
+    seeds = (184,)
+    params: TrimParams
+
+    def begin(self, request: Request, models: ModelPool) -> None:
+        """See `Monitor.begin`."""
+        params = self.params
+        self._request = request
+        self._codec = codec = codec_of(models, WHERE)
+        self._conclude, self._force = (continuation_ids(codec, text) for text in (params.conclude, params.force))
+        self._questions: Questions = NumberQuestions()
+        if params.asks == "small":
+            texts = (params.existence, params.equivalence)
+            self._questions = ModelQuestions(models.small, codec, request, *texts)
+        self._loops = LoopFinder(params.loop_period, params.loop_repeats, params.loop_tokens)
+        self._most = params.give_up_share * request.sequence.sampling.max_tokens
+        self._reach = max(map(len, (*params.cues, params.thinking_end)))
+        self._thought = ""  # text since the last cue
+        self._thoughts = self._tokens = self._unsent = 0
+        self._waiting: list[str] = []
+        self._earlier: str | None = None
+        self._agreed = 0
+        self._found: str | None = None
+        self._done = False
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, segment: Segment) -> None:
+        """See `Monitor.watch`."""
+        if self._done:
+            return
+        for token in segment.tokens:
+            added = self._codec.text(token.id)
+            self._thought += added
+            self._tokens += 1
+            fresh = max(len(self._thought) - len(added) - self._reach, 0)
+            if self.params.thinking_end and self.params.thinking_end in self._thought[fresh:]:
+                self._done = True
+                return
+            self._split(fresh)
+            if self._loops.feed(token.id) is not None:
+                self._found = self._found or "loop"
+        self._unsent += len(segment.tokens)
+        if self._unsent >= self.params.send_every and self._waiting and (self._task is None or self._task.done()):
+            self._end_of_task()
+            self._unsent = 0
+            waiting, self._waiting = self._waiting, []
+            self._task = asyncio.create_task(self._look(waiting))
+
+    def _split(self, fresh: int) -> None:
+        """Close a thought at a cue, which begins the next one; characters before `fresh` hold none but its own."""
+        places = [self._thought.find(cue, max(fresh, 1)) for cue in self.params.cues]
+        cut = min((place for place in places if place >= 0), default=None)
+        if cut is None:
+            return
+        thought, self._thought = self._thought[:cut], self._thought[cut:]
+        if thought.strip():
+            sentences = [each for each in SENTENCE.split(thought) if each.strip()]
+            self._waiting.append(" ".join(sentences[-self.params.sentences :]))
+            self._thoughts += 1
+
+    async def _look(self, candidates: list[str]) -> None:
+        """Stage 1: does a thought state an answer; stage 2: is it that of the one before."""
+        for candidate in candidates:
+            if not await self._questions.states_answer(candidate):
+                continue
+            equal = self._earlier is not None and await self._questions.equivalent(candidate, self._earlier)
+            self._agreed = self._agreed + 1 if equal else 0
+            self._earlier = candidate
+            if self._agreed >= self.params.agree:
+                self._found = self._found or "converged"
+                return
+
+    def intervene(self) -> Injection | None:
+        """See `Monitor.intervene`."""
+        if self._done:
+            return None
+        if self._found is None and (self._tokens >= self._most or self._thoughts >= self.params.give_up_thoughts):
+            self._found = "given_up"
+        if self._found is None:
+            return None
+        self._done = True
+        self._request.notes.append(f"thinking was ended after {self._tokens} tokens: {self._found}")
+        return Injection(self._conclude if self._found == "converged" else self._force, self._found)
+
+    def _end_of_task(self) -> None:
+        """Raises what a finished look failed with."""
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            self._task.result()
+
+    async def close(self) -> None:
+        """End a look that is under way; what it was for is over."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._questions.close()
+
+
+PART = TrimMonitor

@@ -1,0 +1,1 @@
+"""Scorers of drafted reasoning steps, one file each."""

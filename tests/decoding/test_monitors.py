@@ -1,0 +1,356 @@
+"""Monitors: when they step in, what they put in, and that nothing waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.artifacts import Artifact, Artifacts
+from decoding.fakes import TableModel
+from decoding.model import Request, Row, Want
+from decoding.monitors.enough import entropy_nats
+from decoding.parts import PartChoice
+from decoding.repetition import LoopFinder
+from decoding.sequence import Sequence
+from tests.decoding.step_models import ALPHABET, END, ID, VOCAB, Characters, answer, line, pool, scripted, text
+from turnout.errors import TurnoutError
+from turnout.registry import get_method
+from turnout.types import FinishReason, SamplingParams, Segment, Token, TokenKind
+
+TRIM: dict[str, Any] = {
+    "name": "trim",
+    "cues": ["\n"],
+    "asks": "number",
+    "send_every": 1,
+    "conclude": "h",
+    "force": "g",
+    "give_up_share": 1.0,
+    "loop_tokens": 200,
+}
+
+
+def trim(**changes: Any) -> dict[str, Any]:
+    return {"monitor": {**TRIM, **changes}}
+
+
+def thoughts(answers: str) -> TableModel:
+    """Writes a line for each answer, then lines without one; after an h, a few of them and the end."""
+
+    def script(written: str) -> str:
+        after = written.partition("h")[2]
+        if "h" in written:
+            return "abcd$"[min(len(after), 4)]
+        lines = written.count("\n")
+        begun = written.rpartition("\n")[2].lstrip("? ")
+        digit = answers[lines] if lines < len(answers) else "abcdef"[lines % 6]
+        return ["a", "b", digit, "\n"][min(len(begun), 3)]
+
+    return scripted("large", script)
+
+
+# Trimming (seed 184)
+
+
+@pytest.mark.parametrize(
+    ("answers", "stops_after"), [("5777", 4), ("5757", None), ("577577", None), ("77777", 3), ("57x7", None)]
+)
+async def test_three_equal_answers_in_a_row_end_the_thinking(answers: str, stops_after: int | None) -> None:
+    answers = answers.replace("x", "b")
+    models = pool(scripted("small", line("a")), thoughts(answers))
+    changes: dict[str, Any] = {"agree": 2}
+    seq, segments, request = await answer(models, "monitored", trim(**changes), max_tokens=40)
+    written = text(seq.tokens)
+    if answers == "57b7":  # a thought without an answer is passed over, and 5 7 7 are two equal ones only
+        assert "h" not in written
+    elif stops_after is None:
+        assert "h" not in written
+        assert not request.notes
+    else:
+        # The verdict arrives while a few tokens more are written: decoding does not wait for it.
+        before = written.partition("h")[0]
+        assert before.count("\n") >= stops_after
+        assert written.endswith("habcd$")
+        assert [segment.stopped_by for segment in segments].count("converged") == 1
+        assert "converged" in request.notes[0]
+
+
+async def test_injected_tokens_are_nobodys_and_the_cache_goes_on() -> None:
+    large = thoughts("7777")
+    models = pool(scripted("small", line("a")), large)
+    seq, _, _ = await answer(models, "monitored", trim(), max_tokens=40)
+    [place] = [index for index, token in enumerate(seq.generated) if token.source == "injected"]
+    assert ALPHABET[seq.generated[place].id] == "h"
+    assert seq.meter.models["injected"].processed_tokens == 0
+    # Each token was read once, but for the last: the injected one as any other.
+    assert large.fed_tokens == len(seq) - 1
+
+
+async def test_a_monitor_with_nothing_to_say_changes_nothing() -> None:
+    for inner in ("plain", "entropy_adaptive", "speculative"):
+        models = pool(scripted("small", line("a")), thoughts("57575757"))
+        for temperature in (0.0, 1.0):
+            common: dict[str, Any] = {"max_tokens": 40, "temperature": temperature, "seed": 5}
+            alone, _, _ = await answer(models, inner, {}, **common)
+            watched, segments, _ = await answer(models, "monitored", {"inner": inner, **trim()}, **common)
+            assert watched.generated == alone.generated
+            assert all(token.top == () and token.logprob is None for s in segments for token in s.tokens)
+
+
+async def test_thinking_that_gets_nowhere_is_given_up() -> None:
+    models = pool(scripted("small", line("a")), thoughts(""))
+    by_tokens, _, request = await answer(models, "monitored", trim(give_up_share=0.5), max_tokens=40)
+    assert 20 <= text(by_tokens.tokens).index("g") <= 29
+    assert "given_up" in request.notes[0]
+    by_thoughts, _, _ = await answer(models, "monitored", trim(give_up_thoughts=3), max_tokens=40)
+    assert 12 <= text(by_thoughts.tokens).index("g") <= 21
+
+
+async def test_a_loop_is_cut() -> None:
+    def script(written: str) -> str:
+        return "f" if "g" in written else "abc"[len(written) % 3]
+
+    models = pool(scripted("small", line("a")), scripted("large", script))
+    seq, _, request = await answer(models, "monitored", trim(loop_tokens=12), max_tokens=40)
+    assert 12 <= text(seq.tokens).index("g") <= 20
+    assert set(text(seq.tokens).partition("g")[2]) == {"f"}
+    assert "loop" in request.notes[0]
+
+
+async def test_nothing_is_watched_after_the_thinking() -> None:
+    models = pool(scripted("small", line("a")), thoughts("b7777777"))
+    seq, _, _ = await answer(models, "monitored", trim(thinking_end="abb"), max_tokens=40)
+    assert "h" not in text(seq.tokens)
+
+
+@pytest.mark.parametrize("period", range(1, 33))
+def test_a_planted_loop_is_found_when_it_is_complete(period: int) -> None:
+    repeats, least = 3, 12
+    random = torch.Generator().manual_seed(period)
+    block = torch.randperm(1000, generator=random)[:period].tolist()
+    before = torch.randint(1000, 2000, (50,), generator=random).tolist()
+    needed = max(repeats, math.ceil(least / period)) * period
+    finder = LoopFinder(32, repeats, least)
+    stream = before + (block * 40)[:needed]
+    assert [finder.feed(token) for token in stream] == [None] * (len(stream) - 1) + [period]
+
+
+def test_text_without_a_loop_has_none() -> None:
+    finder = LoopFinder(32, 3, 3)
+    # Thue-Morse words over three letters are free of cubes, and of squares.
+    word = [0]
+    while len(word) < 600:
+        word = [each for letter in word for each in ((0, 1, 2), (0, 2), (1,))[letter]]
+    assert all(finder.feed(token) is None for token in word)
+
+
+async def test_cues_may_begin_and_end_inside_tokens() -> None:
+    texts = ["so it is 7.", "\n\nWai", "t, no: 8.\n", "\nBut 7 it is", ". \n\nWait, is it", " 7.\n\nBut"]
+
+    class Words(Characters):
+        def text(self, token_id: int) -> str:
+            return texts[token_id]
+
+        def encode(self, text: str) -> list[int]:
+            return [0] if text else []
+
+    choice = PartChoice.of("trim", asks="number", agree=1, send_every=1)
+    found = []
+    for order in (range(6), (0, 1, 2, 3, 4), (0, 5, 5)):
+        monitor = choice.make("decoding.monitors", "monitor")
+        models = pool(scripted("small", line("a")), scripted("large", line("a")))
+        models.tokenizer = Words()
+        monitor.begin(Request("r", Sequence([0], SamplingParams(), 0)), models)
+        for token in order:
+            monitor.watch(Segment((Token(token, "large"),), ""))
+            await asyncio.sleep(0)  # one turn for the task that looks: the rule answers at once
+        injection = monitor.intervene()
+        found.append(injection.reason if injection is not None else None)
+        await monitor.close()
+    assert found == ["converged", None, "converged"]
+
+
+class Slow(TableModel):
+    """Reads nothing until it is let."""
+
+    def __init__(self, opinion: str) -> None:
+        super().__init__("small", scripted("small", lambda written: opinion).next_logits, VOCAB)
+        self.gate = asyncio.Event()
+        self.asked: list[str] = []
+
+    async def extend(
+        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
+    ) -> list[Row]:
+        self.asked.append(text(list(tokens)))
+        await self.gate.wait()
+        return await super().extend(seq, tokens, want, every)
+
+
+ASKED = {"asks": "small", "existence": "c{candidate}", "equivalence": "d{candidate}e{earlier}"}
+
+
+class YesNo(Characters):
+    """The words of an answer are single characters: f for yes, g for no."""
+
+    def encode(self, text: str) -> list[int]:
+        word = text.strip().lower()
+        return [ID["f" if word == "yes" else "g"]] if word in ("yes", "no") else super().encode(text)
+
+
+async def test_writing_never_waits_for_the_verifier() -> None:
+    slow = Slow("f")
+    models = pool(slow, thoughts("7777777777"))
+    models.tokenizer = YesNo()
+    alone, _, _ = await answer(models, "plain", {}, max_tokens=40)
+    watched, _, _ = await answer(models, "monitored", trim(**ASKED, conclude="h"), max_tokens=40)
+    assert watched.tokens == alone.tokens
+    assert len(slow.asked) == 1  # asked once, never answered
+    assert not slow.cached
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_the_small_model_is_asked_two_questions_in_one_prefill_each() -> None:
+    slow = Slow("f")
+    slow.gate.set()
+    models = pool(slow, thoughts("7777777777"))
+    models.tokenizer = YesNo()
+    seq, _, _ = await answer(models, "monitored", trim(**ASKED, conclude="h", sentences=1), prompt="???", max_tokens=40)
+    assert slow.asked[:5] == ["cab7", "cab7", "dab7eab7", "cab7", "dab7eab7"]
+    assert text(seq.tokens).endswith("habcd$")
+    asked = [seq.meter.models["small"].forwards, seq.meter.models["small"].prompt_tokens]
+    assert asked == [len(slow.asked), len("???")]  # the prompt is read once for all of them
+    assert not slow.cached
+
+
+async def test_a_verifier_that_says_no_never_stops_anything() -> None:
+    slow = Slow("g")
+    slow.gate.set()
+    models = pool(slow, thoughts("7777777777"))
+    models.tokenizer = YesNo()
+    seq, _, _ = await answer(models, "monitored", trim(**ASKED), max_tokens=40)
+    assert "h" not in text(seq.tokens)
+    assert all(question.startswith("c") for question in slow.asked)
+
+
+# Enough (seed 21)
+
+
+def unsure(entropies: list[float]) -> TableModel:
+    """Answers of four letters and an end token; those of round i are uniform over so many tokens that its entropy is
+    known: a round is told by the cues before it."""
+    sizes = [round(math.exp(entropy)) for entropy in entropies]
+
+    def logits(tokens: list[int]) -> torch.Tensor:
+        written = text(tokens)
+        place = written.count("?") - 1
+        begun = len(written.rpartition("?")[2])
+        row = torch.full((VOCAB,), -60.0)
+        options = [ID[char] for char in "abcdefgh"][: sizes[place]] if begun < 4 else [END]
+        row[options] = 0.0
+        return row
+
+    return TableModel("large", logits, VOCAB)
+
+
+def enough(**params: Any) -> dict[str, Any]:
+    return {"monitor": {"name": "enough", "cue": "?", "top": 8, **params}}
+
+
+def rounds(seq: Sequence) -> int:
+    return text(seq.tokens).count("$")
+
+
+async def test_the_gate_decides_about_another_round() -> None:
+    # Mean over four letters and a certain end token: four fifths of the letters' entropy.
+    models = pool(scripted("small", line("a")), unsure([math.log(4), math.log(2), math.log(8)]))
+    common: dict[str, Any] = {"max_tokens": 60, "temperature": 1.0, "seed": 3}
+    for threshold, expected in ((64.0, 1), (0.8 * math.log(4) + 1e-3, 1), (0.8 * math.log(2) + 1e-3, 2), (-1.0, 3)):
+        seq, segments, request = await answer(models, "monitored", enough(threshold=threshold), **common)
+        assert rounds(seq) == expected
+        assert seq.finish_reason is FinishReason.STOP
+        assert [s.stopped_by for s in segments].count("round") == expected - 1
+        assert f"{0.8 * math.log(4):.3f}" in request.notes[0]
+        assert all(token.top == () for s in segments for token in s.tokens)
+
+
+async def test_the_first_round_is_the_plain_answer() -> None:
+    models = pool(scripted("small", line("a")), unsure([math.log(4)] * 3))
+    common: dict[str, Any] = {"max_tokens": 60, "temperature": 1.0, "seed": 3}
+    plain, _, _ = await answer(models, "plain", {}, **common)
+    seq, _, _ = await answer(models, "monitored", enough(threshold=-1.0), **common)
+    assert seq.tokens[: len(plain)] == plain.tokens
+    assert len(seq) > len(plain)
+
+
+async def test_there_is_no_round_beyond_the_answers_length() -> None:
+    models = pool(scripted("small", line("a")), unsure([math.log(4)] * 3))
+    seq, _, _ = await answer(models, "monitored", enough(threshold=-1.0), max_tokens=5, temperature=1.0)
+    assert rounds(seq) == 1
+    seq, _, _ = await answer(models, "monitored", enough(threshold=-1.0), max_tokens=8, temperature=1.0)
+    assert (rounds(seq), seq.finish_reason) == (1, FinishReason.LENGTH)
+
+
+async def test_what_sure_questions_leave_unsure_ones_may_use() -> None:
+    sure, doubtful = unsure([0.0] * 3), unsure([math.log(8)] * 3)
+    counts = []
+    models = pool(scripted("small", line("a")), sure)
+    for index in range(6):
+        current = sure if index < 3 else doubtful
+        models.large.next_logits = current.next_logits  # type: ignore[attr-defined]
+        params = enough(threshold=0.5, budget=8, rounds=3)
+        seq, _, _ = await answer(models, "monitored", params, max_tokens=60, temperature=1.0, seed=index)
+        counts.append(rounds(seq))
+    # A round takes 5 tokens and a question brings 8. Three sure ones leave 9, which pay for two rounds more; later
+    # ones live on what is left over.
+    assert counts == [1, 1, 1, 3, 2, 1]
+
+
+def test_entropies_of_renormalised_probabilities() -> None:
+    twenty = tuple((token, math.log(0.01)) for token in range(20))
+    assert entropy_nats(twenty) == pytest.approx(math.log(20))
+    assert entropy_nats(((3, 0.0),)) == 0.0
+    assert entropy_nats(((3, 0.0), (4, -math.inf))) == 0.0
+
+
+async def test_the_threshold_comes_from_an_artifact_of_the_same_models(tmp_path: Path) -> None:
+    models = pool(scripted("small", line("a")), unsure([math.log(4)] * 3))
+    models.artifacts = Artifacts(tmp_path)
+    settings = {"top": 8, "thresholds": {"mean": 0.8 * math.log(4) + 1e-3, "bayes": 0.1}}
+    Artifact("enough", "test", settings, {"large": models.large.digest}, {}).save(tmp_path / "enough.safetensors")
+    common: dict[str, Any] = {"max_tokens": 60, "temperature": 1.0}
+    for estimator, expected in (("mean", 1), ("bayes", 3)):
+        seq, _, _ = await answer(models, "monitored", enough(estimator=estimator), **common)
+        assert rounds(seq) == expected
+    models.large.digest = "another"
+    with pytest.raises(TurnoutError, match="large model"):
+        await answer(models, "monitored", enough(), **common)
+
+
+# Whom they watch
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"inner": "nothing"}, {"inner": {"name": "plain", "model": "huge"}}, {"monitor": "nobody"}]
+)
+def test_what_does_not_exist_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TurnoutError, match=r"method\.params\.(inner|monitor)"):
+        get_method("monitored").parse(wrong)
+
+
+async def test_steps_are_watched_too() -> None:
+    """The monitors see any method: here step speculation, whose steps come in one piece each."""
+    models = pool(_renamed(thoughts("7777"), "small"), _renamed(thoughts("7777"), "large"))
+    inner = {"name": "step_speculation", "scorer": {"name": "self_grade", "threshold": 0, "question": "?"}}
+    seq, segments, _ = await answer(models, "monitored", {"inner": inner, **trim()}, prompt=" ", max_tokens=40)
+    assert [s.stopped_by for s in segments].count("converged") == 1
+    assert {token.kind for token in seq.generated} == {TokenKind.DECODED}
+    assert text(seq.tokens).endswith("habcd$")
+
+
+def _renamed(model: TableModel, name: str) -> TableModel:
+    model.name = name
+    return model
