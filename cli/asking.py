@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,9 @@ class Question:
     params: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
     deadline_s: float | None = None
+    session: str = ""
+    limits: dict[str, Any] = field(default_factory=dict)
+    explain: bool = False
 
     @property
     def messages(self) -> tuple[ChatMessage, ...] | None:
@@ -68,6 +71,9 @@ def ask_server(question: Question, address: str, announce: Announce, show: Show)
             method=question.method,
             params=question.params,
             deadline_s=question.deadline_s,
+            session=question.session,
+            limits=question.limits,
+            explain=question.explain,
             **question.sampling,
         ) as stream:
             for chunk in stream:
@@ -90,34 +96,32 @@ async def ask_here(question: Question, config: TurnoutConfig, announce: Announce
 
 
 async def _finish(events: AsyncIterator[Event], show: Show) -> Usage:
-    async for event in events:
-        if isinstance(event, Failure):
-            raise event.error
-        if isinstance(event, Usage):
-            return event
-        show(event)
+    async with aclosing(events):  # type: ignore[type-var]
+        async for event in events:
+            if isinstance(event, Failure):
+                raise event.error
+            if isinstance(event, Usage):
+                return event
+            show(event)
     raise TurnoutError(Code.INTERNAL, "the models ended the answer without its usage")
 
 
 def _call(question: Question, pool: str) -> GenerateCall:
-    from pydantic import ValidationError
+    from turnout.registry import validated
+    from turnout.types import RouteLimits, SamplingParams
 
-    from turnout.registry import explain
-    from turnout.types import SamplingParams
-
-    try:
-        sampling = SamplingParams.model_validate(question.sampling)
-    except ValidationError as error:
-        raise explain(error, "", SamplingParams) from None
     return GenerateCall(
         request_id="cli",
         model=question.model or pool,
-        sampling=sampling,
+        sampling=validated(SamplingParams, question.sampling, ""),
         prompt=None if question.chat else question.text,
         messages=question.messages,
         method=question.method,
         params=question.params,
         deadline_s=question.deadline_s,
+        session=question.session,
+        explain=question.explain,
+        limits=validated(RouteLimits, question.limits, "limits"),
     )
 
 

@@ -13,6 +13,7 @@ import typer
 from cli.asking import Question, ask_here, ask_server, read_config
 from cli.output import console, print_json
 from cli.provenance import Answers, Marked, print_meters, summary
+from cli.route import print_route
 
 Rate = float | None
 Count = int | None
@@ -45,6 +46,11 @@ def generate(
     n: Annotated[Count, typer.Option("--n", "-n", help="Number of answers.")] = None,
     logprobs: Annotated[Count, typer.Option(help="Alternatives reported per token, in --json.")] = None,
     deadline_s: Annotated[Rate, typer.Option(help="Seconds the call may take.")] = None,
+    session: Annotated[str, typer.Option(help="What requests are grouped by, where the pool routes.")] = "",
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Of routing: max_cost, max_latency_s, quality.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why the request was routed as it was.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Print the text alone, without marks and meters.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print tokens, provenance and cost as JSON.")] = False,
 ) -> None:
@@ -68,6 +74,9 @@ def generate(
         params=parse_params(param or []),
         sampling={name: value for name, value in given.items() if value is not None},
         deadline_s=deadline_s,
+        session=session,
+        limits=parse_params(limit or [], "--limit"),
+        explain=explain,
     )
     _answer(question, None if local else address, config, plain, as_json)
 
@@ -87,17 +96,19 @@ def _answer(question: Question, address: str | None, config: Path | None, plain:
     if not plain:
         print_meters(usage)
         typer.echo(summary(usage))
+    if question.explain:
+        print_route(usage.route)
 
 
-def parse_params(given: list[str]) -> dict[str, Any]:
+def parse_params(given: list[str], option: str = "--param") -> dict[str, Any]:
     """`name=value` pairs; a value is JSON where it can be, text where it cannot."""
     found: dict[str, Any] = {}
     for pair in given:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"{pair!r} must be NAME=VALUE", param_hint="--param")
+            raise typer.BadParameter(f"{pair!r} must be NAME=VALUE", param_hint=option)
         if name in found:
-            raise typer.BadParameter(f"{name} is given twice", param_hint="--param")
+            raise typer.BadParameter(f"{name} is given twice", param_hint=option)
         try:
             found[name] = json.loads(value)
         except json.JSONDecodeError:

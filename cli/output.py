@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,3 +62,23 @@ def print_error(message: str) -> None:
     """Write an error as one line on standard error."""
     one_line = " ".join(message.split())
     sys.stderr.write(f"turnout: {one_line}\n")
+
+
+@contextmanager
+def shown_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on standard error for every stage of a run, told of (what is being done, how much of it, out of how much).
+
+    What stands behind a comma may change while a stage lasts.
+    """
+    from rich.progress import Progress
+
+    with Progress(console=console(stderr=True)) as bar:
+        tasks: dict[str, Any] = {}
+
+        def advance(what: str, done: int, total: int) -> None:
+            stage = what.partition(",")[0]
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(what, total=total)
+            bar.update(tasks[stage], description=what, completed=done)
+
+        yield advance

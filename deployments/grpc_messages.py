@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf import struct_pb2
 
 from deployments.backend import Batch
-from deployments.service import Answer, parse_sampling, request_id
+from deployments.service import Answer, parse_sampling, request_id, session_name
 from turnout.calls import (
     ChatMessage,
     Chunk,
@@ -24,7 +24,8 @@ from turnout.calls import (
 from turnout.cost import Cost, ModelMeter
 from turnout.errors import invalid
 from turnout.proto import generation_pb2 as pb
-from turnout.types import FinishReason, SamplingParams, TokenKind
+from turnout.registry import validated
+from turnout.types import FinishReason, RouteLimits, SamplingParams, TokenKind
 
 LARGEST_EXACT_INTEGER = 2.0**53
 KINDS: dict[TokenKind, Any] = {kind: pb.TokenKind.Value(f"TOKEN_KIND_{kind.name}") for kind in TokenKind}
@@ -54,6 +55,9 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         method=request.method or None,
         params=struct_values(request.params, "params"),
         deadline_s=request.deadline_s if request.HasField("deadline_s") else None,
+        session=session_name(request.session),
+        explain=request.explain,
+        limits=validated(RouteLimits, {field.name: value for field, value in request.limits.ListFields()}, "limits"),
     )
 
 
@@ -194,10 +198,21 @@ def usage_message(usage: Usage) -> pb.Usage:
         wall_s=usage.wall_s,
         notes=usage.notes,
     )
+    if usage.route is not None:
+        _fill_route(message.route, usage.route)
     for name, meter in usage.models.items():
         counts = {count: getattr(meter, count) for count in METER_COUNTS}
         message.models.add(model=name, flops=meter.flops, **counts)
     return message
+
+
+def _fill_route(message: pb.Route, route: dict[str, Any]) -> None:
+    for name in ("method", "policy", "version", "reason", "suffix", "arm", "kept_from"):
+        setattr(message, name, route[name])
+    for name in ("features", "scores", "limits"):
+        getattr(message, name).update(route[name])
+    message.params.update(route["params"])
+    message.sampling.update(route["sampling"])
 
 
 def _cost_message(cost: Cost) -> pb.Cost:

@@ -107,7 +107,7 @@ async def _respond(
     call_id = form.prefix + uuid4().hex
     data = await _body(request)
     with guarded(call_id):
-        job = translate(read_json(data))
+        job = translate(read_json(data)).named(call_id)
         try:
             return await _run(service, job, form, call_id)
         except TurnoutError as error:

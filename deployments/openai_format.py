@@ -64,6 +64,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
             "ttft_s": usage.ttft_s,
             "wall_s": usage.wall_s,
             "notes": list(usage.notes),
+            "route": usage.route,
         },
     }
 

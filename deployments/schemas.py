@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.faults import respell
-from deployments.service import parse_sampling, request_id
+from deployments.service import parse_sampling, request_id, session_name
 from turnout.calls import ChatMessage, GenerateCall
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import explain
-from turnout.types import SamplingParams
+from turnout.types import RouteLimits, SamplingParams
 
 # OpenAI clients send these; they change nothing here.
 IGNORED_FIELDS = frozenset(
@@ -42,6 +42,9 @@ class Decoding(_Body):
 
     method: str | None = None
     params: dict[str, Any] = {}
+    session: Annotated[str, Field(description="what the caller groups requests by, for routing")] = ""
+    explain: Annotated[bool, Field(description="say in the usage why the request was routed as it was")] = False
+    limits: RouteLimits = RouteLimits()
 
 
 class CommonBody(_Body):
@@ -86,6 +89,13 @@ class Job:
     include_usage: bool
     echo: bool
     spelling: Mapping[str, str]
+
+    def named(self, call_id: str) -> Job:
+        """The same job under an id, which its answer and every log then have; several calls are numbered."""
+        if len(self.calls) == 1:
+            return replace(self, calls=(replace(self.calls[0], request_id=call_id),))
+        calls = (replace(call, request_id=f"{call_id}.{place}") for place, call in enumerate(self.calls))
+        return replace(self, calls=tuple(calls))
 
 
 def read_json(data: bytes) -> dict[str, Any]:
@@ -204,7 +214,8 @@ def _validate(kind: type[B], values: dict[str, Any]) -> B:
 
 
 def _spelling() -> dict[str, str]:
-    return {"method": "decoding.method", "params": "decoding.params", "method.params": "decoding.params"}
+    names = {name: f"decoding.{name}" for name in ("method", "params", "session", "limits")}
+    return names | {"method.params": "decoding.params"}
 
 
 def _message(turn: ChatTurn, field: str) -> ChatMessage:
@@ -227,6 +238,10 @@ def _job(
     *,
     echo: bool,
 ) -> Job:
+    try:
+        session = session_name(body.decoding.session)
+    except TurnoutError as error:
+        raise respell(error, names) from None
     calls = tuple(
         GenerateCall(
             request_id=request_id(),
@@ -237,6 +252,9 @@ def _job(
             method=body.decoding.method,
             params=body.decoding.params,
             deadline_s=body.deadline_s,
+            session=session,
+            explain=body.decoding.explain,
+            limits=body.decoding.limits,
         )
         for prompt, messages in inputs
     )

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from pydantic import ValidationError
-
 from deployments.backend import Backend, Batch
 from deployments.faults import guarded, internal
 from deployments.metrics import Metrics
@@ -27,10 +25,11 @@ from turnout.calls import (
 )
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid, not_found
-from turnout.registry import explain
+from turnout.registry import validated
 from turnout.types import SamplingParams
 
 MAX_REQUEST_ID_LENGTH = 128
+MAX_SESSION_LENGTH = 256
 HEALTH_TIMEOUT_S = 5.0
 ROLES = ("system", "user", "assistant")
 
@@ -49,10 +48,7 @@ def parse_sampling(values: Mapping[str, Any], prefix: str = "") -> SamplingParam
     Raises:
         TurnoutError: INVALID_ARGUMENT, naming the parameter (after `prefix`) and what is allowed.
     """
-    try:
-        return SamplingParams.model_validate(values)
-    except ValidationError as error:
-        raise explain(error, prefix, SamplingParams) from None
+    return validated(SamplingParams, values, prefix)
 
 
 def request_id(given: str = "") -> str:
@@ -65,6 +61,17 @@ def request_id(given: str = "") -> str:
         return uuid4().hex
     if len(given) > MAX_REQUEST_ID_LENGTH or not given.isascii() or not given.isprintable():
         raise invalid("request_id", f"must be at most {MAX_REQUEST_ID_LENGTH} printable ASCII characters")
+    return given
+
+
+def session_name(given: str) -> str:
+    """The caller's session.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: too long.
+    """
+    if len(given) > MAX_SESSION_LENGTH:
+        raise invalid("session", f"must be at most {MAX_SESSION_LENGTH} characters")
     return given
 
 

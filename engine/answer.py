@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
+from decoding.calibration import RAN
+from decoding.drift import DRIFT
 from decoding.model import ModelPool, Request
 from decoding.noise import derive_seed
 from decoding.sequence import Sequence
+from engine.prepare import Prepared
+from engine.routing import Routing
 from engine.text import Detokenizer, StopStrings, TextTokenizer
-from turnout.calls import Chunk, Event, GenerateCall, TokenOut, Usage
+from turnout.calls import Chunk, Event, TokenOut, Usage
 from turnout.cost import Meter, report
-from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
-from turnout.registry import MethodInfo, MethodParams, get_method
-from turnout.types import MAX_SEED, FinishReason, Segment, Token
+from turnout.errors import Code, TurnoutError
+from turnout.types import FinishReason, SamplingParams, Segment, Token
 
 FIRST = 0
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A call that passed every check."""
-
-    call: GenerateCall
-    method: MethodInfo
-    params: MethodParams
-    prompt: list[int]
-    seed: int
-    max_tokens: int
 
 
 @dataclass(slots=True)
@@ -42,88 +33,6 @@ class Answer:
     sequence: Sequence
     text: StopStrings
     started: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-def prepare_call(
-    call: GenerateCall,
-    tokenizer: TextTokenizer,
-    max_length: int,
-    vocab_size: int,
-    pool_name: str,
-    members: dict[str, str],
-    default_method: str,
-    default_params: dict[str, object],
-) -> Prepared:
-    """Check everything that can be checked before work starts.
-
-    Args:
-        call: as the front end built it.
-        tokenizer: the pool's.
-        max_length: most tokens of prompt and answer.
-        vocab_size: ids allowed are below this.
-        pool_name: the pool's own name in `call.model`.
-        members: member model name -> role.
-        default_method: used when the call names none.
-        default_params: its parameters.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT, NOT_FOUND or OUT_OF_RANGE, naming the field and what is allowed.
-    """
-    method, params = _method(call, pool_name, members, default_method, default_params)
-    prompt = encode_prompt(call, tokenizer, vocab_size)
-    if len(prompt) >= max_length:
-        name = "messages" if call.messages is not None else "prompt"
-        raise out_of_range(name, f"{len(prompt)} tokens; at most {max_length - 1} fit the context of {max_length}")
-    sampling = call.sampling
-    for token in (*sampling.stop_token_ids, *sampling.logit_bias):
-        if not 0 <= token < vocab_size:
-            name = "stop_token_ids" if token in sampling.stop_token_ids else "logit_bias"
-            raise out_of_range(name, f"token id {token}; allowed: 0 to {vocab_size - 1}")
-    seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
-    return Prepared(call, method, params, prompt, seed, min(sampling.max_tokens, max_length - len(prompt)))
-
-
-def _method(
-    call: GenerateCall, pool_name: str, members: dict[str, str], default: str, default_params: dict[str, object]
-) -> tuple[MethodInfo, MethodParams]:
-    if call.model not in (pool_name, *members):
-        raise not_found("model", call.model, [pool_name, *members])
-    if call.model in members:
-        if call.method not in (None, "plain"):
-            raise invalid("method", f"{call.model!r} is one model and answers alone (plain); ask {pool_name!r}")
-        method = get_method("plain")
-        return method, method.parse({**call.params, "model": members[call.model]})
-    method = get_method(call.method or default)
-    # What the pool sets for its default method is calibrated for its models: it holds for everyone who uses it.
-    chosen = default_params if method.name == default else {}
-    return method, method.parse({**chosen, **call.params})
-
-
-def encode_prompt(call: GenerateCall, tokenizer: TextTokenizer, vocab_size: int) -> list[int]:
-    """Token ids of a call's prompt or conversation.
-
-    Raises:
-        TurnoutError: empty, both or none given, or ids outside the vocabulary.
-    """
-    if (call.prompt is None) == (call.messages is None):
-        raise invalid("prompt", "give either a prompt or messages")
-    if call.messages is not None:
-        if not call.messages:
-            raise invalid("messages", "is empty; at least one message is needed")
-        return encode_tokens("messages", tuple(tokenizer.encode_chat(call.messages)), tokenizer, vocab_size)
-    assert call.prompt is not None
-    return encode_tokens("prompt", call.prompt, tokenizer, vocab_size)
-
-
-def encode_tokens(name: str, value: str | tuple[int, ...], tokenizer: TextTokenizer, vocab_size: int) -> list[int]:
-    """Text or token ids as token ids; refused when empty or outside the vocabulary."""
-    ids = tokenizer.encode(value) if isinstance(value, str) else list(value)
-    if not ids:
-        raise invalid(name, "is empty; at least one token is needed")
-    wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
-    if wrong is not None:
-        raise out_of_range(name, f"token id {wrong}; allowed: 0 to {vocab_size - 1}")
-    return ids
 
 
 _Events = asyncio.Queue[Chunk | BaseException | None]
@@ -143,27 +52,41 @@ class AnswerRun:
         models: the pool.
         tokenizer: the pool's.
         large: name of the model the cost is compared with.
+        routing: decides where the call has no plan yet.
     """
 
-    def __init__(self, prepared: Prepared, models: ModelPool, tokenizer: TextTokenizer, large: str) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        models: ModelPool,
+        tokenizer: TextTokenizer,
+        large: str,
+        routing: Routing | None = None,
+    ) -> None:
         self._prepared = prepared
+        self._routing = routing
         self._models = models
         self._tokenizer = tokenizer
         self._large = large
         self._started = time.perf_counter()
         self._first_token_s = 0.0
         self._notes: list[str] = []
-        self.answers = [self._answer(index) for index in range(prepared.call.sampling.n)]
+        self._extra: dict[str, Any] = {}
+        self.answers = [Answer(index, *self._begin(index)) for index in range(prepared.call.sampling.n)]
 
-    def _answer(self, index: int) -> Answer:
+    def _begin(self, index: int) -> tuple[Sequence, StopStrings]:
         prepared = self._prepared
-        sampling = prepared.call.sampling.model_copy(update={"max_tokens": prepared.max_tokens})
-        text = StopStrings(Detokenizer(self._tokenizer, prepared.prompt), sampling.stop)
+        text = StopStrings(Detokenizer(self._tokenizer, prepared.prompt), prepared.call.sampling.stop)
         seed = derive_seed(prepared.seed, index)
         eos = self._tokenizer.eos_ids
         tenant = prepared.call.tenant
-        sequence = Sequence(prepared.prompt, sampling, seed, eos, text, cache_salt=tenant, tenant=tenant)
-        return Answer(index, sequence, text)
+        sequence = Sequence(prepared.prompt, self._sampling, seed, eos, text, cache_salt=tenant, tenant=tenant)
+        return sequence, text
+
+    @property
+    def _sampling(self) -> SamplingParams:
+        """The call's, with the room there is."""
+        return self._prepared.call.sampling.model_copy(update={"max_tokens": self._prepared.max_tokens})
 
     async def events(self) -> AsyncIterator[Event]:
         """Chunks as they come, then the usage.
@@ -202,17 +125,13 @@ class AnswerRun:
 
     async def _drive(self, answer: Answer, queue: _Events) -> None:
         """Run one answer's method; its chunks go into the queue, then None (or the error). Frees its memory."""
-        prepared = self._prepared
-        request = Request(prepared.call.request_id, answer.sequence, prepared.call.tenant)
+        call = self._prepared.call
+        request = Request(call.request_id, answer.sequence, call.tenant)
         try:
             if answer.index != FIRST:
                 # The first answer computes the prompt; the others find its blocks in the pool.
                 await self.answers[FIRST].started.wait()
-            async with aclosing(prepared.method.run(request, self._models, prepared.params)) as segments:  # type: ignore[type-var]
-                async for segment in segments:
-                    if segment.tokens:
-                        queue.put_nowait(self._chunk(answer, segment))
-                        answer.started.set()
+            await self._run(answer, request, queue)
             queue.put_nowait(self._last_chunk(answer))
             queue.put_nowait(None)
         except asyncio.CancelledError:
@@ -223,11 +142,51 @@ class AnswerRun:
             queue.put_nowait(error)
         finally:
             answer.started.set()
-            if prepared.method.lossless and not prepared.method.keeps_law(prepared.params):
-                request.notes.append(f"not lossless: {prepared.method.name} with these parameters has a law of its own")
+            plan = self._prepared.plan
+            if plan is not None and plan.method.lossless and not plan.method.keeps_law(plan.params):
+                request.notes.append(f"not lossless: {plan.method.name} with these parameters has a law of its own")
             self._notes += [note for note in request.notes if note not in self._notes]
-            for model in self._models.models.values():
-                model.release(answer.sequence)
+            self._extra.update(request.extra)
+            self._release(answer.sequence)
+
+    async def _run(self, answer: Answer, request: Request, queue: _Events) -> None:
+        models = self._models
+        if self._prepared.plan is None:
+            if answer.index != FIRST:
+                return  # routing has failed, and the whole call with it
+            models = await self._route(answer)
+        request.sequence = answer.sequence
+        plan = self._prepared.plan
+        assert plan is not None
+        async with aclosing(plan.method.run(request, models, plan.params)) as segments:  # type: ignore[type-var]
+            async for segment in segments:
+                if segment.tokens:
+                    queue.put_nowait(self._chunk(answer, segment))
+                    answer.started.set()
+
+    async def _route(self, first: Answer) -> ModelPool:
+        """Let the router choose for all answers: it reads the prompt of the first one.
+
+        Returns:
+            The models for the first answer.
+        """
+        assert self._routing is not None
+        asked, before = self._prepared, first.sequence
+        self._prepared, models = await self._routing.route(asked, before, self._models)
+        self._notes += self._routing.notes
+        if self._prepared.prompt == asked.prompt:
+            for answer in self.answers:
+                answer.sequence.sampling = self._sampling
+            return models
+        for answer in self.answers:
+            answer.sequence, answer.text = self._begin(answer.index)
+        first.sequence.meter = before.meter
+        self._release(before)
+        return self._models
+
+    def _release(self, sequence: Sequence) -> None:
+        for model in self._models.models.values():
+            model.release(sequence)
 
     def _chunk(self, answer: Answer, segment: Segment) -> Chunk:
         if not self._first_token_s:
@@ -244,7 +203,8 @@ class AnswerRun:
         return TokenOut(token.id, text(token.id), token.source, token.kind, token.logprob, token.entropy_bits, top)
 
     def _usage(self) -> Usage:
-        prepared, meter = self._prepared, Meter()
+        prepared, plan, meter = self._prepared, self._prepared.plan, Meter()
+        assert plan is not None
         for answer in self.answers:
             meter.merge(answer.sequence.meter)
         wall_s = time.perf_counter() - self._started
@@ -257,10 +217,12 @@ class AnswerRun:
             speculation=meter.speculation,
             switches=meter.switches,
             cost=report(meter, self._large, large.num_parameters, len(prepared.prompt), wall_s, large.step_seconds()),
-            method=prepared.method.name,
-            params=prepared.params.model_dump(mode="json"),
+            method=plan.method.name,
+            params={**plan.params.model_dump(mode="json"), **self._extra.get(RAN, {})},
             seed=prepared.seed,
             ttft_s=self._first_token_s,
             wall_s=wall_s,
             notes=tuple(self._notes),
+            drift=self._extra.get(DRIFT),
+            route=self._routing.shown(prepared.call.explain) if self._routing is not None else None,
         )

@@ -43,6 +43,11 @@ class Places:
         """Calls that wait for a place."""
         return sum(len(queue) for queue in self._waiting.values())
 
+    @property
+    def full(self) -> bool:
+        """Whether calls already take every place."""
+        return self.num_held >= self._limit
+
     @asynccontextmanager
     async def hold(self, tenant: str, deadline_s: float | None = None) -> AsyncIterator[None]:
         """A place, for as long as the context lasts.

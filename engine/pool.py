@@ -5,26 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
 import torch
 
 from decoding.artifacts import Artifacts
+from decoding.calibrated import check_default
 from decoding.model import ModelPool, Score
 from decoding.sequence import Sequence
-from engine.answer import AnswerRun, encode_tokens, prepare_call
+from engine.answer import AnswerRun
 from engine.costs.limits import check_memory
 from engine.device import Device
 from engine.loading import Checkpoint, load_checkpoint
 from engine.model import EngineModel
 from engine.places import Places
+from engine.prepare import Intake, Prepared, encode_tokens
+from engine.routing import PoolRouting, Routing
 from engine.text import TextTokenizer
+from router.decision import Decision
+from router.routing import Router
 from turnout.calls import Event, GenerateCall, ModelDescription, PoolStats, ScoreCall, ScoredTokens, TokenOut
 from turnout.config import TurnoutConfig, artifacts_path, model_path
-from turnout.errors import Code, TurnoutError, not_found, out_of_range
+from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
 from turnout.types import SamplingParams, TokenKind
 
+SCARCE = 0.75  # share of a model's blocks in use beyond which shadows give way
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -43,6 +49,9 @@ class LocalPool:
         default_params: its parameters.
         devices: where the members run; closed with the pool.
         artifacts: what was trained for the members.
+
+    Attributes:
+        routing: chooses a method where a call leaves it open; None: the default method is used.
     """
 
     def __init__(
@@ -69,6 +78,7 @@ class LocalPool:
         self._devices = devices
         self._places = places
         self._rate = _Rate()
+        self.routing: PoolRouting | None = None
 
     @classmethod
     def load(cls, name: str, config: TurnoutConfig) -> LocalPool:
@@ -107,7 +117,11 @@ class LocalPool:
         default = pool.default
         method = (default.name, default.params)
         artifacts = Artifacts(artifacts_path(pool))
-        return cls(name, models, roles, tokenizer, places, *method, tuple(devices.values()), artifacts)
+        loaded = cls(name, models, roles, tokenizer, places, *method, tuple(devices.values()), artifacts)
+        check_default(loaded.pool, *method, f"pools.{name}.default")
+        if pool.routing is not None:
+            loaded.routing = PoolRouting(pool.routing, name, loaded.pool, alone=pool.replicas == 1)
+        return loaded
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
         """Answer a call: chunks, then one `Usage`. Closing the iterator frees everything within a step.
@@ -116,25 +130,63 @@ class LocalPool:
             TurnoutError: a refusal before the first event, RESOURCE_EXHAUSTED when too many calls wait for a place;
                 DEADLINE_EXCEEDED or INTERNAL later.
         """
-        members = {member: role for role, member in self.roles.items()}
-        prepared = prepare_call(
-            call,
-            self.tokenizer,
-            self.max_length,
-            self.vocab_size,
-            self.name,
-            members,
-            self.default_method,
-            self.default_params,
-        )
-        run = AnswerRun(prepared, self.pool, self.tokenizer, self.roles["large"])
-        async with (
-            self._places.hold(call.tenant, call.deadline_s),
-            aclosing(run.events()) as events,  # type: ignore[type-var]
-        ):
+        prepared = self._intake().prepare(call)
+        async with aclosing(self._events(prepared)) as events:  # type: ignore[type-var]
             async for event in events:
                 self._rate.count(event)
                 yield event
+
+    async def _events(self, prepared: Prepared) -> AsyncIterator[Event]:
+        call = prepared.call
+        with self._beside():
+            async with self._places.hold(call.tenant, call.deadline_s):
+                if prepared.plan is None:
+                    assert self.routing is not None
+                    events = self.routing.recorded(prepared, Routing(self.routing.router, self._intake()), self._run)
+                else:
+                    events = self._run(prepared, self.pool)
+                async with aclosing(events):  # type: ignore[type-var]
+                    async for event in events:
+                        yield event
+
+    def _run(self, prepared: Prepared, models: ModelPool, routing: Routing | None = None) -> AsyncIterator[Event]:
+        return AnswerRun(prepared, models, self.tokenizer, self.roles["large"], routing).events()
+
+    def _intake(self) -> Intake:
+        members = {member: role for role, member in self.roles.items()}
+        default = (self.default_method, self.default_params)
+        lengths = (self.max_length, self.vocab_size)
+        return Intake(self.name, members, self.tokenizer, *lengths, *default, routed=self.routing is not None)
+
+    def _beside(self) -> AbstractContextManager[None]:
+        """A call is in progress: shadows wait, and are dropped where it finds the pool full."""
+        return self.routing.beside(self._full) if self.routing is not None else nullcontext()
+
+    def _full(self) -> bool:
+        """Whether a call that comes now must wait for a place, or memory for it is scarce."""
+        pools = [model.pool for model in self.engines.values()]
+        return self._places.full or any(pool.num_held > SCARCE * pool.num_blocks for pool in pools)
+
+    async def explain(self, call: GenerateCall) -> Decision:
+        """How a call would be routed now; nothing is generated, logged or remembered.
+
+        Raises:
+            TurnoutError: as `generate`; INVALID_ARGUMENT where the pool has no routing, or the call names a method.
+        """
+        prepared = self._intake().prepare(call)
+        if self.routing is None:
+            raise invalid("model", f"pool {self.name!r} has no routing")
+        if prepared.plan is not None:
+            raise invalid("method", f"the request is not routed: it names {prepared.plan.method.name!r}")
+        routing = Routing(Router(self.routing.router.policy), self._intake())
+        sequence = Sequence(prepared.prompt, call.sampling, prepared.seed, cache_salt=call.tenant, tenant=call.tenant)
+        try:
+            await routing.route(prepared, sequence, self.pool)
+        finally:
+            for model in self.engines.values():
+                model.release(sequence)
+        assert routing.decision is not None
+        return routing.decision
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion after the prompt, under the large model or the member named.
@@ -156,11 +208,12 @@ class LocalPool:
                 "prompt", f"with its completion {len(prompt) + longest} tokens; at most {model.max_length}"
             )
         seq = Sequence(prompt, SamplingParams(temperature=0.0), 0, cache_salt=call.tenant, tenant=call.tenant)
-        async with self._places.hold(call.tenant):
-            try:
-                scores = await model.score(seq, completions, call.top)
-            finally:
-                model.release(seq)
+        with self._beside():
+            async with self._places.hold(call.tenant):
+                try:
+                    scores = await model.score(seq, completions, call.top)
+                finally:
+                    model.release(seq)
         return [
             self._scored(model.name, completion, score) for completion, score in zip(completions, scores, strict=True)
         ]
@@ -196,6 +249,7 @@ class LocalPool:
     def stats(self) -> PoolStats:
         """What the pool holds right now."""
         models = self.engines.values()
+        shadows = self.routing.shadows if self.routing is not None else None
         return PoolStats(
             requests=self._places.num_held + self._places.num_waiting,
             sequences=sum(len(model.batcher.tables) for model in models),
@@ -205,6 +259,8 @@ class LocalPool:
             waiting=sum(model.batcher.num_waiting for model in models),
             tokens_per_second=self._rate.per_second(),
             step_seconds={model.name: model.step_seconds() for model in models},
+            shadows=len(shadows) if shadows is not None else 0,
+            shadows_dropped=shadows.num_dropped if shadows is not None else 0,
         )
 
     def encode(self, text: str) -> list[int]:
@@ -216,7 +272,9 @@ class LocalPool:
         return self.tokenizer.decode(ids)
 
     async def close(self) -> None:
-        """Cancel what runs and end the forward threads."""
+        """Cancel what runs, shadows first, and end the forward threads."""
+        if self.routing is not None:
+            await self.routing.close()
         for model in self.engines.values():
             await model.close()
         for device in self._devices:
@@ -249,6 +307,9 @@ class _Rate:
 
 def _check_vocabulary(pool: str, small: str, large: str, mine: TextTokenizer, other: TextTokenizer) -> None:
     """Models that continue each other's text must agree on what every token means."""
-    if mine.vocabulary() != other.vocabulary():
-        message = f"pools.{pool}: {small!r} and {large!r} do not share one vocabulary"
+    ours, theirs = mine.vocabulary(), other.vocabulary()
+    if ours != theirs:
+        apart = min((token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)), key=str)
+        ids = f"{apart!r} is {ours.get(apart, 'absent')} in one and {theirs.get(apart, 'absent')} in the other"
+        message = f"pools.{pool}: {small!r} and {large!r} do not share one vocabulary: {ids}"
         raise TurnoutError(Code.INVALID_ARGUMENT, message, f"pools.{pool}")

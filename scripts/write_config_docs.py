@@ -62,12 +62,13 @@ def _child(field: dict[str, Any], schema: dict[str, Any], place: str) -> tuple[d
     """The section a field holds, itself or one per name."""
     if "additionalProperties" in field and isinstance(field["additionalProperties"], dict):
         field, place = field["additionalProperties"], f"{place}.<name>"
-    reference = field.get("$ref")
+    # A section that may be absent is its reference or null.
+    reference = next((each["$ref"] for each in (field, *field.get("anyOf", ())) if "$ref" in each), None)
     return (schema["$defs"][reference.removeprefix("#/$defs/")] if reference else None), place
 
 
 def _default(field: dict[str, Any], child: dict[str, Any] | None) -> str:
-    if child is not None and "name" not in child["properties"]:
+    if child is not None and "name" not in child["properties"] and "anyOf" not in field:
         return "each field's own"
     value = field.get("default")
     if isinstance(value, dict) and value:

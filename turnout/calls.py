@@ -7,7 +7,7 @@ from typing import Any
 
 from turnout.cost import CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import TurnoutError
-from turnout.types import FinishReason, SamplingParams, TokenKind
+from turnout.types import NO_LIMITS, FinishReason, RouteLimits, SamplingParams, TokenKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,14 @@ class GenerateCall:
     Attributes:
         request_id: chosen by the front end, used to cancel and to log.
         model: a pool's name (its models answer together) or a member model's name (it answers alone).
-        method: decoding method; None is the pool's default.
+        method: decoding method; None is the pool's default: its routing where it has one. "auto" is the routing.
         params: the method's parameters, not yet validated.
         tenant: whose request it is; prefix caches are shared within a tenant only.
         logprobs: report per-token log-probabilities (count of alternatives is in `sampling.logprobs`).
         deadline_s: seconds this call may take; None is the server's limit.
+        session: what the caller groups requests by, for routing; "" without.
+        explain: whether the usage is to say why the request was routed as it was.
+        limits: for routing.
     """
 
     request_id: str
@@ -41,6 +44,9 @@ class GenerateCall:
     params: dict[str, Any] = field(default_factory=dict)
     tenant: str = "default"
     deadline_s: float | None = None
+    session: str = ""
+    explain: bool = False
+    limits: RouteLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +73,32 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class DriftReading:
+    """How far a pool's live entropies are from those a calibration was made on.
+
+    Attributes:
+        calibration: the artifact's name.
+        version: what it held.
+        index: population stability index over the last answers.
+        limit: beyond it there is drift.
+        answers: how many were looked at.
+    """
+
+    calibration: str
+    version: str
+    index: float
+    limit: float
+    answers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What the whole call used; the last event of a stream.
 
     `seed` reproduces the call; `ttft_s` and `wall_s` are seconds from arrival at the pool; `notes` say what was done
-    otherwise than asked.
+    otherwise than asked, and which calibration set a parameter; `drift` is how far the pool's entropies are from it.
+    `route` is the decision of a routed request (`router.decision.Decision`), without features, scores and limits
+    unless the call asked for an explanation; None where the request was not routed.
     """
 
     prompt_tokens: int
@@ -87,6 +114,8 @@ class Usage:
     ttft_s: float
     wall_s: float
     notes: tuple[str, ...] = ()
+    drift: DriftReading | None = None
+    route: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +177,12 @@ class PoolStats:
     """What a pool holds right now; all zero when idle (`cached_blocks` are reusable, not in use).
 
     Attributes:
-        requests: calls in progress.
+        requests: calls in progress, shadows of routing left out.
         sequences: sequences that hold cache, summed over models.
         used_blocks: blocks referenced by a sequence, summed over models.
         waiting: operations waiting for a forward pass.
+        shadows: shadows of routing that wait or run.
+        shadows_dropped: shadows that were not finished, since the pool was loaded.
     """
 
     requests: int
@@ -162,3 +193,5 @@ class PoolStats:
     waiting: int
     tokens_per_second: float
     step_seconds: dict[str, float]
+    shadows: int = 0
+    shadows_dropped: int = 0

@@ -20,6 +20,7 @@ from turnout.types import FinishReason, TokenKind
 Prompt = str | Sequence[int]
 Messages = Iterable[ChatMessage | Mapping[str, str]]
 SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
+PLAIN_OPTIONS = frozenset({"model", "method", "deadline_s", "request_id", "session", "explain"})
 METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
 FIELD_OF_MESSAGE = re.compile(r"^([A-Za-z_][\w.]*): ")
 
@@ -48,7 +49,8 @@ class Options(Sampling, total=False):
     """What a call may ask for.
 
     Keys besides the sampling parameters: `model` (a pool or a member; may be absent where there is one pool),
-    `method` and `params` (how to decode), `deadline_s` (seconds the call may take), `request_id` (for logs).
+    `method` and `params` (how to decode), `deadline_s` (seconds the call may take), `request_id` (for logs), and for
+    routing `session`, `limits` (any of max_cost, max_latency_s, quality) and `explain` (say why in the usage).
     """
 
     model: str
@@ -56,6 +58,9 @@ class Options(Sampling, total=False):
     params: Mapping[str, Any]
     deadline_s: float | None
     request_id: str
+    session: str
+    explain: bool
+    limits: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +120,15 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
             request.params.update(dict(value))
         except (TypeError, ValueError) as error:
             raise invalid("params", f"must be JSON-like: {error}") from None
-    elif name in ("model", "method", "deadline_s", "request_id"):
+    elif name == "limits":
+        _assign(name, request.limits, dict(value))
+    elif name in PLAIN_OPTIONS:
         _assign(name, request, {name: value})
     elif name in SAMPLING_FIELDS:
         value = (value,) if name == "stop" and isinstance(value, str) else value
         _assign(f"sampling.{name}", request.sampling, {name: value})
     else:
-        allowed = sorted({*SAMPLING_FIELDS, "model", "method", "params", "deadline_s", "request_id"})
+        allowed = sorted({*SAMPLING_FIELDS, *PLAIN_OPTIONS, "limits", "params"})
         raise invalid(name, f"unknown; allowed here: {', '.join(allowed)}")
 
 
@@ -193,7 +200,18 @@ def usage(message: pb.Usage) -> Usage:
         ttft_s=message.ttft_s,
         wall_s=message.wall_s,
         notes=tuple(message.notes),
+        route=_route(message.route) if message.HasField("route") else None,
     )
+
+
+def _route(message: pb.Route) -> dict[str, Any]:
+    texts = ("method", "policy", "version", "reason", "suffix", "arm", "kept_from")
+    return {
+        **{name: getattr(message, name) for name in texts},
+        **{name: dict(getattr(message, name)) for name in ("features", "scores", "limits")},
+        "params": _values(message.params),
+        "sampling": _values(message.sampling),
+    }
 
 
 def _speculation(message: pb.Speculation) -> SpeculationMeter:

@@ -9,9 +9,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from turnout.errors import invalid
-from turnout.registry import explain, get_method
+from turnout.registry import explain, get_method, load
 
 DEMO_PREFIX = "demo:"
+POLICIES_PACKAGE = "router.policies"
 
 
 class Section(BaseModel):
@@ -71,6 +72,51 @@ DEMO_METHOD = MethodChoice(
 )
 
 
+class PolicyChoice(Section):
+    """A routing policy by name, with its parameters."""
+
+    name: Annotated[str, Field(description="as in docs/routing.md")]
+    params: Annotated[dict[str, Any], Field(description="as in docs/routing.md; absent ones: defaults")] = {}
+
+
+class StickyConfig(Section):
+    """How long a session keeps its first decision; each replica remembers the sessions it has seen."""
+
+    seconds: Annotated[float, Field(gt=0, description="since the session's last request, seconds")] = 600.0
+    max_sessions: Annotated[int, Field(ge=1, description="sessions remembered; the longest unused is forgotten")] = (
+        10_000
+    )
+
+
+class RouteLogConfig(Section):
+    """A file with one JSON line per routed request."""
+
+    path: Annotated[str, Field(min_length=1, description="the file; replicas beside others put their process id in")]
+    max_bytes: Annotated[int, Field(ge=4096, description="size at which a new file is begun, bytes")] = 64 << 20
+    backups: Annotated[int, Field(ge=0, le=1000, description="full files kept: PATH.1 is the newest")] = 5
+    texts: Annotated[bool, Field(description="write prompts and answers too")] = False
+
+
+class ShadowConfig(Section):
+    """Requests run a second time in the background, in another way, for comparison only."""
+
+    share: Annotated[float, Field(ge=0, le=1, description="share of the routed requests")]
+    policy: Annotated[PolicyChoice, Field(description="what decides how they are run")]
+    beside: Annotated[int, Field(ge=0, description="requests in progress beside which shadows still run")] = 0
+    max_running: Annotated[int, Field(ge=1, description="shadows begun and not finished")] = 1
+    max_waiting: Annotated[int, Field(ge=0, description="shadows that wait; more are dropped")] = 16
+    timeout_s: Annotated[float, Field(gt=0, description="time from its begin at which one is dropped, seconds")] = 300.0
+
+
+class RoutingConfig(Section):
+    """How requests that name no method, or the method auto, are answered."""
+
+    policy: Annotated[PolicyChoice, Field(description="what decides")]
+    sticky: Annotated[StickyConfig | None, Field(description="sessions keep a decision; absent: they do not")] = None
+    log: Annotated[RouteLogConfig | None, Field(description="where decisions are written; absent: nowhere")] = None
+    shadow: Annotated[ShadowConfig | None, Field(description="comparison in the background; absent: none")] = None
+
+
 class PoolConfig(Section):
     """A served endpoint: a small and a large model that answer together."""
 
@@ -85,6 +131,9 @@ class PoolConfig(Section):
             description="folder of what was trained for the pair (NAME.safetensors); demo:artifacts: the demo pair's;"
             " absent: none"
         ),
+    ] = None
+    routing: Annotated[
+        RoutingConfig | None, Field(description="chooses a method for each request; absent: the default method")
     ] = None
     replicas: Annotated[int, Field(ge=1, description="copies of the pair")] = 1
     max_ongoing_requests: Annotated[int, Field(ge=1, description="requests a replica works on at once")] = 64
@@ -216,13 +265,24 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def check_resources(config: TurnoutConfig) -> None:
-    """Refuse model folders that do not exist and default methods that do not validate."""
+    """Refuse model folders that do not exist, and methods and routing policies that do not validate."""
     for name, model in config.models.items():
         if not (model_path(model) / "config.json").is_file():
             raise invalid(f"models.{name}.path", f"no checkpoint (config.json) in {model.path!r}")
     for name, pool in config.pools.items():
         field = f"pools.{name}.default"
         get_method(pool.default.name, f"{field}.name").parse(pool.default.params, f"{field}.params")
+        if pool.routing is not None:
+            _check_routing(pool.routing, f"pools.{name}.routing")
+
+
+def _check_routing(routing: RoutingConfig, field: str) -> None:
+    choices = {"policy": routing.policy}
+    if routing.shadow is not None:
+        choices["shadow.policy"] = routing.shadow.policy
+    for place, choice in choices.items():
+        policy = load(POLICIES_PACKAGE, choice.name, f"{field}.{place}.name").PART
+        policy.parse_params(choice.params, f"{field}.{place}.params")
 
 
 def model_path(model: ModelConfig) -> Path:

@@ -8,23 +8,32 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from turnout.errors import TurnoutError, invalid, not_found
 
 METHODS_PACKAGE = "decoding.methods"
+M = TypeVar("M", bound=BaseModel)
 
 
 class MethodParams(BaseModel):
     """Base of every method's parameters: unknown names are refused, values are immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def over(cls, defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Parameters given for a request over a pool's, neither validated yet.
+
+        Parameters that exclude each other leave out those of the pool's that would contradict the request.
+        """
+        return {**defaults, **given}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,18 @@ def explain(error: ValidationError, prefix: str, model: type[BaseModel]) -> Turn
     shown = repr(fault.get("input"))
     given = f" (got {shown})" if len(shown) <= 80 and fault["type"] != "missing" else ""
     return invalid(field, f"{fault['msg'][:1].lower()}{fault['msg'][1:]}{given}")
+
+
+def validated(model: type[M], values: Mapping[str, Any], prefix: str) -> M:
+    """Values as a model.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field (after `prefix`) and what is allowed.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, prefix, model) from None
 
 
 def _model_at(model: type[BaseModel], path: tuple[int | str, ...]) -> type[BaseModel] | None:

@@ -103,3 +103,22 @@ class SamplingParams(BaseModel):
     def has_history(self) -> bool:
         """Whether a token's logits depend on the tokens before it beyond the model itself."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+class RouteLimits(BaseModel):
+    """What a caller sets for a routed request; absent: no limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_cost: Annotated[
+        FiniteFloat | None, Field(gt=0, description="most the answer may cost, relative to the large model alone")
+    ] = None
+    max_latency_s: Annotated[FiniteFloat | None, Field(gt=0, description="most seconds the whole answer may take")] = (
+        None
+    )
+    quality: Annotated[
+        FiniteFloat | None, Field(ge=0, le=1, description="least share of the large model's quality expected")
+    ] = None
+
+
+NO_LIMITS = RouteLimits()

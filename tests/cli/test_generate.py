@@ -81,7 +81,7 @@ def test_what_is_asked_reaches_the_server(run: Any, client: type[FakeClient]) ->
     result = run(
         "generate", "count", "--address", "there:1", "--method", "plain", "--param", "a=0.5", "--param", "b=text",
         "--param", "c=null", "--temperature", "0", "--max-tokens", "9", "--stop", "x", "--stop", "y", "--model", "p",
-        "--system", "be brief", "--deadline-s", "3",
+        "--system", "be brief", "--deadline-s", "3", "--session", "s1", "--limit", "quality=0.9", "--explain",
     )  # fmt: skip
     assert result.code == 0
     address, prompt, options = client.asked
@@ -92,6 +92,9 @@ def test_what_is_asked_reaches_the_server(run: Any, client: type[FakeClient]) ->
         "params": {"a": 0.5, "b": "text", "c": None},
         "model": "p",
         "deadline_s": 3.0,
+        "session": "s1",
+        "limits": {"quality": 0.9},
+        "explain": True,
         "temperature": 0.0,
         "max_tokens": 9,
         "stop": ["x", "y"],

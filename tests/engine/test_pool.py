@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import engine.answer
+import engine.prepare
 from decoding.model import ModelPool, Request, Until
 from decoding.noise import derive_seed
 from engine.pool import LocalPool
@@ -32,7 +32,7 @@ def bad(field: str, code: Code, says: str, prompt: Any = "hi", *args: Any, **opt
 
 BAD_CALLS = [
     bad("model", Code.NOT_FOUND, "'nobody' is not known; available: large, pair, small", model="nobody"),
-    bad("method", Code.NOT_FOUND, "'magic' is not known; available: entropy_adaptive", "hi", "magic"),
+    bad("method", Code.NOT_FOUND, "'magic' is not known; available: ", "hi", "magic"),
     bad("method", Code.INVALID_ARGUMENT, "is one model", "hi", "speculative", model="large"),
     bad("method.params.depth", Code.INVALID_ARGUMENT, "unknown; allowed here: model", "hi", "plain", {"depth": 3}),
     bad("method.params.model", Code.INVALID_ARGUMENT, "'large' or 'small'", "hi", "plain", {"model": "huge"}),
@@ -192,7 +192,7 @@ async def test_an_error_inside_a_method_surfaces_once_and_frees_everything(
             yield await model.decode(request.sequence, engine_until(2))
         raise KeyError("a bug")
 
-    monkeypatch.setattr(engine.answer, "get_method", lambda name: stub(run))
+    monkeypatch.setattr(engine.prepare, "get_method", lambda name: stub(run))
     events, errors = 0, 0
     stream = pool.generate(call_of(PROMPT, "stub", n=3))
     try:

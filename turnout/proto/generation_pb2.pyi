@@ -92,7 +92,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "prompt_ids", "chat", "sampling", "method", "params", "deadline_s")
+    __slots__ = ("request_id", "model", "prompt", "prompt_ids", "chat", "sampling", "method", "params", "deadline_s", "session", "explain", "limits")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,9 @@ class GenerateRequest(_message.Message):
     METHOD_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: str
@@ -111,7 +114,20 @@ class GenerateRequest(_message.Message):
     method: str
     params: _struct_pb2.Struct
     deadline_s: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    session: str
+    explain: bool
+    limits: RouteLimits
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., explain: _Optional[bool] = ..., limits: _Optional[_Union[RouteLimits, _Mapping]] = ...) -> None: ...
+
+class RouteLimits(_message.Message):
+    __slots__ = ("max_cost", "max_latency_s", "quality")
+    MAX_COST_FIELD_NUMBER: _ClassVar[int]
+    MAX_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
+    max_cost: float
+    max_latency_s: float
+    quality: float
+    def __init__(self, max_cost: _Optional[float] = ..., max_latency_s: _Optional[float] = ..., quality: _Optional[float] = ...) -> None: ...
 
 class TopToken(_message.Message):
     __slots__ = ("id", "text", "logprob")
@@ -204,7 +220,7 @@ class Cost(_message.Message):
     def __init__(self, paper: _Optional[float] = ..., flops: _Optional[float] = ..., wall_s: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "models", "switches", "spent", "large_only", "large_share", "method", "params", "seed", "ttft_s", "wall_s", "speculation", "notes")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "models", "switches", "spent", "large_only", "large_share", "method", "params", "seed", "ttft_s", "wall_s", "speculation", "notes", "route")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +236,7 @@ class Usage(_message.Message):
     WALL_S_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -235,7 +252,57 @@ class Usage(_message.Message):
     wall_s: float
     speculation: Speculation
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelUsage, _Mapping]]] = ..., switches: _Optional[int] = ..., spent: _Optional[_Union[Cost, _Mapping]] = ..., large_only: _Optional[_Union[Cost, _Mapping]] = ..., large_share: _Optional[float] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., seed: _Optional[int] = ..., ttft_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    route: Route
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelUsage, _Mapping]]] = ..., switches: _Optional[int] = ..., spent: _Optional[_Union[Cost, _Mapping]] = ..., large_only: _Optional[_Union[Cost, _Mapping]] = ..., large_share: _Optional[float] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., seed: _Optional[int] = ..., ttft_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("method", "params", "policy", "version", "features", "scores", "limits", "reason", "sampling", "suffix", "arm", "kept_from")
+    class FeaturesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ScoresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class LimitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    ARM_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FROM_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    params: _struct_pb2.Struct
+    policy: str
+    version: str
+    features: _containers.ScalarMap[str, float]
+    scores: _containers.ScalarMap[str, float]
+    limits: _containers.ScalarMap[str, float]
+    reason: str
+    sampling: _struct_pb2.Struct
+    suffix: str
+    arm: str
+    kept_from: str
+    def __init__(self, method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., policy: _Optional[str] = ..., version: _Optional[str] = ..., features: _Optional[_Mapping[str, float]] = ..., scores: _Optional[_Mapping[str, float]] = ..., limits: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., sampling: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., suffix: _Optional[str] = ..., arm: _Optional[str] = ..., kept_from: _Optional[str] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("rounds", "emitted_tokens", "draft_tokens", "accepted_tokens", "drafted_at", "accepted_at", "draft_s", "verify_s")

@@ -1,0 +1,278 @@
+"""`turnout train router` and `turnout train outcomes`: probes that tell which model, or strategy, a prompt needs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from cli.asking import read_config
+from cli.output import print_json, print_table, shown_progress
+from turnout.errors import invalid, not_found
+
+if TYPE_CHECKING:
+    from engine.pool import LocalPool
+    from training.router_outcomes import Outcomes
+    from training.router_runs import Question
+    from training.router_targets import Target
+    from training.router_training import Trained
+    from turnout.config import TurnoutConfig
+    from turnout.types import SamplingParams
+
+SUFFIX = ".safetensors"
+
+Config = Annotated[Path | None, typer.Option(help="Configuration file; absent: the demo models.")]
+Pool = Annotated[str | None, typer.Option(help="Which pool of it; absent: the first.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of answers, splits, weights and order.")]
+Count = Annotated[int, typer.Option(min=25, help="Questions of the demo's kinds; rounded up to as many of each.")]
+Samples = Annotated[int, typer.Option(min=1, max=64, help="Answers of each model to each question.")]
+Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="Of the answers.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer, tokens.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `turnout train`."""
+    app.command("router")(router)
+    app.command("outcomes")(outcomes)
+
+
+def router(
+    out: Annotated[
+        str, typer.Option(help="Name in the pool's folder of artifacts, or a file that ends in .safetensors.")
+    ],
+    outcomes: Annotated[
+        Path | None, typer.Option(help="JSON lines: prompt, and correct_ROLE or samples_ROLE for small and large.")
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Make the outcomes first, with the demo's questions.")] = False,
+    pool: Pool = None,
+    config: Config = None,
+    predict: Annotated[
+        Literal["router", "strategy", "marginals"],
+        typer.Option(help="Who is right; which strategy fits; or what each further sample adds to the best reward."),
+    ] = "router",
+    role: Annotated[
+        Literal["small", "large"] | None,
+        typer.Option(help="Whose answers strategy (absent: small) and marginals (absent: large) are about."),
+    ] = None,
+    most: Annotated[int, typer.Option(min=1, max=64, help="Samples that marginals are predicted for.")] = 4,
+    calibration: Annotated[
+        Literal["temperature", "isotonic"], typer.Option(help="How predicted chances are made true.")
+    ] = "temperature",
+    hidden: Annotated[int, typer.Option(min=1, max=4096, help="Width of the probe's hidden layer.")] = 128,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training prompts.")] = 100,
+    learning_rate: Annotated[float, typer.Option(min=0.0, help="Of AdamW.")] = 1e-3,
+    count: Count = 1000,
+    samples: Samples = 1,
+    temperature: Temperature = 0.0,
+    max_tokens: MaxTokens = 240,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train a probe on the small model's state after the prompt, from who answered what rightly."""
+    from training.router_outcomes import Outcomes
+    from training.router_runs import questions, run_outcomes
+    from training.router_training import Recipe, read_prompts, train_probe
+    from turnout.calls import ChatMessage
+
+    if demo == (outcomes is not None):
+        raise invalid("outcomes", "give either a file of outcomes or --demo")
+    settings, name = _settings(config, pool)
+    place = _place(out, settings, name)
+    rows = Outcomes.read(outcomes) if outcomes is not None else None
+    target = _target(predict, role, most)
+    if rows is not None:
+        _check(target, rows)
+    recipe = Recipe(hidden, calibration, epochs, learning_rate=learning_rate, seed=seed)
+    sampling = _sampling(temperature, samples, max_tokens)
+
+    async def work(loaded: LocalPool, advance: Callable[[str, int, int], None]) -> Trained:
+        found = rows or await run_outcomes(loaded, questions(count, seed), sampling, samples, seed, advance)
+        prompts = [loaded.tokenizer.encode_chat([ChatMessage("user", row.prompt)]) for row in found.rows]
+        inputs = await read_prompts(loaded.pool, prompts, advance)
+        return train_probe(loaded.pool, found, inputs, target, recipe, advance)
+
+    _keep(_run(settings, name, work), place, as_json)
+
+
+def outcomes(
+    out: Annotated[Path, typer.Option(help="File to write: JSON lines.")],
+    pool: Pool = None,
+    config: Config = None,
+    count: Count = 1000,
+    samples: Samples = 1,
+    temperature: Temperature = 0.0,
+    max_tokens: MaxTokens = 240,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Let both models answer the demo's questions of all kinds and grades, and write down who was right."""
+    from training.router_outcomes import ROLES
+    from training.router_runs import questions, run_outcomes
+
+    settings, name = _settings(config, pool)
+    sampling = _sampling(temperature, samples, max_tokens)
+    asked: list[Question] = questions(count, seed)
+
+    async def work(loaded: LocalPool, advance: Callable[[str, int, int], None]) -> Outcomes:
+        return await run_outcomes(loaded, asked, sampling, samples, seed, advance)
+
+    found = _run(settings, name, work)
+    found.write(out)
+    shares = {role: sum(row.reward(role) for row in found.rows) / len(found.rows) for role in ROLES}
+    if as_json:
+        print_json({"prompts": len(found.rows), "data": found.digest, "right": shares})
+        return
+    right = ", ".join(f"{role} {share:.1%}" for role, share in shares.items())
+    typer.echo(f"{out.name}: {len(found.rows)} prompts; right: {right}")
+
+
+def _keep(trained: Trained, place: Path, as_json: bool) -> None:
+    """Write the artifact and its report, and show what was measured."""
+    trained.artifact.save(place)
+    report = place.with_suffix(".report.json")
+    report.write_text(json.dumps(trained.report, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(trained.report)
+    else:
+        _show(trained.report, place)
+
+
+def _settings(config: Path | None, pool: str | None) -> tuple[TurnoutConfig, str]:
+    """The configuration, and the name of the pool meant."""
+    settings = read_config(config)
+    name = pool or next(iter(settings.pools))
+    if name not in settings.pools:
+        raise not_found("pool", name, list(settings.pools))
+    return settings, name
+
+
+def _place(out: str, settings: TurnoutConfig, pool: str) -> Path:
+    """Where the artifact goes."""
+    from turnout.config import artifacts_path
+
+    if out.endswith(SUFFIX):
+        return Path(out)
+    folder = artifacts_path(settings.pools[pool])
+    if folder is None:
+        raise invalid("out", f"pool {pool!r} has no folder of artifacts; give a file that ends in {SUFFIX}")
+    if "/" in out or out.startswith(".") or not out:
+        raise invalid("out", f"must be a name, or a file that ends in {SUFFIX}; got {out!r}")
+    return folder / f"{out}{SUFFIX}"
+
+
+def _target(predict: str, role: Any, most: int) -> Target:
+    from training.router_targets import WhatSamplesAdd, WhichStrategy, WhoIsRight
+
+    if predict == "strategy":
+        return WhichStrategy(role or "small")
+    if predict == "marginals":
+        return WhatSamplesAdd(most, role or "large")
+    if role is not None:
+        raise invalid("role", "is for --predict strategy and marginals; a router is about both models")
+    return WhoIsRight()
+
+
+def _check(target: Target, rows: Outcomes) -> None:
+    """Refuse rows before models are loaded for them."""
+    from training.router_targets import labels_of
+    from training.router_training import split
+
+    split(rows, 0)
+    labels_of(target, rows)
+
+
+def _sampling(temperature: float, samples: int, max_tokens: int) -> SamplingParams:
+    from turnout.types import SamplingParams
+
+    if samples > 1 and temperature == 0.0:
+        raise invalid("temperature", f"must be above 0 for {samples} samples: greedy answers are all the same")
+    return SamplingParams(temperature=temperature, max_tokens=max_tokens)
+
+
+def _run(
+    settings: TurnoutConfig,
+    name: str,
+    work: Callable[[LocalPool, Callable[[str, int, int], None]], Coroutine[Any, Any, Any]],
+) -> Any:
+    """Load a pool, do the work with a progress bar, give back what the pool holds."""
+    from engine.pool import LocalPool
+
+    async def go() -> Any:
+        loaded = LocalPool.load(name, settings)
+        try:
+            with shown_progress() as advance:
+                return await work(loaded, advance)
+        finally:
+            await loaded.close()
+
+    return asyncio.run(go())
+
+
+def _interval(found: dict[str, float]) -> str:
+    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+
+
+def _show(report: dict[str, Any], place: Path) -> None:
+    """Tables of what was measured on held-out prompts."""
+    chances = {name: each for name, each in report["predictions"].items() if "auc" in each}
+    if chances:
+        _show_chances(chances)
+    if "routing" in report:
+        _show_routing(report["routing"])
+    if "accuracy" in report:
+        typer.echo(f"right strategy: {report['accuracy']:.1%}; always the commonest: {report['majority_accuracy']:.1%}")
+    rows = report["rows"]
+    typer.echo(f"{place}: trained on {rows['train']} prompts, calibrated on {rows['calibration']}")
+
+
+def _show_chances(chances: dict[str, Any]) -> None:
+    """How good each predicted chance is, and its reliability diagram."""
+    print_table(
+        ["prediction", ">prompts", ">base rate", ">AUC", ">calibration error", ">loss", ">loss of a constant"],
+        [
+            [
+                name,
+                each["num_prompts"],
+                f"{each['base_rate']:.3f}",
+                _interval(each["auc"]),
+                _interval(each["expected_calibration_error"]),
+                f"{each['loss']:.3f}",
+                f"{each['constant_loss']:.3f}",
+            ]
+            for name, each in chances.items()
+        ],
+    )
+    bins = [(name, each) for name, chance in chances.items() for each in chance["reliability"]]
+    print_table(
+        ["prediction", ">from", ">to", ">prompts", ">predicted", ">observed"],
+        [
+            [
+                name,
+                f"{each['low']:.1f}",
+                f"{each['high']:.1f}",
+                each["count"],
+                f"{each['predicted']:.3f}",
+                _interval(each["observed"]),
+            ]
+            for name, each in bins
+        ],
+    )
+
+
+def _show_routing(routing: dict[str, Any]) -> None:
+    """What sending requests to the large model is worth."""
+    numbers = ("threshold", "cost", "quality", "random", "oracle")
+    print_table(
+        [">large share", ">gain from", ">cost", ">quality", ">random", ">oracle"],
+        [[f"{p['share']:.0%}", *(f"{p[key]:.3f}" for key in numbers)] for p in routing["curve"][::2]],
+    )
+    found = routing["recovered"]
+    typer.echo(
+        f"recovered share of the oracle's gain over random at the same cost: {_interval(found['all'])};"
+        f" at a tenth to a half of the extra cost: {_interval(found['0.1-0.5'])}"
+    )

@@ -1,0 +1,83 @@
+"""The small model answers; where it was not sure of what it wrote, the large one answers instead."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat
+
+from decoding.held_back import charge, show
+from decoding.model import ModelPool, Request
+from decoding.stretch import stream
+from decoding.watching import watched
+from turnout.registry import MethodParams, method
+from turnout.types import FinishReason, Segment, Token
+
+Confidence = Literal["logprob", "least_logprob", "entropy"]
+
+
+class CascadeParams(MethodParams):
+    """Parameters of `cascade`."""
+
+    confidence: Annotated[
+        Confidence,
+        Field(
+            description="what of the small model's answer is compared: logprob, the mean log-probability of its tokens"
+            " (nats); least_logprob, the lowest one (nats); entropy, minus their mean entropy (bits)"
+        ),
+    ] = "logprob"
+    threshold: Annotated[
+        FiniteFloat,
+        Field(ge=-1000.0, le=1.0, description="confidence below which the large model answers; 1: always"),
+    ] = -0.05
+    keep_cut: Annotated[
+        bool, Field(description="whether an answer that reached max_tokens may be kept; otherwise it never is")
+    ] = False
+
+
+@method(params=CascadeParams, lossless=False, needs=frozenset({"small", "large"}))
+async def cascade(request: Request, models: ModelPool, params: CascadeParams) -> AsyncIterator[Segment]:
+    """The small model answers, and the large one does instead where the small one was unsure of what it wrote.
+
+    Every answer is one model's: that of plain decoding by the small or by the large model, with the request's seed.
+    What was shown is never taken back: the small model's answer is held until it is decided, then comes at once; the
+    large model's streams as it is written. The cost counts both.
+    """
+    seq = request.sequence
+    draft = models.small.fork(seq)
+    try:
+        await models.small.decode(draft, watched())
+        found = confidence(draft.generated, params.confidence)
+        whole = params.keep_cut or draft.finish_reason is not FinishReason.LENGTH
+        kept = whole and found >= params.threshold
+        if kept:
+            segment = show(seq, draft, models)
+        else:
+            charge(seq, draft)
+    finally:
+        models.small.release(draft)
+    if kept:
+        yield segment
+        return
+    seq.meter.switches += 1
+    async for segment in stream(models.large, seq):
+        yield segment
+
+
+def confidence(tokens: list[Token], kind: Confidence) -> float:
+    """How sure a model was of an answer: the higher, the surer.
+
+    Args:
+        tokens: the answer's, with log-probabilities and entropies.
+        kind: see `CascadeParams`.
+
+    Raises:
+        ValueError: there is no token.
+    """
+    if not tokens:
+        raise ValueError("an answer without a token has no confidence")
+    if kind == "entropy":
+        return -sum(token.entropy_bits or 0.0 for token in tokens) / len(tokens)
+    values = [token.logprob or 0.0 for token in tokens]
+    return min(values) if kind == "least_logprob" else sum(values) / len(values)

@@ -1,0 +1,166 @@
+"""What a routing policy is given, and what it must answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from logging import getLogger
+from typing import Any, Generic, TypeVar
+
+from decoding.artifacts import Artifact
+from decoding.model import ModelPool, Request, Row, Want
+from decoding.parts import Part, PartChoice
+from router.decision import Decision
+from turnout.config import POLICIES_PACKAGE
+from turnout.errors import TurnoutError
+from turnout.registry import MethodParams, load, validated
+from turnout.types import NO_LIMITS, RouteLimits
+
+PROMPT_WANT = Want(draw=None, entropy=True, top=2, hidden=frozenset({-1}))
+
+log = getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request that is to be routed. Made anew for each request; decisions about it share what was read.
+
+    Attributes:
+        request: its sequence holds the prompt and the caller's sampling parameters; nothing is generated yet.
+        pool: name of the pool.
+        tenant: whose request it is.
+        session: what the caller groups requests by; "" without.
+        prompt_text: the question as text: the prompt, or the last user message of a conversation.
+        limits: what the caller set for cost, time and quality.
+        row: what the small model says after the prompt; None until `read` was called.
+    """
+
+    request: Request
+    pool: str
+    tenant: str
+    session: str
+    prompt_text: str
+    limits: RouteLimits = NO_LIMITS
+    row: Row | None = None
+
+    async def read(self, models: ModelPool) -> Row:
+        """The small model's reading at the end of the prompt, computed once: see `PROMPT_WANT`.
+
+        Its forward is the prompt's prefill: where the small model answers first, nothing is computed twice.
+        """
+        if self.row is None:
+            [self.row] = await models.small.extend(self.request.sequence, want=PROMPT_WANT)
+        return self.row
+
+
+class RoutingPolicy(Part):
+    """Base of every policy in `router.policies`. One instance serves a pool for as long as it is open.
+
+    A policy is deterministic: the same request, artifacts and rules give the same decision.
+
+    Attributes:
+        where: field its parameters stand in, for refusals.
+    """
+
+    where: str = "policy.params"
+
+    async def decide(self, asked: Asked, models: ModelPool) -> Decision:
+        """Choose how a request is answered.
+
+        Raises:
+            TurnoutError: the request's limits cannot be kept; names the field.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def check_params(cls, params: Any, field: str) -> None:
+        """Refuse what the types of the parameters cannot express: unknown methods, policies inside policies.
+
+        Args:
+            params: an instance of `Params`.
+            field: where they stand.
+
+        Raises:
+            TurnoutError: naming the field.
+        """
+
+    @classmethod
+    def parse_params(cls, values: dict[str, Any], field: str) -> MethodParams:
+        """Parameters with everything about them checked that can be without models.
+
+        Raises:
+            TurnoutError: naming the field and what is allowed.
+        """
+        params = validated(cls.Params, values, field)
+        cls.check_params(params, field)
+        return params
+
+
+class Kept(Generic[T]):
+    """What a policy makes of an artifact: made at first use, and again when the file has been replaced.
+
+    A replacement that cannot be used (unreadable, of another kind, for other models) changes nothing and is logged;
+    only the first one must fit.
+
+    Args:
+        name: the artifact's.
+        kind: what it must be.
+        make: from the artifact to what the policy works with.
+    """
+
+    def __init__(self, name: str, kind: str, make: Callable[[Artifact], T]) -> None:
+        self._name = name
+        self._kind = kind
+        self._make = make
+        self._now: tuple[Artifact, T, str] | None = None
+        self._refused = ""
+
+    def get(self, models: ModelPool, where: str) -> tuple[T, str]:
+        """What was made, and the artifact's version.
+
+        Args:
+            models: the pool's, with its artifacts.
+            where: name of the field that chose the artifact.
+
+        Raises:
+            TurnoutError: nothing usable was there yet.
+        """
+        try:
+            artifact = models.artifacts.open(self._name, self._kind, models, where)
+            if self._now is None or self._now[0] is not artifact:
+                self._now = (artifact, self._make(artifact), artifact.version)
+            self._refused = ""
+        except TurnoutError as error:
+            if self._now is None:
+                raise
+            if error.message != self._refused:
+                self._refused = error.message
+                log.warning("%s; going on with version %s", error.message, self._now[2])
+        return self._now[1], self._now[2]
+
+
+def make_policy(choice: PartChoice, field: str) -> RoutingPolicy:
+    """A policy by name, everything about its parameters checked.
+
+    Args:
+        choice: its name and parameters.
+        field: where the choice stands, for refusals.
+
+    Raises:
+        TurnoutError: no such policy, or a parameter is wrong; names the field.
+    """
+    part = policy_class(choice.name, f"{field}.name")
+    policy = part(part.parse_params(choice.params, f"{field}.params"))
+    policy.where = f"{field}.params"
+    return policy
+
+
+def policy_class(name: str, field: str) -> type[RoutingPolicy]:
+    """The class of a policy.
+
+    Raises:
+        TurnoutError: NOT_FOUND, listing what exists.
+    """
+    part: type[RoutingPolicy] = load(POLICIES_PACKAGE, name, field).PART
+    return part

@@ -1,0 +1,48 @@
+"""What a probe sees of a prompt: the small model's last hidden state, and a few cheap numbers beside it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from decoding.model import Row
+
+FEATURES = ("log_prompt_tokens", "entropy_bits", "margin_nats", "top_logprob")
+
+
+def features_of(row: Row, num_prompt_tokens: int) -> dict[str, float]:
+    """The numbers in `FEATURES`.
+
+    Args:
+        row: the small model's reading after the prompt, with entropy and the two most probable tokens.
+        num_prompt_tokens: length of the prompt.
+
+    Returns:
+        Natural logarithm of the length; entropy of the first token in bits; how far the most probable token is ahead
+        of the next one, and its log-probability, both in nats.
+
+    Raises:
+        ValueError: entropy or the most probable tokens were not read.
+    """
+    if row.entropy_bits is None or not row.top:
+        raise ValueError("the small model must read entropy and the two most probable tokens after the prompt")
+    best = row.top[0][1]
+    second = row.top[1][1] if len(row.top) > 1 else -math.inf
+    margin = min(best - second, 100.0)  # a token that no other competes with: finite, so that it can be averaged
+    return {
+        "log_prompt_tokens": math.log(num_prompt_tokens),
+        "entropy_bits": row.entropy_bits,
+        "margin_nats": margin,
+        "top_logprob": best,
+    }
+
+
+def state_of(row: Row) -> torch.Tensor:
+    """The hidden state before the head, after the last norm: float32 [width], on the CPU."""
+    return row.hidden[-1].to("cpu", torch.float32)
+
+
+def inputs_of(hidden: torch.Tensor, features: dict[str, float]) -> torch.Tensor:
+    """What the network is fed: float32 [width + len(FEATURES)]."""
+    return torch.cat([hidden, torch.tensor([features[name] for name in FEATURES])])

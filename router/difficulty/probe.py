@@ -1,0 +1,109 @@
+"""The probe: a small network on the small model's hidden state after prefill, with what it takes to be believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from decoding.artifacts import Artifact
+from decoding.length_heads import Head
+from router.difficulty.features import FEATURES, inputs_of
+from router.difficulty.scaling import Scaling
+from turnout.errors import invalid
+
+ROUTER_PROBE = "router_probe"
+STRATEGY_PROBE = "strategy_probe"
+MARGINALS_PROBE = "marginals_probe"
+
+ROUTER_LABELS = ("p_small", "p_large")
+
+FARTHEST = 6.0  # standard deviations; beyond what training saw, a straight line must not run on
+
+
+class ProbeNetwork(Head):
+    """Two layers, `W2 ReLU(W1 x + b1) + b2`, over standardised inputs (seeds 45 and 52).
+
+    Args:
+        inputs: width of what it is fed: hidden state and features.
+        hidden: width of its hidden layer.
+        outputs: how many numbers come out.
+    """
+
+    mean: torch.Tensor
+    spread: torch.Tensor
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(inputs))
+        self.register_buffer("spread", torch.ones(inputs))
+        self.first = nn.Linear(inputs, hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See `Head.settings`."""
+        return {
+            "inputs": self.first.in_features,
+            "hidden": self.first.out_features,
+            "outputs": self.last.out_features,
+        }
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """float32 [n, inputs] -> [n, outputs]."""
+        known = ((inputs - self.mean) / self.spread).clamp(-FARTHEST, FARTHEST)
+        outputs: torch.Tensor = self.last(self.first(known).relu())
+        return outputs
+
+    def standardise(self, inputs: torch.Tensor) -> None:
+        """Take mean and spread from float32 [n, inputs]; what hardly varies there is ignored from then on."""
+        spread = inputs.std(0)
+        self.mean.copy_(inputs.mean(0))
+        self.spread.copy_(torch.where(spread > 1e-3, spread, 1e6))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A trained probe, ready to be asked.
+
+    Attributes:
+        network: see there.
+        labels: names of what it predicts.
+        scaling: from the network's outputs to predictions.
+    """
+
+    network: ProbeNetwork
+    labels: tuple[str, ...]
+    scaling: Scaling
+
+    @classmethod
+    def load(cls, artifact: Artifact) -> Self:
+        """The probe an artifact holds.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: it sees other features than this version computes.
+        """
+        found = tuple(artifact.settings["features"])
+        if found != FEATURES:
+            raise invalid("artifact", f"its probe sees {', '.join(found)}; this version computes {', '.join(FEATURES)}")
+        scaling = Scaling(**artifact.settings["scaling"])
+        return cls(ProbeNetwork.of(artifact), tuple(artifact.settings["labels"]), scaling)
+
+    @torch.inference_mode()
+    def predict(self, hidden: torch.Tensor, features: dict[str, float]) -> dict[str, float]:
+        """Calibrated predictions for one prompt, by label.
+
+        Args:
+            hidden: the small model's state after the prompt, float32 [width].
+            features: see `features_of`.
+
+        Raises:
+            ValueError: the state has another width than the probe was trained on.
+        """
+        inputs = inputs_of(hidden, features)
+        if len(inputs) != self.network.first.in_features:
+            raise ValueError(f"the probe is fed {self.network.first.in_features} numbers, not {len(inputs)}")
+        values = self.scaling(self.network(inputs[None]))[0].tolist()
+        return dict(zip(self.labels, values, strict=True))

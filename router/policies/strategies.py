@@ -1,0 +1,87 @@
+"""Easy, normal or hard: how warm, how long and with which words a question is answered."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from decoding.artifacts import ArtifactName
+from decoding.model import ModelPool
+from decoding.parts import PartChoice
+from router.base import Asked, Kept, RoutingPolicy
+from router.decision import Decision
+from router.difficulty.features import features_of, state_of
+from router.difficulty.probe import STRATEGY_PROBE, Probe
+from router.difficulty.strategies import STRATEGIES
+from turnout.registry import MethodParams, get_method
+
+Suffix = Annotated[str, Field(max_length=2000)]
+
+
+class StrategiesParams(MethodParams):
+    """Parameters of `strategies`."""
+
+    artifact: ArtifactName = "strategies"
+    method: Annotated[PartChoice, Field(description="who answers: a method, as in static's rules")] = PartChoice.of(
+        "plain", model="small"
+    )
+    suffixes: Annotated[
+        dict[Literal["easy", "normal", "hard"], Suffix],
+        Field(description='text put after the question, where not the built-in one; "": none'),
+    ] = {}  # noqa: RUF012 (pydantic copies it)
+
+
+class StrategiesPolicy(RoutingPolicy):
+    """Seed 52 (DiffAdapt): a probe on the small model's state after the prompt picks one of three strategies.
+
+    Easy: temperature 0.5 and 0.4 of the caller's max_tokens; normal: 0.8 and all; hard: 0.4 and half. The likeliest
+    strategy is taken.
+    """
+
+    Params = StrategiesParams
+    seeds = (52,)
+    params: StrategiesParams
+
+    def __init__(self, params: Any = None) -> None:
+        super().__init__(params)
+        self._kept = Kept(self.params.artifact, STRATEGY_PROBE, Probe.load)
+
+    def check(self, models: ModelPool) -> None:
+        """Open the artifact.
+
+        Raises:
+            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: no such artifact, or for other models.
+        """
+        self._kept.get(models, f"{self.where}.artifact")
+
+    @classmethod
+    def check_params(cls, params: Any, field: str) -> None:
+        """See `RoutingPolicy.check_params`."""
+        get_method(params.method.name, f"{field}.method.name").parse(params.method.params, f"{field}.method")
+
+    async def decide(self, asked: Asked, models: ModelPool) -> Decision:
+        """See `RoutingPolicy.decide`."""
+        probe, version = self._kept.get(models, f"{self.where}.artifact")
+        row = await asked.read(models)
+        features = features_of(row, asked.request.sequence.num_prompt_tokens)
+        scores = probe.predict(state_of(row), features)
+        strategy = STRATEGIES[max(STRATEGIES, key=scores.__getitem__)]
+        sampling = {
+            "temperature": strategy.temperature,
+            "max_tokens": strategy.max_tokens(asked.request.sequence.sampling.max_tokens),
+        }
+        return Decision(
+            self.params.method.name,
+            self.params.method.params,
+            self.name,
+            version,
+            features,
+            scores,
+            reason=f"the question looks {strategy.name} ({scores[strategy.name]:.2f})",
+            sampling=sampling,
+            suffix=self.params.suffixes.get(strategy.name, strategy.suffix),  # type: ignore[call-overload]
+        )
+
+
+PART = StrategiesPolicy

@@ -1,0 +1,171 @@
+"""Shadow traffic: requests run a second time, in another way, where nobody waits for the models."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from decoding.model import Model, ModelPool
+from router.hashing import share_of
+from turnout.config import ShadowConfig
+from turnout.errors import Code, TurnoutError
+
+OPERATIONS = frozenset(
+    {"extend", "decode", "expand", "sketch", "read", "propose", "verify", "score", "absorb"}
+)  # of a model: each may take its time
+
+log = logging.getLogger(__name__)
+
+Run = Callable[[], Awaitable[None]]
+
+
+class Gate:
+    """Open while no more requests are in progress than shadows may run beside."""
+
+    def __init__(self, beside: int) -> None:
+        self._beside = beside
+        self._present = 0
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def enter(self) -> None:
+        """A request has come."""
+        self._present += 1
+        if self._present > self._beside:
+            self._open.clear()
+
+    def leave(self) -> None:
+        """It has ended."""
+        self._present -= 1
+        if self._present <= self._beside:
+            self._open.set()
+
+    async def passed(self) -> None:
+        """Wait until it is open; another request may have come in the moment it was opened."""
+        while not self._open.is_set():
+            await self._open.wait()
+
+
+class _Deferring:
+    """A model every operation of which begins when the gate is open."""
+
+    def __init__(self, model: Model, gate: Gate) -> None:
+        self._model = model
+        self._gate = gate
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._model, name)
+        return partial(self._deferred, value) if name in OPERATIONS else value
+
+    async def _deferred(self, operation: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        await self._gate.passed()
+        return await operation(*args, **kwargs)
+
+
+def deferring(models: ModelPool, gate: Gate) -> ModelPool:
+    """The pool as a shadow sees it."""
+    behind = {name: cast(Model, _Deferring(model, gate)) for name, model in models.models.items()}
+    return replace(models, models=behind)
+
+
+class Shadows:
+    """Runs a share of the requests again, after they have been answered.
+
+    A shadow begins when its request has ended, holds no place of the pool, and asks a model for something only while
+    no more than `config.beside` requests are in progress: it waits between two operations, so that a request that
+    comes meets at most one operation that is under way. When a request finds the pool full, all are dropped.
+
+    Args:
+        config: how many, which share.
+        seed: of the choice of requests.
+    """
+
+    def __init__(self, config: ShadowConfig, seed: int = 0) -> None:
+        self.config = config
+        self.gate = Gate(config.beside)
+        self._seed = seed
+        self._waiting: deque[tuple[str, Run]] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.num_dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    def wants(self, tenant: str, request_id: str) -> bool:
+        """Whether a request is one of the share: the same ones always."""
+        return share_of(self._seed, "shadow", tenant, request_id) < self.config.share
+
+    @contextmanager
+    def beside(self, full: Callable[[], bool]) -> Iterator[None]:
+        """A request is in progress for as long as the context lasts.
+
+        Args:
+            full: whether the pool has no room for it beside what it works on.
+        """
+        self.gate.enter()
+        if full():
+            self.drop()
+        try:
+            yield
+        finally:
+            self.gate.leave()
+
+    def offer(self, request_id: str, run: Run) -> None:
+        """A request has been answered; `run` is to run it again."""
+        if self._closed:
+            return
+        if len(self._running) < self.config.max_running:
+            self._begin(request_id, run)
+        elif len(self._waiting) < self.config.max_waiting:
+            self._waiting.append((request_id, run))
+        else:
+            self.num_dropped += 1
+
+    def drop(self) -> list[asyncio.Task[None]]:
+        """End all; what they hold is given back within a step.
+
+        Returns:
+            Those that had begun.
+        """
+        self.num_dropped += len(self._waiting)
+        self._waiting.clear()
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        return running
+
+    async def close(self) -> None:
+        """End all and wait for it; nothing begins any more."""
+        self._closed = True
+        await asyncio.gather(*self.drop(), return_exceptions=True)
+
+    def _begin(self, request_id: str, run: Run) -> None:
+        task = asyncio.create_task(self._run(request_id, run))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if task.cancelled():
+            self.num_dropped += 1
+        while self._waiting and len(self._running) < self.config.max_running and not self._closed:
+            self._begin(*self._waiting.popleft())
+
+    async def _run(self, request_id: str, run: Run) -> None:
+        try:
+            # Before it holds anything: a shadow that has not begun costs nothing.
+            await self.gate.passed()
+            await run()
+        except TurnoutError as error:
+            if error.code in (Code.DEADLINE_EXCEEDED, Code.CANCELLED):
+                self.num_dropped += 1
+            log.debug("shadow of %s: %s", request_id, error.message)
+        except Exception:
+            log.exception("shadow of %s failed", request_id)

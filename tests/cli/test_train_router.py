@@ -1,0 +1,151 @@
+"""`turnout train outcomes` and `turnout train router`, on models small enough to be asked in a test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from decoding.artifacts import Artifact
+from decoding.parts import PartChoice
+from engine.pool import LocalPool
+from router.base import make_policy
+from training.random_models import byte_tokenizer, llama_config, random_model
+from turnout.config import load_config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    for name, seed in (("s", 0), ("l", 1)):
+        random_model(llama_config(), seed).save_pretrained(tmp_path / name)
+        byte_tokenizer().save_pretrained(tmp_path / name)
+    values = {
+        "models": {
+            name: {"path": str(tmp_path / name), "dtype": "float32", "kv_memory_bytes": 8 << 20} for name in ("s", "l")
+        },
+        "pools": {"p": {"small": "s", "large": "l", "artifacts": str(tmp_path / "artifacts")}},
+        "engine": {"threads": 1},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    return tmp_path / "config.yaml"
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def rows(num: int = 40) -> list[dict[str, Any]]:
+    """Questions with an even number are beyond the small model."""
+    return [
+        {"prompt": f"{n} {'x' * (n % 2 * 9)}", "correct_small": n % 2 == 1, "correct_large": True} for n in range(num)
+    ]
+
+
+def test_a_router_is_trained_by_name_and_its_pool_routes_by_it(run: Any, config: Path) -> None:
+    outcomes = write(config.parent / "o.jsonl", rows())
+    arguments = ("train", "router", "--config", str(config), "--outcomes", str(outcomes), "--out", "mine")
+    result = run(*arguments, "--pool", "p", "--epochs", "60", "--learning-rate", "0.01", "--json")
+    assert result.code == 0, result.err
+    place = config.parent / "artifacts" / "mine.safetensors"
+    report = json.loads(result.out)
+    assert report == json.loads(place.with_suffix(".report.json").read_text(encoding="utf-8"))
+    assert report["rows"] == {"train": 24, "calibration": 8, "heldout": 8}
+    assert report["predictions"]["p_small"]["auc"]["value"] == 1.0  # the prompt's length tells
+    assert report["routing"]["recovered"]["all"]["value"] == pytest.approx(1.0)
+    assert {"low", "high", "predicted", "observed"} <= set(report["predictions"]["p_small"]["reliability"][0])
+    artifact = Artifact.load(place)
+    assert (artifact.kind, sorted(artifact.models)) == ("router_probe", ["large", "small"])
+    assert artifact.settings["routing"] == report["routing"]
+
+
+def test_an_artifact_of_the_trainer_fits_the_pool_it_was_trained_for(run: Any, config: Path) -> None:
+    outcomes = write(config.parent / "o.jsonl", rows())
+    place = config.parent / "elsewhere.safetensors"
+    result = run(
+        "train", "router", "--config", str(config), "--outcomes", str(outcomes), "--out", str(place), "--epochs", "2"
+    )
+    assert result.code == 0, result.err
+    assert "recovered share of the oracle's gain over random" in result.out
+    assert "calibration error" in result.out
+    (config.parent / "artifacts").mkdir()
+    place.rename(config.parent / "artifacts" / "router.safetensors")
+    pool = LocalPool.load("p", load_config(config))
+    policy = make_policy(PartChoice.of("learned"), "pools.p.routing.policy")
+    policy.check(pool.pool)
+    assert pool.pool.artifacts.names == ["router"]
+
+
+def test_outcomes_are_made_by_running_the_pool(run: Any, config: Path) -> None:
+    out = config.parent / "made.jsonl"
+    arguments = ("--config", str(config), "--count", "25", "--max-tokens", "4", "--samples", "2", "--temperature", "1")
+    result = run("train", "outcomes", "--out", str(out), *arguments, "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["prompts"] == 25
+    made = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert len({row["kind"].split()[0] for row in made}) == 5
+    for row in made:
+        for role in ("small", "large"):
+            assert len(row[f"samples_{role}"]) == 2
+            for sample in row[f"samples_{role}"]:
+                assert 1 <= sample["tokens"] <= 4
+                assert sample["entropy_bits"] > 0 > sample["logprob"]
+    again = run("train", "outcomes", "--out", str(config.parent / "again.jsonl"), *arguments)
+    assert "25 prompts; right: small 0.0%, large 0.0%" in again.out
+    for row, line in zip(made, (config.parent / "again.jsonl").read_text(encoding="utf-8").splitlines(), strict=True):
+        for role in ("small", "large"):
+            for one, two in zip(row[f"samples_{role}"], json.loads(line)[f"samples_{role}"], strict=True):
+                assert one == pytest.approx(two, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--out", "x"), "outcomes: give either a file of outcomes or --demo"),
+        (("--out", "x", "--outcomes", "FILE", "--demo"), "outcomes: give either a file of outcomes or --demo"),
+        (("--out", "a/x", "--outcomes", "FILE"), "out: must be a name, or a file that ends in .safetensors; got 'a/x'"),
+        (("--out", "x", "--outcomes", "FILE", "--pool", "q"), "pool: 'q' is not known; available: p"),
+        (("--out", "x", "--outcomes", "none"), "outcomes: cannot read none"),
+        (("--out", "x", "--outcomes", "FILE", "--role", "small"), "role: is for --predict strategy and marginals"),
+        (
+            ("--out", "x", "--outcomes", "FILE", "--predict", "strategy"),
+            "lack entropy_bits, which strategies are told by",
+        ),
+        (("--out", "x", "--outcomes", "FILE", "--predict", "marginals"), "has 1 samples_large; 4 are needed"),
+        (("--out", "x", "--outcomes", "EMPTY"), "is empty; at least one line is needed"),
+        (("--out", "x", "--outcomes", "ALIKE"), "outcomes: labels are all alike"),
+        (("--out", "x", "--outcomes", "MISSING"), "outcomes: line 41: correct_large: is missing"),
+        (("--out", "x", "--outcomes", "AGAINST"), "outcomes: line 41 contradicts line 1: the same prompt"),
+        (("--out", "x", "--outcomes", "FEW"), "outcomes: has 4 prompts; at least 20 are needed"),
+        (("--out", "x", "--demo", "--samples", "4"), "temperature: must be above 0 for 4 samples"),
+    ],
+)
+def test_refusals_are_one_line_and_write_nothing(run: Any, config: Path, arguments: tuple, said: str) -> None:
+    folder = config.parent
+    files = {
+        "FILE": rows(),
+        "EMPTY": [],
+        "ALIKE": [{**row, "correct_small": True} for row in rows()],
+        "MISSING": [*rows(), {"prompt": "p", "correct_small": True}],
+        "AGAINST": [*rows(), {**rows()[0], "correct_large": False}],
+        "FEW": rows(4),
+    }
+    filled = [str(write(folder / each, files[each])) if each in files else each for each in arguments]
+    before = sorted(folder.rglob("*"))
+    result = run("train", "router", "--config", str(config), *filled)
+    assert (result.code, result.out) == (1, "")
+    assert said in result.err
+    assert result.err.count("\n") == 1
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_pool_without_a_folder_needs_a_file_name(run: Any, config: Path) -> None:
+    values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    del values["pools"]["p"]["artifacts"]
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    outcomes = write(config.parent / "o.jsonl", rows())
+    result = run("train", "router", "--config", str(config), "--outcomes", str(outcomes), "--out", "x")
+    assert "out: pool 'p' has no folder of artifacts; give a file that ends in .safetensors" in result.err

@@ -1,0 +1,258 @@
+"""Policies that ask a probe: whom they send a request to, with which settings, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decoding.artifacts import Artifact
+from decoding.parts import PartChoice
+from router.allocation import Bins
+from router.base import make_policy
+from router.difficulty.curve import ALWAYS, NEVER, RouterCurve
+from router.difficulty.drift import WINDOW, GainDrift
+from router.difficulty.strategies import STRATEGIES
+from tests.router.probes import asked, models_of, save_router, save_strategies
+from turnout.calls import RouteLimits
+from turnout.errors import TurnoutError
+
+# Chances of small and large by the prompt's last token: the gain rises from 0.0 to 0.9.
+CHANCES = [[0.95 - 0.1 * t, 0.95] for t in range(10)]
+
+
+def policy(name: str, **params):
+    return make_policy(PartChoice.of(name, **params), "routing.policy")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 1.0])
+async def test_the_share_asked_for_goes_to_the_large_model(tmp_path: Path, share: float):
+    save_router(tmp_path, CHANCES)
+    models, router = models_of(tmp_path), policy("learned", large_share=share)
+    router.check(models)
+    sides = [(await router.decide(asked(last), models)).params["model"] for last in range(10)]
+    num = round(share * 10)
+    assert sides == ["small"] * (10 - num) + ["large"] * num
+
+
+async def test_a_decision_says_what_it_saw_predicted_and_compared(tmp_path: Path):
+    save_router(tmp_path, CHANCES)
+    models, router = models_of(tmp_path), policy("learned", threshold=0.25)
+    decision = await router.decide(asked(3), models)
+    assert (decision.method, decision.params, decision.policy) == ("plain", {"model": "large"}, "learned")
+    assert decision.version == Artifact.load(tmp_path / "router.safetensors").version
+    assert set(decision.features) == {"log_prompt_tokens", "entropy_bits", "margin_nats", "top_logprob"}
+    assert decision.scores == pytest.approx({"p_small": 0.65, "p_large": 0.95, "gain": 0.3}, abs=1e-4)
+    assert decision.limits == {"gain_from": 0.25}
+    assert decision.reason == "predicted gain 0.300 is at least 0.250"
+    assert decision == await policy("learned", threshold=0.25).decide(asked(3), models)
+
+
+async def test_the_small_model_reads_the_prompt_once_and_the_large_one_nothing(tmp_path: Path):
+    """The probe adds no forward to the one in which the small model reads the prompt, however many policies ask."""
+    save_router(tmp_path, CHANCES)
+    save_strategies(tmp_path, ["easy"] * 10)
+    models = models_of(tmp_path)
+    request = asked(5)
+    for name in ("learned", "adaptive_best_of", "strategies"):
+        await policy(name).decide(request, models)
+    assert (models.small.forwards, models.small.fed_tokens, models.large.forwards) == (1, 4, 0)
+    assert models.small.cached[request.request.sequence] == [0, 1, 2, 5]
+
+
+async def test_cost_and_quality_are_read_from_the_held_out_curve(tmp_path: Path):
+    save_router(tmp_path, CHANCES)
+    models = models_of(tmp_path)
+    curve = RouterCurve.of(Artifact.load(tmp_path / "router.safetensors"))
+    # cost = 0.1 + 0.9 share; quality = 0.4 + 0.4 share of the large model's 0.8
+    assert curve.share_at_cost(0.1 + 0.9 * 0.35, "cost") == pytest.approx(0.35)
+    assert curve.share_at_cost(1.0, "cost") == 1.0
+    assert curve.share_at_quality(0.75, "quality") == pytest.approx(0.5)
+    assert curve.share_at_quality(0.5, "quality") == 0.0
+    assert (curve.threshold(0.0), curve.threshold(1.0)) == (NEVER, ALWAYS)
+    decisions = [await policy("learned", **p).decide(asked(4), models) for p in ({"cost": 0.55}, {"large_share": 0.5})]
+    assert decisions[0].limits == decisions[1].limits
+    decisions = [
+        await policy("learned", **p).decide(asked(4), models) for p in ({"quality": 0.75}, {"large_share": 0.5})
+    ]
+    assert decisions[0].limits == pytest.approx(decisions[1].limits)
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"cost": 0.05}, "routing.policy.params.cost: 0.05 cannot be reached; reachable: 0.100 to 1.000"),
+        ({"quality": 0.999}, None),
+        ({"artifact": "none"}, "routing.policy.params.artifact: 'none' is not known; available: router"),
+    ],
+)
+def test_targets_that_nothing_reaches_are_refused_at_the_start(tmp_path: Path, params: dict, said: str | None):
+    save_router(tmp_path, CHANCES)
+    router = policy("learned", **params)
+    if said is None:
+        router.check(models_of(tmp_path))
+        return
+    with pytest.raises(TurnoutError) as refused:
+        router.check(models_of(tmp_path))
+    assert str(refused.value) == said
+
+
+def test_a_quality_beyond_the_curve_is_refused_with_what_can_be_reached(tmp_path: Path):
+    save_router(tmp_path, CHANCES)
+    artifact = Artifact.load(tmp_path / "router.safetensors")
+    artifact.settings["routing"]["large_only"]["value"] = 0.9
+    with pytest.raises(TurnoutError, match=r"quality: 0.95 cannot be reached; reachable: at most 0.889"):
+        RouterCurve.of(artifact).share_at_quality(0.95, "quality")
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        (
+            {"large_share": 0.3, "cost": 0.5},
+            "give one of large_share, cost, quality, threshold, not large_share and cost",
+        ),
+        ({"large_share": 1.2}, "less than or equal to 1"),
+        ({"small": {"method": "nobody"}}, "routing.policy.params.small.method.name: 'nobody' is not known"),
+        ({"large": {"method": {"name": "plain", "model": "tiny"}}}, "routing.policy.params.large.method"),
+    ],
+)
+def test_wrong_parameters_are_refused_with_their_field(params: dict, said: str):
+    with pytest.raises(TurnoutError) as refused:
+        policy("learned", **params)
+    assert said in str(refused.value)
+
+
+async def test_what_the_caller_sets_goes_before_the_pools_target(tmp_path: Path):
+    save_router(tmp_path, CHANCES)
+    models, router = models_of(tmp_path), policy("learned", large_share=0.5)
+    cheap = await router.decide(asked(9, RouteLimits(max_cost=0.5)), models)
+    assert (cheap.params, cheap.limits["max_cost"]) == ({"model": "small"}, 0.5)
+    assert cheap.reason.startswith("max_cost 0.5 leaves the small model only")
+    # Token 2: 0.75 of 0.95 is 0.79 of the large model's chance.
+    for quality, side in ((0.7, "small"), (0.9, "large")):
+        decision = await router.decide(asked(2, RouteLimits(quality=quality)), models)
+        assert decision.params == {"model": side}
+    with pytest.raises(TurnoutError, match=r"max_cost: 0.05; the small model alone costs 0.100"):
+        await router.decide(asked(9, RouteLimits(max_cost=0.05)), models)
+    with pytest.raises(TurnoutError, match=r"quality: 0.9 needs the large model, which costs more than max_cost 0.5"):
+        await router.decide(asked(9, RouteLimits(max_cost=0.5, quality=0.9)), models)
+
+
+async def test_sides_can_be_any_method_or_policy(tmp_path: Path):
+    save_router(tmp_path, CHANCES)
+    models = models_of(tmp_path)
+    router = policy(
+        "learned",
+        large_share=0.5,
+        small={"policy": {"name": "adaptive_best_of", "average": 2}},
+        large={"method": {"name": "speculative", "draft_length": 4}},
+    )
+    router.check(models)
+    low, high = [await router.decide(asked(last), models) for last in (1, 8)]
+    assert (high.method, high.params) == ("speculative", {"draft_length": 4})
+    assert (low.method, low.policy) == ("best_of", "learned/adaptive_best_of")
+    assert {"gain", "p_small", "samples"} <= set(low.scores)
+
+
+async def test_a_replaced_artifact_holds_from_the_next_request_on_and_is_named(tmp_path: Path):
+    save_router(tmp_path, CHANCES)
+    models, router = models_of(tmp_path), policy("learned", threshold=0.5)
+    before = await router.decide(asked(9), models)
+    save_router(tmp_path, CHANCES[::-1])
+    after = await router.decide(asked(9), models)
+    assert (before.params, after.params) == ({"model": "large"}, {"model": "small"})
+    assert before.version != after.version == Artifact.load(tmp_path / "router.safetensors").version
+
+
+async def test_drift_is_named_where_there_is_some_and_only_there(tmp_path: Path, caplog):
+    save_router(tmp_path, CHANCES)
+    models, router = models_of(tmp_path), policy("learned")
+    rng = np.random.default_rng(0)
+    for _ in range(2 * WINDOW):
+        request = asked(int(rng.integers(0, 10)))
+        await router.decide(request, models)
+        assert request.request.notes == []
+    for _ in range(WINDOW):
+        request = asked(9)
+        await router.decide(request, models)
+    assert "predicted gains have left what router router" in request.request.notes[0]
+    assert [record.message.count("have left") for record in caplog.records] == [1]
+    for _ in range(2 * WINDOW):
+        await router.decide(request := asked(int(rng.integers(0, 10))), models)
+    assert request.request.notes == []
+    assert "come back" in caplog.records[-1].message
+
+
+def test_false_alarms_of_drift_are_rare():
+    """Held-out gains (200) and live ones from one law: how many streams ever seem to have drifted."""
+    rng = np.random.default_rng(1)
+    alarms = 0
+    for _ in range(100):
+        gains = np.quantile(rng.normal(0.2, 0.1, 200), np.linspace(0, 1, 101)).tolist()
+        watch = GainDrift(gains, "v")
+        alarms += any(watch.add(float(gain)) is not None for gain in rng.normal(0.2, 0.1, WINDOW + 100))
+    assert alarms <= 2
+
+
+async def test_forced_strategies_set_exactly_what_they_say(tmp_path: Path):
+    names = ["easy", "normal", "hard"]
+    save_strategies(tmp_path, [names[token % 3] for token in range(10)])
+    models, router = models_of(tmp_path), policy("strategies")
+    router.check(models)
+    wanted = {"easy": (0.5, 40), "normal": (0.8, 100), "hard": (0.4, 50)}
+    for token in range(10):
+        name = names[token % 3]
+        decision = await router.decide(asked(token, temperature=1.3), models)
+        assert (decision.method, decision.params) == ("plain", {"model": "small"})
+        assert decision.sampling == dict(zip(("temperature", "max_tokens"), wanted[name], strict=True))
+        assert decision.suffix == STRATEGIES[name].suffix
+        assert max(decision.scores, key=decision.scores.__getitem__) == name
+        assert decision.reason.startswith(f"the question looks {name}")
+
+
+async def test_a_strategys_words_can_be_replaced(tmp_path: Path):
+    save_strategies(tmp_path, ["hard"] * 10)
+    router = policy("strategies", suffixes={"hard": ""}, method={"name": "plain", "model": "large"})
+    decision = await router.decide(asked(1), models_of(tmp_path))
+    assert (decision.suffix, decision.params) == ("", {"model": "large"})
+    with pytest.raises(TurnoutError, match=r"routing.policy.params.suffixes"):
+        policy("strategies", suffixes={"absurd": "x"})
+
+
+async def test_samples_follow_the_bins_of_the_artifact(tmp_path: Path):
+    chances = [[token / 10, 0.9] for token in range(10)]
+    save_router(tmp_path, chances)
+    artifact = Artifact.load(tmp_path / "router.safetensors")
+    held_out = [place / 100 * 0.9 for place in range(101)]
+    artifact.settings["quantiles"]["p_small"] = held_out
+    artifact.save(tmp_path / "router.safetensors")
+    models, router = models_of(tmp_path), policy("adaptive_best_of", average=3, most=6)
+    router.check(models)
+    bins = Bins.solve(held_out, 3, 6, 10, least=1)
+    counts = []
+    for token in range(10):
+        decision = await router.decide(asked(token), models)
+        counts.append(decision.params["k"])
+        assert decision.params == {"model": "small", "k": bins.of(decision.scores["p_small"]), "rerank": "majority"}
+        assert decision.sampling == {}
+    assert counts[9] < max(counts) <= 6
+    assert min(counts) == 1
+
+
+async def test_a_greedy_request_is_warmed_where_it_gets_several_samples(tmp_path: Path):
+    save_router(tmp_path, [[0.3, 0.9]] * 10)
+    models, router = models_of(tmp_path), policy("adaptive_best_of", average=4)
+    decision = await router.decide(asked(1, temperature=0.0), models)
+    assert (decision.params["k"], decision.sampling) == (4, {"temperature": 0.8})
+    assert (await router.decide(asked(1, temperature=0.7), models)).sampling == {}
+
+
+async def test_a_window_of_requests_keeps_its_budget(tmp_path: Path):
+    save_router(tmp_path, [[token / 10, 0.9] for token in range(10)])
+    models, router = models_of(tmp_path), policy("adaptive_best_of", average=2, by="window", window=10)
+    rng = np.random.default_rng(0)
+    given = [(await router.decide(asked(int(last)), models)).params["k"] for last in rng.integers(0, 10, 100)]
+    assert max(sum(given[start : start + 10]) for start in range(91)) <= 20
+    assert len(set(given)) > 2

@@ -1,0 +1,124 @@
+"""Probes: from hidden state and features to calibrated predictions, and back from disk."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from decoding.artifacts import Artifact
+from decoding.model import Row
+from router.base import PROMPT_WANT
+from router.difficulty.features import FEATURES, features_of, inputs_of, state_of
+from router.difficulty.probe import ROUTER_PROBE, Probe
+from router.difficulty.scaling import Scaling
+from router.difficulty.strategies import EASY, HARD, NORMAL, LabelRule
+from tests.router.probes import LastToken, models_of, network_of, save_router
+from tests.router.probes import asked as request
+from turnout.errors import TurnoutError
+
+CHANCES = [[0.1 * t, 1.0 - 0.05 * t] for t in range(10)]
+
+
+async def test_what_is_written_predicts_the_same_when_it_is_read(tmp_path: Path):
+    save_router(tmp_path, CHANCES)
+    probe = Probe.load(Artifact.load(tmp_path / "router.safetensors"))
+    models = models_of(tmp_path)
+    for token in (1, 4, 9):
+        row = await request(token).read(models)
+        found = probe.predict(state_of(row), features_of(row, 4))
+        assert list(found) == ["p_small", "p_large"]
+        assert found == pytest.approx({"p_small": CHANCES[token][0], "p_large": CHANCES[token][1]}, abs=1e-5)
+
+
+async def test_features_of_a_reading():
+    model = LastToken("small", 10)
+    [row] = await model.extend(request(3).request.sequence, want=PROMPT_WANT)
+    found = features_of(row, 4)
+    assert tuple(found) == FEATURES
+    assert found == pytest.approx(
+        {
+            "log_prompt_tokens": math.log(4),
+            "entropy_bits": math.log2(10),
+            "margin_nats": 0.0,
+            "top_logprob": -math.log(10),
+        },
+        abs=1e-5,
+    )
+    with pytest.raises(ValueError, match="must read entropy"):
+        features_of(Row(), 4)
+    assert features_of(Row(entropy_bits=0.0, top=((3, 0.0),)), 1)["margin_nats"] == 100.0
+
+
+def test_a_state_of_another_width_is_refused():
+    probe = Probe(network_of(CHANCES), ("p_small", "p_large"), Scaling("chances"))
+    with pytest.raises(ValueError, match="is fed 14 numbers, not 15"):
+        probe.predict(torch.zeros(11), dict.fromkeys(FEATURES, 0.0))
+
+
+def test_a_probe_that_sees_other_features_is_refused(tmp_path: Path):
+    save_router(tmp_path, CHANCES)
+    artifact = Artifact.load(tmp_path / "router.safetensors")
+    artifact.settings["features"] = ["entropy_bits"]
+    with pytest.raises(TurnoutError, match="its probe sees entropy_bits; this version computes log_prompt_tokens"):
+        Probe.load(artifact)
+
+
+def test_a_probe_of_other_models_or_kind_is_refused(tmp_path: Path):
+    save_router(tmp_path, CHANCES)
+    models = models_of(tmp_path)
+    with pytest.raises(TurnoutError, match=r"artifact: is of the kind 'router_probe'; 'strategy_probe' is needed"):
+        models.artifacts.open("router", "strategy_probe", models, "artifact")
+    models.large.digest = "another"
+    with pytest.raises(TurnoutError, match="was made for the large model with digest table large"):
+        models.artifacts.open("router", ROUTER_PROBE, models, "artifact")
+
+
+def test_temperatures_and_knots_by_hand():
+    outputs = torch.tensor([[2.0, -4.0]])
+    halved = Scaling("chances", [2.0, 4.0])(outputs)[0].tolist()
+    assert halved == pytest.approx([1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))])
+    assert Scaling("choice", [2.0])(outputs).tolist()[0] == pytest.approx(
+        [1 / (1 + math.exp(-3)), 1 / (1 + math.exp(3))]
+    )
+    assert torch.equal(Scaling("values", [2.0])(outputs), outputs)
+    knots = [([0.2, 0.6], [0.1, 0.5]), ([0.5], [0.25])]
+    even = Scaling("chances", knots=knots)
+    logits = torch.logit(torch.tensor([[0.1, 0.9], [0.2, 0.1], [0.4, 0.5], [0.6, 0.5], [0.9, 0.5]]))
+    assert even(logits)[:, 0].tolist() == pytest.approx([0.1, 0.1, 0.3, 0.5, 0.5], abs=1e-6)
+    assert even(logits)[:, 1].tolist() == [0.25] * 5
+    again = Scaling(**even.settings)
+    assert torch.equal(again(logits), even(logits))
+
+
+def test_inputs_are_the_state_and_then_the_features():
+    row = Row(entropy_bits=2.0, top=((1, -0.5), (2, -2.0)), hidden={-1: torch.tensor([7.0, 8.0], dtype=torch.bfloat16)})
+    found = inputs_of(state_of(row), features_of(row, 1))
+    assert found.dtype is torch.float32
+    assert found.tolist() == [7.0, 8.0, 0.0, 2.0, 1.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "nats", "strategy"),
+    [
+        (1.0, 0.1, NORMAL),
+        (0.85, 0.35, NORMAL),
+        (1.0, 0.36, EASY),
+        (0.84, 0.1, EASY),
+        (0.6, 2.0, EASY),
+        (0.59, 0.0, HARD),
+        (0.0, 3.0, HARD),
+    ],
+)
+def test_which_strategy_a_question_called_for(accuracy: float, nats: float, strategy):
+    """The U-shape: sure and right is normal, lost is hard, what lies between is easy (right but needlessly unsure)."""
+    assert LabelRule().label(accuracy, (nats - 1e-12) / math.log(2)) == strategy.name
+
+
+def test_the_strategies_settings():
+    assert [(each.temperature, each.share) for each in (EASY, NORMAL, HARD)] == [(0.5, 0.4), (0.8, 1.0), (0.4, 0.5)]
+    assert [each.max_tokens(100) for each in (EASY, NORMAL, HARD)] == [40, 100, 50]
+    assert EASY.max_tokens(1) == 1
+    assert len({EASY.suffix, NORMAL.suffix, HARD.suffix, ""}) == 4

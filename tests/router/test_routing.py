@@ -1,0 +1,196 @@
+"""Sessions that keep a decision, the log, its summary, and replays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from decoding.model import ModelPool
+from router.base import Asked, RoutingPolicy
+from router.decision import Decision
+from router.log import RouteLog
+from router.replay import compare
+from router.routing import Router, Sessions
+from router.shadows import Shadows
+from router.summary import read_log, summarise
+from tests.router.asking import NO_MODELS, asked
+from turnout.config import PolicyChoice, RouteLogConfig, ShadowConfig, StickyConfig
+from turnout.errors import TurnoutError
+
+DECISION = Decision("plain", {"model": "small"}, "static", "0" * 12, {"x": 1.0}, {"gain": 0.25}, {}, "because")
+
+
+class Counting(RoutingPolicy):
+    """Numbers its decisions."""
+
+    count = 0
+
+    async def decide(self, asked: Asked, models: ModelPool) -> Decision:
+        self.count += 1
+        return replace(DECISION, reason=f"number {self.count}")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_session_keeps_its_first_decision() -> None:
+    router = Router(Counting(), StickyConfig(seconds=60))
+    first = await router.decide(asked(session="s", id="r1"), NO_MODELS)
+    again = await router.decide(asked(session="s", id="r2"), NO_MODELS)
+    assert (first.reason, first.kept_from) == ("number 1", "")
+    assert (again.kept_from, again.method) == ("r1", "plain")
+    assert again.reason == "the session keeps what was decided for request r1: number 1"
+    others = [{"session": "t"}, {"session": "s", "tenant": "u"}, {"session": "s", "quality": 0.5}, {}, {}]
+    reasons = [(await router.decide(asked(**given), NO_MODELS)).reason for given in others]
+    assert reasons == [f"number {number}" for number in range(2, 7)]
+    alone = Router(Counting())
+    assert [(await alone.decide(asked(session="s"), NO_MODELS)).reason for _ in range(2)] == ["number 1", "number 2"]
+
+
+def test_a_session_is_forgotten_when_its_time_is_over_or_others_need_its_room() -> None:
+    clock = Clock()
+    sessions = Sessions(StickyConfig(seconds=10, max_sessions=2), clock)
+    sessions.remember(asked(session="a"), DECISION)
+    clock.now = 9.0
+    assert sessions.recall(asked(session="a")) is not None  # and its time begins anew
+    clock.now = 18.0
+    assert sessions.recall(asked(session="a")) is not None
+    clock.now = 28.0
+    assert sessions.recall(asked(session="a")) is None
+    for name in ("b", "c", "d"):
+        sessions.remember(asked(session=name), DECISION)
+    assert [sessions.recall(asked(session=name)) is not None for name in ("b", "c", "d")] == [False, True, True]
+
+
+def entry(number: int, **given: object) -> dict[str, object]:
+    outcome = {
+        "status": "OK", "large_share": 0.5, "paper": 0.5, "flops": 1.0, "flops_large_only": 4.0,
+        "completion_tokens": 3, "ttft_s": 0.1, "wall_s": float(number),
+    }  # fmt: skip
+    known = {"kind": "request", "pool": "p", "request_id": f"r{number}", "decision": DECISION.as_json()}
+    return {**known, "outcome": outcome, **given}
+
+
+def test_the_log_is_written_in_turn_and_renamed_when_full(tmp_path: Path) -> None:
+    log = RouteLog(RouteLogConfig(path=str(tmp_path / "logs" / "route.jsonl"), max_bytes=4096, backups=2))
+    for number in range(30):
+        log.write(entry(number))
+    log.close()
+    files = [log.path.with_name(f"route.jsonl{ending}") for ending in (".2", ".1", "")]
+    assert all(path.stat().st_size <= 4096 for path in files)
+    numbers = [int(each["request_id"][1:]) for path in files for each in read_log(path)]
+    assert numbers == list(range(numbers[0], 30))
+    assert "time" in json.loads(log.path.read_text().splitlines()[0])
+    assert not log.path.with_name("route.jsonl.3").exists()
+
+
+def test_a_log_that_cannot_be_opened_is_refused_and_a_shared_one_named_by_process(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TurnoutError, match=r"^routing\.log\.path: cannot write"):
+        RouteLog(RouteLogConfig(path=str(tmp_path / "file" / "route.jsonl")))
+    shared = RouteLog(RouteLogConfig(path=str(tmp_path / "route.jsonl")), alone=False)
+    shared.close()
+    assert shared.path.name.startswith("route-")
+
+
+def test_the_summary_counts_by_policy_arm_and_method(tmp_path: Path) -> None:
+    other = replace(DECISION, method="speculative", arm="b").as_json()
+    entries = [entry(n) for n in range(1, 4)] + [entry(9, decision=other)]
+    entries += [entry(5, decision=None, outcome={"status": "OUT_OF_RANGE"})]
+    entries += [entry(6, kind="shadow", same_text=True), entry(7, kind="shadow", same_text=False)]
+    path = tmp_path / "log"
+    path.write_text("".join(json.dumps(each) + "\n" for each in entries) + '{"cut of')
+    groups = summarise(read_log(path))
+    shown = [(g.kind, g.policy, g.arm, g.method, g.requests, g.share, g.answered) for g in groups]
+    assert shown == [
+        ("request", "static", "", "plain", 3, 0.6, 3),
+        ("request", "", "", "", 1, 0.2, 0),
+        ("request", "static", "b", "speculative", 1, 0.2, 1),
+        ("shadow", "static", "", "plain", 2, 1.0, 2),
+    ]
+    assert (groups[0].wall_p50_s, groups[0].flops, groups[0].large_share) == (2.0, 0.25, 0.5)
+    assert (groups[3].same_text, groups[1].paper) == (0.5, None)
+    path.write_text("{}\n")
+    with pytest.raises(TurnoutError, match="line 1: is no entry of a route log"):
+        list(read_log(path))
+
+
+def test_a_replay_says_what_differs_and_what_may_be_why() -> None:
+    assert compare(DECISION, DECISION).same
+    close = replace(DECISION, scores={"gain": 0.25001})
+    assert compare(DECISION, close).notes == ()
+    changed = replace(DECISION, params={"model": "large"}, version="1" * 12, scores={"gain": 0.5})
+    replay = compare(DECISION, changed)
+    assert not replay.same
+    assert replay.differences == ("params: {'model': 'small'} then, {'model': 'large'} now",)
+    assert [note.split(":")[0] for note in replay.notes] == ["version", "scores.gain"]
+    kept = compare(replace(DECISION, kept_from="r0"), DECISION)
+    assert kept.same
+    assert "request r0" in kept.notes[0]
+
+
+def test_a_decision_survives_json_and_what_is_none_is_refused() -> None:
+    assert Decision.of_json(json.loads(json.dumps(DECISION.as_json()))) == DECISION
+    for wrong in ({}, [], {**DECISION.as_json(), "colour": 1}):
+        with pytest.raises(TurnoutError, match=r"^decision: must be the object"):
+            Decision.of_json(wrong)
+
+
+def shadow_config(**given: object) -> ShadowConfig:
+    return ShadowConfig(**{"share": 1.0, "policy": PolicyChoice(name="static"), **given})  # type: ignore[arg-type]
+
+
+async def test_shadows_wait_while_a_request_is_in_progress_and_are_bounded() -> None:
+    shadows = Shadows(shadow_config(max_waiting=2))
+    began: list[str] = []
+
+    async def run(name: str) -> None:
+        began.append(name)
+
+    with shadows.beside(lambda: False):
+        for name in ("a", "b", "c", "d"):
+            shadows.offer(name, lambda name=name: run(name))  # type: ignore[misc]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (began, len(shadows), shadows.num_dropped) == ([], 3, 1)
+    while len(shadows):
+        await asyncio.sleep(0)
+    assert began == ["a", "b", "c"]
+    await shadows.close()
+    shadows.offer("late", lambda: run("late"))
+    assert len(shadows) == 0
+
+
+async def test_a_request_that_finds_the_pool_full_ends_all_shadows() -> None:
+    shadows = Shadows(shadow_config())
+    freed: list[str] = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            freed.append("freed")
+
+    shadows.offer("a", forever)
+    shadows.offer("b", forever)
+    await asyncio.sleep(0)
+    with shadows.beside(lambda: True):
+        while len(shadows):
+            await asyncio.sleep(0)
+    assert (freed, shadows.num_dropped) == (["freed"], 2)
+
+
+def test_the_share_of_shadows_is_kept_and_always_the_same() -> None:
+    shadows = Shadows(shadow_config(share=0.25))
+    chosen = [shadows.wants("t", f"r{n}") for n in range(4000)]
+    assert abs(sum(chosen) / 4000 - 0.25) < 0.03
+    assert [Shadows(shadow_config(share=0.25)).wants("t", f"r{n}") for n in range(4000)] == chosen
+    assert not any(Shadows(shadow_config(share=0.0)).wants("t", f"r{n}") for n in range(100))

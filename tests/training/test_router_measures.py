@@ -1,0 +1,90 @@
+"""Calibration of predicted chances, and what routing by them is worth, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from training.router_calibration import fit_scaling, isotonic, temperature
+from training.router_measures import Routed, prediction_report, recovered, reliability, routing_report, threshold_for
+from turnout.errors import TurnoutError
+
+
+def test_temperature_undoes_a_scale():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4000, 1, generator=generator) * 2
+    labels = torch.bernoulli(logits.sigmoid(), generator=generator)
+    assert temperature(logits * 3.0, labels, "chances") == pytest.approx(3.0, rel=0.1)
+    scaled = fit_scaling("temperature", "chances", logits * 3.0, labels)(logits * 3.0)
+    assert torch.allclose(scaled, logits.sigmoid(), atol=0.05)
+
+
+def test_an_isotonic_map_undoes_any_rising_one():
+    rng = np.random.default_rng(0)
+    true = rng.random(20_000)
+    x, y = isotonic(true**3, (rng.random(20_000) < true).astype(float))
+    assert np.abs(np.interp(true**3, x, y) - true).mean() < 0.03
+    assert y == sorted(y)
+    with pytest.raises(TurnoutError, match="calibration: must be temperature for a choice"):
+        fit_scaling("isotonic", "choice", torch.zeros(2, 3), torch.eye(3)[:2])
+
+
+def test_a_reliability_diagram_by_hand():
+    scores, labels = np.array([0.05, 0.11, 0.19, 1.0]), np.array([0.0, 1.0, 0.0, 1.0])
+    found = [(each.low, each.count, each.predicted, each.observed.value) for each in reliability(scores, labels)]
+    assert found == [(0.0, 1, 0.05, 0.0), (0.1, 2, pytest.approx(0.15), 0.5), (0.9, 1, 1.0, 1.0)]
+    report = prediction_report(scores, labels, 0.5)
+    assert report["expected_calibration_error"]["value"] == pytest.approx((0.05 + 0.7 + 0.0) / 4)
+    low, value, high = (report["auc"][key] for key in ("low", "value", "high"))
+    assert low <= value == 0.75 <= high
+
+
+def routed(small, large, predicted, cheap=None, dear=None) -> Routed:
+    num = len(small)
+    arrays = (small, large, predicted, cheap or [0.0] * num, dear or [1.0] * num)
+    return Routed(*(np.array(each, dtype=np.float64) for each in arrays))
+
+
+def test_recovered_gain_by_hand():
+    """Two prompts gain, one loses, one is indifferent."""
+    small, large = [0, 1, 0, 1], [1, 1, 1, 0]
+    oracle = routed(small, large, [1, 0, 1, -1])
+    assert recovered(oracle) == pytest.approx(1.0)
+    assert recovered(routed(small, large, [-1, 0, -1, 1])) < 0
+    # At half the cost: the oracle adds 2/4, random 1/8; this router one of the two, 1/4.
+    half = routed(small, large, [1, 0.5, 0.2, 0.1])
+    assert recovered(half, (0.5,)) == pytest.approx((0.25 - 0.125) / (0.5 - 0.125))
+    assert recovered(routed([1, 1], [1, 1], [0.1, 0.2])) == 0.0
+
+
+def test_random_predictions_recover_nothing_and_dear_prompts_count_by_their_cost():
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(200):
+        num = 200
+        small, large = rng.random(num) < 0.5, rng.random(num) < 0.8
+        dear = rng.uniform(1.0, 2.0, num).tolist()
+        found.append(recovered(routed(small, large, rng.random(num), None, dear)))
+    assert np.mean(found) == pytest.approx(0.0, abs=0.02)
+    # The gain per cost decides for the oracle: the cheap prompt first.
+    x, added = routed([0, 0], [1, 1], [0.9, 0.1], None, [9.0, 1.0]).oracle
+    assert (x.tolist(), added.tolist()) == ([0.0, 0.1, 1.0], [0.0, 0.5, 1.0])
+
+
+def test_the_curve_ends_with_the_models_alone():
+    rng = np.random.default_rng(1)
+    small, large = (rng.random(300) < 0.4) * 1.0, (rng.random(300) < 0.8) * 1.0
+    report = routing_report(routed(small, large, rng.random(300), [0.1] * 300))
+    first, last = report["curve"][0], report["curve"][-1]
+    assert (first["quality"], first["cost"]) == pytest.approx((small.mean(), 0.1))
+    assert (last["quality"], last["cost"]) == pytest.approx((large.mean(), 1.0))
+    assert all(point["oracle"] >= max(point["quality"], point["random"]) - 1e-9 for point in report["curve"])
+    assert report["large_only"]["low"] < report["large_only"]["value"] < report["large_only"]["high"]
+
+
+def test_thresholds_lie_between_the_prompts_they_part():
+    ranked = np.array([0.9, 0.5, 0.1, -0.2])
+    assert threshold_for(ranked, 0.5) == pytest.approx(0.3)
+    assert threshold_for(ranked, 0.0) >= 0.9
+    assert threshold_for(ranked, 1.0) < -0.2

@@ -1,0 +1,211 @@
+"""How good a router's predictions are: reliability, ranking, and what routing by them is worth, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.calibration import NUM_BINS, auc, calibration_error, cross_entropy
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+ROUNDS = 400
+SHARES = tuple(place / 20 for place in range(21))
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its 95% interval, over prompts drawn again."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def bootstrap(num: int, measure: Callable[[Ints], float], seed: int = 0, rounds: int = ROUNDS) -> Interval:
+    """Percentile bootstrap over `num` prompts; `measure` is given the places of those drawn."""
+    rng = np.random.default_rng(seed)
+    values = [measure(rng.integers(0, num, num)) for _ in range(rounds)]
+    low, high = np.quantile(values, [0.025, 0.975])
+    return Interval(measure(np.arange(num)), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Predictions of one tenth of the scale, for a reliability diagram; the interval is Wilson's."""
+
+    low: float
+    high: float
+    count: int
+    predicted: float
+    observed: Interval
+
+
+def reliability(scores: Floats, labels: Floats) -> list[Bin]:
+    """Mean prediction and mean label by bin of equal width; empty bins are left out."""
+    places = np.minimum((scores * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    bins = []
+    for place in range(NUM_BINS):
+        chosen = places == place
+        count = int(chosen.sum())
+        if count:
+            observed = _wilson(float(labels[chosen].mean()), count)
+            mean = float(scores[chosen].mean())
+            bins.append(Bin(place / NUM_BINS, (place + 1) / NUM_BINS, count, mean, observed))
+    return bins
+
+
+def _wilson(share: float, count: int) -> Interval:
+    scale = 1 + Z95**2 / count
+    centre = (share + Z95**2 / (2 * count)) / scale
+    half = Z95 * float(np.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2))) / scale
+    return Interval(share, max(centre - half, 0.0), min(centre + half, 1.0))
+
+
+def prediction_report(scores: Floats, labels: Floats, constant: float, seed: int = 0) -> dict[str, Any]:
+    """Everything about one predicted chance on held-out prompts, as plain values.
+
+    Args:
+        scores: [n] predicted chances.
+        labels: [n] from 0 to 1.
+        constant: mean label of the training prompts.
+        seed: of the bootstrap.
+    """
+    num = len(scores)
+    ranking = bootstrap(num, lambda at: auc(scores[at], labels[at]), seed)
+    error = bootstrap(num, lambda at: calibration_error(scores[at], labels[at]), seed)
+    return {
+        "num_prompts": num,
+        "base_rate": float(labels.mean()),
+        "auc": asdict(ranking),
+        "expected_calibration_error": asdict(error),
+        "loss": cross_entropy(scores, labels),
+        "constant_loss": cross_entropy(np.full_like(scores, constant), labels),
+        "reliability": [asdict(each) for each in reliability(scores, labels)],
+    }
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What sending prompts to the large model brings and costs.
+
+    Attributes:
+        small: [n] reward of the small model's answer.
+        large: [n] of the large model's.
+        predicted: [n] predicted gain; prompts are sent to the large model in falling order of it.
+        cheap: [n] cost of the small model's answer.
+        dear: [n] of the large model's.
+    """
+
+    small: Floats
+    large: Floats
+    predicted: Floats
+    cheap: Floats
+    dear: Floats
+
+    def at(self, places: Ints) -> Routed:
+        """Those of some prompts."""
+        return Routed(*(getattr(self, name)[places] for name in ("small", "large", "predicted", "cheap", "dear")))
+
+    @property
+    def gain(self) -> Floats:
+        """[n] what the large model adds."""
+        return self.large - self.small
+
+    def curve(self, order: Ints) -> tuple[Floats, Floats]:
+        """Extra cost and added reward when the first prompts of an order go to the large model.
+
+        Returns:
+            [n + 1] each, from none to all: as shares of the extra cost of all; as the mean over all prompts.
+        """
+        extra = np.maximum(self.dear - self.cheap, 1e-12)[order]
+        cost = np.concatenate([[0.0], np.cumsum(extra)])
+        added = np.concatenate([[0.0], np.cumsum(self.gain[order])]) / len(order)
+        return cost / cost[-1], added
+
+    @property
+    def router(self) -> tuple[Floats, Floats]:
+        """The curve in order of predicted gain."""
+        return self.curve(np.argsort(-self.predicted, kind="stable"))
+
+    @property
+    def oracle(self) -> tuple[Floats, Floats]:
+        """The curve in order of true gain for its extra cost."""
+        extra = np.maximum(self.dear - self.cheap, 1e-12)
+        return self.curve(np.argsort(-self.gain / extra, kind="stable"))
+
+
+def recovered(routed: Routed, shares: tuple[float, ...] | None = None) -> float:
+    """How much of what the oracle gains over random routing the router gains, at the same cost.
+
+    Args:
+        routed: held-out prompts.
+        shares: of the extra cost of sending all, over which it is averaged; None: all of them, by area.
+
+    Returns:
+        1 for the oracle, 0 for random; 0 too where the oracle gains nothing.
+    """
+    grid = np.linspace(0.0, 1.0, 201) if shares is None else np.array(shares)
+    mean = routed.gain.mean()
+    mine = np.interp(grid, *routed.router) - grid * mean
+    best = np.interp(grid, *routed.oracle) - grid * mean
+    return float(mine.sum() / best.sum()) if best.sum() > 1e-12 else 0.0
+
+
+def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
+    """What routing by predicted gain is worth on held-out prompts, as plain values.
+
+    Every point of `curve` says: to send this share of prompts to the large model, send those with a predicted gain
+    above `threshold`; then `cost` is the mean relative to sending all, `quality` the mean reward, beside which stand
+    random routing's and the oracle's at the same cost.
+    """
+    num = len(routed.small)
+    ranked = np.sort(routed.predicted)[::-1]
+    spent = float(routed.dear.sum())
+    spread = float(np.maximum(routed.dear - routed.cheap, 1e-12).sum())
+    base, mean = float(routed.small.mean()), float(routed.gain.mean())
+    x, added = routed.router
+    curve = []
+    for share in SHARES:
+        count = round(share * num)
+        part = float(x[count])
+        curve.append(
+            {
+                "share": share,
+                "threshold": threshold_for(ranked, share),
+                "cost": (float(routed.cheap.sum()) + part * spread) / spent,
+                "quality": base + float(added[count]),
+                "random": base + part * mean,
+                "oracle": base + float(np.interp(part, *routed.oracle)),
+            }
+        )
+    shares = {"0.1-0.5": (0.1, 0.2, 0.3, 0.4, 0.5), "all": None}
+    return {
+        "num_prompts": num,
+        "small_only": asdict(bootstrap(num, lambda at: float(routed.small[at].mean()), seed)),
+        "large_only": asdict(bootstrap(num, lambda at: float(routed.large[at].mean()), seed)),
+        "recovered": {
+            name: asdict(bootstrap(num, lambda at, part=part: recovered(routed.at(at), part), seed))  # type: ignore[misc]
+            for name, part in shares.items()
+        },
+        "curve": curve,
+    }
+
+
+def threshold_for(ranked: Floats, share: float) -> float:
+    """The gain above which `share` of prompts lie; `ranked` [n] falls."""
+    count = round(share * len(ranked))
+    if count == 0:
+        return float(ranked[0])
+    if count >= len(ranked):
+        return float(ranked[-1]) - 1.0
+    return float((ranked[count - 1] + ranked[count]) / 2)

@@ -1,0 +1,139 @@
+"""Outcomes: which of a pool's models answers which prompt rightly. What routers and strategies are trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+
+from turnout.errors import TurnoutError, invalid
+from turnout.registry import explain
+
+Role = Literal["small", "large"]
+ROLES: tuple[Role, Role] = ("small", "large")
+
+
+class Sample(BaseModel):
+    """One answer of a model, and what it was worth."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reward: Annotated[FiniteFloat, Field(description="1 right, 0 wrong, or any number")]
+    tokens: Annotated[int | None, Field(ge=1, description="tokens of the answer")] = None
+    entropy_bits: Annotated[FiniteFloat | None, Field(ge=0, description="their mean entropy, bits")] = None
+    logprob: Annotated[FiniteFloat | None, Field(le=0, description="their mean log-probability, nats")] = None
+
+
+class Outcome(BaseModel):
+    """One line of an outcomes file: a prompt, and for each model either `correct_ROLE` or `samples_ROLE`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: Annotated[str, Field(min_length=1, description="the question, as a user's message")]
+    correct_small: bool | None = None
+    correct_large: bool | None = None
+    samples_small: Annotated[tuple[Sample, ...] | None, Field(min_length=1)] = None
+    samples_large: Annotated[tuple[Sample, ...] | None, Field(min_length=1)] = None
+    kind: Annotated[str, Field(description="what kind of question it is, for the report")] = ""
+
+    @model_validator(mode="after")
+    def _check_roles(self) -> Self:
+        for role in ROLES:
+            correct, samples = getattr(self, f"correct_{role}"), getattr(self, f"samples_{role}")
+            if correct is None and samples is None:
+                raise invalid(f"correct_{role}", f"is missing; give correct_{role} or samples_{role}")
+            if correct is not None and samples is not None:
+                raise invalid(f"correct_{role}", f"stands beside samples_{role}; give one of them")
+        return self
+
+    def samples(self, role: Role) -> tuple[Sample, ...]:
+        """A model's answers, one at least."""
+        found: tuple[Sample, ...] | None = getattr(self, f"samples_{role}")
+        return found or (Sample(reward=float(getattr(self, f"correct_{role}"))),)
+
+    def reward(self, role: Role) -> float:
+        """Mean reward of a model's answers; with rewards 0 and 1, the share of right ones."""
+        samples = self.samples(role)
+        return sum(sample.reward for sample in samples) / len(samples)
+
+    def mean(self, role: Role, what: Literal["tokens", "entropy_bits", "logprob"]) -> float | None:
+        """Mean over a model's answers of what the file says of each; None where one does not say."""
+        values = [getattr(sample, what) for sample in self.samples(role)]
+        return None if None in values else sum(values) / len(values)
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """A checked file.
+
+    Attributes:
+        rows: one for each prompt, in the file's order.
+        digest: of their content, whatever the order of keys: 32 hexadecimal digits.
+    """
+
+    rows: tuple[Outcome, ...]
+    digest: str
+
+    @classmethod
+    def of(cls, rows: Iterable[Outcome]) -> Self:
+        """Rows that are known to be sound."""
+        kept = tuple(rows)
+        digest = hashlib.blake2b(digest_size=16)
+        for row in kept:
+            digest.update(json.dumps(row.model_dump(mode="json"), sort_keys=True).encode())
+        return cls(kept, digest.hexdigest())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read an outcomes file: a JSON object a line. A prompt that stands there twice alike counts once.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: it cannot be read, is empty, or a line is at fault, which is named.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise invalid("outcomes", f"cannot read {path}: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise invalid("outcomes", f"{path} is not UTF-8 text") from None
+        seen: dict[str, tuple[int, Outcome]] = {}
+        for number, line in enumerate(text.split("\n"), start=1):
+            if not line.strip():
+                continue
+            row = _parse(line, number)
+            before = seen.setdefault(row.prompt, (number, row))
+            if before[1] != row:
+                raise invalid(
+                    "outcomes", f"line {number} contradicts line {before[0]}: the same prompt with another outcome"
+                )
+        if not seen:
+            raise invalid("outcomes", f"{path} is empty; at least one line is needed")
+        return cls.of(row for _, row in seen.values())
+
+    def write(self, path: Path) -> None:
+        """Write such a file beside its place, and rename it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(path.name + ".partial")
+        lines = [row.model_dump_json(exclude_none=True) for row in self.rows]
+        beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        beside.replace(path)
+
+
+def _parse(line: str, number: int) -> Outcome:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise invalid("outcomes", f"line {number} is no JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(values, dict):
+        raise invalid("outcomes", f"line {number} must be an object with prompt and outcomes")
+    try:
+        return Outcome.model_validate(values)
+    except ValidationError as error:
+        raise invalid("outcomes", f"line {number}: {explain(error, '', Outcome).message}") from None
+    except TurnoutError as error:
+        raise invalid("outcomes", f"line {number}: {error.message}") from None

@@ -1,0 +1,115 @@
+"""What held-out samples say of allocation by predicted difficulty, and of a model's own confidence."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from router.allocation import Bins, allocate, marginals, right_among
+from training.calibration import auc
+from training.router_measures import Floats, Ints, Routed, bootstrap, recovered, threshold_for
+from training.router_outcomes import Outcome, Role
+
+ROUNDS = 200
+
+
+def allocation_report(rows: list[Outcome], role: Role, predicted: Floats, seed: int = 0) -> dict[str, Any] | None:
+    """Adaptive against uniform best-of-k on samples that were drawn once (seed 45), as plain values.
+
+    A request counts as answered where one of its samples is right, averaged over all ways to pick so many of those
+    drawn; it gets at least one. Budgets are samples a request.
+
+    Args:
+        rows: held-out outcomes.
+        role: whose samples.
+        predicted: [n] chances of a right sample.
+        seed: of the bootstrap.
+
+    Returns:
+        None where rewards are not 0 and 1, or fewer than two samples were drawn somewhere.
+    """
+    rewards = [[sample.reward for sample in row.samples(role)] for row in rows]
+    most = min(len(each) for each in rewards)
+    if most < 2 or any(value not in (0.0, 1.0) for each in rewards for value in each):
+        return None
+    right = np.array([sum(each) for each in rewards], dtype=np.int64)
+    drawn = np.array([len(each) for each in rewards], dtype=np.int64)
+    # [n, most]: chance that a request is answered, by number of samples
+    table = np.array(
+        [[right_among(int(r), int(d), b) for b in range(1, most + 1)] for r, d in zip(right, drawn, strict=True)]
+    )
+    truth = [np.diff(line, prepend=0.0).tolist() for line in table]
+    guess = [marginals(float(chance), most) for chance in predicted]
+    budgets = []
+    for average in range(1, most + 1):
+        total = average * len(rows)
+        bins = Bins.solve(predicted.tolist(), average, most, least=1)
+        ways: dict[str, list[int]] = {
+            "uniform": [average] * len(rows),
+            "predicted": allocate(guess, total, least=1),
+            "bins": [bins.of(float(chance)) for chance in predicted],
+            "oracle": allocate(truth, total, least=1),
+        }
+        line: dict[str, Any] = {"average": average}
+        for name, counts in ways.items():
+            line[name] = {"samples": float(np.mean(counts)), "answered": _answered(table, counts, seed)}
+        budgets.append(line)
+    return {"most": most, "budgets": budgets}
+
+
+def _answered(table: Floats, counts: list[int], seed: int) -> dict[str, float]:
+    values = table[np.arange(len(table)), np.array(counts) - 1]
+
+    def mean(at: Ints) -> float:
+        return float(values[at].mean())
+
+    return asdict(bootstrap(len(values), mean, seed, ROUNDS))
+
+
+def confidence_report(rows: list[Outcome], routed: Routed, seed: int = 0) -> dict[str, Any] | None:
+    """What escalating by the small model's own confidence in its answer is worth, for `cascade`, as plain values.
+
+    Args:
+        rows: held-out outcomes.
+        routed: the same rows, routed by the probe.
+        seed: of the bootstrap.
+
+    Returns:
+        By kind of confidence: how well it ranks right answers, the threshold for each share of requests escalated,
+        and how much of the oracle's gain it recovers; the small model's answer is paid for in any case. None where
+        the file has neither log-probabilities nor entropies.
+    """
+    kinds: dict[str, list[float | None]] = {
+        "logprob": [row.mean("small", "logprob") for row in rows],
+        "entropy": [None if (h := row.mean("small", "entropy_bits")) is None else -h for row in rows],
+    }
+    report = {}
+    for name, found in kinds.items():
+        if None in found:
+            continue
+        sure = np.array(found, dtype=np.float64)
+        doubt = Routed(routed.small, routed.large, -sure, np.zeros(len(sure)), routed.dear)
+        ranked = np.sort(-sure)[::-1]
+        report[name] = {
+            "auc": asdict(bootstrap(len(sure), lambda at, sure=sure: auc(sure[at], routed.small[at]), seed, ROUNDS)),  # type: ignore[misc]
+            "recovered": asdict(bootstrap(len(sure), lambda at, doubt=doubt: recovered(doubt.at(at)), seed, ROUNDS)),  # type: ignore[misc]
+            "thresholds": {f"{share:.1f}": -threshold_for(ranked, share) for share in (0.1, 0.2, 0.3, 0.4, 0.5)},
+        }
+    return report or None
+
+
+def kinds_report(rows: list[Outcome], routed: Routed) -> dict[str, dict[str, float]]:
+    """Held-out prompts by the kind the file gives them: how many, mean rewards, mean gain predicted and true."""
+    report = {}
+    for kind in sorted({row.kind for row in rows}):
+        part = routed.at(np.array([place for place, row in enumerate(rows) if row.kind == kind], dtype=np.int64))
+        report[kind] = {
+            "num_prompts": len(part.small),
+            "small": float(part.small.mean()),
+            "large": float(part.large.mean()),
+            "gain": float(part.gain.mean()),
+            "predicted_gain": float(part.predicted.mean()),
+        }
+    return report

@@ -1,0 +1,268 @@
+"""Training a probe from outcomes: read prompts, fit, calibrate, measure; one artifact and one report."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from decoding.artifacts import Artifact
+from decoding.model import ModelPool
+from decoding.sequence import Sequence
+from router.base import PROMPT_WANT
+from router.difficulty.features import FEATURES, features_of, inputs_of, state_of
+from router.difficulty.probe import ROUTER_LABELS, ROUTER_PROBE, ProbeNetwork
+from training.fitting import Schedule, fit
+from training.router_calibration import Way, fit_scaling
+from training.router_measures import Floats, Routed, prediction_report, routing_report
+from training.router_outcomes import ROLES, Outcomes, Role
+from training.router_samples import allocation_report, confidence_report, kinds_report
+from training.router_targets import Target, labels_of
+from turnout.cost import paper_cost
+from turnout.errors import invalid
+from turnout.types import SamplingParams
+
+Advance = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
+
+AT_ONCE = 16
+FEWEST_ROWS = 20
+NUM_QUANTILES = 101
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a probe is trained.
+
+    Attributes:
+        hidden: width of its hidden layer.
+        calibration: see `fit_scaling`.
+        epochs: passes over the training prompts.
+        batch_size: prompts of a step.
+        learning_rate: of AdamW at its highest.
+        weight_decay: of AdamW.
+        seed: of the split, the first weights and the order.
+    """
+
+    hidden: int = 128
+    calibration: Way = "temperature"
+    epochs: int = 100
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    seed: int = 0
+
+    def schedule(self, count: int) -> Schedule:
+        """For so many training prompts."""
+        one = Schedule(
+            steps=1,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            warmup_steps=0,
+            weight_decay=self.weight_decay,
+            seed=self.seed,
+        )
+        return replace(one, steps=self.epochs * one.batches_in(count))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A probe ready to be saved, and everything measured on prompts it has not seen."""
+
+    artifact: Artifact
+    report: dict[str, Any]
+
+
+async def read_prompts(models: ModelPool, prompts: list[list[int]], advance: Advance) -> torch.Tensor:
+    """What a probe sees of each prompt: float32 [n, width + features], one forward of the small model each.
+
+    Args:
+        models: the small one reads.
+        prompts: token ids of each.
+        advance: told of progress.
+    """
+    small, slots = models.small, asyncio.Semaphore(AT_ONCE)
+    done = 0
+
+    async def one(prompt: list[int]) -> torch.Tensor:
+        nonlocal done
+        seq = Sequence(prompt, SamplingParams(max_tokens=1), seed=0)
+        async with slots:
+            try:
+                [row] = await small.extend(seq, want=PROMPT_WANT)
+            finally:
+                small.release(seq)
+        done += 1
+        advance("reading prompts", done, len(prompts))
+        return inputs_of(state_of(row), features_of(row, len(prompt)))
+
+    return torch.stack(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+
+
+def split(outcomes: Outcomes, seed: int) -> tuple[list[int], list[int], list[int]]:
+    """Places of rows for training, calibration and the report: three, one and one of every five, by hashed prompt.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: there are too few.
+    """
+    num = len(outcomes.rows)
+    if num < FEWEST_ROWS:
+        raise invalid("outcomes", f"has {num} prompts; at least {FEWEST_ROWS} are needed")
+
+    def key(place: int) -> bytes:
+        return hashlib.blake2b(f"{seed} {outcomes.rows[place].prompt}".encode(), digest_size=8).digest()
+
+    order = sorted(range(num), key=key)
+    first, second = 3 * num // 5, 4 * num // 5
+    return order[:first], order[first:second], order[second:]
+
+
+def train_probe(
+    models: ModelPool,
+    outcomes: Outcomes,
+    inputs: torch.Tensor,
+    target: Target,
+    recipe: Recipe,
+    advance: Advance = lambda *_: None,
+) -> Trained:
+    """Fit, calibrate and measure a probe; the models stay as they are.
+
+    Args:
+        models: whom the outcomes are about.
+        outcomes: the rows.
+        inputs: [n, width] what the probe sees of each row's prompt; see `read_prompts`.
+        target: what it is to predict.
+        recipe: the settings.
+        advance: told of progress.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: too few rows, rows without what is needed, or labels all alike.
+    """
+    labels = labels_of(target, outcomes)
+    train, tune, heldout = split(outcomes, recipe.seed)
+    target.check(labels[train])
+    network, losses = _fit(inputs, labels, (train, tune), target, recipe, advance)
+    with torch.inference_mode():
+        outputs = network(inputs)
+    scaling = fit_scaling(recipe.calibration, target.law, outputs[tune], labels[tune])
+    predicted = scaling(outputs).double().numpy()
+    measured = _measure(models, outcomes, target, predicted, labels.double().numpy(), (train, heldout), recipe)
+    parts = {"train": len(train), "calibration": len(tune), "heldout": len(heldout)}
+    report = {"kind": target.kind, "rows": parts, "data": outcomes.digest, "losses": losses, **measured}
+    settings = {
+        "head": network.settings,
+        "features": list(FEATURES),
+        "labels": list(target.labels),
+        "scaling": scaling.settings,
+        "data": outcomes.digest,
+        "recipe": asdict(recipe),
+        "rows": parts,
+        **target.settings,
+        **measured,
+    }
+    digests: dict[str, str] = {role: models.role(role).digest for role in ROLES}
+    tensors = {name: each.detach().clone() for name, each in network.state_dict().items()}
+    return Trained(Artifact(target.kind, "training.router_training", settings, digests, tensors), report)
+
+
+def _fit(
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    parts: tuple[list[int], list[int]],
+    target: Target,
+    recipe: Recipe,
+    advance: Advance,
+) -> tuple[ProbeNetwork, dict[str, Any]]:
+    """Fit to the first part, and keep the epoch that is best on the second: a probe soon knows its rows by heart."""
+    train, tune = parts
+    torch.manual_seed(recipe.seed)
+    network = ProbeNetwork(inputs.shape[1], recipe.hidden, labels.shape[1])
+    network.standardise(inputs[train])
+    learnt, wanted = inputs[train], labels[train]
+    schedule = recipe.schedule(len(train))
+    every = schedule.batches_in(len(train))
+    best: tuple[float, int, dict[str, torch.Tensor]] = (float("inf"), 0, {})
+    tuned: list[float] = []
+
+    def loss(batch: torch.Tensor) -> torch.Tensor:
+        return target.loss(network(learnt[batch]), wanted[batch])
+
+    def on_step(step: int, value: float) -> None:
+        nonlocal best
+        if step % every:
+            return
+        with torch.no_grad():
+            tuned.append(float(target.loss(network(inputs[tune]), labels[tune])))
+        if tuned[-1] < best[0]:
+            best = (tuned[-1], step // every, {name: each.clone() for name, each in network.state_dict().items()})
+        advance(f"fitting, loss {value:.3f}", step // every, recipe.epochs)
+
+    losses = fit(network, loss, len(train), schedule, save_every=every, on_step=on_step)
+    network.load_state_dict(best[2])
+    return network.eval(), {"train": losses, "calibration": tuned, "kept_epoch": best[1]}
+
+
+def _measure(
+    models: ModelPool,
+    outcomes: Outcomes,
+    target: Target,
+    predicted: Floats,
+    labels: Floats,
+    parts: tuple[list[int], list[int]],
+    recipe: Recipe,
+) -> dict[str, Any]:
+    """What is measured on held-out rows, and the quantiles of what is predicted for them."""
+    train, heldout = parts
+    seed, scores, true = recipe.seed, predicted[heldout], labels[heldout]
+    report: dict[str, Any] = {"predictions": {}}
+    for place, name in enumerate(target.labels):
+        if target.law == "values":
+            constant = float(labels[train, place].mean())
+            error = float(np.square(scores[:, place] - true[:, place]).mean())
+            alone = float(np.square(constant - true[:, place]).mean())
+            report["predictions"][name] = {"squared_error": error, "constant_squared_error": alone}
+        else:
+            constant = float(labels[train, place].mean())
+            report["predictions"][name] = prediction_report(scores[:, place], true[:, place], constant, seed)
+    report["quantiles"] = {
+        name: _quantiles(scores[:, place]) for place, name in enumerate(target.labels) if target.law != "choice"
+    }
+    if target.kind == ROUTER_PROBE:
+        routed = _routed(models, outcomes, scores, heldout)
+        report["quantiles"]["gain"] = _quantiles(routed.predicted)
+        report["routing"] = routing_report(routed, seed)
+        rows = [outcomes.rows[place] for place in heldout]
+        report["allocation"] = {
+            role: allocation_report(rows, role, scores[:, ROUTER_LABELS.index(f"p_{role}")], seed) for role in ROLES
+        }
+        report["confidence"] = confidence_report(rows, routed, seed)
+        report["kinds"] = kinds_report(rows, routed)
+    elif target.law == "choice":
+        hits = scores.argmax(1) == true.argmax(1)
+        most = int(labels[train].sum(0).argmax())
+        report["accuracy"] = float(hits.mean())
+        report["majority_accuracy"] = float(true[:, most].mean())
+    return report
+
+
+def _quantiles(values: Floats) -> list[float]:
+    return [float(each) for each in np.quantile(values, np.linspace(0.0, 1.0, NUM_QUANTILES))]
+
+
+def _routed(models: ModelPool, outcomes: Outcomes, scores: Floats, heldout: list[int]) -> Routed:
+    """Held-out rows with their predicted gain; costs are parameters times tokens, where the file knows the tokens."""
+    rows = [outcomes.rows[place] for place in heldout]
+    small = np.array([row.reward("small") for row in rows])
+    large = np.array([row.reward("large") for row in rows])
+    tokens = {role: [row.mean(role, "tokens") for row in rows] for role in ROLES}
+    sizes: dict[Role, int] = {role: models.role(role).num_parameters for role in ROLES}
+    if None in tokens["small"] or None in tokens["large"]:
+        cheap = np.full(len(rows), paper_cost(0.0, sizes["small"], sizes["large"]))
+        dear = np.ones(len(rows))
+    else:
+        cheap, dear = (np.array(tokens[role], dtype=np.float64) * sizes[role] for role in ROLES)
+    return Routed(small, large, scores[:, 1] - scores[:, 0], cheap, dear)
