@@ -22,7 +22,7 @@ TRAIN_ARGS ?=
 SOAK_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help venv lint format test test-exactness venv-peers bench bench-load bench-long-context bench-ead soak demo serve train-demo train-heads proto clean
+.PHONY: help venv lint format test test-exactness venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation soak demo serve train-demo train-heads proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,12 @@ bench-long-context: venv ## measure first token and memory against the prompt's 
 bench-ead: venv ## measure entropy_adaptive on held-out arithmetic: accuracy, cost, time
 	$(BIN)/python -m experiments.bench_ead
 
+bench-ead-ablation: venv ## measure what window, minimum stay and effect of entropy_adaptive are worth
+	$(BIN)/python -m experiments.ead_ablation $(BENCH_ARGS)
+
+bench-speculation: venv ## compare every speculative method with plain decoding, hours (BENCH_ARGS="--quick --target demo")
+	$(BIN)/turnout bench speculation $(BENCH_ARGS)
+
 soak: venv ## load the demo models beyond their capacity for 20 minutes; memory, leaks, answers (SOAK_ARGS="--minutes 2")
 	$(BIN)/python -m experiments.soak $(SOAK_ARGS)
 
@@ -88,8 +94,8 @@ train-demo: venv ## train the demo model pair anew (hours on 2 cores; TRAIN_ARGS
 	$(BIN)/python -m training.evaluate_demo
 	$(BIN)/python -m training.model_card
 
-train-heads: venv ## train the draft heads of the demo's large model anew (10 minutes on 2 cores)
-	for kind in medusa redrafter; do \
+train-heads: venv ## train the draft heads of the demo's large model anew (25 minutes on 2 cores)
+	for kind in medusa redrafter kangaroo eesd; do \
 		$(BIN)/turnout train $$kind --out .runs/heads/$$kind.safetensors; \
 		install -D -m 644 -t turnout/demo/artifacts .runs/heads/$$kind.safetensors .runs/heads/$$kind.report.json; \
 	done

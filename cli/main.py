@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cli import config, generate, methods, models, parts, profile, serve, status, train
+from cli import bench, calibrate, config, generate, methods, models, parts, profile, route, serve, status, train
 from cli.output import print_error
 from turnout import __version__
 from turnout.errors import TurnoutError
@@ -32,8 +32,11 @@ app.command("parts")(parts.parts)
 app.command("models")(models.models)
 app.command("status")(status.status)
 app.command("profile")(profile.profile)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(config.app, name="config")
 app.add_typer(train.app, name="train")
+app.add_typer(bench.app, name="bench")
+app.add_typer(route.app, name="route")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""`turnout parts`: what `speculative` can be put together from, and the parameters of each part."""
+"""`turnout parts`: what methods can be put together from, and the parameters of each part."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Slot(StrEnum):
     LENGTHS = "lengths"
     VERIFIERS = "verifiers"
     SELECTORS = "selectors"
+    SCORERS = "scorers"
+    MONITORS = "monitors"
 
 
 def parts(
@@ -29,7 +31,7 @@ def parts(
     name: Annotated[str | None, typer.Argument(help="Show this part's parameters with their bounds.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, parameter schemas included.")] = False,
 ) -> None:
-    """List drafters, length policies, verifiers and selectors: the parts of the method `speculative`."""
+    """List the parts of `speculative` (drafters to selectors), `step_speculation` (scorers), `monitored` (monitors)."""
     from turnout.registry import load, names
 
     slots = [slot] if slot is not None else list(Slot)

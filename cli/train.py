@@ -1,4 +1,4 @@
-"""`turnout train`: draft heads for a model that stays as it is, from the model's own answers."""
+"""`turnout train`: heads for drafters and length policies, from the answers of models that stay as they are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import train_judges, train_lengths, train_router
 from cli.asking import read_config
-from cli.output import console, print_json, print_table
+from cli.output import print_json, print_table, shown_progress
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 SUFFIX = ".safetensors"
 
 app = typer.Typer(
-    help="Train draft heads on a model's own answers; the model itself stays as it is.", no_args_is_help=True
+    help="Train drafters, length policies and routers on models' own answers; the models stay as they are.",
+    no_args_is_help=True,
 )
+train_lengths.register(app)
+train_router.register(app)
+train_judges.register(app)
 
 Out = Annotated[
     Path,
@@ -46,6 +51,11 @@ LearningRate = Annotated[float, typer.Option(min=0.0, help="Highest learning rat
 Soft = Annotated[bool, typer.Option("--soft", help="Learn the model's probabilities instead of the tokens it drew.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of answers, weights and order.")]
 Blocks = Annotated[int, typer.Option(min=1, max=8, help="Residual blocks of a head.")]
+ExitLayer = Annotated[int | None, typer.Option(min=1, help="Layers before the exit; absent: a quarter of the model's.")]
+Answers = Annotated[int, typer.Option(min=1, help="Answers that a step learns from.")]
+Hard = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Weight of the token the model drew, beside its probabilities.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -70,9 +80,9 @@ def medusa(
     """Train heads for the drafter medusa: each guesses one place ahead from the last hidden state."""
     from training.medusa import MedusaRecipe
 
-    schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "soft": soft, "seed": seed}
+    schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
     asked = (prompts, count, {"temperature": temperature, "max_tokens": max_tokens})
-    _run(MedusaRecipe(heads=heads, blocks=blocks), _settings(model, config), out, asked, schedule, as_json)
+    _run(MedusaRecipe(soft, heads=heads, blocks=blocks), _settings(model, config), out, asked, schedule, as_json)
 
 
 @app.command()
@@ -96,9 +106,59 @@ def redrafter(
     """Train the head of the drafter redrafter: a recurrent cell over drafted tokens beside the last hidden state."""
     from training.redrafter import ReDrafterRecipe
 
-    schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "soft": soft, "seed": seed}
+    schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
     asked = (prompts, count, {"temperature": temperature, "max_tokens": max_tokens})
-    _run(ReDrafterRecipe(ahead=ahead, blocks=blocks), _settings(model, config), out, asked, schedule, as_json)
+    _run(ReDrafterRecipe(soft, ahead=ahead, blocks=blocks), _settings(model, config), out, asked, schedule, as_json)
+
+
+@app.command()
+def kangaroo(
+    out: Out,
+    model: ModelName = "large",
+    config: Config = None,
+    prompts: Prompts = None,
+    count: Count = 2500,
+    max_tokens: MaxTokens = 160,
+    temperature: Temperature = 0.7,
+    steps: Steps = 2000,
+    batch_size: Answers = 32,
+    learning_rate: LearningRate = 3e-3,
+    seed: Seed = 0,
+    exit_layer: ExitLayer = None,
+    hard: Hard = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Train the adapter of the drafter kangaroo: an attention layer behind an early exit of the model."""
+    from training.exits import KangarooRecipe
+
+    schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
+    asked = (prompts, count, {"temperature": temperature, "max_tokens": max_tokens})
+    _run(KangarooRecipe(exit_layer, hard), _settings(model, config), out, asked, schedule, as_json)
+
+
+@app.command()
+def eesd(
+    out: Out,
+    model: ModelName = "large",
+    config: Config = None,
+    prompts: Prompts = None,
+    count: Count = 2500,
+    max_tokens: MaxTokens = 160,
+    temperature: Temperature = 0.7,
+    steps: Steps = 2000,
+    batch_size: Answers = 32,
+    learning_rate: LearningRate = 3e-3,
+    seed: Seed = 0,
+    exit_layer: ExitLayer = None,
+    hard: Hard = 0.1,
+    as_json: AsJson = False,
+) -> None:
+    """Train the exit layer of the drafter eesd: a decoder layer behind an early exit of the model."""
+    from training.exits import EesdRecipe
+
+    schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
+    asked = (prompts, count, {"temperature": temperature, "max_tokens": max_tokens})
+    _run(EesdRecipe(exit_layer, hard), _settings(model, config), out, asked, schedule, as_json)
 
 
 def _settings(model: str, config: Path | None) -> tuple[ModelConfig, TurnoutConfig]:
@@ -126,8 +186,8 @@ def _run(
     """Train, write the artifact and NAME.report.json, and show what was measured."""
     if out.suffix != SUFFIX:
         raise invalid("out", f"must end in {SUFFIX}, got {out.name!r}")
+    from training.fitting import Schedule
     from training.head_runs import Plan, Questions
-    from training.heads import Schedule
     from turnout.types import SamplingParams
 
     file, count, sampling = asked
@@ -138,36 +198,30 @@ def _run(
     if as_json:
         print_json(report)
         return
-    accepted = [*report["acceptance_by_depth"], *[0.0] * len(report["rank_accuracies"])]
-    print_table(
-        [">depth", ">best guess right", ">among the best 5", ">reached and accepted"],
-        [
-            [depth, f"{ranks[0]:.1%}", f"{sum(ranks[:5]):.1%}", f"{share:.1%}"]
-            for depth, (ranks, share) in enumerate(zip(report["rank_accuracies"], accepted, strict=False), start=1)
-        ],
-    )
+    print_table([">depth", ">best guess right", ">among the best 5", ">reached and accepted"], _by_depth(report))
     typer.echo(
         f"{report['tokens_per_round']:.2f} tokens a round on held-out questions,"
         f" {report['nodes_per_round']:.0f} drafted; {out.name}: {out.stat().st_size / 2**20:.2f} MiB"
     )
 
 
-async def _train(settings: tuple[ModelConfig, TurnoutConfig], plan: Plan, out: Path) -> dict[str, Any]:
-    from rich.progress import Progress
+def _by_depth(report: dict[str, Any]) -> list[list[object]]:
+    """Rows of the table; heads that draft token by token have guesses of the first depth only."""
+    ranks, accepted = report["rank_accuracies"], report["acceptance_by_depth"]
+    rows: list[list[object]] = []
+    for depth in range(max(len(ranks), len(accepted))):
+        known = depth < len(ranks)
+        guesses = [f"{ranks[depth][0]:.1%}", f"{sum(ranks[depth][:5]):.1%}"] if known else ["", ""]
+        rows.append([depth + 1, *guesses, f"{accepted[depth] if depth < len(accepted) else 0.0:.1%}"])
+    return rows
 
+
+async def _train(settings: tuple[ModelConfig, TurnoutConfig], plan: Plan, out: Path) -> dict[str, Any]:
     from training.head_runs import Target, train_head
 
     target = Target.load(settings[0], settings[1].engine)
     try:
-        with Progress(console=console(stderr=True)) as bar:
-            tasks: dict[str, Any] = {}
-
-            def advance(what: str, done: int, total: int) -> None:
-                stage = what.partition(",")[0]
-                if stage not in tasks:
-                    tasks[stage] = bar.add_task(what, total=total)
-                bar.update(tasks[stage], description=what, completed=done)
-
+        with shown_progress() as advance:
             return await train_head(target, plan, out, advance)
     finally:
         await target.close()

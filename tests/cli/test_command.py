@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-COMMANDS = ["serve", "generate", "methods", "parts", "models", "status", "profile", "config", "train"]
+COMMANDS = [
+    "serve", "generate", "methods", "parts", "models", "status", "profile", "calibrate", "config", "train", "bench",
+    "route",
+]  # fmt: skip
+SUBCOMMANDS = [
+    "config check", "config schema", "bench speculation", "route explain", "route show", "train outcomes",
+    "train router", "train judge", "train reward_model", "train enough", "train disco", "train specdecpp",
+    "train medusa", "train redrafter", "train kangaroo", "train eesd",
+]  # fmt: skip
 
 
 def test_help_names_every_command(run: Any) -> None:
@@ -18,7 +26,7 @@ def test_help_names_every_command(run: Any) -> None:
     assert [line.split()[0] for line in result.out.partition("Commands:\n")[2].splitlines()] == COMMANDS
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "config check", "config schema", "train medusa", "train redrafter"])
+@pytest.mark.parametrize("command", [*COMMANDS, *SUBCOMMANDS])
 def test_every_command_explains_itself(run: Any, command: str) -> None:
     result = run(*command.split(), "--help")
     assert result.code == 0

@@ -37,6 +37,48 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "config.yaml"
 
 
+@pytest.mark.parametrize("kind", ["kangaroo", "eesd"])
+def test_an_exit_head_is_trained_saved_and_measured(run: Any, config: Path, kind: str) -> None:
+    folder = config.parent
+    out = folder / "heads" / f"{kind}.safetensors"
+    prompts = ("--config", str(config), "--prompts", str(folder / "questions.txt"))
+    arguments = ("train", kind, "--out", str(out), *prompts, *COMMON)
+    result = run(*arguments)
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    assert report == json.loads(out.with_suffix(".report.json").read_text(encoding="utf-8"))
+    assert report["examples"] == 14
+    assert 1.0 <= report["tokens_per_round"] <= 6.0
+    artifact = Artifact.load(out)
+    assert (artifact.kind, list(artifact.models), artifact.settings["exit_layer"]) == (kind, ["large"], 1)
+    assert ("down.weight" in artifact.tensors) == (kind == "eesd")
+    assert json.loads(run(*arguments).out) == report
+    asked = ("--local", "--config", str(config), "--method", "speculative", "--max-tokens", "8", "--json")
+    drafted = run("generate", "ask", *asked, "--param", f"drafter={kind}")
+    assert drafted.code == 0, drafted.err
+    for name, said in ((out, "other settings"), (folder / "new.safetensors", "exit_layer: 2; allowed: 1 to 1")):
+        refused = run("train", kind, "--out", str(name), *prompts, *COMMON, "--exit-layer", "2")
+        assert refused.code == 1
+        assert said in refused.err
+
+
+@pytest.mark.parametrize("kind", ["disco", "specdecpp"])
+def test_a_length_policy_is_trained_for_a_pair(run: Any, config: Path, kind: str) -> None:
+    folder = config.parent
+    out = folder / "heads" / f"{kind}.safetensors"
+    arguments = ("train", kind, "--out", str(out), "--config", str(config), "--prompts", str(folder / "questions.txt"))
+    result = run(*arguments, "--count", "16", "--max-tokens", "6", "--epochs", "2", "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    assert report == json.loads(out.with_suffix(".report.json").read_text(encoding="utf-8"))
+    assert len(report["losses"]) == 2
+    artifact = Artifact.load(out)
+    assert (artifact.kind, sorted(artifact.models)) == (kind, ["large", "small"])
+    refused = run(*arguments, "--pool", "nobody")
+    assert (refused.code, refused.out) == (1, "")
+    assert "pool: 'nobody' is not known; available: p" in refused.err
+
+
 @pytest.mark.parametrize("kind", ["medusa", "redrafter"])
 def test_a_head_is_trained_saved_and_measured(run: Any, config: Path, kind: str) -> None:
     folder = config.parent

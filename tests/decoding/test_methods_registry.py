@@ -7,7 +7,7 @@ from turnout.errors import Code, TurnoutError
 from turnout.registry import METHODS_PACKAGE, all_methods, get_method, load, names
 
 METHODS = names(METHODS_PACKAGE)
-PARTS = ("decoding.verifiers", "decoding.drafters", "decoding.lengths", "decoding.selectors")
+PARTS = tuple(f"decoding.{slot}" for slot in ("verifiers", "drafters", "lengths", "selectors", "scorers", "monitors"))
 
 
 def test_the_methods_that_exist():
@@ -46,7 +46,7 @@ def test_unknown_parameters_are_refused_with_the_allowed_ones(name):
     ("name", "values", "field", "says"),
     [
         ("speculative", {"draft_length": 0}, "draft_length", "greater than or equal to 1"),
-        ("speculative", {"verifier": "guess"}, "verifier", "match, rejection"),
+        ("speculative", {"verifier": "guess"}, "verifier", "rejection, spectr"),
         ("speculative", {"drafter": "guess"}, "drafter", "model_chain"),
         ("speculative", {"drafter": []}, "drafter", "at least one"),
         ("speculative", {"drafter": ["model_chain", "guess"]}, "drafter.1", "model_chain"),

@@ -175,3 +175,24 @@ async def test_under_load_a_request_is_decoded_plainly(run):
         done = await run("speculative", draft, target, params, prompt=(0,), max_tokens=30)
         assert done.ids == plain.ids
         assert (done.seq.meter.speculation.draft_tokens > 0) is drafted
+
+
+def test_one_request_of_a_batch_probes_and_under_load_steps_of_the_batch_count():
+    scene = Scene()
+
+    def undrafted(policies: list[SmartSpecLength], rounds: int) -> int:
+        """Drafts among 64 requests that would draft nothing but for probes; none is accepted."""
+        drafted = 0
+        for _ in range(rounds):
+            depths = [scene.depth(policy, 64) for policy in policies]
+            drafted += sum(depths)
+            for policy, depth in zip(policies, depths, strict=True):
+                policy.observe(*(judged(0, 1) if depth else (DraftTree.empty("large"), judged(0)[1])), 0.1)
+        return drafted
+
+    policies = [smart(acceptance=0.01, probe=10) for _ in range(64)]
+    # Not judged yet: every token counts, and after a step of 64 tokens there are six probes, not 64. Later there is one
+    # about every ten steps of the batch.
+    assert undrafted(policies, 2) == 6
+    assert 4 <= undrafted(policies, 1) <= 6
+    assert 4 <= undrafted(policies, 50) <= 6

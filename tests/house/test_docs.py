@@ -21,7 +21,10 @@ SOURCES = [
 ]
 
 
-PARTS = ("decoding.drafters", "decoding.lengths", "decoding.verifiers", "decoding.selectors")
+PARTS = {
+    "speculation.md": ("decoding.drafters", "decoding.lengths", "decoding.verifiers", "decoding.selectors"),
+    "steps.md": ("decoding.scorers", "decoding.monitors"),
+}
 
 
 def read(path: Path) -> str:
@@ -40,13 +43,15 @@ def test_every_method_stands_in_the_readme_as_it_is() -> None:
 def test_every_paper_of_a_method_is_named() -> None:
     listed = re.findall(r"^\| #(\d+) \| .+ \| (.*) \|$", read(ROOT / "docs" / "papers.md"), re.MULTILINE)
     named = {(int(number), name) for number, cell in listed for name in re.findall(r"`(\w+)`", cell)}
-    parts = [load(package, name, "part").PART for package in PARTS for name in names(package)]
+    packages = [package for page in PARTS.values() for package in page]
+    parts = [load(package, name, "part").PART for package in packages for name in names(package)]
     assert named == {(seed, each.name) for each in (*all_methods(), *parts) for seed in each.seeds}
 
 
-def test_every_part_stands_in_its_table() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| .* \|$", read(ROOT / "docs" / "speculation.md"), re.MULTILINE)
-    assert rows == [name for package in PARTS for name in names(package)]
+@pytest.mark.parametrize("page", PARTS)
+def test_every_part_stands_in_its_table(page: str) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \|$", read(ROOT / "docs" / page), re.MULTILINE)
+    assert rows == [name for package in PARTS[page] for name in names(package)]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
