@@ -37,6 +37,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPTS = 100
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.3}
+# What keeps a policy drafting that would rather not, by what it knows of this machine's times.
+KEEN = {"abstains": False, "probe": 1}
 FITTING = fitting()
 # What the default suite runs: every drafter with every verifier, every policy and every selector with something.
 FEW = [(d, length, v) for d, length, v in FITTING if length == "fixed" or (d, v) == ("model_chain", "match")]
@@ -117,8 +119,8 @@ async def check(pool: ModelPool, plain: dict[str, list[list[int]]], choices: lis
 
 
 def choice(drafter: str, length: str, verifier: str) -> dict[str, Any]:
-    """These parts; a policy that would rather not draft, by what it knows of this machine's times, is told to."""
-    keen = {"abstains": False} if "abstains" in ALL_LENGTHS[length].Params.model_fields else {}
+    """These parts; a policy that would rather not draft is told to."""
+    keen = {name: value for name, value in KEEN.items() if name in ALL_LENGTHS[length].Params.model_fields}
     return {"drafter": drafter, "length": {"name": length, **keen}, "verifier": verifier}
 
 
