@@ -12,6 +12,7 @@ import typer
 from cli import train_judges, train_lengths, train_router
 from cli.asking import read_config
 from cli.output import print_json, print_table, shown_progress
+from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Out, Seed, Temperature
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from training.heads import Recipe
     from turnout.config import ModelConfig, TurnoutConfig
 
-SUFFIX = ".safetensors"
 
 app = typer.Typer(
     help="Train drafters, length policies and routers on models' own answers; the models stay as they are.",
@@ -29,34 +29,23 @@ train_lengths.register(app)
 train_router.register(app)
 train_judges.register(app)
 
-Out = Annotated[
-    Path,
-    typer.Option(
-        help="File to write, NAME.safetensors, in a pool's folder of artifacts. A run goes on from NAME.run/."
-    ),
-]
 ModelName = Annotated[
     str, typer.Option(help="Which model: small or large of the first pool, a configured model's name, or a folder.")
 ]
-Config = Annotated[Path | None, typer.Option(help="Configuration file; absent: the demo models.")]
 Prompts = Annotated[
     Path | None, typer.Option(help="Text file, a question a line, every eighth held out; absent: the demo's problems.")
 ]
 Count = Annotated[int, typer.Option(min=8, help="Questions used.")]
-MaxTokens = Annotated[int, typer.Option(min=2, help="Longest answer, tokens.")]
-Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="Of the answers.")]
 Steps = Annotated[int, typer.Option(min=1, help="Training steps.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Places in the answers that a step learns from.")]
 LearningRate = Annotated[float, typer.Option(min=0.0, help="Highest learning rate.")]
 Soft = Annotated[bool, typer.Option("--soft", help="Learn the model's probabilities instead of the tokens it drew.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of answers, weights and order.")]
 Blocks = Annotated[int, typer.Option(min=1, max=8, help="Residual blocks of a head.")]
 ExitLayer = Annotated[int | None, typer.Option(min=1, help="Layers before the exit; absent: a quarter of the model's.")]
 Answers = Annotated[int, typer.Option(min=1, help="Answers that a step learns from.")]
 Hard = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Weight of the token the model drew, beside its probabilities.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()

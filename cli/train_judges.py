@@ -13,6 +13,7 @@ import typer
 
 from cli.asking import read_config
 from cli.output import print_json, shown_progress
+from cli.train_options import SUFFIX, AsJson, Config, Epochs, MaxTokens, Out, Pool, Seed, Temperature
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -24,23 +25,9 @@ if TYPE_CHECKING:
 
     Work = Callable[[LocalPool, Source, list[Problem], Advance], Awaitable[Trained | Calibrated]]
 
-SUFFIX = ".safetensors"
 
-Out = Annotated[
-    Path,
-    typer.Option(
-        help="File to write, NAME.safetensors, in the pool's folder of artifacts. A run goes on from NAME.run/."
-    ),
-]
-Config = Annotated[Path | None, typer.Option(help="Configuration file; absent: the demo pair.")]
-Pool = Annotated[str | None, typer.Option(help="Which pool of it; absent: the first.")]
 Prompts = Annotated[Path | None, typer.Option(help="Text file, a question a line; absent: arithmetic problems.")]
 Count = Annotated[int, typer.Option(min=8, help="Questions used; of arithmetic, none is from the held-out split.")]
-MaxTokens = Annotated[int, typer.Option(min=2, help="Longest answer, tokens.")]
-Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="Of the answers.")]
-Epochs = Annotated[int, typer.Option(min=1, help="Passes over the examples.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of answers, weights and order.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from cli.asking import read_config
 from cli.output import print_json, print_table, shown_progress
+from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Pool, Seed, Temperature
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -23,16 +24,9 @@ if TYPE_CHECKING:
     from turnout.config import TurnoutConfig
     from turnout.types import SamplingParams
 
-SUFFIX = ".safetensors"
 
-Config = Annotated[Path | None, typer.Option(help="Configuration file; absent: the demo models.")]
-Pool = Annotated[str | None, typer.Option(help="Which pool of it; absent: the first.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of answers, splits, weights and order.")]
 Count = Annotated[int, typer.Option(min=25, help="Questions of the demo's kinds; rounded up to as many of each.")]
 Samples = Annotated[int, typer.Option(min=1, max=64, help="Answers of each model to each question.")]
-Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="Of the answers.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer, tokens.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:
