@@ -12,6 +12,7 @@ GENERATE = "generate"
 CONTINUOUS = "generate_batch"
 OPENVINO = "OpenVINO"
 OPENVINO_BATCHING = "OpenVINO batching"
+LLAMA_CPP = "llama.cpp"
 THROUGHPUT = "turnout, whole prompts"
 SPECULATIVE = "turnout, speculative"
 ASSISTED = "generate, assisted"
@@ -46,9 +47,10 @@ SIDES = {
     CONTINUOUS: Side("hf_continuous", "own"),
     OPENVINO: Side("openvino_pipeline", "peers"),
     OPENVINO_BATCHING: Side("openvino_batching", "peers"),
+    LLAMA_CPP: Side("llama_cpp", "peers"),
 }
-EQUAL_LENGTHS = (OURS, GENERATE, OPENVINO, OPENVINO_BATCHING)
-ANY_LENGTHS = (THROUGHPUT, OURS, GENERATE, CONTINUOUS, OPENVINO_BATCHING)
+EQUAL_LENGTHS = (OURS, GENERATE, OPENVINO, OPENVINO_BATCHING, LLAMA_CPP)
+ANY_LENGTHS = (THROUGHPUT, OURS, GENERATE, CONTINUOUS, OPENVINO_BATCHING, LLAMA_CPP)
 
 
 def random_model_work() -> dict[Workload, tuple[str, ...]]:
@@ -58,7 +60,7 @@ def random_model_work() -> dict[Workload, tuple[str, ...]]:
         Decode(batch=8, tokens=128): EQUAL_LENGTHS,
         Prefill(tokens=2000): EQUAL_LENGTHS,
         Mixed(requests=32, shortest=32, longest=256, tokens=64): ANY_LENGTHS,
-        SharedPrefix(shared=1500, own=32): (OURS, OPENVINO_BATCHING),
+        SharedPrefix(shared=1500, own=32): (OURS, OPENVINO_BATCHING, LLAMA_CPP),
         Overhead(batch=32, tokens=64): (OURS,),
     }
 
