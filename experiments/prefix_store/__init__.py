@@ -1,0 +1,1 @@
+"""What the shared prefix store gains and costs, measured on one machine."""

@@ -1,0 +1,1 @@
+"""The store of KV prefixes that tenants, replicas and restarts share: host memory and Redis."""

@@ -1,0 +1,284 @@
+"""Puts the stores of a process together: one set of connections, one memory, one writer; a store for each model."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvstore.base import ByteStore, StoreFault
+from kvstore.counts import Counts
+from kvstore.exchange import Health, ModelLayout
+from kvstore.forms import Forms
+from kvstore.keys import ROOT_KEY_BYTES, Keyring, load_root_key
+from kvstore.lookup.admission import Doorkeeper
+from kvstore.lookup.controller import Controller
+from kvstore.lookup.fetcher import Fetcher
+from kvstore.lookup.locks import ComputeLocks
+from kvstore.lookup.memory import HostMemory
+from kvstore.lookup.reader import Means
+from kvstore.lookup.writer import Shelf, Writer
+from kvstore.redis.checks import check_address
+from kvstore.redis.nodes import Address, TlsFiles, parse_url
+from kvstore.redis.redis_store import RedisStore
+from kvstore.store import PrefixStore
+from kvstore.tenants.quotas import Quotas
+from kvstore.tenants.registry import Registry
+from kvstore.tenants.sealed import Sealer
+from kvstore.tenants.tenancy import Tenancy
+from kvstore.tenants.usage import Accounts
+from kvstore.upkeep import Office, Upkeep
+from turnout.errors import not_found
+from turnout.types import Sharing
+
+if TYPE_CHECKING:
+    from turnout.kvstore_config import KVStoreConfig
+
+log = logging.getLogger(__name__)
+
+DECODERS = 2
+CHECK_S = 2.0
+
+
+class SharedStore:
+    """All of a process's stores. Made by `build_stores`.
+
+    Args:
+        stores: by model.
+        tenancy: whose tokens are whose.
+        writer: of all stores.
+        upkeep: of all stores; None: there is no Redis.
+        store: Redis; None: there is none.
+        owns_store: whether it is closed with this.
+        pools: threads that the stores use.
+    """
+
+    def __init__(
+        self,
+        stores: Mapping[str, PrefixStore],
+        tenancy: Tenancy,
+        writer: Writer,
+        upkeep: Upkeep | None,
+        store: ByteStore | None,
+        owns_store: bool,
+        pools: Sequence[Executor],
+    ) -> None:
+        self._stores = stores
+        self._tenancy = tenancy
+        self._writer = writer
+        self._upkeep = upkeep
+        self._store = store
+        self._owns_store = owns_store
+        self._pools = pools
+        self._closed = False
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the models."""
+        return list(self._stores)
+
+    def of(self, model: str) -> PrefixStore:
+        """A model's store.
+
+        Raises:
+            TurnoutError: NOT_FOUND: the process has no such model.
+        """
+        if model not in self._stores:
+            raise not_found("model", model, self.models)
+        return self._stores[model]
+
+    def sharing(self, tenant: str, prompt: Sequence[int]) -> Sharing:
+        """Whose cache the tokens of a tenant's prompt belong to."""
+        return self._tenancy.sharing(tenant, prompt)
+
+    def health(self) -> Health:
+        """Of Redis: ok, degraded or off."""
+        return "off" if self._store is None else self._store.health()
+
+    def settle(self, timeout_s: float = 5.0) -> bool:
+        """Wait until what was offered is stored or dropped; False when that takes longer. Blocks."""
+        return self._writer.settle(timeout_s)
+
+    def refresh(self) -> None:
+        """Read what is registered now rather than within seconds. Blocks; a Redis that is away changes nothing."""
+        if self._upkeep is not None:
+            try:
+                self._upkeep.refresh()
+            except StoreFault as fault:
+                log.warning("prefix store: what is registered could not be read: %s", fault)
+
+    def close(self) -> None:
+        """Write what is queued, for a short time, and let go of everything. Blocks; later calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._writer.close()
+        if self._upkeep is not None:
+            self._upkeep.stop()
+        if self._store is not None and self._owns_store:
+            self._store.close()
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def build_stores(
+    config: KVStoreConfig,
+    models: Mapping[str, ModelLayout],
+    *,
+    tokenizer: str = "",
+    encode: Callable[[str], list[int]] | None = None,
+    store: ByteStore | None = None,
+    keyring: Keyring | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> SharedStore:
+    """The stores of a process.
+
+    Args:
+        config: what is wanted; a URL that is no address ("off", "embedded") means host memory only.
+        models: by name, as the engine has them.
+        tokenizer: digest of their tokenizer, for registered prefixes; "": the fingerprint part of that name.
+        encode: text -> token ids, for prefixes registered as text only.
+        store: to use instead of what the URL says; it stays open.
+        keyring: to use instead of the root key in the configured file.
+        clock: monotonic, seconds.
+
+    Raises:
+        TurnoutError: what will not mend itself: a setting, a codec, a right, a version, another root key. A Redis that
+            is away is a warning in the log.
+    """
+    if not tokenizer:
+        tokenizer = next((str(each.fingerprint_parts.get("tokenizer", "")) for each in models.values()), "")
+    if keyring is None:
+        keyring = open_keyring(config)
+    owns_store = store is None
+    if store is None and config.has_address:
+        store = open_store(config)
+    try:
+        return _assemble(config, models, tokenizer, encode, store, owns_store, keyring, clock)
+    except BaseException:
+        if store is not None and owns_store:
+            store.close()
+        raise
+
+
+def open_keyring(config: KVStoreConfig) -> Keyring:
+    """The keys of the configured file; without one, keys that nobody else has.
+
+    Raises:
+        TurnoutError: the file holds no key.
+    """
+    if config.root_key_file is None:
+        return Keyring(secrets.token_bytes(ROOT_KEY_BYTES))
+    return Keyring(load_root_key(config.root_key_file))
+
+
+def open_store(config: KVStoreConfig) -> RedisStore:
+    """The Redis that the configuration names; what should be changed there is logged.
+
+    Raises:
+        TurnoutError: it cannot be used as it is.
+    """
+    address = address_of(config)
+    checked = check_address(address, CHECK_S)
+    for warning in checked.warnings:
+        log.warning("prefix store: %s", warning)
+    return RedisStore(
+        address,
+        connections=config.connections,
+        breaker_errors=config.breaker_errors,
+        breaker_cooldown_s=config.breaker_cooldown_s,
+    )
+
+
+def address_of(config: KVStoreConfig) -> Address:
+    """Where the configured Redis is.
+
+    Raises:
+        TurnoutError: the URL is none.
+    """
+    tls = TlsFiles(config.tls_ca_file, config.tls_cert_file, config.tls_key_file)
+    return parse_url(config.url, password_file=config.password_file, tls=tls)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the stores of a process share."""
+
+    config: KVStoreConfig
+    keyring: Keyring
+    memory: HostMemory
+    shelf: Shelf | None
+    writer: Writer
+    readers: Executor
+    decoders: Executor
+    clock: Callable[[], float]
+
+
+def _assemble(
+    config: KVStoreConfig,
+    models: Mapping[str, ModelLayout],
+    tokenizer: str,
+    encode: Callable[[str], list[int]] | None,
+    store: ByteStore | None,
+    owns_store: bool,
+    keyring: Keyring,
+    clock: Callable[[], float],
+) -> SharedStore:
+    memory, sealer = HostMemory(config.host_memory_bytes), Sealer(keyring)
+    registry = None if store is None else Registry(store, sealer, tokenizer, encode)
+    tenancy = Tenancy(config.tenants, config.quota_bytes, registry)
+    shelf = None if store is None else _shelf(config, store, keyring, tenancy, clock)
+    writer = Writer(memory, shelf, config.write_queue, clock)
+    readers = ThreadPoolExecutor(config.connections, "kv-read")
+    decoders = ThreadPoolExecutor(DECODERS, "kv-decode")
+    parts = _Parts(config, keyring, memory, shelf, writer, readers, decoders, clock)
+    stores = {name: _store(name, layout, parts) for name, layout in models.items()}
+    upkeep = None
+    if shelf is not None and registry is not None:
+        accounts = Accounts(shelf.store, keyring, sealer)
+        office = Office(shelf.store, keyring, sealer, registry, tenancy, shelf.quotas, accounts, tokenizer)
+        upkeep = Upkeep(office, list(stores.values()), clock)
+        _begin(upkeep)
+    return SharedStore(stores, tenancy, writer, upkeep, store, owns_store, (readers, decoders))
+
+
+def _shelf(
+    config: KVStoreConfig, store: ByteStore, keyring: Keyring, tenancy: Tenancy, clock: Callable[[], float]
+) -> Shelf:
+    ttl_ms = int(1000 * config.ttl_s)
+    quotas = Quotas(store, keyring, tenancy.limit, ttl_ms)
+    locks = ComputeLocks(store, clock)
+    return Shelf(store, quotas, locks, tenancy.may_write, ttl_ms, config.fetch_timeout_s)
+
+
+def _store(name: str, layout: ModelLayout, parts: _Parts) -> PrefixStore:
+    config, shelf, clock = parts.config, parts.shelf, parts.clock
+    forms = Forms(parts.keyring, layout, config.codecs, config.chunk_tokens)
+    counts = Counts()
+    controller = Controller(clock)
+    doorkeeper = Doorkeeper(config.admission, config.admission_window_s, clock=clock)
+    means = None
+    if shelf is not None:
+        means = Means(shelf.store, forms, controller, counts, parts.decoders, shelf.ttl_ms, clock)
+    fetcher = Fetcher(
+        parts.memory,
+        means,
+        parts.readers,
+        shelf.locks if shelf is not None else None,
+        doorkeeper,
+        config.fetch_timeout_s,
+        clock,
+    )
+    return PrefixStore(name, forms, fetcher, parts.writer, doorkeeper, counts, controller, parts.memory, shelf)
+
+
+def _begin(upkeep: Upkeep) -> None:
+    try:
+        upkeep.introduce()
+    except StoreFault as fault:
+        log.warning("prefix store: Redis does not answer (%s); it is tried again", fault)
+    upkeep.start()

@@ -1,0 +1,159 @@
+"""What the engine and the store say to each other: what is wanted, found and offered, and what the store counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from kvstore.keys import Chain, Link
+
+Health = Literal["ok", "degraded", "off"]
+Tier = Literal["memory", "redis"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """What the store must know of a model.
+
+    Attributes:
+        fingerprint_parts: everything that its keys and values depend on (digests, dtype, layout, numerics): any
+            change makes other keys.
+        layers: of the cache.
+        kv_heads: key/value heads.
+        head_dim: width of a head.
+        dtype: of the cache.
+        block_size: tokens in a block of the engine's pool.
+        profiles: what codecs know of this model, by codec family.
+    """
+
+    fingerprint_parts: Mapping[str, str | int]
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    block_size: int
+    profiles: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A sequence whose cache is to be filled from the store.
+
+    Attributes:
+        tokens: the sequence so far.
+        chain: its digests, kept with the sequence.
+        held: leading tokens whose KV the engine has already.
+        lossy: whether values of lossy codecs may be used.
+        tenant: whose request it is, for the accounts.
+        seconds: (a, b) -> predicted time to compute tokens a to b - 1 after those before them, load included.
+        step: most tokens that a forward of the engine computes: what another engine computes comes in such pieces.
+    """
+
+    tokens: list[int]
+    chain: Chain
+    held: int
+    lossy: bool
+    tenant: str
+    seconds: Callable[[int, int], float]
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Consecutive chunks.
+
+    Attributes:
+        start: token index at which the first begins, a chunk boundary at or before what was held.
+        chunks: each [layers, chunk_tokens, 2, kv_heads, head_dim] on the CPU; shared with others, not to be written.
+        lossy: whether any came through a lossy codec.
+        tiers: where each was.
+    """
+
+    start: int
+    chunks: list[torch.Tensor]
+    lossy: bool = False
+    tiers: tuple[Tier, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A chunk that was computed exactly.
+
+    Attributes:
+        link: which chunk.
+        tenant: who pays for it.
+        read: called at most once, in a thread: the chunk's kv [layers, chunk_tokens, 2, kv_heads, head_dim], a copy.
+        done: called exactly once, from any thread, when it is read or dropped.
+        before: the chunk's ancestors from the first on, where they are at hand: they are kept longer than it.
+    """
+
+    link: Link
+    tenant: str
+    read: Callable[[], torch.Tensor]
+    done: Callable[[], None]
+    before: Sequence[Link] = ()
+
+
+@dataclass(slots=True)
+class TenantCounts:
+    """What one tenant asked for and got, in this process.
+
+    Attributes:
+        lookups: sequences looked up.
+        hits: those for which something was found.
+        tokens_asked: tokens in the chunks that were looked for.
+        tokens_found: tokens in the chunks that were found.
+        bytes_written: stored in Redis.
+    """
+
+    lookups: int = 0
+    hits: int = 0
+    tokens_asked: int = 0
+    tokens_found: int = 0
+    bytes_written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a model's store has done since it was made.
+
+    Attributes:
+        lookups: sequences looked up.
+        hits: chunks found, by tier.
+        tokens: tokens in them, by tier.
+        faults: what went wrong, by kind: those of `StoreFault`, of `ValueRefused` ("header", "tag", ...), "codec" and
+            "internal".
+        dropped: chunks offered and not stored, by reason: "queue", "closed", "quota", "unreachable", "fault".
+        writes: values stored in Redis.
+        bytes_read: from Redis.
+        bytes_written: to Redis.
+        memory_bytes: held by the host tier, all models together.
+        regret_s: time that another choice between fetching and computing would have saved, by the estimates, summed.
+        waits_s: time spent waiting for another process to compute a prefix.
+        drift: share of the quota index whose values are gone, by the last sample.
+        health: of Redis: ok, degraded or off.
+        tenants: by name, those that ask for the most first.
+    """
+
+    lookups: int = 0
+    hits: Mapping[str, int] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    writes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    memory_bytes: int = 0
+    regret_s: float = 0.0
+    waits_s: float = 0.0
+    drift: float = 0.0
+    health: Health = "off"
+    tenants: Mapping[str, TenantCounts] = field(default_factory=dict)

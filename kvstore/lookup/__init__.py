@@ -1,0 +1,1 @@
+"""One look-up through the tiers, and what is written behind it."""

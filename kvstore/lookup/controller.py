@@ -1,0 +1,228 @@
+"""Fetch or recompute, how much, and at which quality: decided from what the link, the codecs and the engine do now.
+
+Source: #238 CacheGen (step 5, the streaming controller). Pure but for the clock: it does no I/O and starts nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+WEIGHT = 0.5  # of the newest measurement; times per byte are averaged, so that one slow chunk shows at once
+STALE_S = 3.0  # a link not measured for so long may have changed: it is tried again
+NEAR = 1.1  # a better quality is taken if it costs no more than this many times the fastest
+PATIENCE = 3.0  # a chunk may take this many times its estimate
+LEAST_PATIENCE_S = 0.02
+WORTH = 0.1  # and this part of the time to compute everything, which it may save
+MOST_STEPS = 64  # numbers of chunks that are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A form in which chunks are stored: a codec.
+
+    Attributes:
+        codec: its name.
+        chunk_bytes: expected size of an encoded chunk.
+        available: chunks found in this form, from the first wanted one on.
+    """
+
+    codec: str
+    chunk_bytes: int
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is to be decided.
+
+    Attributes:
+        levels: best quality first.
+        raw_bytes: of a decoded chunk.
+        rest: number of chunks fetched -> predicted seconds to compute all that is then missing.
+        elapsed_s: time this request has spent on fetching so far.
+        target_s: everything, fetching and computing, should take no longer, where that can be had; None: the fastest.
+        budget_s: fetching may take no longer, on top of `elapsed_s`.
+        own_bytes: of the bytes that are queued, those that this request asked for.
+    """
+
+    levels: Sequence[Level]
+    raw_bytes: int
+    rest: Callable[[int], float]
+    elapsed_s: float = 0.0
+    target_s: float | None = None
+    budget_s: float = float("inf")
+    own_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do next.
+
+    Attributes:
+        codec: the form to fetch; "" where nothing is fetched.
+        chunks: how many to fetch; 0: compute.
+        expected_s: estimate of everything, what has elapsed included.
+        patience_s: longest wait for the next chunk: then it is given up.
+        compute_s: estimate of everything if nothing more is fetched.
+        other_s: estimate of the best choice that was not taken: another codec or none.
+        explores: whether it is only to learn how fast the link is.
+    """
+
+    codec: str
+    chunks: int
+    expected_s: float
+    patience_s: float
+    compute_s: float
+    other_s: float
+    explores: bool = False
+
+
+class Controller:
+    """Estimates of one link, and decisions from them. Any thread may call.
+
+    Args:
+        clock: monotonic, seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._trip: float | None = None  # seconds
+        self._per_byte: float | None = None  # seconds
+        self._measured = float("-inf")
+        self._decoding: dict[str, float] = {}  # seconds per byte of the decoded chunk
+        self._ratio: dict[str, float] = {}  # encoded bytes per raw byte
+        self._queued = 0
+
+    def round_trip(self, seconds: float) -> None:
+        """A request without payload took so long."""
+        with self._lock:
+            self._trip = _mean(self._trip, seconds)
+
+    def received(self, codec: str, size: int, raw_size: int, seconds: float) -> None:
+        """A value of `size` bytes (decoded: `raw_size`) came through the link in so many seconds."""
+        with self._lock:
+            now = self._clock()
+            old = self._per_byte if now - self._measured <= STALE_S else None  # what was long ago says little
+            self._per_byte, self._measured = _mean(old, max(seconds, 1e-9) / max(size, 1)), now
+            self._ratio[codec] = _mean(self._ratio.get(codec), size / max(raw_size, 1))
+
+    def decoded(self, codec: str, raw_size: int, seconds: float) -> None:
+        """Checking and decoding a value of `raw_size` decoded bytes took so long."""
+        with self._lock:
+            self._decoding[codec] = _mean(self._decoding.get(codec), seconds / max(raw_size, 1))
+
+    def stalled(self, size: int, seconds: float) -> None:
+        """Nothing complete came for so long, where a value of `size` bytes was waited for."""
+        with self._lock:
+            slowness = seconds / max(size, 1)
+            if self._per_byte is None or slowness > self._per_byte:
+                self._per_byte = slowness
+            self._measured = self._clock()
+
+    def queue(self, size: int) -> None:
+        """So many more bytes are asked for (negative: no longer)."""
+        with self._lock:
+            self._queued = max(0, self._queued + size)
+
+    def chunk_bytes(self, codec: str, raw_size: int, otherwise: int) -> int:
+        """Expected size of an encoded chunk; `otherwise` before any was seen."""
+        ratio = self._ratio.get(codec)
+        return otherwise if ratio is None else int(ratio * raw_size)
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second; None before anything came."""
+        return None if self._per_byte is None else 1.0 / self._per_byte
+
+    @property
+    def trip_s(self) -> float:
+        """Round trip, seconds; 0 before one was measured."""
+        return self._trip or 0.0
+
+    def fetch_s(self, level: Level, chunks: int, raw_bytes: int, own_bytes: int = 0) -> float:
+        """Estimate of fetching so many chunks: decoding runs beside the transfer, the last chunk's after it."""
+        if not chunks:
+            return 0.0
+        with self._lock:
+            per_byte = self._per_byte or 0.0
+            decode = self._decoding.get(level.codec, 0.0) * raw_bytes
+            transfer = per_byte * level.chunk_bytes
+            queue = per_byte * max(0, self._queued - own_bytes)
+            return (self._trip or 0.0) + queue + max(transfer, decode) * chunks + min(transfer, decode)
+
+    def decide(self, ask: Ask) -> Decision:
+        """How many chunks to fetch and in which form.
+
+        Of the forms that meet the target the best is taken, else the fastest; what is estimated to take longer than
+        the budget is none. A link whose speed is not known is tried with one chunk.
+        """
+        compute = ask.elapsed_s + ask.rest(0)
+        unknown = self._per_byte is None or self._clock() - self._measured > STALE_S
+        best = [each for level in ask.levels if (each := self._best(ask, level)) is not None]
+        chosen = _choose(ask, best, compute)
+        if chosen is None:
+            if unknown and any(level.available for level in ask.levels) and _may_explore(ask):
+                return _explore(ask, compute)
+            other = min((total for total, _, _ in best), default=compute)
+            return Decision("", 0, compute, 0.0, compute, other)
+        total, chunks, level = chosen
+        other = min([each for each, _, taken in best if taken is not level] + [compute])
+        first = self.fetch_s(level, 1, ask.raw_bytes, ask.own_bytes)
+        patience = max(PATIENCE * first, LEAST_PATIENCE_S, (0.5 if unknown else WORTH) * ask.rest(0))
+        if ask.target_s is not None and compute < ask.target_s:  # leave the time to compute everything still
+            patience = max(1.5 * first, min(patience, ask.target_s - compute))
+        return Decision(level.codec, chunks, total, min(patience, ask.budget_s), compute, other, unknown)
+
+    def _best(self, ask: Ask, level: Level) -> tuple[float, int, Level] | None:
+        """The number of chunks that is fastest in this form, and its estimate."""
+        most = level.available
+        step = max(1, most // MOST_STEPS)
+        found: tuple[float, int, Level] | None = None
+        for chunks in sorted({*range(step, most + 1, step), *((most,) if most else ())}):
+            fetch = self.fetch_s(level, chunks, ask.raw_bytes, ask.own_bytes)
+            if fetch > ask.budget_s:
+                break
+            total = ask.elapsed_s + fetch + ask.rest(chunks)
+            if found is None or total < found[0]:
+                found = total, chunks, level
+        return found
+
+
+def _choose(ask: Ask, best: list[tuple[float, int, Level]], compute: float) -> tuple[float, int, Level] | None:
+    """Among the forms: the first that meets the target, else the first that is about as fast as the fastest."""
+    faster = [each for each in best if each[0] < compute]
+    if not faster:
+        return None
+    if ask.target_s is not None:
+        for each in faster:
+            if each[0] <= ask.target_s:
+                return each
+    limit = NEAR * (min(each[0] for each in faster) - ask.elapsed_s) + ask.elapsed_s
+    return next(each for each in faster if each[0] <= limit)
+
+
+def _may_explore(ask: Ask) -> bool:
+    compute = ask.elapsed_s + ask.rest(0)
+    return ask.target_s is None or not (compute <= ask.target_s < compute + LEAST_PATIENCE_S)
+
+
+def _explore(ask: Ask, compute: float) -> Decision:
+    """One chunk in the smallest form, for no longer than a fraction of what computing takes."""
+    level = min((each for each in ask.levels if each.available), key=lambda each: each.chunk_bytes)
+    patience = max(WORTH * ask.rest(0), LEAST_PATIENCE_S)
+    if ask.target_s is not None and compute < ask.target_s:
+        patience = min(patience, ask.target_s - compute)
+    return Decision(level.codec, 1, compute, min(patience, ask.budget_s), compute, compute, True)
+
+
+def regret(decision: Decision, actual_s: float) -> float:
+    """Seconds that the best other choice would have saved, by its estimate."""
+    return max(0.0, actual_s - min(decision.other_s, decision.compute_s))
+
+
+def _mean(old: float | None, new: float) -> float:
+    return new if old is None else (1.0 - WEIGHT) * old + WEIGHT * new

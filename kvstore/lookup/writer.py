@@ -1,0 +1,260 @@
+"""Write-behind: chunks that were computed go to host memory and Redis in one thread, never in a request's way."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Condition, Thread
+
+import torch
+
+from kvstore.base import ByteStore, StoreFault
+from kvstore.counts import Counts
+from kvstore.exchange import Offer
+from kvstore.forms import Form, Forms
+from kvstore.keys import Link
+from kvstore.lookup.locks import ComputeLocks
+from kvstore.lookup.memory import HostMemory
+from kvstore.tenants.quotas import Quotas
+
+log = logging.getLogger(__name__)
+
+DEPTH_TTL_MS = 5  # a chunk expires, and is evicted, so much earlier than the one before it
+MOST_DEPTH = 200
+USE_EVERY_S = 10.0  # Redis is told no more often that a chunk is used
+MOST_USED = 10_000  # chunks of which it is known when Redis was told
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Redis as the writer uses it.
+
+    Attributes:
+        store: where values go.
+        quotas: of the namespaces.
+        locks: of this process.
+        may_write: whether a tenant may store anything.
+        ttl_ms: life of a value.
+        timeout_s: most time for one chunk, seconds.
+    """
+
+    store: ByteStore
+    quotas: Quotas
+    locks: ComputeLocks
+    may_write: Callable[[str], bool]
+    ttl_ms: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    offer: Offer
+    forms: Forms
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    links: tuple[Link, ...]
+    forms: Forms
+    counts: Counts
+
+
+class Writer:
+    """One thread and its queue, shared by the stores of all models.
+
+    Args:
+        memory: the host tier.
+        shelf: Redis; None: there is none.
+        capacity: offers that wait; more are refused.
+        clock: monotonic, seconds.
+    """
+
+    def __init__(
+        self,
+        memory: HostMemory,
+        shelf: Shelf | None,
+        capacity: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._memory = memory
+        self._shelf = shelf
+        self._capacity = capacity
+        self._clock = clock
+        self._jobs: deque[_Job] = deque()
+        self._uses: deque[_Use] = deque()
+        self._told: OrderedDict[bytes, float] = OrderedDict()
+        self._changed = Condition()
+        self._busy = False
+        self._closed = False
+        self._slabs: dict[int, bytearray] = {}
+        self._thread: Thread | None = None
+
+    def offer(self, forms: Forms, counts: Counts, offer: Offer) -> bool:
+        """Take an offer, or drop it where the queue is full: then `done` has been called."""
+        with self._changed:
+            reason = "closed" if self._closed else "queue" if len(self._jobs) >= self._capacity else ""
+            if not reason:
+                self._jobs.append(_Job(offer, forms, counts))
+                self._start()
+                return True
+        counts.drop(reason)
+        _finish(offer)
+        return False
+
+    def use(self, forms: Forms, counts: Counts, links: Sequence[Link]) -> None:
+        """These chunks were found: have Redis keep them, whichever tier they came from; soon, and not too often."""
+        with self._changed:
+            if self._shelf is None or self._closed or len(self._uses) >= self._capacity:
+                return
+            now = self._clock()
+            due = [link for link in links if now - self._told.get(link.digest, float("-inf")) >= USE_EVERY_S]
+            for link in due:
+                self._told[link.digest] = now
+                self._told.move_to_end(link.digest)
+            while len(self._told) > MOST_USED:
+                self._told.popitem(last=False)
+            if due:
+                self._uses.append(_Use(tuple(due), forms, counts))
+                self._start()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until nothing is queued or being written; False when that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._jobs and not self._uses and not self._busy, timeout_s)
+
+    def close(self, grace_s: float = 1.0) -> None:
+        """Take no more offers, write what is queued within the grace, and drop the rest."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.settle(grace_s)
+        with self._changed:
+            dropped = list(self._jobs)
+            self._jobs.clear()
+            self._uses.clear()
+            self._changed.notify_all()
+        for job in dropped:
+            job.counts.drop("closed")
+            _finish(job.offer)
+        if self._thread is not None:
+            self._thread.join(grace_s)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name="kv-write", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._jobs or self._uses or self._closed)
+                if not self._jobs and not self._uses:
+                    return
+                job = self._jobs.popleft() if self._jobs else self._uses.popleft()
+                self._busy = True
+            try:
+                if isinstance(job, _Job):
+                    self._store(job)
+                else:
+                    self._keep(job)
+            except StoreFault as fault:
+                job.counts.fault(fault.kind)
+            except Exception:
+                job.counts.fault("internal")
+                log.exception("writing to the prefix store failed")
+
+    def _keep(self, use: _Use) -> None:
+        """Renew the life of chunks in Redis, and their place in the quota index."""
+        shelf = self._shelf
+        assert shelf is not None
+        deadline = self._clock() + shelf.timeout_s
+        for namespace in dict.fromkeys(link.namespace for link in use.links):
+            links = [link for link in use.links if link.namespace == namespace]
+            keys = [key for link in links for form in use.forms.forms for key in use.forms.keys(link, form)]
+            shelf.store.touch(keys[::-1], shelf.ttl_ms, deadline)  # the end of a prompt is evicted first
+            if shelf.quotas.limited(namespace):
+                shelf.quotas.record(namespace, [], keys, deadline)
+
+    def _store(self, job: _Job) -> None:
+        """Read the chunk, and put it where it belongs."""
+        offer = job.offer
+        try:
+            kv = offer.read()
+        finally:
+            _finish(offer)  # the engine's blocks are free whatever Redis does
+        self._memory.put(offer.link.digest, kv, before=[link.digest for link in offer.before])
+        shelf = self._shelf
+        if shelf is None:
+            return
+        deadline = self._clock() + shelf.timeout_s
+        try:
+            self._to_redis(shelf, job, kv, deadline)
+        except StoreFault as fault:
+            job.counts.fault(fault.kind)
+            job.counts.drop("unreachable" if fault.kind in ("unreachable", "open") else "fault")
+        finally:
+            shelf.locks.ended(offer.link.digest, deadline)
+
+    def _to_redis(self, shelf: Shelf, job: _Job, kv: torch.Tensor, deadline: float) -> None:
+        """Write the chunk in every form, if it may be written."""
+        offer, forms, counts = job.offer, job.forms, job.counts
+        namespace = offer.link.namespace
+        if shelf.store.health() == "off":
+            counts.drop("unreachable")
+            return
+        size = sum(form.most_bytes for form in forms.forms)
+        if not shelf.may_write(offer.tenant) or not shelf.quotas.may_write(namespace, size):
+            counts.drop("quota")
+            return
+        shelf.locks.ahead(offer.link.digest, deadline)
+        written: list[tuple[bytes, int]] = []
+        for form in forms.forms:
+            try:
+                written += self._write_form(shelf, job, form, kv, deadline)
+            except ValueError as error:
+                counts.fault("codec")
+                log.warning("prefix store: codec %s refused a chunk: %s", form.codec.name, error)
+        if written:
+            used: list[bytes] = []
+            if shelf.quotas.limited(namespace):
+                ancestors = [link for link in offer.before if link.namespace == namespace]
+                used = [key for link in ancestors for form in forms.forms for key in forms.keys(link, form)]
+            try:
+                shelf.quotas.record(namespace, written, used, deadline)
+            except StoreFault as fault:  # the values are there; the index lacks them until they expire
+                counts.fault(fault.kind)
+
+    def _write_form(
+        self, shelf: Shelf, job: _Job, form: Form, kv: torch.Tensor, deadline: float
+    ) -> list[tuple[bytes, int]]:
+        """Write the values that are not there yet; their keys and sizes."""
+        link = job.offer.link
+        keys = job.forms.keys(link, form)
+        there = shelf.store.count_prefix(keys, deadline)
+        ttl_ms = max(shelf.ttl_ms - DEPTH_TTL_MS * min(link.index, MOST_DEPTH), 1)
+        written = []
+        for group in range(there, len(keys)):
+            value = job.forms.close(link, form, group, kv, self._slab(job.forms.slabs.num_bytes))
+            if shelf.store.write(keys[group], [value], ttl_ms, deadline):
+                written.append((keys[group], len(value)))
+                job.counts.wrote(job.offer.tenant, len(value))
+        return written
+
+    def _slab(self, size: int) -> bytearray:
+        if size not in self._slabs:  # one size for each model
+            self._slabs[size] = bytearray(size)
+        return self._slabs[size]
+
+
+def _finish(offer: Offer) -> None:
+    try:
+        offer.done()
+    except Exception:
+        log.exception("an offer to the prefix store could not be ended")

@@ -1,0 +1,260 @@
+"""What is wrong with a Redis, said at start in sentences that name what to change."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from kvstore.base import StoreFault
+from kvstore.redis.nodes import URL_FIELD, Address, Endpoint, Opener
+from kvstore.redis.resp import Reply
+from kvstore.redis.topology import OneServer, Topology, learn
+from turnout.errors import invalid
+
+# Commands the store uses, and since which version a server knows them.
+NEEDED = {"GETEX": (6, 2), "SET": (2, 6), "EXISTS": (1, 0), "PEXPIRE": (2, 6), "PERSIST": (2, 2), "UNLINK": (4, 0)}
+SCRIPTING = {"EVAL": (2, 6), "EVALSHA": (2, 6)}
+ALL_NEEDED = {**NEEDED, **SCRIPTING}
+# What scripts of the store run, with arguments that do no harm; a user needs the right to these as well.
+IN_SCRIPTS: dict[str, tuple[str, ...]] = {
+    "GET": (),
+    "SET": ("x",),
+    "UNLINK": (),
+    "HSET": ("f", "1"),
+    "HSETNX": ("f", "1"),
+    "HGET": ("f",),
+    "HGETALL": (),
+    "HINCRBY": ("f", "1"),
+    "HDEL": ("f",),
+    "ZADD": ("1", "m"),
+    "ZCARD": (),
+    "ZRANGE": ("0", "1"),
+    "ZRANGEBYSCORE": ("0", "1"),
+    "ZRANDMEMBER": ("1",),
+    "ZREM": ("m",),
+}
+CALL = "return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"
+KEY_PATTERN = "to1:*"
+_DENIED = re.compile(r"NOPERM|no permissions|can't run this command|ACL failure", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a start-up check found.
+
+    Attributes:
+        reachable: whether any server answered.
+        warnings: sentences for the log, the most serious first; not reachable is one of them.
+        versions: of the servers that answered.
+    """
+
+    reachable: bool
+    warnings: tuple[str, ...]
+    versions: tuple[str, ...] = ()
+
+
+def check_address(address: Address, timeout_s: float = 2.0) -> Checked:
+    """Look at every node of an address: connect, log in, try each command, read how it is set up.
+
+    Args:
+        address: from `parse_url`.
+        timeout_s: for all of it, about; a node that does not answer takes that long.
+
+    Returns:
+        What works and what should be changed. A Redis that is away is a warning: it may come back.
+
+    Raises:
+        TurnoutError: what will not mend itself: wrong user, password or right, TLS refused, a version too old, a
+            server that is not what the URL says.
+    """
+    opener = Opener(address.access)
+    deadline = time.monotonic() + timeout_s
+
+    def ask(endpoint: Endpoint, raw: bytes, until: float) -> Reply:
+        connection = opener(endpoint, min(until, deadline))
+        try:
+            connection.send([raw], 1, min(until, deadline))
+            return connection.reply(min(until, deadline))
+        finally:
+            connection.close()
+
+    topology = learn(address, opener, ask)
+    try:
+        nodes = _nodes(topology)
+    except StoreFault as fault:
+        return _away(fault)
+    warnings: list[str] = []
+    versions: list[str] = []
+    for endpoint in nodes:
+        try:
+            opener(endpoint, deadline).close()
+            found = _Server(opener, endpoint, max(deadline - time.monotonic(), 0.1), address)
+            versions.append(found.version)
+            warnings += found.warnings()
+        except StoreFault as fault:
+            warnings.insert(0, _away(fault).warnings[0])
+    return Checked(bool(versions), tuple(dict.fromkeys(warnings)), tuple(versions))
+
+
+def _nodes(topology: Topology) -> list[Endpoint]:
+    if not isinstance(topology, OneServer):
+        topology.node_of(b"")
+    return topology.nodes()
+
+
+def _away(fault: StoreFault) -> Checked:
+    """A fault on the way to a server: refused is for a person to mend, the rest may pass.
+
+    Raises:
+        TurnoutError: refused.
+    """
+    if fault.kind == "refused":
+        raise invalid(URL_FIELD, str(fault)) from fault
+    hint = "; if it speaks TLS, write rediss://" if "closed the connection" in str(fault) else ""
+    return Checked(
+        False,
+        (f"{URL_FIELD}: {fault}{hint}; prefixes are shared in host memory only until it answers",),
+    )
+
+
+class _Server:
+    """One server under examination.
+
+    Raises:
+        TurnoutError: as `check_address`.
+        StoreFault: it went away meanwhile.
+    """
+
+    def __init__(self, opener: Opener, endpoint: Endpoint, timeout_s: float, address: Address) -> None:
+        self._endpoint = endpoint
+        self._address = address
+        self._client = opener.client(endpoint, timeout_s)
+        try:
+            self._info: dict[str, Any] | None = self._read_info()
+            self._try_commands()
+            self._limits = self._output_limit()
+        except redis.RedisError as error:
+            raise StoreFault("unreachable", f"{endpoint} went away during the check: {error}") from error
+        finally:
+            self._client.close()
+
+    @property
+    def version(self) -> str:
+        """As the server says; empty when it may not say."""
+        return str((self._info or {}).get("redis_version", ""))
+
+    def warnings(self) -> list[str]:
+        """What should be changed."""
+        who = self._endpoint
+        if self._info is None:
+            allowed = f"{self._address.access.who} may not run INFO"
+            return [f"{URL_FIELD}: {who}: eviction policy and version are not checked, for {allowed}"]
+        found = []
+        policy, limit = str(self._info.get("maxmemory_policy", "")), int(self._info.get("maxmemory", 0))
+        if policy.startswith("allkeys-"):
+            found.append(
+                f"{who} has maxmemory-policy {policy}, which also drops what has no expiry: quota counters, pinned and "
+                "registered prefixes; set maxmemory-policy volatile-ttl"
+            )
+        elif limit and policy == "noeviction":
+            found.append(
+                f"{who} has maxmemory-policy noeviction: once its {limit >> 20} MiB are full, nothing more is stored; "
+                "set maxmemory-policy volatile-ttl"
+            )
+        elif limit and policy and policy != "volatile-ttl":
+            found.append(
+                f"{who} has maxmemory-policy {policy}: prefixes lose their beginnings first; volatile-ttl keeps about "
+                "twice as much of use"
+            )
+        if not limit:
+            found.append(f"{who} has no maxmemory: values only go when they expire; set maxmemory and volatile-ttl")
+        if self._limits:
+            found.append(self._limits)
+        return found
+
+    def _read_info(self) -> dict[str, Any] | None:
+        try:
+            info: dict[str, Any] = self._client.info()
+        except redis.ResponseError as error:
+            if _DENIED.search(str(error)):
+                return None
+            raise invalid(URL_FIELD, f"{self._endpoint} refuses INFO: {error}") from error
+        if info.get("cluster_enabled") and self._address.kind != "cluster":
+            raise invalid(URL_FIELD, f"{self._endpoint} is a node of a cluster; write redis+cluster://")
+        version = tuple(int(part) for part in re.findall(r"\d+", str(info.get("redis_version", "")))[:2])
+        for name, since in ALL_NEEDED.items():
+            if version and version < since:
+                raise self._too_old(name, since, str(info["redis_version"]))
+        return info
+
+    def _try_commands(self) -> None:
+        """Run each command on a key of our own, as a user may lack a right to any of them."""
+        key = f"to1:check:{secrets.token_hex(8)}"
+        words: dict[str, tuple[str | int, ...]] = {
+            "SET": (key, "", "PX", 1000, "NX"),
+            "GETEX": (key, "PX", 1000),
+            "EXISTS": (key,),
+            "PEXPIRE": (key, 1000),
+            "PERSIST": (key,),
+            "UNLINK": (key,),
+            "EVAL": ("return 1", 1, key),
+            "EVALSHA": ("0" * 40, 1, key),
+        }
+        for name, arguments in words.items():
+            self._try(name, name, *arguments)
+        for name, more in IN_SCRIPTS.items():
+            # A key of one command's kind only: SET makes another than HSET.
+            self._try(name, "EVAL", CALL, 1, f"{key}:{name[0]}", name, *more)
+        for kind in "HSZ":
+            self._try("UNLINK", "UNLINK", f"{key}:{kind}")
+
+    def _try(self, name: str, *words: str | int) -> None:
+        try:
+            self._client.execute_command(*words)
+        except redis.ResponseError as error:
+            self._judge(name, str(error))
+
+    def _judge(self, name: str, said: str) -> None:
+        if _DENIED.search(said):
+            access = self._address.access
+            rights = " ".join(f"+{each.lower()}" for each in words_needed())
+            raise invalid(
+                URL_FIELD,
+                f"{access.who} may not run {name} on keys {KEY_PATTERN} ({said}); grant it with "
+                f"ACL SETUSER {access.user or 'default'} ~{KEY_PATTERN} {rights}",
+            )
+        if "unknown command" in said.lower():
+            since = ALL_NEEDED.get(name, (2, 6))
+            raise self._too_old(name, since, self.version or "unknown")
+
+    def _too_old(self, name: str, since: tuple[int, int], version: str) -> Exception:
+        needed = f"{name}, which came with Redis {since[0]}.{since[1]}"
+        return invalid(URL_FIELD, f"{self._endpoint} is Redis {version} and has no {needed}; use 6.2 or newer")
+
+    def _output_limit(self) -> str:
+        """A warning where replies nobody reads may grow until values are evicted for them; empty: none."""
+        try:
+            limits = {
+                **self._client.config_get("client-output-buffer-limit"),
+                **self._client.config_get("maxmemory-clients"),
+            }
+        except redis.ResponseError:
+            return ""  # hosted servers hide CONFIG
+        words = str(limits.get("client-output-buffer-limit", "")).split()
+        unlimited = words[:2] == ["normal", "0"] and str(limits.get("maxmemory-clients", "0")) == "0"
+        if not unlimited:
+            return ""
+        return (
+            f"{self._endpoint} lets unread replies grow without limit, and evicts values for them; set "
+            "client-output-buffer-limit normal 64mb 32mb 10, or maxmemory-clients 64mb from Redis 7 on"
+        )
+
+
+def words_needed() -> list[str]:
+    """Commands a user of the store needs, for an access list."""
+    return [*dict.fromkeys([*ALL_NEEDED, *IN_SCRIPTS])]

@@ -1,0 +1,131 @@
+"""The byte store in Redis: one class over every kind of address, with a total deadline on every call."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from kvstore.base import StoreFault
+from kvstore.redis.breaker import Breaker
+from kvstore.redis.nodes import Address
+from kvstore.redis.reading import Done, Place, Reading, Sizes
+from kvstore.redis.resp import ErrorReply, Reply, command, per_key, set_once
+from kvstore.redis.routes import Routes
+
+
+class RedisStore:
+    """A `ByteStore` in one Redis server, the master that sentinels name, or a cluster. Thread-safe.
+
+    Nothing is connected before the first call. What goes over a request's path is spoken by hand (`resp`): the
+    timeouts of redis-py count for each receive and bound nothing in total.
+
+    Args:
+        address: from `parse_url`.
+        connections: to each node, at most; each serves one call at a time.
+        breaker_errors: errors in a row after which a node is left alone.
+        breaker_cooldown_s: seconds until it is probed.
+
+    Raises:
+        TurnoutError: a TLS file is unusable.
+        ValueError: a number is below what makes sense.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        connections: int = 2,
+        breaker_errors: int = 3,
+        breaker_cooldown_s: float = 1.0,
+    ) -> None:
+        if connections < 1:
+            raise ValueError("a store needs at least one connection")
+        Breaker(breaker_errors, breaker_cooldown_s)
+
+        def breaker(probe: Callable[[], bool]) -> Breaker:
+            return Breaker(breaker_errors, breaker_cooldown_s, probe=probe)
+
+        self._routes = Routes(address, connections, breaker)
+        self._sizes = Sizes()
+
+    def count_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
+        """How many of the keys, from the first on without a gap, are there.
+
+        An EXISTS for each key, pipelined: one EXISTS of all of them would count keys behind a gap, and a script
+        would need the keys in one slot.
+        """
+        replies = self._routes.each(keys, per_key((b"EXISTS",), keys), deadline)
+        count = 0
+        for reply in replies:
+            if reply != 1:
+                if isinstance(reply, StoreFault) and count == 0:
+                    raise reply
+                break
+            count += 1
+        return count
+
+    def read(self, keys: Sequence[bytes], place: Place, done: Done, ttl_ms: int, deadline: float) -> int:
+        """Read values in order and make each live on; as `ByteStore.read`."""
+        return Reading(self._routes, keys, place, done, ttl_ms, deadline, self._sizes).run()
+
+    def write(self, key: bytes, parts: Sequence[memoryview | bytes], ttl_ms: int, deadline: float) -> bool:
+        """Set a value unless the key is there; whether it was set."""
+        return self._routes.one(key, set_once(key, parts, ttl_ms), deadline, may_be=(b"OK", None)) is not None
+
+    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> int:
+        """Make keys live so long from now (None: for ever); how many there were."""
+        if ttl_ms is not None:
+            return _total(self._routes.each(keys, per_key((b"PEXPIRE",), keys, (ttl_ms,)), deadline))
+        # PERSIST says 0 of a key that lives for ever already, so it does not count them.
+        there = self._routes.each(keys, per_key((b"EXISTS",), keys), deadline)
+        persisted = self._routes.each(keys, per_key((b"PERSIST",), keys), deadline)
+        _total(persisted)
+        return _total(there)
+
+    def delete(self, keys: Sequence[bytes], deadline: float) -> int:
+        """Remove keys; how many there were."""
+        return _total(self._routes.each(keys, per_key((b"UNLINK",), keys), deadline))
+
+    def script(self, text: str, keys: Sequence[bytes], args: Sequence[bytes | int | str], deadline: float) -> Any:
+        """Run a small Lua script on the node that holds the keys, which lie in one slot; without keys, on any node.
+
+        Returns:
+            An int, bytes, None or a list of these.
+        """
+        digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        home = keys[0] if keys else b""
+        reply = self._routes.one(
+            home, [command("EVALSHA", digest, len(keys), *keys, *args)], deadline, allow="NOSCRIPT"
+        )
+        if isinstance(reply, ErrorReply):
+            reply = self._routes.one(home, [command("EVAL", text, len(keys), *keys, *args)], deadline)
+        return reply
+
+    def health(self) -> Literal["ok", "degraded", "off"]:
+        """ok; degraded: some node's breaker is open; off: nothing can be reached."""
+        return self._routes.health()
+
+    def distrust(self) -> None:
+        """Say that a value was not the one of its key, found after `read` had returned: connections are made anew.
+
+        The server may be a command behind in its answers, which nothing but a seal can tell.
+        """
+        self._routes.distrust()
+
+    def close(self) -> None:
+        """Close connections; calls in progress end with a fault."""
+        self._routes.close()
+
+
+def _total(replies: Sequence[Reply | StoreFault]) -> int:
+    """The sum of what nodes answered.
+
+    Raises:
+        StoreFault: no node answered.
+    """
+    numbers = [reply for reply in replies if isinstance(reply, int)]
+    faults = [reply for reply in replies if isinstance(reply, StoreFault)]
+    if faults and not numbers:
+        raise faults[0]
+    return sum(numbers)

@@ -1,0 +1,304 @@
+"""Commands to the right nodes: one key at a time or many at once, following a cluster's redirects."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Literal
+
+from kvstore.base import StoreFault
+from kvstore.redis.breaker import Breaker
+from kvstore.redis.nodes import Address, Endpoint, Opener
+from kvstore.redis.pool import HARMLESS, Loan, Pool, Refused
+from kvstore.redis.resp import Connection, ErrorReply, Reply, command
+from kvstore.redis.topology import Redirect, learn
+
+# A key that is sent on more often than this is chased in a circle.
+MAX_REDIRECTS = 5
+ASKING = command("ASKING")
+CIRCLE = "the cluster sends a key from node to node"
+
+
+class Turn:
+    """A node's connection in one exchange; ends once.
+
+    Args:
+        routes: whose node it is.
+        endpoint: of the node.
+        deadline: for getting the connection.
+
+    Raises:
+        StoreFault: there is none to be had.
+    """
+
+    def __init__(self, routes: Routes, endpoint: Endpoint, deadline: float) -> None:
+        self._routes = routes
+        self.endpoint = endpoint
+        self._pool = routes.pool(endpoint)
+        self._loan: Loan | None = None
+        try:
+            self._loan = self._pool.take(deadline)
+        except StoreFault as fault:
+            routes.noted(endpoint, fault)
+            raise
+        self.connection: Connection = self._loan.connection
+
+    def end(self, fault: BaseException | None = None) -> None:
+        """Give the connection back, with what went wrong on this node; later calls do nothing."""
+        loan, self._loan = self._loan, None
+        if loan is not None:
+            self._pool.give(loan, fault)
+            self._routes.noted(self.endpoint, fault)
+
+
+class Routes:
+    """The nodes of an address: who holds which key, and the connections to each. Thread-safe.
+
+    Args:
+        address: from the URL.
+        connections: how many at most to each node.
+        breaker: makes a node's breaker from its probe.
+
+    Raises:
+        TurnoutError: a TLS file is unusable.
+    """
+
+    def __init__(self, address: Address, connections: int, breaker: Callable[[Callable[[], bool]], Breaker]) -> None:
+        self._opener = Opener(address.access)
+        self._connections = connections
+        self._breaker = breaker
+        self._lock = threading.Lock()
+        self._pools: dict[Endpoint, Pool] = {}
+        self._closed = False
+        self._lost = False
+        self.topology = learn(address, self._opener, self._ask)
+
+    def pool(self, endpoint: Endpoint) -> Pool:
+        """The connections to a node."""
+        with self._lock:
+            pool = self._pools.get(endpoint)
+            if pool is None:
+                pool = Pool(lambda deadline: self._opener(endpoint, deadline), self._connections, self._breaker)
+                self._pools[endpoint] = pool
+                if self._closed:
+                    pool.close()
+            return pool
+
+    def node_of(self, key: bytes) -> Endpoint:
+        """The node of a key.
+
+        Raises:
+            StoreFault: unreachable or refused: nobody says where the nodes are.
+        """
+        try:
+            endpoint = self.topology.node_of(key)
+        except StoreFault:
+            self._lost = True
+            raise
+        self._lost = False
+        return endpoint
+
+    def noted(self, endpoint: Endpoint, fault: BaseException | None) -> None:
+        """Let the topology hear of a node's fault."""
+        if isinstance(fault, StoreFault) and not (isinstance(fault, Refused) and fault.reply.code in HARMLESS):
+            self.topology.failed(endpoint)
+
+    def one(
+        self,
+        key: bytes,
+        parts: Sequence[bytes | memoryview],
+        deadline: float,
+        *,
+        allow: str = "",
+        may_be: tuple[Reply, ...] = (),
+    ) -> Reply:
+        """Send one command to the node of its key, and follow where that node points.
+
+        Args:
+            key: by which the node is found.
+            parts: of the command.
+            deadline: for all of it.
+            allow: an error of this code is a reply, not a fault.
+            may_be: what the command is answered by; empty: anything.
+
+        Raises:
+            StoreFault: any.
+        """
+        endpoint, asking = self.node_of(key), False
+        for _ in range(MAX_REDIRECTS):
+            with self.turn(endpoint, deadline) as connection:
+                connection.send([ASKING, *parts] if asking else parts, 1 + asking, deadline)
+                reply = connection.replies(1 + asking, deadline)[-1]
+                redirect = Redirect.of(reply, endpoint)
+                if redirect is None:
+                    if isinstance(reply, ErrorReply) and reply.code != allow:
+                        raise Refused(reply)
+                    if may_be and reply not in may_be:
+                        connection.distrust()
+                        raise StoreFault("broken", "a reply that this command never gets")
+                    return reply
+            endpoint, asking = self.follow(redirect), redirect.asking
+        raise StoreFault("broken", CIRCLE)
+
+    def follow(self, redirect: Redirect) -> Endpoint:
+        """Where a redirect points; a move for good is noted."""
+        if not redirect.asking:
+            self.topology.moved(redirect)
+        return redirect.endpoint
+
+    def each(self, keys: Sequence[bytes], commands: Sequence[bytes], deadline: float) -> list[Reply | StoreFault]:
+        """Send a command that is answered by a number for each key, in one round trip per node.
+
+        Returns:
+            Each key's reply, or the fault that stands for it (of its node, or an error reply).
+        """
+        results: list[Reply | StoreFault] = [StoreFault("broken", CIRCLE)] * len(keys)
+        todo = list(range(len(keys)))
+        for _ in range(MAX_REDIRECTS):
+            if not todo:
+                break
+            todo = self._round(todo, keys, commands, results, deadline)
+        return results
+
+    @contextmanager
+    def turn(self, endpoint: Endpoint, deadline: float) -> Iterator[Connection]:
+        """A node's connection for one exchange; what is raised meanwhile is that node's fault."""
+        turn = Turn(self, endpoint, deadline)
+        try:
+            yield turn.connection
+        except BaseException as error:
+            turn.end(error)
+            raise
+        turn.end()
+
+    def health(self) -> Literal["ok", "degraded", "off"]:
+        """ok; degraded: some breaker is not closed, or a key has no node; off: there is no node to call."""
+        known = {self.pool(endpoint) for endpoint in self.topology.nodes()}
+        for pool in known:
+            pool.breaker.wake()
+        states = [pool.breaker.state for pool in known]
+        if self._closed or (states and states.count("open") == len(states)) or (self._lost and not states):
+            return "off"
+        return "degraded" if self._lost or any(state != "closed" for state in states) else "ok"
+
+    def distrust(self) -> None:
+        """Use none of the present connections again."""
+        with self._lock:
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.distrust()
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            self._closed = True
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.close()
+
+    def _ask(self, endpoint: Endpoint, raw: bytes, deadline: float) -> Reply:
+        with self.turn(endpoint, deadline) as connection:
+            connection.send([raw], 1, deadline)
+            return connection.reply(deadline)
+
+    def _round(
+        self,
+        todo: list[int],
+        keys: Sequence[bytes],
+        commands: Sequence[bytes],
+        results: list[Reply | StoreFault],
+        deadline: float,
+    ) -> list[int]:
+        """Ask every node at once, then collect; what has moved is left to do."""
+        groups = self.grouped(todo, keys, results)
+        left: list[int] = []
+        with ExitStack() as stack:
+            turns: list[Turn] = []
+            for endpoint, indexes in groups.items():
+                try:
+                    turn = Turn(self, endpoint, deadline)
+                except StoreFault as fault:
+                    _fill(results, indexes, fault)
+                    continue
+                stack.callback(turn.end)
+                try:
+                    turn.connection.send([b"".join([commands[i] for i in indexes])], len(indexes), deadline)
+                    turns.append(turn)
+                except StoreFault as fault:
+                    _fill(results, indexes, fault)
+                    turn.end(fault)
+            for turn in turns:
+                left += self._collect(turn, groups[turn.endpoint], results, deadline)
+        for i in list(left):
+            redirect = results[i]
+            # A key that is just moving is asked for on its own.
+            if isinstance(redirect, _Sent) and redirect.to.asking:
+                left.remove(i)
+                try:
+                    results[i] = self.one(keys[i], [commands[i]], deadline)
+                except StoreFault as fault:
+                    results[i] = fault
+        return left
+
+    def grouped(
+        self, indexes: Sequence[int], keys: Sequence[bytes], results: list[Reply | StoreFault]
+    ) -> dict[Endpoint, list[int]]:
+        """Indexes by node, the nodes always in the same order.
+
+        Two calls that hold one node's last connection each, and wait for the other's, cannot meet this way. A key
+        whose node is unknown gets its fault in `results`.
+        """
+        groups: dict[Endpoint, list[int]] = {}
+        last: Endpoint | None = None
+        group: list[int] = []
+        for i in indexes:
+            try:
+                endpoint = self.node_of(keys[i])
+            except StoreFault as fault:
+                results[i] = fault
+                continue
+            if endpoint is not last:
+                last, group = endpoint, groups.setdefault(endpoint, [])
+            group.append(i)
+        return dict(sorted(groups.items(), key=lambda item: str(item[0])))
+
+    def _collect(self, turn: Turn, indexes: list[int], results: list[Reply | StoreFault], deadline: float) -> list[int]:
+        """Take a node's replies; indexes of keys that it says are elsewhere."""
+        left: list[int] = []
+        try:
+            replies = turn.connection.replies(len(indexes), deadline)
+        except StoreFault as fault:
+            _fill(results, indexes, fault)
+            turn.end(fault)
+            return left
+        wrong: StoreFault | None = None
+        for i, reply in zip(indexes, replies, strict=True):
+            redirect = None if isinstance(reply, int) else Redirect.of(reply, turn.endpoint)
+            if isinstance(reply, int):
+                results[i] = reply
+            elif redirect is not None:
+                self.follow(redirect)
+                results[i] = _Sent(redirect)
+                left.append(i)
+            elif isinstance(reply, ErrorReply):
+                results[i] = wrong = Refused(reply)
+            else:
+                # Another command's reply: every later one would be too.
+                turn.connection.distrust()
+                results[i] = wrong = StoreFault("broken", "a reply that is no number")
+        turn.end(wrong)
+        return left
+
+
+class _Sent(StoreFault):
+    """A key was sent on; what remains when it was sent on too often."""
+
+    def __init__(self, to: Redirect) -> None:
+        super().__init__("broken", CIRCLE)
+        self.to = to
+
+
+def _fill(results: list[Reply | StoreFault], indexes: Sequence[int], fault: StoreFault) -> None:
+    for i in indexes:
+        results[i] = fault

@@ -1,0 +1,282 @@
+"""Which node holds which key: one server, the master that sentinels name, or the nodes of a cluster."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import redis
+from redis.backoff import NoBackoff
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from kvstore.base import StoreFault
+from kvstore.redis.nodes import Address, Endpoint, Opener
+from kvstore.redis.resp import ErrorReply, Reply, command
+from turnout.errors import invalid
+
+# Looking up where the nodes are: at most so long, and not more often than this.
+LOOKUP_S = 0.5
+PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """A cluster's answer that a key is elsewhere.
+
+    Attributes:
+        slot: of the key.
+        endpoint: where it is.
+        asking: only this once: the slot is moving there.
+    """
+
+    slot: int
+    endpoint: Endpoint
+    asking: bool
+
+    @classmethod
+    def of(cls, reply: Reply, asked: Endpoint) -> Redirect | None:
+        """Read `MOVED slot host:port` and `ASK slot host:port`; None: it is something else."""
+        if not isinstance(reply, ErrorReply) or reply.code not in {"MOVED", "ASK"}:
+            return None
+        words = reply.text.split(" ")
+        if len(words) != 3 or not words[1].isdigit() or int(words[1]) >= REDIS_CLUSTER_HASH_SLOTS:
+            return None
+        host, _, port = words[2].rpartition(":")
+        if not port.isdigit():
+            return None
+        # A node that does not know its own name means the one that was asked.
+        return cls(int(words[1]), Endpoint(host or asked.host, int(port)), words[0] == "ASK")
+
+
+class Topology(Protocol):
+    """Knows the nodes. Thread-safe."""
+
+    def nodes(self) -> list[Endpoint]:
+        """The nodes known now; none before the first look-up succeeded."""
+        ...
+
+    def node_of(self, key: bytes) -> Endpoint:
+        """The node of a key.
+
+        Raises:
+            StoreFault: unreachable: nobody could say where the nodes are.
+        """
+        ...
+
+    def moved(self, redirect: Redirect) -> None:
+        """A node said that a slot is elsewhere for good."""
+        ...
+
+    def failed(self, endpoint: Endpoint) -> None:
+        """A node failed: perhaps another has taken its place. Returns at once."""
+        ...
+
+
+class OneServer:
+    """The server that the URL names.
+
+    Args:
+        endpoint: of it.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def nodes(self) -> list[Endpoint]:
+        """That server."""
+        return [self._endpoint]
+
+    def node_of(self, key: bytes) -> Endpoint:
+        """That server."""
+        return self._endpoint
+
+    def moved(self, redirect: Redirect) -> None:
+        """A server outside a cluster does not say so."""
+
+    def failed(self, endpoint: Endpoint) -> None:
+        """There is no other."""
+
+
+class _Lookup:
+    """Runs a look-up at most once at a time and once per `PAUSE_S`, for whoever asks."""
+
+    def __init__(self, find: Callable[[], None]) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+        self._next_at = 0.0
+
+    def now(self) -> None:
+        """Run it here, if it may run; it raises what it meets."""
+        if self._may_run():
+            try:
+                self._find()
+            finally:
+                self._lock.release()
+
+    def aside(self) -> None:
+        """Run it in a thread of its own, if it may run."""
+        if self._may_run():
+            threading.Thread(target=self._run_aside, name="kvstore-lookup", daemon=True).start()
+
+    def _may_run(self) -> bool:
+        if not self._lock.acquire(blocking=False):
+            return False
+        now = time.monotonic()
+        if now < self._next_at:
+            self._lock.release()
+            return False
+        self._next_at = now + PAUSE_S
+        return True
+
+    def _run_aside(self) -> None:
+        try:
+            self._find()
+        except StoreFault:
+            return  # what was known stays; the next failure asks again
+        finally:
+            self._lock.release()
+
+
+class SentinelMaster:
+    """The master of a service, asked from the sentinels, and again whenever it fails.
+
+    Args:
+        address: of the sentinels.
+        opener: for the TLS settings.
+    """
+
+    def __init__(self, address: Address, opener: Opener) -> None:
+        self._service = address.service
+        options: dict[str, Any] = {
+            "socket_timeout": LOOKUP_S,
+            "socket_connect_timeout": LOOKUP_S,
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+            **opener.tls_options(),
+        }
+        listed = [(endpoint.host, endpoint.port) for endpoint in address.endpoints]
+        sentinel: Any = Sentinel  # not typed by redis-py
+        self._sentinels = sentinel(listed, sentinel_kwargs=options)
+        self._master: Endpoint | None = None
+        self._lookup = _Lookup(self._find)
+
+    def nodes(self) -> list[Endpoint]:
+        """The master."""
+        return [] if self._master is None else [self._master]
+
+    def node_of(self, key: bytes) -> Endpoint:
+        """The master."""
+        if self._master is None:
+            self._lookup.now()
+        if self._master is None:
+            raise StoreFault("unreachable", f"no sentinel knows the master of {self._service!r} yet")
+        return self._master
+
+    def moved(self, redirect: Redirect) -> None:
+        """A server outside a cluster does not say so."""
+
+    def failed(self, endpoint: Endpoint) -> None:
+        """Ask the sentinels again, aside."""
+        self._lookup.aside()
+
+    def _find(self) -> None:
+        try:
+            host, port = self._sentinels.discover_master(self._service)
+        except redis.RedisError as error:
+            raise StoreFault("unreachable", f"the sentinels name no master of {self._service!r}: {error}") from error
+        finally:
+            for each in self._sentinels.sentinels:
+                each.close()
+        self._master = Endpoint(host, int(port))
+
+
+class Cluster:
+    """The nodes of a cluster by slot.
+
+    Args:
+        seeds: some of the nodes.
+        ask: send one command to a node, by a deadline; its reply.
+    """
+
+    def __init__(self, seeds: Sequence[Endpoint], ask: Callable[[Endpoint, bytes, float], Reply]) -> None:
+        self._seeds = tuple(seeds)
+        self._ask = ask
+        self._slots: list[Endpoint | None] = []
+        self._lookup = _Lookup(self._find)
+
+    def nodes(self) -> list[Endpoint]:
+        """The nodes that hold slots."""
+        return sorted({endpoint for endpoint in self._slots if endpoint is not None}, key=str)
+
+    def node_of(self, key: bytes) -> Endpoint:
+        """The node of the key's slot."""
+        if not self._slots:
+            self._lookup.now()
+        slots = self._slots
+        endpoint = slots[key_slot(key)] if slots else None
+        if endpoint is None:
+            self._lookup.aside()
+            raise StoreFault("unreachable", "no node of the cluster is known to hold this slot")
+        return endpoint
+
+    def moved(self, redirect: Redirect) -> None:
+        """Note it, and learn aside what else has moved."""
+        if self._slots:
+            self._slots[redirect.slot] = redirect.endpoint
+        self._lookup.aside()
+
+    def failed(self, endpoint: Endpoint) -> None:
+        """Ask the others, aside, who has taken its place."""
+        self._lookup.aside()
+
+    def _find(self) -> None:
+        """Ask nodes one after another until one answers."""
+        last: StoreFault | None = None
+        for endpoint in dict.fromkeys((*self.nodes(), *self._seeds)):
+            try:
+                reply = self._ask(endpoint, command("CLUSTER", "SLOTS"), time.monotonic() + LOOKUP_S)
+            except StoreFault as fault:
+                last = fault
+                continue
+            if isinstance(reply, ErrorReply) and "cluster support disabled" in reply.text:
+                raise StoreFault("refused", f"{endpoint} is no node of a cluster; write redis:// instead")
+            slots = _slots_of(reply, endpoint)
+            if slots:
+                self._slots = slots
+                return
+        raise StoreFault("unreachable", f"no node of the cluster says who holds the slots: {last}")
+
+
+def _slots_of(reply: Reply, asked: Endpoint) -> list[Endpoint | None]:
+    """Read CLUSTER SLOTS: rows of first slot, last slot, master, replicas; empty: not readable or nothing covered."""
+    slots: list[Endpoint | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+    rows: Any = reply if isinstance(reply, list) else []
+    try:
+        for first, last, (host, port, *_), *_ in rows:
+            endpoint = Endpoint((host or b"").decode() or asked.host, int(port))
+            if not 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
+                return []
+            slots[first : last + 1] = [endpoint] * (last + 1 - first)
+    except (TypeError, ValueError, AttributeError):
+        return []
+    return slots if any(slots) else []
+
+
+def learn(address: Address, opener: Opener, ask: Callable[[Endpoint, bytes, float], Reply]) -> Topology:
+    """The topology of an address.
+
+    Raises:
+        TurnoutError: the address does not fit its kind.
+    """
+    if address.kind == "cluster":
+        return Cluster(address.endpoints, ask)
+    if address.kind == "sentinel":
+        return SentinelMaster(address, opener)
+    if len(address.endpoints) != 1:
+        raise invalid("kvstore.url", "names several servers; write redis+cluster:// or redis+sentinel://")
+    return OneServer(address.endpoints[0])

@@ -1,0 +1,149 @@
+"""The prefix store of one model, as the engine sees it. Whatever goes wrong in it is a miss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvstore.counts import Counts
+from kvstore.exchange import Found, Health, ModelLayout, Offer, StoreStats, TenantCounts, Wanted
+from kvstore.forms import Forms
+from kvstore.keys import Chain, Link
+from kvstore.lookup.admission import Doorkeeper
+from kvstore.lookup.controller import Controller
+from kvstore.lookup.fetcher import Fetcher
+from kvstore.lookup.memory import HostMemory
+from kvstore.lookup.writer import Shelf, Writer
+from turnout.types import Sharing
+
+__all__ = ["Found", "ModelLayout", "Offer", "PrefixStore", "StoreStats", "TenantCounts", "Wanted"]
+
+log = logging.getLogger(__name__)
+
+
+class PrefixStore:
+    """Chunks of one model: in this process's memory, and in Redis where there is one.
+
+    Made by `kvstore.build.build_stores`; `fetch` belongs to an event loop, the rest may be called from any thread.
+
+    Args:
+        name: of the model, for the log.
+        forms: how its chunks are kept.
+        fetcher: finds them.
+        writer: stores them.
+        doorkeeper: says which are worth it.
+        counts: of this model.
+        controller: of the link.
+        memory: the host tier.
+        shelf: Redis; None: there is none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        forms: Forms,
+        fetcher: Fetcher,
+        writer: Writer,
+        doorkeeper: Doorkeeper,
+        counts: Counts,
+        controller: Controller,
+        memory: HostMemory,
+        shelf: Shelf | None,
+    ) -> None:
+        self.name = name
+        self.forms = forms
+        self.counts = counts
+        self.controller = controller
+        self.drift = 0.0
+        self._fetcher = fetcher
+        self._writer = writer
+        self._doorkeeper = doorkeeper
+        self._memory = memory
+        self._shelf = shelf
+        self._closed = False
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens in a chunk: a multiple of the engine's block."""
+        return self.forms.chunk_tokens
+
+    def chain(self, sharing: Sharing) -> Chain:
+        """Digests of a sequence that is yet to come."""
+        return self.forms.chain(sharing)
+
+    async def fetch(self, wanted: Wanted) -> Found:
+        """Find chunks that continue what is held; none on any fault, and within the configured time.
+
+        Chunks of which no block could be used are not looked for: the last token is always computed.
+
+        Raises:
+            asyncio.CancelledError: and nothing else.
+        """
+        size, block = self.chunk_tokens, self.forms.layout.block_size
+        nothing = Found(wanted.held // size * size, [])
+        if self._closed:
+            return nothing
+        try:
+            count = max(0, (len(wanted.tokens) - 1 - block) // size + 1)
+            count = min(count, len(wanted.tokens) // size)
+            links = wanted.chain.links(wanted.tokens, count)[:count]
+            self._doorkeeper.sight(links)
+            links = links[wanted.held // size :]
+            found = await self._fetcher.look_up(wanted, links, size) if links else nothing
+            self.counts.looked_up(wanted.tenant, len(links), found.tiers, size)
+            self._writer.use(self.forms, self.counts, links[: len(found.tiers)])
+        except Exception:
+            self.counts.fault("internal")
+            log.exception("%s: looking up a prefix failed", self.name)
+            return nothing
+        return found
+
+    def wants(self, link: Link) -> bool:
+        """Whether a chunk is worth offering: to be asked when it was computed, or was found in the engine's own pool.
+
+        Does no I/O.
+        """
+        if self._closed or not (self._shelf is not None or self._memory.max_bytes):
+            return False
+        return self._doorkeeper.wants(link)
+
+    def offer(self, offer: Offer) -> bool:
+        """Have a chunk stored, later and elsewhere; False, and `done` called, where that cannot be."""
+        if self._closed:
+            self.counts.drop("closed")
+            offer.done()
+            return False
+        return self._writer.offer(self.forms, self.counts, offer)
+
+    def health(self) -> Health:
+        """Of Redis: ok, degraded (some node is left alone) or off (none, or none that answers)."""
+        return "off" if self._shelf is None else self._shelf.store.health()
+
+    def stats(self) -> StoreStats:
+        """What was counted so far."""
+        counts = self.counts
+        return StoreStats(
+            lookups=counts.lookups,
+            hits=dict(counts.hits),
+            tokens=dict(counts.tokens),
+            faults=dict(counts.faults),
+            dropped=dict(counts.dropped),
+            writes=counts.writes,
+            bytes_read=counts.bytes_read,
+            bytes_written=counts.bytes_written,
+            memory_bytes=self._memory.num_bytes,
+            regret_s=counts.regret_s,
+            waits_s=counts.waits_s,
+            drift=self.drift,
+            health=self.health(),
+            tenants=counts.tenants(),
+        )
+
+    async def settle(self, timeout_s: float = 5.0) -> bool:
+        """Wait until what was offered is stored or dropped; False when that takes longer."""
+        return await asyncio.to_thread(self._writer.settle, timeout_s)
+
+    async def close(self) -> None:
+        """Take part in nothing any more; what was offered is still stored."""
+        self._closed = True
+        await self.settle(1.0)

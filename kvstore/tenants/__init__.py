@@ -1,0 +1,1 @@
+"""Whose entries are whose: namespaces, registered prefixes, quotas and accounts."""

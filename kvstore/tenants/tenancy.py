@@ -1,0 +1,114 @@
+"""Whose cache a prompt's tokens belong to: decided here, from who asks and what is registered, never by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kvstore.tenants.registry import PUBLIC, Prefix, Registry, namespace_of
+from turnout.types import Namespace, Sharing
+
+if TYPE_CHECKING:
+    from turnout.config import TenantSharing
+
+
+class Tenancy:
+    """Sharing and limits of tenants.
+
+    Args:
+        tenants: as configured, by name; others are private.
+        quota_bytes: of a namespace that no tenant's setting names; None: no limit.
+        registry: of prefixes; None: nothing is registered.
+    """
+
+    def __init__(
+        self, tenants: Mapping[str, TenantSharing], quota_bytes: int | None, registry: Registry | None = None
+    ) -> None:
+        self._tenants = tenants
+        self._quota = quota_bytes
+        self._registry = registry
+        self._limits: dict[Namespace, int | None] = {}
+        for name, setting in tenants.items():
+            home, own = self.home(name), setting.quota_bytes if setting.quota_bytes is not None else quota_bytes
+            others = self._limits.get(home, 0)
+            self._limits[home] = None if own is None or others is None else max(own, others)
+
+    def sharing(self, tenant: str, prompt: Sequence[int]) -> Sharing:
+        """Of a prompt: the longest head in common with a public prefix, then with one of the tenant's group, then
+        the tenant's own policy.
+
+        A head of a registered prefix is as public as the whole, so it need not be there to its end: the last token
+        of a text may differ when something follows.
+        """
+        spans: list[tuple[int, Namespace]] = []
+        group = self.group(tenant)
+        for namespace, fits in self._shared(group):
+            end = max((common_length(tokens, prompt) for tokens in fits), default=0)
+            if end > (spans[-1][0] if spans else 0):
+                spans.append((end, namespace))
+        return Sharing(self.home(tenant), tuple(spans))
+
+    def home(self, tenant: str) -> Namespace:
+        """Where a tenant's own chunks are."""
+        setting = self._tenants.get(tenant)
+        if setting is not None and setting.policy == "group" and setting.group:
+            return Namespace("group", setting.group)
+        return Namespace("private", tenant)
+
+    def group(self, tenant: str) -> str | None:
+        """The group a tenant belongs to, whether it shares its own prompts with it or not."""
+        setting = self._tenants.get(tenant)
+        return setting.group if setting is not None else None
+
+    def may_write(self, tenant: str) -> bool:
+        """Whether a tenant may store anything: a quota of 0 says no, whatever it shares."""
+        setting = self._tenants.get(tenant)
+        quota = setting.quota_bytes if setting is not None else None
+        return (self._quota if quota is None else quota) != 0
+
+    def limit(self, namespace: Namespace) -> int | None:
+        """Most bytes of a namespace: its tenant's; for a group the largest of its members'; none for public ones."""
+        if namespace.policy == "public":
+            return None
+        return self._limits.get(namespace, self._quota)
+
+    def namespaces(self) -> list[Namespace]:
+        """Those that the configuration names, and the public one."""
+        return list(dict.fromkeys([PUBLIC, *map(self.home, self._tenants)]))
+
+    def sharing_of(self, prefix: Prefix, tokens: Sequence[int]) -> Sharing:
+        """How the chunks of a registered prefix, whose tokens these are, are named."""
+        if prefix.policy == "public":
+            return Sharing(namespace_of(prefix))
+        if prefix.policy == "private":
+            return self.sharing(prefix.id, tokens)
+        spans = self._shared(None)
+        end = max((common_length(each, tokens) for _, fits in spans for each in fits), default=0)
+        return Sharing(namespace_of(prefix), ((end, PUBLIC),) if end else ())
+
+    def _shared(self, group: str | None) -> list[tuple[Namespace, list[list[int]]]]:
+        if self._registry is None:
+            return []
+        found = [(PUBLIC, self._tokens(lambda prefix: prefix.policy == "public"))]
+        if group is not None:
+            of_group = self._tokens(lambda prefix: prefix.policy == "group" and prefix.id == group)
+            found.append((Namespace("group", group), of_group))
+        return found
+
+    def _tokens(self, fits: Callable[[Prefix], bool]) -> list[list[int]]:
+        assert self._registry is not None
+        return [self._registry.tokens_of(prefix) for prefix in self._registry.prefixes if fits(prefix)]
+
+
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences have in common from the start on."""
+    low, high = 0, min(len(first), len(second))
+    if high and first[0] != second[0]:
+        return 0
+    while low < high:  # all before `low` are equal, those from `high` on are not known to be
+        middle = (low + high + 1) // 2
+        if list(first[low:middle]) == list(second[low:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
