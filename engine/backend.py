@@ -9,7 +9,9 @@ from typing import Literal, Protocol
 
 import torch
 
+from engine.attention.grouped import GroupedStep
 from engine.attention.layout import Layout
+from engine.attention.prefixes import find_prefixes
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import AttentionStep
 from engine.cache.store import KVStore
@@ -23,6 +25,9 @@ from engine.stacks import LayerStack, ModelParts, ModuleStack
 from turnout.errors import Code, TurnoutError
 
 log = logging.getLogger(__name__)
+
+# Keys that a prefix must have, and reads it must spare, for torch operations over it to pay.
+GROUPED_PAYS = (512, 2048)
 
 Kernels = Literal["auto", "native", "torch", "plain"]
 
@@ -63,9 +68,16 @@ class PlainBackend:
 
 
 class TorchBackend(PlainBackend):
-    """Torch operations, fewer and larger than the modules' own where the architecture allows. Runs everywhere."""
+    """Torch operations, fewer and larger than the modules' own where the architecture allows. Runs everywhere.
+
+    Args:
+        shared_attention: read prefixes that sequences of a batch have in common once for all of them.
+    """
 
     name = "torch"
+
+    def __init__(self, shared_attention: bool = True) -> None:
+        self._shared_attention = shared_attention
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """See `Backend.stack`."""
@@ -76,12 +88,24 @@ class TorchBackend(PlainBackend):
         parts.head = packed(parts.head)
         return ModuleStack(parts)
 
+    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+        """See `Backend.step`."""
+        prefixes = find_prefixes(layout, *GROUPED_PAYS) if self._shared_attention else None
+        return SdpaStep(layout, store) if prefixes is None else GroupedStep(layout, store, prefixes)
+
 
 class NativeBackend:
-    """Compiled kernels on the CPU: whole stacks of the Llama family in one call, linears and attention elsewhere."""
+    """Compiled kernels on the CPU: whole stacks of the Llama family in one call, linears and attention elsewhere.
+
+    Args:
+        shared_attention: read prefixes that sequences of a batch have in common once for all of them.
+    """
 
     name = "native"
     keeps_trees = True
+
+    def __init__(self, shared_attention: bool = True) -> None:
+        self._shared_attention = shared_attention
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """See `Backend.stack`."""
@@ -94,15 +118,16 @@ class NativeBackend:
 
     def step(self, layout: Layout, store: KVStore) -> AttentionStep:
         """See `Backend.step`."""
-        return NativeStep(layout, store)
+        return NativeStep(layout, store, find_prefixes(layout) if self._shared_attention else None)
 
 
-def choose_backend(kernels: Kernels, device: torch.device) -> Backend:
+def choose_backend(kernels: Kernels, device: torch.device, shared_attention: bool = True) -> Backend:
     """The backend a configuration asks for.
 
     Args:
         kernels: "auto" takes the compiled kernels where they can be had, and says so where not.
         device: where the model lives.
+        shared_attention: read prefixes that sequences of a batch share once (not on CUDA with Triton).
 
     Raises:
         TurnoutError: FAILED_PRECONDITION, "native" was demanded and cannot be had.
@@ -112,7 +137,7 @@ def choose_backend(kernels: Kernels, device: torch.device) -> Backend:
     if kernels == "native" or (kernels == "auto" and device.type == "cpu"):
         reason = _why_not_native(device)
         if reason is None:
-            return NativeBackend()
+            return NativeBackend(shared_attention)
         if kernels == "native":
             message = f"the compiled kernels cannot be used: {reason}; set engine.kernels to auto or torch"
             raise TurnoutError(Code.INVALID_ARGUMENT, message, "engine.kernels")
@@ -123,7 +148,7 @@ def choose_backend(kernels: Kernels, device: torch.device) -> Backend:
 
             return CudaBackend(device)
         _say_once("without the CUDA kernels: Triton is not installed")
-    return TorchBackend()
+    return TorchBackend(shared_attention)
 
 
 def _why_not_native(device: torch.device) -> str | None:

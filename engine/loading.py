@@ -51,8 +51,10 @@ class Checkpoint:
     digest: str
 
 
-def load_checkpoint(path: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels = "auto") -> Checkpoint:
-    """Load a Hugging Face checkpoint folder.
+def load_checkpoint(
+    path: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels = "auto", shared_attention: bool = True
+) -> Checkpoint:
+    """Load a Hugging Face checkpoint folder; see `prepare`.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT for an unsupported architecture, by name; INTERNAL when our forward
@@ -62,19 +64,20 @@ def load_checkpoint(path: Path, dtype: torch.dtype, device: torch.device, kernel
     check_supported(config)
     transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-    return prepare(model.to(device), kernels)
+    return prepare(model.to(device), kernels, shared_attention)
 
 
-def prepare(model: Any, kernels: Kernels = "auto") -> Checkpoint:
+def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True) -> Checkpoint:
     """Turn a Hugging Face model into a runnable checkpoint; checks one forward against the plain one.
 
     Args:
         model: a causal language model in evaluation dtype, on its device. Taken over: its attention is replaced.
         kernels: how to compute; see `choose_backend`. The results stay the same.
+        shared_attention: read prefixes that sequences of a batch share once; see `choose_backend`.
     """
     check_supported(model.config)
     model.eval().requires_grad_(False)
-    backend = choose_backend(kernels, model.device)
+    backend = choose_backend(kernels, model.device, shared_attention)
     expected = _plain_logits(model)
     num_parameters = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
     model.config._attn_implementation = NAME

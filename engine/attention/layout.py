@@ -103,3 +103,22 @@ def lay_out(
         masks,
         block_size,
     )
+
+
+def select(layout: Layout, sequences: Int64) -> tuple[Layout, Int64]:
+    """Some sequences of a batch as a batch of their own, and which rows of the whole are theirs, int64 [rows]."""
+    counts = layout.counts[sequences]
+    starts = np.zeros(len(sequences) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    rows = np.arange(starts[-1], dtype=np.int64) + np.repeat(layout.starts[sequences] - starts[:-1], counts)
+    part = Layout(
+        layout.tokens[rows],
+        layout.positions[rows],
+        layout.slots[rows],
+        starts,
+        layout.lengths[sequences],
+        layout.blocks[sequences],
+        {place: layout.trees[b] for place, b in enumerate(sequences.tolist()) if b in layout.trees},
+        layout.block_size,
+    )
+    return part, rows

@@ -74,14 +74,9 @@ class _Span:
         if whole and (window is None or self.length <= window):
             return None
         device = self.positions.device
-        context = self.length - self.count
-        seen = torch.ones(self.count, self.length, dtype=torch.bool, device=device)
-        seen[:, context:] = torch.ones(self.count, self.count, dtype=torch.bool, device=device).tril()
-        if self.tree is not None:
-            rows, nodes = self.tree.shape
-            seen[-rows:, -nodes:] = self.tree
+        seen = tree_mask(self.count, self.length, self.tree).to(device)
         if window is not None:
-            keys = torch.cat([torch.arange(context, device=device), self.positions])
+            keys = torch.cat([torch.arange(self.length - self.count, device=device), self.positions])
             seen &= keys[None, :] > self.positions[:, None] - window
         return _additive(seen, dtype)
 
@@ -131,7 +126,7 @@ class SdpaStep:
             pairs = cache[group.first_slot : group.first_slot + width][None]
         else:
             width = group.width * self._block_size
-            pairs = _gather(cache, group.blocks, self._block_size).view(batch, width, 2, kv_heads, dim)
+            pairs = gather(cache, group.blocks, self._block_size).view(batch, width, 2, kv_heads, dim)
         key, value = pairs.permute(2, 0, 3, 1, 4).unbind(0)
         grouped = query.reshape(batch, kv_heads, heads // kv_heads, dim)
         mask = group.mask(scores.window, width, query.dtype)
@@ -142,7 +137,7 @@ class SdpaStep:
         if span.blocks is None:
             pairs = cache[span.first_slot : span.first_slot + span.length]
         else:
-            pairs = _gather(cache, span.blocks, self._block_size)[: span.length]
+            pairs = gather(cache, span.blocks, self._block_size)[: span.length]
         key, value = pairs.permute(1, 2, 0, 3).unbind(0)
         groups = query.shape[1] // key.shape[0]
         if groups > 1:
@@ -202,11 +197,21 @@ def _first_slot(blocks: Int32, block_size: int) -> int | None:
     return int(blocks[0]) * block_size
 
 
-def _gather(cache: torch.Tensor, blocks: torch.Tensor, block_size: int) -> torch.Tensor:
+def gather(cache: torch.Tensor, blocks: torch.Tensor, block_size: int) -> torch.Tensor:
     """Blocks -> [len(blocks) * block_size, 2, kv_heads, dim]."""
     _, _, kv_heads, dim = cache.shape
     rows = cache.view(-1, block_size * 2 * kv_heads * dim).index_select(0, blocks)
     return rows.view(-1, 2, kv_heads, dim)
+
+
+def tree_mask(count: int, length: int, tree: torch.Tensor | None) -> torch.Tensor:
+    """Which of `length` keys, their own the last, `count` rows see: bool [count, length]; see `Layout.trees`."""
+    device = None if tree is None else tree.device
+    seen = torch.ones(count, length, dtype=torch.bool, device=device).tril(length - count)
+    if tree is not None:
+        rows, nodes = tree.shape
+        seen[-rows:, -nodes:] = tree
+    return seen
 
 
 def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from engine.attention.layout import Layout
+from engine.attention.layout import Layout, select
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import AttentionStep, Scores
 from engine.cache.store import KVStore
@@ -110,22 +110,3 @@ class CudaStep:
     def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
         """See `engine.attention.step.AttentionStep.attend`."""
         return self.parts.attend(layer, query, pairs, scores)
-
-
-def select(layout: Layout, sequences: np.ndarray) -> tuple[Layout, np.ndarray]:
-    """Some sequences of a batch as a batch of their own, and which rows of the whole are theirs, int64 [rows]."""
-    counts = layout.counts[sequences]
-    starts = np.zeros(len(sequences) + 1, dtype=np.int32)
-    np.cumsum(counts, out=starts[1:])
-    rows = np.arange(starts[-1], dtype=np.int64) + np.repeat(layout.starts[sequences] - starts[:-1], counts)
-    part = Layout(
-        layout.tokens[rows],
-        layout.positions[rows],
-        layout.slots[rows],
-        starts,
-        layout.lengths[sequences],
-        layout.blocks[sequences],
-        {place: layout.trees[b] for place, b in enumerate(sequences.tolist()) if b in layout.trees},
-        layout.block_size,
-    )
-    return part, rows

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from engine.attention.layout import Layout
+from engine.attention.prefixes import Prefixes
 from engine.attention.step import Scores
 from engine.cache.store import KVStore
 from engine.native import library as native
@@ -19,16 +20,18 @@ class NativeStep:
     Args:
         layout: the batch; kept, because the kernels read its arrays.
         store: the cache, on the CPU.
+        prefixes: what sequences of the batch have in common, to be read once for all of them; None: nothing.
     """
 
-    def __init__(self, layout: Layout, store: KVStore) -> None:
+    def __init__(self, layout: Layout, store: KVStore, prefixes: Prefixes | None = None) -> None:
         self._layout = layout
         self.store = store
         tree_sizes = np.zeros(layout.num_sequences, dtype=np.int32)
         for sequence, mask in layout.trees.items():
             tree_sizes[sequence] = mask.shape[1]
         masks = _tree_masks(layout, int(tree_sizes.max(initial=0)))
-        self._kept = (tree_sizes, masks)
+        self._read = np.zeros(1, dtype=np.int64)
+        self._kept = (tree_sizes, masks, prefixes)
         self.batch = native.Batch(
             layout.num_tokens,
             layout.num_sequences,
@@ -42,7 +45,22 @@ class NativeStep:
             layout.blocks.ctypes.data,
             tree_sizes.ctypes.data,
             masks.ctypes.data,
+            self._read.ctypes.data,
         )
+        if prefixes is not None:
+            self._share(prefixes)
+
+    def _share(self, prefixes: Prefixes) -> None:
+        batch = self.batch
+        batch.nodes, batch.partial_rows = len(prefixes.nodes), prefixes.partial_rows
+        batch.positions_end = int(self._layout.positions.max()) + 1
+        batch.prefixes, batch.prefix_rows = prefixes.nodes.ctypes.data, prefixes.rows.ctypes.data
+        batch.leaves, batch.places = prefixes.leaves.ctypes.data, prefixes.places.ctypes.data
+
+    @property
+    def keys_read(self) -> int:
+        """Keys read so far with their values, one of each KV head and layer counted as one."""
+        return int(self._read[0])
 
     def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
         """See `engine.attention.step.AttentionStep.attend`."""

@@ -38,7 +38,7 @@ class Matrix(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    """One forward's ragged batch; see `attention.h`."""
+    """One forward's ragged batch; see `batch.h`."""
 
     _fields_ = (
         ("rows", ctypes.c_int64),
@@ -53,6 +53,14 @@ class Batch(ctypes.Structure):
         ("blocks", ctypes.c_void_p),
         ("tree_sizes", ctypes.c_void_p),
         ("tree_masks", ctypes.c_void_p),
+        ("keys_read", ctypes.c_void_p),
+        ("nodes", ctypes.c_int64),
+        ("partial_rows", ctypes.c_int64),
+        ("positions_end", ctypes.c_int64),
+        ("prefixes", ctypes.c_void_p),
+        ("prefix_rows", ctypes.c_void_p),
+        ("leaves", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 
 from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
@@ -97,6 +98,11 @@ class NativeStack:
             first = last
         return hidden, tapped
 
+    def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """See `engine.stacks.LayerStack.queries`; float32."""
+        cos, sin = self._angles(positions, int(positions.max()))
+        return self._layers[layer].queries(hidden, cos, sin, self._shape)
+
     def _skip(self, skipped: frozenset[int]) -> None:
         for index, struct in enumerate(self._structs):
             struct.skips_attention, struct.skips_mlp = 2 * index in skipped, 2 * index + 1 in skipped
@@ -156,6 +162,17 @@ class NativeLayer:
             False,
             False,
         )
+
+    def queries(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, shape: native.Shape) -> torch.Tensor:
+        """Rotated and scaled queries, [R, hidden] -> float32 [R, heads, head_dim]; cos and sin are [R, 1, head_dim]."""
+        before, query_norm = self._norms[0], self._norms[2]
+        normed = F.rms_norm(hidden.float(), hidden.shape[1:], before, shape.epsilon)
+        qkv = self._qkv(normed.to(self._qkv.dtype), wide=True)
+        query = qkv[:, : shape.heads * shape.dim].view(len(hidden), shape.heads, shape.dim)
+        if query_norm is not None:
+            query = F.rms_norm(query, (shape.dim,), query_norm, shape.epsilon)
+        scale: float = self.struct.scores.scale
+        return (query * cos + query.roll(shape.dim // 2, -1) * sin) * scale
 
 
 def _joined(biases: list[torch.Tensor | None]) -> torch.Tensor | None:

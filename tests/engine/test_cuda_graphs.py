@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine.backend
+from engine.attention.layout import select
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import Scores
 from engine.backend import choose_backend
 from engine.cuda.graphs import MAX_ROWS, WIDTH, Bucket, Graphs
 from engine.cuda.metadata import NOWHERE, Extent, Metadata
 from engine.cuda.paged_attention import MIN_SPLIT_KEYS, Reach, tile
-from engine.cuda.step import CudaStep, PagedStep, select
+from engine.cuda.step import CudaStep, PagedStep
 from tests.engine.layouts import Batch, batches, random_tree
 from tests.engine.triton_process import Reruns
 from turnout.errors import TurnoutError

@@ -118,7 +118,7 @@ def check_architecture(name: str) -> int:
 
     backend = InterpretedBackend()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.loading, "choose_backend", lambda kernels, device: backend)
+        patch.setattr(engine.loading, "choose_backend", lambda *_: backend)
         asyncio.run(assert_equals_plain_forward(name, "auto", "cpu"))
     return len(backend.recorder.recorded)
 
@@ -132,7 +132,7 @@ def check_replays() -> None:
 
     backend = InterpretedBackend()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.loading, "choose_backend", lambda kernels, device: backend)
+        patch.setattr(engine.loading, "choose_backend", lambda *_: backend)
         plan = engine.loading.prepare(random_model(config_of("llama"), seed=3, spread=0.2)).plan
     recorded = len(backend.recorder.recorded)
     assert_replays_equal_launches(plan, torch.device("cpu"))

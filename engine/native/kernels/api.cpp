@@ -7,6 +7,15 @@ using namespace turnout;
 
 namespace {
 
+// Room for what rows know of the prefixes they share; the calling thread's, grown to the largest forward it saw.
+Progress partials(const Batch& batch, Index heads, Index dim) {
+  static thread_local std::vector<float> room;
+  const Index width = num_panels(dim) * PANEL;
+  const std::size_t wanted = batch.partial_rows * heads * (width + 2);
+  if (room.size() < wanted) room.resize(wanted);
+  return partial_progress(room.data(), batch, heads, width);
+}
+
 // One parallel region for the whole call.
 template <typename Work>
 void together(int threads, Work work) {
@@ -18,9 +27,10 @@ void together(int threads, Work work) {
 template <typename T>
 void forward(const Layer* layers, Index first, Index last, const Shape& shape, const Batch& batch, const float* angles,
              const Space& space, int threads) {
+  const Progress known = partials(batch, shape.heads, shape.dim);
   together(threads, [&](const Worker& worker) {
     for (Index layer = first; layer < last; layer++)
-      run_layer<T>(worker, layers[layer], shape, batch, angles, space);
+      run_layer<T>(worker, layers[layer], shape, batch, angles, space, known);
   });
 }
 
@@ -38,8 +48,9 @@ template <typename T>
 void attention(const Batch& batch, Cache<T> cache, Index heads, const Scores& scores, const T* query, T* out,
                int threads) {
   const Index width = heads * cache.dim;
+  const Progress known = partials(batch, heads, cache.dim);
   together(threads, [&](const Worker& worker) {
-    Attention<T>(worker, batch, cache, heads, scores).run({query, width}, {out, width});
+    attend<T>(worker, batch, cache, heads, scores, known, {query, width}, {out, width});
   });
 }
 

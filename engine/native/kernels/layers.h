@@ -77,7 +77,7 @@ inline void place_row(T* row, const Layer& layer, const Shape& shape, const Cach
 
 template <typename T>
 inline void run_attention(const Worker& worker, const Layer& layer, const Shape& shape, const Batch& batch,
-                          const float* angles, const Space& space) {
+                          const float* angles, const Space& space, const Progress& partials) {
   T *normed = static_cast<T*>(space.normed), *qkv = static_cast<T*>(space.qkv);
   T* attended = static_cast<T*>(space.attended);
   const Index rows = batch.rows, query_width = shape.heads * shape.dim, qkv_width = layer.qkv.columns;
@@ -93,7 +93,7 @@ inline void run_attention(const Worker& worker, const Layer& layer, const Shape&
     place_row(qkv + row * qkv_width, layer, shape, cache, angles + batch.positions[row] * 2 * shape.dim,
               batch.slots[row]);
   worker.barrier();
-  Attention<T>(worker, batch, cache, shape.heads, layer.scores).run({qkv, qkv_width}, {attended, query_width});
+  attend<T>(worker, batch, cache, shape.heads, layer.scores, partials, {qkv, qkv_width}, {attended, query_width});
   worker.barrier();
   multiply_onto(worker, attended, query_width, rows, layer.out, space.hidden, shape.hidden);
   worker.barrier();
@@ -117,8 +117,8 @@ inline void run_mlp(const Worker& worker, const Layer& layer, const Shape& shape
 
 template <typename T>
 inline void run_layer(const Worker& worker, const Layer& layer, const Shape& shape, const Batch& batch,
-                      const float* angles, const Space& space) {
-  if (!layer.skips_attention) run_attention<T>(worker, layer, shape, batch, angles, space);
+                      const float* angles, const Space& space, const Progress& partials) {
+  if (!layer.skips_attention) run_attention<T>(worker, layer, shape, batch, angles, space, partials);
   if (!layer.skips_mlp) run_mlp<T>(worker, layer, shape, batch, space);
 }
 

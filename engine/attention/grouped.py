@@ -1,0 +1,175 @@
+"""Attention in torch operations that reads the prefixes of a batch once for all sequences below them.
+
+Each part of a row's keys gives values weighted by its own softmax, and the logarithm of what the weights were divided
+by; two such parts of the keys are joined exactly.
+
+Source: seed 75, "Hydragen: High-Throughput LLM Inference with Shared Prefixes".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from engine.attention.layout import Layout, select
+from engine.attention.prefixes import Prefixes
+from engine.attention.sdpa import SdpaStep, gather, tree_mask
+from engine.attention.step import Scores
+from engine.cache.store import KVStore
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows that attend to the same number of keys: those of a prefix, or what sequences have after theirs.
+
+    Attributes:
+        rows: int64 [batch * fed] of the whole batch, those of a sequence together.
+        blocks: int64 [batch * width] where the keys lie.
+        batch: sequences, each with keys of its own; 1 for a prefix, whatever the number of sequences.
+        keys: of them the leading so many count, where `seen` does not say it.
+        seen: bool [batch, fed, keys]; None: every row sees every key.
+    """
+
+    rows: torch.Tensor
+    blocks: torch.Tensor
+    batch: int
+    keys: int
+    seen: torch.Tensor | None = None
+
+
+class Joined:
+    """What is known of T rows after some parts of their keys.
+
+    Args:
+        query: [T, heads, dim], for its shape and device.
+    """
+
+    def __init__(self, query: torch.Tensor) -> None:
+        self.values = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
+        self.weights = torch.full(query.shape[:2], float("-inf"), device=query.device)
+
+    def join(self, rows: torch.Tensor, values: torch.Tensor, weights: torch.Tensor) -> None:
+        """Take in another part of the keys.
+
+        Args:
+            rows: int64 [R].
+            values: float32 [R, heads, dim], weighted by a softmax over that part alone.
+            weights: float32 [R, heads], logarithm of the sum of the exponentials of its scores.
+        """
+        before = self.weights[rows]
+        both = torch.logaddexp(before, weights)
+        kept, taken = (before - both).exp()[..., None], (weights - both).exp()[..., None]
+        self.values[rows] = self.values[rows] * kept + values * taken
+        self.weights[rows] = both
+
+
+class GroupedStep:
+    """One forward's attention; layers whose window may end inside a prefix attend as if nothing were shared.
+
+    Args:
+        layout: the batch.
+        store: the cache; its device is where everything is computed.
+        prefixes: what sequences of the batch have in common.
+    """
+
+    def __init__(self, layout: Layout, store: KVStore, prefixes: Prefixes) -> None:
+        self._layout = layout
+        self._store = store
+        self._slots = torch.from_numpy(layout.slots).to(store.device)
+        self._positions_end = int(layout.positions.max()) + 1
+        nodes = [_node(layout, prefixes, index, store.device) for index in range(len(prefixes.nodes))]
+        self._parts = [*nodes, *_own_parts(layout, prefixes, store.device)]
+        apart, rows = select(layout, np.flatnonzero(prefixes.leaves < 0))
+        self._apart = None if not len(rows) else (SdpaStep(apart, store), torch.from_numpy(rows).to(store.device))
+
+    @cached_property
+    def _plain(self) -> SdpaStep:
+        return SdpaStep(self._layout, self._store)
+
+    def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
+        """See `engine.attention.step.AttentionStep.attend`."""
+        if scores.window is not None and self._positions_end > scores.window:
+            return self._plain.attend(layer, query, pairs, scores)
+        cache = self._store.layers[layer]
+        cache.index_copy_(0, self._slots, pairs)
+        joined = Joined(query)
+        for part in self._parts:
+            joined.join(part.rows, *_attend(part, query[part.rows], cache, self._layout.block_size, scores))
+        out = joined.values.to(query.dtype)
+        if self._apart is not None:
+            step, rows = self._apart
+            out[rows] = step.attend(layer, query[rows], pairs[rows], scores)
+        return out
+
+
+def _node(layout: Layout, prefixes: Prefixes, index: int, device: torch.device) -> _Part:
+    node, size = prefixes.nodes[index], layout.block_size
+    rows = prefixes.rows[node["first"] : node["end"]].astype(np.int64)
+    blocks = layout.blocks[node["sequence"], node["begin_key"] // size : node["end_key"] // size].astype(np.int64)
+    return _Part(
+        torch.from_numpy(rows).to(device), torch.from_numpy(blocks).to(device), 1, len(blocks) * layout.block_size
+    )
+
+
+def _own_parts(layout: Layout, prefixes: Prefixes, device: torch.device) -> list[_Part]:
+    """What each sequence that shares has after its prefixes: single rows of similar width together, others alone."""
+    ends = prefixes.nodes["end_key"][prefixes.leaves]
+    parts, groups = [], dict[int, list[int]]()
+    for sequence in np.flatnonzero(prefixes.leaves >= 0).tolist():
+        if layout.counts[sequence] == 1 and sequence not in layout.trees:
+            blocks = -(-int(layout.lengths[sequence] - ends[sequence]) // layout.block_size)
+            groups.setdefault(blocks.bit_length(), []).append(sequence)
+        else:
+            parts.append(_span(layout, sequence, int(ends[sequence]), device))
+    return [*parts, *(_singles(layout, group, ends[group], device) for group in groups.values())]
+
+
+def _singles(layout: Layout, group: list[int], ends: np.ndarray, device: torch.device) -> _Part:
+    size = layout.block_size
+    keys = layout.lengths[group] - ends
+    width = int(-(-keys.max() // size))
+    columns = np.minimum(ends[:, None] // size + np.arange(width), layout.blocks.shape[1] - 1)
+    blocks = np.take_along_axis(layout.blocks[group], columns, axis=1).astype(np.int64)
+    seen = torch.from_numpy(np.arange(width * size) < keys[:, None])[:, None]
+    rows = torch.from_numpy(layout.starts[group].astype(np.int64))
+    flat = torch.from_numpy(blocks.reshape(-1))
+    return _Part(rows.to(device), flat.to(device), len(group), width * size, seen.to(device))
+
+
+def _span(layout: Layout, sequence: int, end: int, device: torch.device) -> _Part:
+    start, stop = int(layout.starts[sequence]), int(layout.starts[sequence + 1])
+    keys, size = int(layout.lengths[sequence]) - end, layout.block_size
+    blocks = layout.blocks[sequence, end // size : -(-(end + keys) // size)].astype(np.int64)
+    seen = tree_mask(stop - start, keys, layout.trees.get(sequence))
+    rows = torch.arange(start, stop)
+    return _Part(rows.to(device), torch.from_numpy(blocks).to(device), 1, keys, seen[None].to(device))
+
+
+def _attend(
+    part: _Part, query: torch.Tensor, cache: torch.Tensor, block_size: int, how: Scores
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[R, heads, dim] -> values as in `Joined.join`, float32 [R, heads, dim], and their weights [R, heads]."""
+    rows, heads, dim = query.shape
+    kv_heads, batch = cache.shape[2], part.batch
+    pairs = gather(cache, part.blocks, block_size).view(batch, -1, 2, kv_heads, dim)[:, : part.keys].float()
+    key, value = pairs.permute(2, 0, 3, 1, 4).unbind(0)  # [batch, kv_heads, keys, dim]
+    fed, group = rows // batch, heads // kv_heads
+    # The query heads of one KV head become rows of one matrix: [batch, kv_heads, fed * group, dim].
+    grouped = query.float().view(batch, fed, kv_heads, group, dim).transpose(1, 2).reshape(batch, kv_heads, -1, dim)
+    scores = torch.matmul(grouped, key.transpose(-1, -2)) * how.scaling
+    if how.softcap is not None:
+        scores = torch.tanh(scores / how.softcap) * how.softcap
+    if part.seen is not None:
+        seen = part.seen[:, None, :, None].expand(batch, 1, fed, group, part.keys)
+        scores = scores.masked_fill(~seen.reshape(batch, 1, fed * group, part.keys), float("-inf"))
+    weights = scores.logsumexp(-1)
+    values = torch.matmul((scores - weights[..., None]).exp(), value)
+
+    def ungrouped(of: torch.Tensor) -> torch.Tensor:
+        width = of.shape[3:]
+        return of.reshape(batch, kv_heads, fed, group, *width).transpose(1, 2).reshape(rows, heads, *width)
+
+    return ungrouped(values), ungrouped(weights)

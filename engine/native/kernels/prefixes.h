@@ -1,0 +1,283 @@
+// Keys that several sequences have in common, read once for the rows of all of them (seed 75, "Hydragen:
+// High-Throughput LLM Inference with Shared Prefixes").
+//
+// What a node's keys contribute to each row below it is kept apart and joined exactly with the rest of the row's keys
+// afterwards. Every row sees every key here, and there are many rows for each key, so that arithmetic is the limit:
+// scores are made into weights without a maximum for every tile, by powers of two.
+#pragma once
+
+#include "tiles.h"
+
+namespace turnout {
+
+// Keys packed at a time; query rows scored at a time, which fit into the first-level cache; query rows of a piece.
+constexpr Index STRETCH = 2 * KEYS;
+constexpr Index SCORED = 3 * ROWS;
+constexpr Index SHARED_QUERIES = 20 * ROWS;
+// How many times 2 a weight may exceed 1 before everything is made relative to a higher reference.
+constexpr float SLACK = 8.0f;
+constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
+
+// Room for the progress of every (node, span, key head, row below the node); `partial_rows` * heads rows.
+inline Progress partial_progress(float* room, const Batch& batch, Index heads, Index width) {
+  const Index rows = batch.partial_rows * heads;
+  return {room, room + rows * width, room + rows * (width + 1)};
+}
+
+// Where the progress of one node's span stands for one key head: its rows follow each other.
+template <typename T>
+inline Index partial_row(const Node& node, const Cache<T>& cache, Index group, Index span, Index head) {
+  const Index rows = (node.end - node.first) * group;
+  return node.before * cache.kv_heads * group + (span * cache.kv_heads + head) * rows;
+}
+
+// A window that ends inside a prefix would need rows of their own: such layers attend as if nothing were shared.
+inline bool shares(const Batch& batch, const Scores& scores) {
+  return batch.nodes > 0 && scores.scale > 0 && (scores.window == 0 || batch.positions_end <= scores.window);
+}
+
+// 2^x, to 1e-7 of it in float and 1e-4 for weights that are rounded to bfloat16; next to 0 for x below -125.
+template <typename T>
+inline __m512 power_of_two(__m512 x) {
+  x = _mm512_max_ps(_mm512_set1_ps(-125.0f), x);
+  const __m512 n = _mm512_roundscale_ps(x, 8), r = _mm512_sub_ps(x, n);
+  __m512 p;
+  if (sizeof(T) == 4) {
+    p = _mm512_fmadd_ps(_mm512_set1_ps(1.327645643e-3f), r, _mm512_set1_ps(9.675541212e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550713322e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402211973e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931469670e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.000000072f));
+  } else {
+    p = _mm512_fmadd_ps(_mm512_set1_ps(5.517153321e-2f), r, _mm512_set1_ps(2.426111119e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.932610105e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.999280748e-1f));
+  }
+  return _mm512_scalef_ps(p, n);
+}
+
+template <typename T>
+class SharedPrefixes {
+ public:
+  SharedPrefixes(const Worker& worker, const Batch& batch, const Cache<T>& cache, Index heads, const Scores& scores,
+                 const Progress& partials)
+      : worker_(worker),
+        batch_(batch),
+        cache_(cache),
+        scores_(scores),
+        partials_(partials),
+        group_(heads / cache.kv_heads),
+        tokens_(std::max<Index>(1, SHARED_QUERIES / group_)),
+        scale_((scores.softcap > 0 ? 1.0f : scores.scale) * LOG2_E),
+        packer_(batch, cache),
+        units_(packer_.units),
+        width_(packer_.width),
+        buffers_(prepare()) {
+    for (Index node = 0; node < batch.nodes; node++)
+      least_pieces_ += chunks(batch.prefixes[node]) * batch.prefixes[node].spans;
+  }
+
+  void run(const Rows<const T>& query) {
+    Index node = 0, before = 0;
+    for (Index index = worker_.team->take();; index = worker_.team->take()) {
+      while (node < batch_.nodes && index >= before + pieces(batch_.prefixes[node]))
+        before += pieces(batch_.prefixes[node++]);
+      if (node == batch_.nodes) return;
+      attend(batch_.prefixes[node], index - before, query);
+    }
+  }
+
+ private:
+  static constexpr Index TILES = STRETCH / KEYS;
+
+  struct Buffers {
+    std::vector<Unit> query, keys, values, weights;
+    std::vector<float> scores, totals;  // totals: one for each lane
+  };
+
+  const Worker& worker_;
+  const Batch& batch_;
+  const Cache<T>& cache_;
+  const Scores& scores_;
+  const Progress partials_;
+  const Index group_, tokens_;
+  const float scale_;  // from scores, after a soft cap, to powers of two
+  Packer<T> packer_;
+  const Index units_, width_;
+  Buffers& buffers_;
+  Index least_pieces_ = 0;
+
+  Buffers& prepare() const {
+    static thread_local Buffers buffers;
+    const Index rows = std::max(SHARED_QUERIES, group_);
+    grow(buffers.query, rows * units_);
+    grow(buffers.keys, STRETCH * units_ + 8 * PANEL);
+    grow(buffers.values, STRETCH * width_);
+    grow(buffers.weights, SCORED * STRETCH / PER_UNIT<T>);
+    grow(buffers.scores, SCORED * STRETCH);
+    grow(buffers.totals, rows * LANES);
+    return buffers;
+  }
+
+  static Index rows(const Node& node) { return node.end - node.first; }
+  Index chunks(const Node& node) const { return (rows(node) + tokens_ - 1) / tokens_; }
+
+  // As many heads together as a piece holds and as leave work for everybody.
+  Index head_splits(const Node& node) const {
+    const Index together = std::max<Index>(1, SHARED_QUERIES / (std::min(tokens_, rows(node)) * group_));
+    const Index wanted = (2 * worker_.threads + least_pieces_ - 1) / least_pieces_;
+    return std::min(cache_.kv_heads, std::max((cache_.kv_heads + together - 1) / together, wanted));
+  }
+
+  Index pieces(const Node& node) const { return chunks(node) * node.spans * head_splits(node); }
+
+  // One piece: some rows below the node, some of its keys, some key heads.
+  void attend(const Node& node, Index piece, const Rows<const T>& query) {
+    const int splits = static_cast<int>(head_splits(node)), parts = static_cast<int>(chunks(node));
+    const Range heads = share(cache_.kv_heads, static_cast<int>(piece % splits), splits);
+    const Range tokens = share(rows(node), static_cast<int>(piece / splits % parts), parts);
+    const Index span = piece / splits / parts, count = (tokens.end - tokens.begin) * group_;
+    const Range keys = span_keys(node, span);
+    const auto progress = [&](Index head) {
+      return partials_.from(partial_row(node, cache_, group_, span, head) + tokens.begin * group_, width_);
+    };
+    for (Index head = heads.begin; head < heads.end; head++) {
+      gather(node, tokens, head, &buffers_.query[(head - heads.begin) * count * units_], query);
+      reset(progress(head), count, width_);
+    }
+    std::fill_n(buffers_.totals.begin(), (heads.end - heads.begin) * count * LANES, 0.0f);
+    Tile<T> tiles[TILES], following[TILES];
+    find(node, keys.begin, keys.end, heads, tiles);
+    for (Index key = keys.begin; key < keys.end; key += STRETCH) {
+      find(node, key + STRETCH, keys.end, heads, following);
+      for (Index head = heads.begin; head < heads.end; head++)
+        multiply(tiles, following, head, (head - heads.begin) * count, count, progress(head));
+      std::copy_n(following, TILES, tiles);
+    }
+    for (Index head = heads.begin; head < heads.end; head++)
+      finish(progress(head), (head - heads.begin) * count, count);
+  }
+
+  // Whole tiles as far as possible.
+  static Range span_keys(const Node& node, Index span) {
+    const Index keys = node.end_key - node.begin_key, tiles = (keys + KEYS - 1) / KEYS;
+    const Range range = share(tiles, static_cast<int>(span), node.spans);
+    return {node.begin_key + range.begin * KEYS, node.begin_key + std::min(range.end * KEYS, keys)};
+  }
+
+  void find(const Node& node, Index key, Index end, const Range& heads, Tile<T>* tiles) const {
+    for (Index tile = 0; tile < TILES; tile++, key += KEYS) {
+      tiles[tile].count = 0;
+      if (key < end) tiles[tile] = packer_.find(node.sequence, key, end, heads);
+    }
+  }
+
+  // Row order: token, query head of the key head's group.
+  void gather(const Node& node, const Range& tokens, Index head, Unit* to, const Rows<const T>& query) const {
+    for (Index token = tokens.begin; token < tokens.end; token++) {
+      const Index row = batch_.prefix_rows[node.first + token];
+      for (Index member = 0; member < group_; member++, to += units_)
+        std::memcpy(to, query.at(row, head * group_ + member, cache_.dim), cache_.dim * sizeof(T));
+    }
+  }
+
+  // A stretch of keys against `rows` query rows of one key head, from query row `first` on.
+  void multiply(const Tile<T>* tiles, const Tile<T>* following, Index head, Index first, Index rows,
+                const Progress& progress) {
+    Buffers& b = buffers_;
+    Index count = 0, packed = 0;
+    for (Index tile = 0; tile < TILES && tiles[tile].count > 0; tile++) {
+      packer_.keys(tiles[tile], following[tile], head, &b.keys[count * units_]);
+      packed += packer_.values(tiles[tile], following[tile], head, &b.values[count / PER_UNIT<T> * PANEL],
+                               STRETCH / PER_UNIT<T>);
+      count += tiles[tile].count;
+    }
+    for (Range range{0, 0}; range.begin < rows; range.begin = range.end) {
+      range.end = std::min(range.begin + SCORED, rows);
+      score(&b.query[(first + range.begin) * units_], range.end - range.begin, count);
+      for (Index row = range.begin; row < range.end; row++) {
+        float* totals = &b.totals[(first + row) * LANES];
+        if (count == STRETCH)
+          weigh<true>(progress.from(row, width_), totals, row - range.begin, count);
+        else
+          weigh<false>(progress.from(row, width_), totals, row - range.begin, count);
+      }
+      add(progress.from(range.begin, width_), range.end - range.begin, packed);
+    }
+  }
+
+  void score(const Unit* query, Index rows, Index count) const {
+    for (Index panel = 0; panel * PANEL < count; panel++)
+      rows_times_panel<T>(query, units_, rows, &buffers_.keys[panel * units_ * PANEL], units_,
+                          [&](Index row, __m512 left, __m512 right) {
+                            float* to = &buffers_.scores[row * STRETCH + panel * PANEL];
+                            _mm512_storeu_ps(to, left);
+                            _mm512_storeu_ps(to + LANES, right);
+                          });
+  }
+
+  void add(const Progress& progress, Index rows, Index packed) const {
+    constexpr Index stride = STRETCH / PER_UNIT<T>;
+    for (Index panel = 0; panel * PANEL < cache_.dim; panel++)
+      rows_times_panel<T>(buffers_.weights.data(), stride, rows, &buffers_.values[panel * stride * PANEL], packed,
+                          [&](Index row, __m512 left, __m512 right) {
+                            float* to = progress.sums + row * width_ + panel * PANEL;
+                            _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), left));
+                            _mm512_storeu_ps(to + LANES, _mm512_add_ps(_mm512_loadu_ps(to + LANES), right));
+                          });
+  }
+
+  // One row's scores become weights; WHOLE: as many as a stretch has. Here the reference counts in powers of two.
+  template <bool WHOLE>
+  void weigh(const Progress& progress, float* totals, Index row, Index count) const {
+    constexpr int MOST = STRETCH / LANES;
+    const int vectors = WHOLE ? MOST : static_cast<int>((count + LANES - 1) / LANES);
+    const __mmask16 last = WHOLE ? 0xFFFF : first_lanes(count - (vectors - 1) * LANES);
+    const float* scores = &buffers_.scores[row * STRETCH];
+    T* weights = reinterpret_cast<T*>(&buffers_.weights[row * (STRETCH / PER_UNIT<T>)]);
+    __m512 part[MOST], highest = _mm512_set1_ps(LOWEST);
+    for (int i = 0; i < vectors; i++) {
+      part[i] = _mm512_loadu_ps(scores + i * LANES);
+      if (scores_.softcap > 0) part[i] = capped(part[i]);
+      highest = _mm512_mask_max_ps(highest, i == vectors - 1 ? last : 0xFFFF, highest, part[i]);
+    }
+    const __m512 scale = _mm512_set1_ps(scale_), limit = _mm512_set1_ps(*progress.reference + SLACK);
+    if (_mm512_cmp_ps_mask(_mm512_mul_ps(highest, scale), limit, _CMP_GT_OQ))
+      raise(progress, totals, _mm512_reduce_max_ps(highest) * scale_);
+    const __m512 reference = _mm512_set1_ps(*progress.reference);
+    __m512 total = _mm512_loadu_ps(totals);
+    for (int i = 0; i < vectors; i++) {
+      part[i] = power_of_two<T>(_mm512_fmsub_ps(part[i], scale, reference));
+      if (!WHOLE && i == vectors - 1) part[i] = _mm512_maskz_mov_ps(last, part[i]);
+      total = _mm512_add_ps(total, part[i]);
+      store(weights + i * LANES, part[i]);
+    }
+    _mm512_storeu_ps(totals, total);
+  }
+
+  __m512 capped(__m512 score) const {
+    const __m512 cap = _mm512_set1_ps(scores_.softcap);
+    return _mm512_mul_ps(tanh(_mm512_div_ps(_mm512_mul_ps(score, _mm512_set1_ps(scores_.scale)), cap)), cap);
+  }
+
+  // Make everything that is known of a row relative to a higher reference.
+  void raise(const Progress& progress, float* totals, float reference) const {
+    const __m512 factor = exp(_mm512_set1_ps((*progress.reference - reference) * LN_2));
+    *progress.reference = reference;
+    _mm512_storeu_ps(totals, _mm512_mul_ps(_mm512_loadu_ps(totals), factor));
+    for (Index column = 0; column < width_; column += LANES) {
+      float* weighted = progress.sums + column;
+      _mm512_storeu_ps(weighted, _mm512_mul_ps(_mm512_loadu_ps(weighted), factor));
+    }
+  }
+
+  // As `Progress` has it: the reference in natural logarithms, one total for each row.
+  void finish(const Progress& progress, Index first, Index rows) const {
+    for (Index row = 0; row < rows; row++) {
+      progress.reference[row] *= LN_2;
+      progress.total[row] = _mm512_reduce_add_ps(_mm512_loadu_ps(&buffers_.totals[(first + row) * LANES]));
+    }
+  }
+};
+
+}  // namespace turnout
