@@ -94,6 +94,11 @@ class LeanStack(ModuleStack):
                 tapped[index + 1] = hidden
         return hidden, tapped
 
+    def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """See `engine.stacks.LayerStack.queries`."""
+        cos, sin = self._angles(positions, int(positions.max()))
+        return self._layers[layer].queries(hidden.to(self._parts.norm.weight.dtype), cos, sin)
+
 
 class LeanLayer(nn.Module):
     """One decoder layer. Takes over the module's weights; the module must not be used any more.
@@ -135,6 +140,15 @@ class LeanLayer(nn.Module):
         attended = step.attend(self.index, qkv[:, : self.heads], pairs, self.scores)
         result: torch.Tensor = hidden + self.out(attended.view(tokens, -1))
         return result
+
+    def queries(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Rotated and scaled queries, [R, hidden] -> [R, heads, head_dim]; cos and sin as in `attend`."""
+        qkv = self.qkv(_rms(self.before_attention, hidden)).view(hidden.shape[0], -1, self.head_dim)
+        query: torch.Tensor = qkv[:, : self.heads]
+        if self.query_norm is not None:
+            query = _rms(self.query_norm, query)
+        turned = query * cos + query.roll(self.head_dim // 2, -1) * sin
+        return turned * self.scores.scaling
 
     def feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """The MLP sub-layer, [T, hidden] -> [T, hidden]."""

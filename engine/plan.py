@@ -39,13 +39,15 @@ class LayerPlan:
         # Attention to a growing tree's cached nodes knows their slots, not their depths: a window would need these.
         self.keeps_trees: bool = backend.keeps_trees and not getattr(config, "sliding_window", None)
         self.dtype: torch.dtype = model.dtype
+        self.width: int = config.hidden_size
+        self.rotary, self.layer_types, self.device = parts.rotary, parts.layer_types, parts.device
         self.stack = backend.stack(parts, model.dtype)
-        self._embed, self._device = parts.embed, parts.device
+        self._embed = parts.embed
 
     @torch.inference_mode()
     def embed(self, tokens: list[int]) -> torch.Tensor:
         """What goes into the first layer for these tokens: float32 [n, hidden], on the CPU."""
-        states: torch.Tensor = self._embed(torch.tensor(tokens, dtype=torch.int64, device=self._device))
+        states: torch.Tensor = self._embed(torch.tensor(tokens, dtype=torch.int64, device=self.device))
         return states.to("cpu", torch.float32)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,10 +13,13 @@ from decoding.model import Row, Want
 from decoding.readout import read
 from decoding.sketch import WHOLE, Depth, Exit
 from decoding.tree import DraftTree
-from engine.attention.layout import Layout, lay_out
+from engine.attention.layout import Int32, Layout, lay_out
 from engine.cache.store import KVStore
 from engine.cache.table import BlockTable
 from engine.plan import LayerPlan
+
+if TYPE_CHECKING:
+    from engine.reuse.spans import Partial
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class Feed:
         exit: what stands between the last of these layers and the head, in place of the last norm.
         traced: layers whose output is wanted at every token.
         traces: what came out of those of them that ran: layer -> [tokens, hidden].
+        partial: what of this need not be computed, because it is taken over from elsewhere; None: all of it is.
     """
 
     table: BlockTable
@@ -47,6 +52,7 @@ class Feed:
     exit: Exit | None = None
     traced: frozenset[int] = frozenset()
     traces: dict[int, torch.Tensor] = field(default_factory=dict)
+    partial: Partial | None = None
 
 
 class Runner:
@@ -97,13 +103,24 @@ class Runner:
         # Sent to the device now: after the layers, the copy would wait for them.
         picked = torch.tensor(places, dtype=torch.int64, device=self.device)
         states = None if depth.first == 0 else torch.cat([feed.states for feed in feeds if feed.states is not None])
-        hidden, taps = self.plan.stack.hidden(layout, step, _tapped(feeds), depth, states)
+        hidden, taps = self.plan.stack.hidden(layout, step, tapped(feeds), depth, states)
+        return self._deliver(feeds, hidden, taps, layout.starts, picked)
+
+    def _deliver(
+        self,
+        feeds: Sequence[Feed],
+        hidden: torch.Tensor,
+        taps: dict[int, torch.Tensor],
+        starts: Int32,
+        picked: torch.Tensor,
+    ) -> list[list[Row]]:
+        """Hand out what came out of the layers: rows starts[i] to starts[i + 1] are feed i's, `picked` are read."""
         for place, feed in enumerate(feeds):
             if feed.keeps_states:
                 feed.states = hidden[starts[place] : starts[place + 1]].clone()
             for layer in feed.traced & taps.keys():
                 feed.traces[layer] = taps[layer][starts[place] : starts[place + 1]].clone()
-        if not places:
+        if not len(picked):
             return [[] for _ in feeds]
         rows = self._read(feeds, hidden, taps, picked)
         answer, at = [], 0
@@ -157,6 +174,7 @@ def _leave(feeds: Sequence[Feed], hidden: torch.Tensor, picked: torch.Tensor, no
             normed[rows] = feed.exit(hidden[picked[rows]].to("cpu", torch.float32)).to(normed)
 
 
-def _tapped(feeds: Sequence[Feed]) -> frozenset[int]:
+def tapped(feeds: Sequence[Feed]) -> frozenset[int]:
+    """Layers whose output somebody wants."""
     wanted = [want.hidden for feed in feeds for _, _, want in feed.reads if want.hidden]
     return frozenset(layer for layers in (*wanted, *(feed.traced for feed in feeds)) for layer in layers if layer >= 0)

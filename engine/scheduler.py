@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import groupby
 from math import inf
 from typing import Protocol
 
 from engine.fairness import MARGIN, FairShare
+from engine.ordering import DEFAULT_MAX_OVERTAKEN, Order, Prompt, arranged
 
 NO_PARTS: Mapping[str, float] = {}
 
@@ -40,10 +42,9 @@ class StepTime(Protocol):
         ...
 
 
-class Waiting(Protocol):
+class Waiting(Prompt, Protocol):
     """What the scheduler needs to know about an operation."""
 
-    order: int
     background: bool
     remaining: int  # tokens still to feed, at least 1
 
@@ -81,11 +82,15 @@ class Limits:
         token_budget: most tokens in the forward; exceeded only by a single atomic operation larger than it.
         max_batch: most operations in the forward.
         max_slowdown: how many times longer than the decodes alone a step with decodes may take.
+        order: which prompts start first; see `engine.ordering`.
+        max_overtaken: how often a prompt may be overtaken.
     """
 
     token_budget: int
     max_batch: int
     max_slowdown: float = 1.75
+    order: Order = "fifo"
+    max_overtaken: int = DEFAULT_MAX_OVERTAKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +226,7 @@ class _Plan:
             self._make_fair(decodes, others, admit, self._times)
         else:
             self._take_decodes(decodes, inf)
-            others.sort(key=self._rank)
-            self._take_others(others, self._stall_free_limit(), admit)
+            self._take_others(self._ordered(others), self._stall_free_limit(), admit)
         return self._shares
 
     def _make_fair(
@@ -254,8 +258,7 @@ class _Plan:
         neediest = max(here, key=self._owed.balance, default="")
         if not self._shares:
             self._take_decodes([i for i in decodes if self._waiting[i].tenant == neediest][:1], inf)
-        others.sort(key=self._rank)
-        self._take_others(others, limit, admit, part if len(tenants) > 1 else {})
+        self._take_others(self._ordered(others), limit, admit, part if len(tenants) > 1 else {})
         if not self._shares:
             self._take_decodes(decodes[:1], inf)  # room was kept for somebody who could not be admitted
 
@@ -300,6 +303,21 @@ class _Plan:
         work = self._waiting[index]
         balance, alone = self._owed.balance(work.tenant), self._alone.get(work.tenant, 0.0)
         return work.background, -balance if self._alone else 0.0, not work.running, alone, not work.started, work.order
+
+    def _ordered(self, others: list[int]) -> list[int]:
+        """By precedence; prompts of equal precedence that have not started as `engine.ordering` arranges them."""
+        others.sort(key=self._rank)
+        if self._limits.order == "fifo":
+            return others
+        result: list[int] = []
+        for _, group in groupby(others, lambda index: self._rank(index)[:-1]):
+            indices = list(group)
+            prompts = [self._waiting[index] for index in indices]
+            if not (prompts[0].started or prompts[0].running or prompts[0].background):
+                order = arranged(prompts, self._limits.max_overtaken, self._limits.max_batch)
+                indices = [indices[place] for place in order]
+            result += indices
+        return result
 
     def _take_others(
         self,

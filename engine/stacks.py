@@ -80,6 +80,19 @@ class LayerStack(Protocol):
         """
         ...
 
+    def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
+        """Queries of a layer, rotated and scaled: [R, heads, head_dim].
+
+        Args:
+            layer: which.
+            hidden: [R, hidden] what goes into it.
+            positions: int64 [R].
+
+        Returns:
+            None where this architecture does not compute them apart from keys and values.
+        """
+        ...
+
     def norm(self, hidden: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
         """The final norm of rows `picked` (int64 [R]): [R, hidden]."""
         ...
@@ -133,6 +146,20 @@ class ModuleStack:
         by_type = {kind: parts.rotary(hidden, positions, kind) for kind in set(parts.layer_types)}
         return [by_type[kind] for kind in parts.layer_types]
 
+    def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
+        """See `LayerStack.queries`."""
+        module = self._parts.layers[layer]
+        attention: Any = getattr(module, "self_attn", None)
+        if getattr(attention, "q_proj", None) is None:
+            return None
+        states = hidden.to(self._parts.norm.weight.dtype)[None]
+        cos, sin = self._rotate(states, positions[None])[layer]
+        query = attention.q_proj(module.input_layernorm(states))[0].view(len(hidden), -1, attention.head_dim)
+        if getattr(attention, "q_norm", None) is not None:
+            query = attention.q_norm(query)
+        scaling: float = attention.scaling
+        return rotated(query, cos[0, :, None], sin[0, :, None]) * scaling
+
     def norm(self, hidden: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
         """See `LayerStack.norm`."""
         normed: torch.Tensor = self._parts.norm(pick(hidden, picked))
@@ -142,6 +169,14 @@ class ModuleStack:
         """See `LayerStack.logits`."""
         logits: torch.Tensor = self._parts.head(normed)
         return logits.float()
+
+
+def rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Heads [R, heads, head_dim] turned by their positions; cos and sin [R, 1, rotated], the other numbers stay."""
+    width = cos.shape[-1]
+    turned, rest = heads[..., :width], heads[..., width:]
+    swapped = torch.cat((-turned[..., width // 2 :], turned[..., : width // 2]), dim=-1)
+    return torch.cat((turned * cos + swapped * sin, rest), dim=-1)
 
 
 def pick(hidden: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:

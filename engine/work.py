@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -38,6 +39,7 @@ class Work:
         traced: cached length at their end.
         remaining: tokens still to feed, as of the last `refresh`.
         order: place in the order of submission, or of the last token of a stretch.
+        overtaken: operations submitted after it that started before it.
     """
 
     table: BlockTable
@@ -58,6 +60,7 @@ class Work:
     cached_nodes: int = 0
     remaining: int = 0
     order: int = 0
+    overtaken: int = 0
 
     @property
     def tenant(self) -> str:
@@ -92,6 +95,16 @@ class Work:
     def running(self) -> bool:
         """Whether the answer has begun: somebody may be reading it as it comes."""
         return bool(self.table.seq.generated)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of a sequence that has not started that is found in the pool, or taken over from elsewhere."""
+        table, pool = self.table, self.table.pool
+        hashes = table.content.first((len(table.seq) - 1) // pool.block_size)
+        # Parents outlive their children: what is found is a prefix.
+        found = bisect_left(hashes, True, key=lambda content: pool.find(content) is None)
+        elsewhere = table.reused.tokens if table.reused is not None else 0
+        return min((found * pool.block_size + elsewhere) / len(table.seq), 1.0)
 
     @property
     def target_length(self) -> int:
@@ -156,6 +169,8 @@ class Work:
             held = table.tail.resumable((seq.tokens[-1], *tree.tokens))
             if held is not None:
                 feed.depth, feed.states = Depth(first=held.depth.last or 0), held.states
+        if table.reused is not None:
+            feed.partial = table.reused.part(feed)
         return feed
 
     def _sketch_feed(self, sketch: Sketch, count: int) -> Feed:
@@ -243,4 +258,7 @@ class Work:
         meter.draft_tokens += fed - real
         if feed.depth != WHOLE:
             meter.spared_tokens += fed * (1 - feed.depth.runs(num_layers) / num_layers)
+        if feed.partial is not None:
+            meter.spared_tokens += feed.partial.spared
         meter.cached_tokens = table.cached_on_arrival
+        meter.fetched_tokens = table.origin.on_arrival

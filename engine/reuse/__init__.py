@@ -1,0 +1,1 @@
+"""KV of tokens that stood elsewhere: found by likeness, moved to new positions, recomputed where it matters."""
