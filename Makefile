@@ -22,7 +22,7 @@ TRAIN_ARGS ?=
 SOAK_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help venv lint format test test-exactness venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation soak demo serve train-demo train-heads proto clean
+.PHONY: help venv lint format test test-exactness test-kvstore-chaos venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore soak demo serve train-demo train-heads train-kv-codecs proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ test: venv ## the default test suite (no GPU, no Redis server, no network)
 test-exactness: venv ## the output laws of speculation over 200,000 runs each, and every combination of its parts
 	$(BIN)/pytest -m exactness --timeout 3600 $(PYTEST_ARGS)
 
+test-kvstore-chaos: venv ## the shared prefix store while Redis is killed, stopped, spoiled and full, 20 workers (10 minutes)
+	$(BIN)/pytest -m chaos --timeout 600 tests/kvstore/acceptance $(PYTEST_ARGS)
+
 venv-peers: $(PEERS_STAMP) ## make or update .venv-peers: engines that `make bench` measures beside ours
 
 $(PEERS_STAMP): experiments/peers/requirements.txt scripts/make_peers_venv.sh | $(STAMP)
@@ -78,6 +81,20 @@ bench-ead-ablation: venv ## measure what window, minimum stay and effect of entr
 bench-speculation: venv ## compare every speculative method with plain decoding, hours (BENCH_ARGS="--quick --target demo")
 	$(BIN)/turnout bench speculation $(BENCH_ARGS)
 
+bench-codecs: venv ## measure the codecs of the shared prefix store: bytes, speed, what they do to answers (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_codecs $(BENCH_ARGS)
+
+bench-hydragen: venv ## measure decoding after a shared prefix, read once for all requests and apart
+	$(BIN)/python -m experiments.bench_hydragen $(BENCH_ARGS)
+	$(BIN)/python -m experiments.bench_reuse $(BENCH_ARGS)
+
+bench-kvstore: venv ## measure the shared prefix store, then access to Redis, codecs and shared-prefix attention
+	$(BIN)/python -m experiments.prefix_store.bench $(BENCH_ARGS)
+	$(BIN)/python -m experiments.bench_redis_access $(BENCH_ARGS)
+	$(BIN)/python -m experiments.bench_codecs $(BENCH_ARGS)
+	$(BIN)/python -m experiments.bench_hydragen $(BENCH_ARGS)
+	$(BIN)/python -m experiments.bench_reuse $(BENCH_ARGS)
+
 soak: venv ## load the demo models beyond their capacity for 20 minutes; memory, leaks, answers (SOAK_ARGS="--minutes 2")
 	$(BIN)/python -m experiments.soak $(SOAK_ARGS)
 
@@ -99,6 +116,9 @@ train-heads: venv ## train the draft heads of the demo's large model anew (25 mi
 		$(BIN)/turnout train $$kind --out .runs/heads/$$kind.safetensors; \
 		install -D -m 644 -t turnout/demo/artifacts .runs/heads/$$kind.safetensors .runs/heads/$$kind.report.json; \
 	done
+
+train-kv-codecs: venv ## profile the demo pair for the codecs of the shared prefix store anew (a minute or two)
+	$(BIN)/turnout train kv-codecs --out turnout/demo/artifacts
 
 proto: venv ## regenerate the gRPC code from turnout/proto/generation.proto
 	$(BIN)/python -m turnout.proto.generate

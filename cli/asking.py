@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnout.calls import ChatMessage, Chunk, Event, Failure, GenerateCall, ModelDescription, Usage
+from turnout.calls import ChatMessage, Chunk, Event, Failure, GenerateCall, ModelDescription, Usage, cache_class
 from turnout.errors import Code, TurnoutError, invalid
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Question:
     session: str = ""
     limits: dict[str, Any] = field(default_factory=dict)
     explain: bool = False
+    cache: str = ""
 
     @property
     def messages(self) -> tuple[ChatMessage, ...] | None:
@@ -74,6 +75,7 @@ def ask_server(question: Question, address: str, announce: Announce, show: Show)
             session=question.session,
             limits=question.limits,
             explain=question.explain,
+            cache=cache_class(question.cache),
             **question.sampling,
         ) as stream:
             for chunk in stream:
@@ -121,6 +123,7 @@ def _call(question: Question, pool: str) -> GenerateCall:
         deadline_s=question.deadline_s,
         session=question.session,
         explain=question.explain,
+        cache=cache_class(question.cache),
         limits=validated(RouteLimits, question.limits, "limits"),
     )
 

@@ -51,19 +51,18 @@ def generate(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Of routing: max_cost, max_latency_s, quality.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why the request was routed as it was.")] = False,
+    cache: Annotated[str, typer.Option(help="exact, or lossy: cached prefixes that lost something may be used.")] = "",
     plain: Annotated[bool, typer.Option("--plain", help="Print the text alone, without marks and meters.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print tokens, provenance and cost as JSON.")] = False,
 ) -> None:
-    """Answer one prompt, from a server or here.
+    """Answer one prompt, from a server or here, and say what it cost beside what the large model alone would have.
 
-    What the large model wrote is coloured and underlined, or in ⟦brackets⟧ without colour. Afterwards comes
-    what it cost on three meters, beside what the large model alone would have cost.
+    What the large model wrote is coloured and underlined, or in ⟦brackets⟧ without colour; cost has three meters.
     """
     given = {
-        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
-        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty, "max_tokens": max_tokens, "stop": stop or None, "seed": seed,
-        "n": n, "logprobs": logprobs,
+        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,
+        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty, "stop": stop or None,
+        "frequency_penalty": frequency_penalty, "seed": seed, "n": n, "logprobs": logprobs,
     }  # fmt: skip
     question = Question(
         text=sys.stdin.read() if prompt == "-" else prompt,
@@ -77,6 +76,7 @@ def generate(
         session=session,
         limits=parse_params(limit or [], "--limit"),
         explain=explain,
+        cache=cache,
     )
     _answer(question, None if local else address, config, plain, as_json)
 

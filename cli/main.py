@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cli import bench, calibrate, config, generate, methods, models, parts, profile, route, serve, status, train
+from cli import bench, cache, calibrate, config, generate, methods, models, parts, profile, route, serve, status, train
 from cli.output import print_error
 from turnout import __version__
 from turnout.errors import TurnoutError
@@ -37,6 +37,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(train.app, name="train")
 app.add_typer(bench.app, name="bench")
 app.add_typer(route.app, name="route")
+app.add_typer(cache.app, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

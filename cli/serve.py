@@ -35,6 +35,8 @@ def serve(
         out.print(f"serving {', '.join(settings.pools)}; Ctrl-C stops")
         out.print(f"  gRPC  {server.grpc_address}")
         out.print(f"  HTTP  {server.http_url}/v1")
+        if server.store is not None:
+            out.print(f"  store {server.store.url}, root key in {server.store.root_key_file} (see `turnout cache`)")
         stop.wait()
     finally:
         with out.status("stopping"):

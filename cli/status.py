@@ -15,6 +15,7 @@ from cli.output import print_json, print_table
 from turnout.errors import Code, TurnoutError
 
 TIMEOUT_S = 10.0
+WELL = ("ok", "degraded")  # degraded: without the prefix store, everything is computed
 
 
 def status(
@@ -33,7 +34,7 @@ def status(
     grpc_ms = 1000 * (time.perf_counter() - started)
     health = read_health(http)
     metrics = read_metrics(_get(http, "/metrics")[1])
-    healthy = health == "ok"
+    healthy = health in WELL
     if as_json:
         print_json({"healthy": healthy, "grpc_ms": grpc_ms, "health": health, "models": models, "metrics": metrics})
     else:
@@ -46,7 +47,7 @@ def status(
         )
         if metrics:
             print_table(["counter", ">value"], [[name, f"{value:g}"] for name, value in metrics.items()])
-        for line in drifted(metrics):
+        for line in (*drifted(metrics), *degraded(metrics)):
             typer.echo(line)
     if not healthy:
         raise typer.Exit(1)
@@ -71,6 +72,16 @@ def drifted(metrics: dict[str, float]) -> list[str]:
         if base == "turnout_entropy_drift" and index > limit:
             found.append(f"drift: {labels.rstrip('}')}: stability index {index:.2f} > {limit:.2f}; calibrate again")
     return found
+
+
+def degraded(metrics: dict[str, float]) -> list[str]:
+    """A line for every pool whose replicas cannot reach their prefix store."""
+    return [
+        f"degraded: {name.partition('{')[2].rstrip('}')}: {replicas:g} replicas cannot reach all of the prefix store;"
+        " what it holds is computed"
+        for name, replicas in metrics.items()
+        if name.startswith("turnout_cache_degraded{") and replicas
+    ]
 
 
 def read_metrics(text: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli import train_judges, train_lengths, train_router
+from cli import train_codecs, train_judges, train_lengths, train_router
 from cli.asking import read_config
 from cli.output import print_json, print_table, shown_progress
 from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Out, Seed, Temperature
@@ -28,6 +28,7 @@ app = typer.Typer(
 train_lengths.register(app)
 train_router.register(app)
 train_judges.register(app)
+train_codecs.register(app)
 
 ModelName = Annotated[
     str, typer.Option(help="Which model: small or large of the first pool, a configured model's name, or a folder.")

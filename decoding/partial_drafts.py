@@ -142,7 +142,7 @@ async def exit_states(model: Model, seq: Sequence, layer: int, start: int, stop:
     """
     want, rows = Want(draw=None, hidden=frozenset({layer})), []
     if start == 0:  # a sketch stands after at least one token
-        first = Sequence(seq.tokens[:1], seq.sampling, seq.seed, cache_salt=seq.cache_salt, tenant=seq.tenant)
+        first = Sequence(seq.tokens[:1], seq.sampling, seq.seed, sharing=seq.sharing, tenant=seq.tenant)
         try:
             rows += await model.extend(first, want=want)
         finally:

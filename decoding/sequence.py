@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from turnout.cost import Meter
-from turnout.types import FinishReason, SamplingParams, Token
+from turnout.types import FinishReason, SamplingParams, Sharing, Token
+
+DEFAULT_SHARING = Sharing()
 
 
 class TextStop(Protocol):
@@ -30,7 +32,8 @@ class Sequence:
         seed: of the keyed noise.
         eos_ids: ids that end the answer (unless `sampling.ignore_eos`).
         stop: watches for stop strings, when there are any.
-        cache_salt: separates prefix caches that must not be shared (one tenant's from another's).
+        sharing: whose cache its tokens belong to; what others may not find is computed again.
+        lossy: whether its cache may come from KV that was stored or reused with a loss.
         tenant: whose request it is; a model's time is shared equally between tenants.
 
     Attributes:
@@ -42,15 +45,16 @@ class Sequence:
 
     __slots__ = (
         "_ends",
-        "cache_salt",
         "finish_reason",
         "generated",
+        "lossy",
         "meter",
         "num_prompt_tokens",
         "output_counts",
         "prompt_set",
         "sampling",
         "seed",
+        "sharing",
         "stop",
         "tenant",
         "tokens",
@@ -63,8 +67,9 @@ class Sequence:
         seed: int,
         eos_ids: Iterable[int] = (),
         stop: TextStop | None = None,
-        cache_salt: str = "",
+        sharing: Sharing = DEFAULT_SHARING,
         tenant: str = "default",
+        lossy: bool = False,
     ) -> None:
         self.tokens: list[int] = list(prompt)
         if not self.tokens:
@@ -73,7 +78,8 @@ class Sequence:
         self.sampling = sampling
         self.seed = seed
         self.stop = stop
-        self.cache_salt = cache_salt
+        self.sharing = sharing
+        self.lossy = lossy
         self.tenant = tenant
         self.generated: list[Token] = []
         self.finish_reason: FinishReason | None = None
@@ -144,7 +150,7 @@ class Sequence:
     def fork(self, seed: int | None = None) -> Sequence:
         """An independent continuation of the same tokens, with counters of its own."""
         seed = self.seed if seed is None else seed
-        twin = Sequence(self.tokens, self.sampling, seed, (), None, self.cache_salt, self.tenant)
+        twin = Sequence(self.tokens, self.sampling, seed, (), None, self.sharing, self.tenant, self.lossy)
         twin.num_prompt_tokens = self.num_prompt_tokens
         twin.prompt_set = self.prompt_set
         twin.generated = list(self.generated)

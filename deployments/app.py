@@ -20,6 +20,7 @@ from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 
+from deployments.embedded_store import EmbeddedStore, start_store
 from deployments.ingress import Ingress
 from deployments.pool_deployment import PoolLoader, ServedPool, load_local_pool
 from turnout.calls import PoolStats
@@ -95,6 +96,7 @@ class RunningServer:
     http_url: str
     pools: tuple[str, ...]
     temp_dir: Path | None = None
+    store: EmbeddedStore | None = None
 
     def stats(self) -> dict[str, list[PoolStats]]:
         """What each replica of each pool holds right now."""
@@ -108,6 +110,8 @@ class RunningServer:
         ray.shutdown()
         if self.temp_dir is not None:
             shutil.rmtree(self.temp_dir, ignore_errors=True)
+        if self.store is not None:
+            self.store.stop()
 
 
 def start(config: TurnoutConfig, load: PoolLoader = load_local_pool) -> RunningServer:
@@ -130,6 +134,7 @@ def start(config: TurnoutConfig, load: PoolLoader = load_local_pool) -> RunningS
         temp_dir=temp_dir,
     )
     try:
+        config, server.store = start_store(config)
         _run(config, load)
     except BaseException:
         server.stop()

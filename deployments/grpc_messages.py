@@ -20,6 +20,7 @@ from turnout.calls import (
     ScoredTokens,
     TokenOut,
     Usage,
+    cache_class,
 )
 from turnout.cost import Cost, ModelMeter
 from turnout.errors import invalid
@@ -57,6 +58,7 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         deadline_s=request.deadline_s if request.HasField("deadline_s") else None,
         session=session_name(request.session),
         explain=request.explain,
+        cache=cache_class(request.cache),
         limits=validated(RouteLimits, {field.name: value for field, value in request.limits.ListFields()}, "limits"),
     )
 

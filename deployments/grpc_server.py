@@ -88,14 +88,14 @@ class GrpcServicer:
     async def Check(  # noqa: N802 - the RPC's name
         self, data: bytes, grpc_context: RayServegRPCContext
     ) -> health_pb2.HealthCheckResponse:
-        """SERVING when every pool answers."""
+        """SERVING when every pool answers, with or without its prefix store."""
         with _status(grpc_context, {}):
             request = parse(health_pb2.HealthCheckRequest, data)
             if request.service not in HEALTH_SERVICES:
                 grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
                 grpc_context.set_details("service: unknown")
                 return health_pb2.HealthCheckResponse()
-            healthy = await self.service.healthy()
+            healthy = await self.service.health() != "unavailable"
             status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
             return health_pb2.HealthCheckResponse(status=status)
         return health_pb2.HealthCheckResponse()

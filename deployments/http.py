@@ -91,12 +91,12 @@ def build_http(service: GenerationService) -> FastAPI:
 
     @app.get("/healthz")
     async def health() -> Response:
-        healthy = await service.healthy()
-        return JSONResponse({"status": "ok" if healthy else "unavailable"}, status_code=200 if healthy else 503)
+        status = await service.health()
+        return JSONResponse({"status": status}, status_code=503 if status == "unavailable" else 200)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await service.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     return app
 

@@ -1,10 +1,13 @@
-"""Counters of a front end, for Prometheus: requests by outcome, tokens by model, TTFT and TPOT, drift of entropies."""
+"""For Prometheus: requests by outcome, tokens by model, TTFT and TPOT, drift of entropies, prefix stores."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from turnout.calls import Usage
+from deployments.cache_metrics import CacheCollector
+from turnout.calls import PoolStats, Usage
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -15,6 +18,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._caches = CacheCollector()
+        self._registry.register(self._caches)
         self._requests = Counter(
             "turnout_requests", "Finished requests.", ("model", "outcome"), registry=self._registry
         )
@@ -77,6 +82,10 @@ class Metrics:
         if usage.drift is not None:
             self._drift.labels(model, usage.drift.calibration).set(usage.drift.index)
             self._drift_limit.labels(model, usage.drift.calibration).set(usage.drift.limit)
+
+    def stores(self, pools: Mapping[str, Iterable[PoolStats]]) -> None:
+        """Take over what the replicas of each pool say of their prefix stores."""
+        self._caches.update(pools)
 
     def render(self) -> bytes:
         """The text exposition format."""

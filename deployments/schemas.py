@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.faults import respell
 from deployments.service import parse_sampling, request_id, session_name
-from turnout.calls import ChatMessage, GenerateCall
+from turnout.calls import ChatMessage, GenerateCall, cache_class
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import explain
 from turnout.types import RouteLimits, SamplingParams
@@ -55,6 +55,7 @@ class CommonBody(_Body):
     stream_options: StreamOptions = StreamOptions()
     decoding: Decoding = Decoding()
     deadline_s: float | None = None
+    cache: str = ""
 
 
 class CompletionBody(CommonBody):
@@ -255,6 +256,7 @@ def _job(
             session=session,
             explain=body.decoding.explain,
             limits=body.decoding.limits,
+            cache=cache_class(body.cache),
         )
         for prompt, messages in inputs
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from deployments.backend import Backend, Batch
@@ -32,6 +32,7 @@ MAX_REQUEST_ID_LENGTH = 128
 MAX_SESSION_LENGTH = 256
 HEALTH_TIMEOUT_S = 5.0
 ROLES = ("system", "user", "assistant")
+Health = Literal["ok", "degraded", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +149,22 @@ class GenerationService:
         """What the replicas of each pool hold right now."""
         return {name: await backend.stats() for name, backend in self._backends.items()}
 
-    async def healthy(self) -> bool:
-        """Whether every pool answers within a few seconds."""
+    async def health(self) -> Health:
+        """ok; degraded, every pool answers but some cannot reach its prefix store; or unavailable."""
         try:
             async with _Deadline(HEALTH_TIMEOUT_S).guard():
-                await self.stats()
+                pools = await self.stats()
         except TurnoutError:
-            return False
-        return True
+            return "unavailable"
+        caches = [each.cache for stats in pools.values() for each in stats if each.cache is not None]
+        return "ok" if all(cache.health == "ok" for cache in caches) else "degraded"
+
+    async def exposition(self) -> bytes:
+        """All metrics as text; what pools count is as of now, or of the last time they answered."""
+        with suppress(TurnoutError):
+            async with _Deadline(HEALTH_TIMEOUT_S).guard():
+                self.metrics.stores(await self.stats())
+        return self.metrics.render()
 
     def model_name(self, given: str) -> str:
         """Resolve a request's `model`; empty means the only pool.

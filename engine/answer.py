@@ -16,6 +16,7 @@ from decoding.noise import derive_seed
 from decoding.sequence import Sequence
 from engine.prepare import Prepared
 from engine.routing import Routing
+from engine.sharing import Share, private
 from engine.text import Detokenizer, StopStrings, TextTokenizer
 from turnout.calls import Chunk, Event, TokenOut, Usage
 from turnout.cost import Meter, report
@@ -53,6 +54,7 @@ class AnswerRun:
         tokenizer: the pool's.
         large: name of the model the cost is compared with.
         routing: decides where the call has no plan yet.
+        share: says whose cache the prompt belongs to.
     """
 
     def __init__(
@@ -62,9 +64,11 @@ class AnswerRun:
         tokenizer: TextTokenizer,
         large: str,
         routing: Routing | None = None,
+        share: Share = private,
     ) -> None:
         self._prepared = prepared
         self._routing = routing
+        self._share = share
         self._models = models
         self._tokenizer = tokenizer
         self._large = large
@@ -80,7 +84,8 @@ class AnswerRun:
         seed = derive_seed(prepared.seed, index)
         eos = self._tokenizer.eos_ids
         tenant = prepared.call.tenant
-        sequence = Sequence(prepared.prompt, self._sampling, seed, eos, text, cache_salt=tenant, tenant=tenant)
+        sharing, lossy = self._share(tenant, prepared.prompt), prepared.call.cache == "lossy"
+        sequence = Sequence(prepared.prompt, self._sampling, seed, eos, text, sharing, tenant, lossy)
         return sequence, text
 
     @property

@@ -14,6 +14,7 @@ from engine.cache.table import BlockTable
 from engine.device import Device
 from engine.forwards import Forwards, Outcome
 from engine.memory import StepMemory, age
+from engine.ordering import note_started
 from engine.runner import Feed, Runner
 from engine.scheduler import Forward, Limits, Load, StepTime, load_of, plan_step
 from engine.waiting import WaitingWork
@@ -66,6 +67,10 @@ class Batcher:
     def runner(self) -> Runner:
         """Executes the forwards."""
         return self._forwards.runner
+
+    def use(self, runner: Runner) -> None:
+        """Let another runner execute the forwards from the next step on."""
+        self._forwards.runner = runner
 
     @property
     def forward_seconds(self) -> float:
@@ -157,6 +162,7 @@ class Batcher:
         if not candidates or (contested and self.device.others_first(self.tenants())):
             return []
         memory = StepMemory(self.tables, candidates)
+        fresh = [work for work in candidates if not (work.started or work.running or work.background)]
         shares = plan_step(
             candidates,
             self.limits,
@@ -178,6 +184,11 @@ class Batcher:
             oldest = min(stuck, key=lambda work: age(work.table))
             if tokens := memory.squeeze(oldest, self.limits.token_budget):
                 steps.append((oldest, oldest.feed(tokens)))
+        if self.limits.order != "fifo":
+            note_started(fresh, {work for work, _ in steps})
+        for _, feed in steps:
+            if feed.partial is not None:
+                feed.partial.hold()  # all memory of this step is reserved: what is found now stays until it ends
         return steps
 
     async def _step(self, steps: Steps) -> None:
@@ -207,11 +218,14 @@ class Batcher:
         active = self.device.tenants()
         got = _seconds_by_tenant(steps, self.times) if len(active) > 1 else {}
         self.device.owed.charge(got, active, whole.seconds(self.times) if got else 0.0)
-        self.times.observe(whole.fed, whole.attended, whole.sequences, seconds)
+        if all(feed.partial is None for _, feed in steps):
+            self.times.observe(whole.fed, whole.attended, whole.sequences, seconds)
 
     def _land(self, steps: Steps) -> None:
         for _, feed in steps:
             feed.table.in_flight = False
+            if feed.partial is not None:
+                feed.partial.let_go()
             if feed.table.released:
                 feed.table.drop()
 

@@ -61,6 +61,10 @@ class Device:
         """Run `work` on the device's thread. The caller holds `turn`."""
         return asyncio.get_running_loop().run_in_executor(self._executor, work)
 
+    def call(self, work: Callable[[], T]) -> T:
+        """Run `work` on the thread between forwards and wait for it; called from any thread but the event loop's."""
+        return self._executor.submit(work).result()
+
     def close(self) -> None:
         """End the thread after the forward in progress."""
         self._executor.shutdown(wait=True)

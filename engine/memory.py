@@ -79,7 +79,7 @@ class StepMemory:
             for work in self._candidates:
                 if work.started and not work.background and work.remaining > work.atomic:
                     self._note(work.table)
-        mine = table.prefix_hashes(1)
+        mine = table.content.first(1)
         for other in self._computing.get(mine[0], ()):
             shared = table.shared_blocks(other)
             size = table.pool.block_size
@@ -90,7 +90,7 @@ class StepMemory:
     def _note(self, table: BlockTable) -> None:
         """Remember a sequence whose prompt is being computed, by its first block."""
         assert self._computing is not None
-        first = table.prefix_hashes(1)
+        first = table.content.first(1)
         if first:
             self._computing.setdefault(first[0], []).append(table)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,12 +27,22 @@ from engine.cache.table import BlockTable
 from engine.costs.limits import cache_size
 from engine.costs.probe import Probe, profile
 from engine.device import Device
+from engine.fingerprint import KV_LAYOUT, numerics_class
 from engine.loading import Checkpoint
 from engine.runner import Runner
-from engine.scheduler import Limits
+from engine.scheduler import Limits, attended_positions
 from engine.work import Work
 from turnout.config import EngineConfig, ModelConfig
+from turnout.errors import invalid
 from turnout.types import Segment
+
+if TYPE_CHECKING:
+    from engine.cache.shared import SharedPrefixes
+    from engine.reuse.edits import Edit
+    from engine.reuse.finding import SpanReuse
+    from engine.reuse.settings import ReuseSettings
+    from kvstore.exchange import ModelLayout
+    from kvstore.store import PrefixStore
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +83,8 @@ class EngineModel:
                 config.kv_memory_bytes,
                 size.bytes_needed,
             )
+        self.dtype = checkpoint.dtype
+        self.numerics = numerics_class(plan.backend.name, device.torch_device)
         self.pool = BlockPool(num_blocks, engine.block_size)
         self.store = KVStore(
             plan.num_layers,
@@ -81,10 +95,12 @@ class EngineModel:
             device.torch_device,
         )
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)
-        limits = Limits(engine.token_budget, engine.max_batch, engine.max_slowdown)
+        limits = Limits(engine.token_budget, engine.max_batch, engine.max_slowdown, engine.order, engine.max_overtaken)
         self.step_time = profile(Probe(runner, num_blocks, self.max_length, engine.max_batch, engine.token_budget))
         self.batcher = Batcher(name, self.num_parameters, runner, device, limits, self.step_time)
         self.batcher.step_seconds = self.step_time.seconds(fed=1, attended=1, sequences=1)
+        self.shared: SharedPrefixes | None = None
+        self.spans: SpanReuse | None = None
 
     def _table(self, seq: Sequence) -> BlockTable:
         table = self.batcher.tables.get(seq)
@@ -92,26 +108,106 @@ class EngineModel:
             table = self.batcher.tables[seq] = BlockTable(seq, self.pool, self.store)
         return table
 
+    def share(self, store: PrefixStore) -> None:
+        """From now on, fill the pool from a store before sequences start, and offer it what is computed.
+
+        Raises:
+            ValueError: the store's chunks are not made of whole blocks.
+        """
+        from engine.cache.shared import SharedPrefixes
+
+        tables = self.batcher.tables.values
+        step = self.batcher.limits.token_budget
+        self.shared = SharedPrefixes(store, self.pool, self.store, self.batcher.device, tables, self._forecast, step)
+
+    def reuse(self, settings: ReuseSettings) -> None:
+        """From now on, let sequences that may be inexact take over spans of other prompts; before any operation.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: the KV of this model cannot be moved, or only partly be computed again.
+        """
+        from engine.reuse.finding import SpanReuse
+        from engine.reuse.forward import reusing_runner
+
+        self.batcher.use(reusing_runner(self.batcher.runner, settings))
+        self.spans = SpanReuse(settings, self.pool)
+
+    def edit(self, seq: Sequence, edits: list[Edit]) -> Sequence:
+        """A sequence with some places edited, whose cache keeps what stands behind them; see `engine.reuse.edits`.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT or OUT_OF_RANGE: the edits; INVALID_ARGUMENT: `reuse` was not called.
+        """
+        from engine.reuse.edits import edited
+
+        if self.spans is None:
+            raise invalid("reuse", f"is off for {self.name!r}: cached keys cannot be moved")
+        return edited(self.batcher.tables, seq, edits)
+
+    def layout(self, digests: Mapping[str, str], profiles: Mapping[str, Any] | None = None) -> ModelLayout:
+        """What a store must know of the cache.
+
+        Args:
+            digests: of the checkpoint and the tokenizer, by name; of all their content.
+            profiles: what codecs know of the model, by codec family.
+        """
+        from kvstore.exchange import ModelLayout
+
+        kv_heads, head_dim = self.store.layers[0].shape[2:]
+        parts: dict[str, str | int] = {
+            **digests,
+            "dtype": str(self.dtype),
+            "layout": KV_LAYOUT,
+            "numerics": self.numerics,
+        }
+        shape = (self.num_layers, kv_heads, head_dim, self.dtype, self.pool.block_size)
+        return ModelLayout(parts, *shape, profiles or {})
+
+    def _forecast(self) -> Callable[[int, int], float]:
+        """(a, b) -> seconds to compute tokens a to b - 1 after those before them, beside what the device does now."""
+        loads = [member.load() for member in self.batcher.device.members if member is not self.batcher]
+        slowdown = self.batcher.limits.max_slowdown
+        decoding = any(load.running for load in (self.batcher.load(), *loads))
+        # Beside decodes, prompts get what stretches a step; models of one device take turns.
+        factor = (slowdown / (slowdown - 1) if decoding else 1.0) * (1 + sum(bool(load.alone) for load in loads))
+
+        def seconds(start: int, stop: int) -> float:
+            fed = stop - start
+            return factor * self.step_time.seconds(fed, attended_positions(start, fed), 1)
+
+        return seconds
+
+    async def _ready(self, seq: Sequence) -> BlockTable:
+        """A sequence's cache; before its first operation, what the store has of its prefix is brought into the pool."""
+        table = self._table(seq)
+        if self.shared is not None and not table.origin.sought:
+            await self.shared.seek(table)
+        if self.spans is not None:
+            await self.spans.fill(table)
+        return table
+
     async def extend(
         self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
     ) -> list[Row]:
         """See `decoding.model.Model.extend`."""
-        return await self.batcher.submit(Work(self._table(seq), tokens, want=want, every=every))
+        return await self.batcher.submit(Work(await self._ready(seq), tokens, want=want, every=every))
 
     async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
         """See `decoding.model.Model.decode`."""
         stretch = Stretch(seq, until, self.name, self.num_parameters)
         if not stretch.stopped_by:
-            await self.batcher.submit(Work(self._table(seq), want=stretch.want, on_row=stretch.take))
+            await self.batcher.submit(Work(await self._ready(seq), want=stretch.want, on_row=stretch.take))
         return stretch.segment
 
     async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
         """See `decoding.model.Model.expand`."""
-        return await self.batcher.submit(Work(self._table(seq), tree=tree, grows=True, first_node=start, want=want))
+        return await self.batcher.submit(
+            Work(await self._ready(seq), tree=tree, grows=True, first_node=start, want=want)
+        )
 
     async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
         """See `decoding.model.Model.sketch`."""
-        return await self.batcher.submit(Work(self._table(seq), sketch=sketch, want=want))
+        return await self.batcher.submit(Work(await self._ready(seq), sketch=sketch, want=want))
 
     async def read(
         self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
@@ -133,7 +229,7 @@ class EngineModel:
         self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
     ) -> Verdict:
         """See `decoding.model.Model.verify`."""
-        table = self._table(seq)
+        table = await self._ready(seq)
         rows = await self.batcher.submit(Work(table, tree=draft, want=want_of(verifier, seq) | want, want_extra=want))
         # No plan is made before this task has had its turn, so the tree's slots are as the forward left them.
         base = len(table)
@@ -151,7 +247,7 @@ class EngineModel:
 
     async def absorb(self, seq: Sequence) -> None:
         """See `decoding.model.Model.absorb`."""
-        await self.batcher.submit(Work(self._table(seq), background=True))
+        await self.batcher.submit(Work(await self._ready(seq), background=True))
 
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
         """See `decoding.model.Model.fork`."""
@@ -165,6 +261,8 @@ class EngineModel:
         """See `decoding.model.Model.release`."""
         table = self.batcher.tables.pop(seq, None)
         if table is not None:
+            if self.shared is not None:
+                self.shared.release(table)
             self.batcher.release(table)
 
     def step_seconds(self) -> float:
@@ -182,4 +280,6 @@ class EngineModel:
 
     async def close(self) -> None:
         """Stop batching; what waits is cancelled."""
+        if self.shared is not None:
+            await self.shared.close()
         await self.batcher.close()

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,7 @@ from engine.model import EngineModel
 from engine.places import Places
 from engine.prepare import Intake, Prepared, encode_tokens
 from engine.routing import PoolRouting, Routing
+from engine.sharing import Share, cache_stats, open_stores, private, reuse_spans, share_of
 from engine.text import TextTokenizer
 from router.decision import Decision
 from router.routing import Router
@@ -29,6 +30,9 @@ from turnout.calls import Event, GenerateCall, ModelDescription, PoolStats, Scor
 from turnout.config import TurnoutConfig, artifacts_path, model_path
 from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
 from turnout.types import SamplingParams, TokenKind
+
+if TYPE_CHECKING:
+    from kvstore.build import SharedStore
 
 SCARCE = 0.75  # share of a model's blocks in use beyond which shadows give way
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -52,6 +56,8 @@ class LocalPool:
 
     Attributes:
         routing: chooses a method where a call leaves it open; None: the default method is used.
+        stores: what the members share with other processes; None: nothing.
+        share: says whose cache a prompt belongs to.
     """
 
     def __init__(
@@ -79,6 +85,8 @@ class LocalPool:
         self._places = places
         self._rate = _Rate()
         self.routing: PoolRouting | None = None
+        self.stores: SharedStore | None = None
+        self.share: Share = private
 
     @classmethod
     def load(cls, name: str, config: TurnoutConfig) -> LocalPool:
@@ -102,7 +110,11 @@ class LocalPool:
             settings = config.models[member]
             device = devices.setdefault(settings.device, Device(settings.device))
             checkpoints[member] = load_checkpoint(
-                model_path(settings), DTYPES[settings.dtype], device.torch_device, config.engine.kernels
+                model_path(settings),
+                DTYPES[settings.dtype],
+                device.torch_device,
+                config.engine.kernels,
+                config.engine.shared_attention,
             )
         vocab_size = min(checkpoint.vocab_size for checkpoint in checkpoints.values())
         for member, checkpoint in checkpoints.items():
@@ -121,6 +133,10 @@ class LocalPool:
         check_default(loaded.pool, *method, f"pools.{name}.default")
         if pool.routing is not None:
             loaded.routing = PoolRouting(pool.routing, name, loaded.pool, alone=pool.replicas == 1)
+        reuse_spans(pool, models.values())
+        folders = (model_path(config.models[pool.large]), artifacts_path(pool))
+        loaded.stores = open_stores(config, models, tokenizer, *folders)
+        loaded.share = share_of(config, loaded.stores)
         return loaded
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
@@ -150,7 +166,7 @@ class LocalPool:
                         yield event
 
     def _run(self, prepared: Prepared, models: ModelPool, routing: Routing | None = None) -> AsyncIterator[Event]:
-        return AnswerRun(prepared, models, self.tokenizer, self.roles["large"], routing).events()
+        return AnswerRun(prepared, models, self.tokenizer, self.roles["large"], routing, self.share).events()
 
     def _intake(self) -> Intake:
         members = {member: role for role, member in self.roles.items()}
@@ -179,7 +195,8 @@ class LocalPool:
         if prepared.plan is not None:
             raise invalid("method", f"the request is not routed: it names {prepared.plan.method.name!r}")
         routing = Routing(Router(self.routing.router.policy), self._intake())
-        sequence = Sequence(prepared.prompt, call.sampling, prepared.seed, cache_salt=call.tenant, tenant=call.tenant)
+        sharing = self.share(call.tenant, prepared.prompt)
+        sequence = Sequence(prepared.prompt, call.sampling, prepared.seed, sharing=sharing, tenant=call.tenant)
         try:
             await routing.route(prepared, sequence, self.pool)
         finally:
@@ -207,7 +224,8 @@ class LocalPool:
             raise out_of_range(
                 "prompt", f"with its completion {len(prompt) + longest} tokens; at most {model.max_length}"
             )
-        seq = Sequence(prompt, SamplingParams(temperature=0.0), 0, cache_salt=call.tenant, tenant=call.tenant)
+        sharing = self.share(call.tenant, prompt)
+        seq = Sequence(prompt, SamplingParams(temperature=0.0), 0, sharing=sharing, tenant=call.tenant)
         with self._beside():
             async with self._places.hold(call.tenant):
                 try:
@@ -215,23 +233,9 @@ class LocalPool:
                 finally:
                     model.release(seq)
         return [
-            self._scored(model.name, completion, score) for completion, score in zip(completions, scores, strict=True)
+            _scored(self.tokenizer, model.name, completion, score)
+            for completion, score in zip(completions, scores, strict=True)
         ]
-
-    def _scored(self, source: str, completion: tuple[int, ...], score: Score) -> ScoredTokens:
-        text = self.tokenizer.text
-        tokens = tuple(
-            TokenOut(
-                token,
-                text(token),
-                source,
-                TokenKind.DECODED,
-                logprob,
-                top=tuple((other, text(other), value) for other, value in top),
-            )
-            for token, logprob, top in zip(completion, score.token_logprobs, score.top, strict=True)
-        )
-        return ScoredTokens(tokens, score.greedy)
 
     def models(self) -> list[ModelDescription]:
         """The pool first, then its members."""
@@ -261,6 +265,7 @@ class LocalPool:
             step_seconds={model.name: model.step_seconds() for model in models},
             shadows=len(shadows) if shadows is not None else 0,
             shadows_dropped=shadows.num_dropped if shadows is not None else 0,
+            cache=cache_stats(models),
         )
 
     def encode(self, text: str) -> list[int]:
@@ -272,11 +277,13 @@ class LocalPool:
         return self.tokenizer.decode(ids)
 
     async def close(self) -> None:
-        """Cancel what runs, shadows first, and end the forward threads."""
+        """Cancel what runs, shadows first; end the store's threads and the forward threads."""
         if self.routing is not None:
             await self.routing.close()
         for model in self.engines.values():
             await model.close()
+        if self.stores is not None:
+            await asyncio.to_thread(self.stores.close)
         for device in self._devices:
             await asyncio.to_thread(device.close)
 
@@ -313,3 +320,19 @@ def _check_vocabulary(pool: str, small: str, large: str, mine: TextTokenizer, ot
         ids = f"{apart!r} is {ours.get(apart, 'absent')} in one and {theirs.get(apart, 'absent')} in the other"
         message = f"pools.{pool}: {small!r} and {large!r} do not share one vocabulary: {ids}"
         raise TurnoutError(Code.INVALID_ARGUMENT, message, f"pools.{pool}")
+
+
+def _scored(tokenizer: TextTokenizer, source: str, completion: tuple[int, ...], score: Score) -> ScoredTokens:
+    text = tokenizer.text
+    tokens = tuple(
+        TokenOut(
+            token,
+            text(token),
+            source,
+            TokenKind.DECODED,
+            logprob,
+            top=tuple((other, text(other), value) for other, value in top),
+        )
+        for token, logprob, top in zip(completion, score.token_logprobs, score.top, strict=True)
+    )
+    return ScoredTokens(tokens, score.greedy)

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.text import TextTokenizer
 from router.decision import Decision
-from turnout.calls import GenerateCall
+from turnout.calls import GenerateCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
 from turnout.registry import MethodInfo, MethodParams, get_method
 from turnout.types import MAX_SEED, SamplingParams
@@ -77,6 +77,7 @@ class Intake:
         Raises:
             TurnoutError: INVALID_ARGUMENT, NOT_FOUND or OUT_OF_RANGE, naming the field and what is allowed.
         """
+        cache_class(call.cache)
         plan = self._plan_of(call)
         prompt = encode_prompt(call, self.tokenizer, self.vocab_size)
         if len(prompt) >= self.max_length:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from decoding.model import Model, Row, Want
 from training.length_data import Source
+from turnout.types import Sharing
 
 FORMAT = "answers/2"
 SHARD = 64  # prompts answered together, and kept in one file
@@ -102,7 +103,7 @@ async def _answer(model: Model, source: Source, index: int, top: int, exit_layer
     seq, again = source.sequence(index), source.sequence(index)
     exits = frozenset({exit_layer} if exit_layer is not None else ())
     if exits:  # what is found in the cache cannot be read
-        again.cache_salt = f"states {index}"
+        again.sharing = Sharing.private(f"states {index}")
     try:
         segment = await model.decode(seq)
         tokens = [token.id for token in segment.tokens]

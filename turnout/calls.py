@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from turnout.cost import CostReport, ModelMeter, SpeculationMeter
-from turnout.errors import TurnoutError
+from turnout.errors import TurnoutError, invalid
 from turnout.types import NO_LIMITS, FinishReason, RouteLimits, SamplingParams, TokenKind
+
+CacheClass = Literal["exact", "lossy"]
+CACHE_CLASSES: tuple[CacheClass, ...] = ("exact", "lossy")
+
+
+def cache_class(given: str) -> CacheClass:
+    """Which cached KV a call may use; nothing given is "exact".
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT.
+    """
+    for known in CACHE_CLASSES:
+        if (given or "exact") == known:
+            return known
+    raise invalid("cache", f"must be one of {', '.join(CACHE_CLASSES)} (got {given[:40]!r})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +42,14 @@ class GenerateCall:
         model: a pool's name (its models answer together) or a member model's name (it answers alone).
         method: decoding method; None is the pool's default: its routing where it has one. "auto" is the routing.
         params: the method's parameters, not yet validated.
-        tenant: whose request it is; prefix caches are shared within a tenant only.
+        tenant: whose request it is; with whom it shares prefix caches is configured.
         logprobs: report per-token log-probabilities (count of alternatives is in `sampling.logprobs`).
         deadline_s: seconds this call may take; None is the server's limit.
         session: what the caller groups requests by, for routing; "" without.
         explain: whether the usage is to say why the request was routed as it was.
         limits: for routing.
+        cache: "exact" uses only KV that was computed as this call would; "lossy" also what was stored or reused with a
+            loss.
     """
 
     request_id: str
@@ -47,6 +64,7 @@ class GenerateCall:
     session: str = ""
     explain: bool = False
     limits: RouteLimits = NO_LIMITS
+    cache: CacheClass = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +191,35 @@ class MethodDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What the prefix stores of a pool's models did since it was loaded, all models together.
+
+    Attributes:
+        health: of Redis: ok; degraded, some node is left alone; off, none can be reached.
+        lookups: sequences whose prefix was looked for.
+        tokens: tokens that were found, by where: device (the models' own blocks), memory, redis.
+        faults: what went wrong and became a miss, by kind.
+        dropped: values that were not written, by reason.
+        writes: values written.
+        bytes_read: from Redis.
+        bytes_written: to Redis.
+        memory_bytes: held in this process's memory.
+        regret_s: time that the other choice between fetching and computing would have saved, by its own forecasts.
+    """
+
+    health: Literal["ok", "degraded", "off"]
+    lookups: int
+    tokens: dict[str, int]
+    faults: dict[str, int]
+    dropped: dict[str, int]
+    writes: int
+    bytes_read: int
+    bytes_written: int
+    memory_bytes: int
+    regret_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStats:
     """What a pool holds right now; all zero when idle (`cached_blocks` are reusable, not in use).
 
@@ -183,6 +230,7 @@ class PoolStats:
         waiting: operations waiting for a forward pass.
         shadows: shadows of routing that wait or run.
         shadows_dropped: shadows that were not finished, since the pool was loaded.
+        cache: what its prefix stores did; None: it has none.
     """
 
     requests: int
@@ -195,3 +243,4 @@ class PoolStats:
     step_seconds: dict[str, float]
     shadows: int = 0
     shadows_dropped: int = 0
+    cache: CacheStats | None = None

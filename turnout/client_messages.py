@@ -11,7 +11,16 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
-from turnout.calls import ChatMessage, Chunk, MethodDescription, ModelDescription, ScoredTokens, TokenOut, Usage
+from turnout.calls import (
+    CacheClass,
+    ChatMessage,
+    Chunk,
+    MethodDescription,
+    ModelDescription,
+    ScoredTokens,
+    TokenOut,
+    Usage,
+)
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.proto import generation_pb2 as pb
@@ -20,7 +29,7 @@ from turnout.types import FinishReason, TokenKind
 Prompt = str | Sequence[int]
 Messages = Iterable[ChatMessage | Mapping[str, str]]
 SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
-PLAIN_OPTIONS = frozenset({"model", "method", "deadline_s", "request_id", "session", "explain"})
+PLAIN_OPTIONS = frozenset({"model", "method", "deadline_s", "request_id", "session", "explain", "cache"})
 METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
 FIELD_OF_MESSAGE = re.compile(r"^([A-Za-z_][\w.]*): ")
 
@@ -51,6 +60,7 @@ class Options(Sampling, total=False):
     Keys besides the sampling parameters: `model` (a pool or a member; may be absent where there is one pool),
     `method` and `params` (how to decode), `deadline_s` (seconds the call may take), `request_id` (for logs), and for
     routing `session`, `limits` (any of max_cost, max_latency_s, quality) and `explain` (say why in the usage).
+    `cache` is exact, or lossy: KV that was stored or reused with a loss may be used.
     """
 
     model: str
@@ -61,6 +71,7 @@ class Options(Sampling, total=False):
     session: str
     explain: bool
     limits: Mapping[str, float]
+    cache: CacheClass
 
 
 @dataclass(frozen=True, slots=True)

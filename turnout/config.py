@@ -9,6 +9,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from turnout.errors import invalid
+from turnout.kvstore_config import KVStoreConfig as KVStoreConfig
+from turnout.kvstore_config import TenantSharing as TenantSharing
 from turnout.registry import explain, get_method, load
 
 DEMO_PREFIX = "demo:"
@@ -49,6 +51,14 @@ class EngineConfig(Section):
         float,
         Field(gt=1, description="how many times longer a step may take for prompts fed beside running requests"),
     ] = 1.75
+    order: Annotated[
+        Literal["fifo", "hit_rate"],
+        Field(description="prompts start as they come, or those first of which most is cached"),
+    ] = "fifo"
+    max_overtaken: Annotated[int, Field(ge=0, description="prompts that may start before an older one")] = 16
+    shared_attention: Annotated[
+        bool, Field(description="read the keys of a prefix that requests of a step share once for all of them")
+    ] = True
     threads: Annotated[int | None, Field(ge=1, description="CPU threads of a forward; absent: all cores")] = None
     kernels: Annotated[
         Literal["auto", "native", "torch"],
@@ -117,6 +127,21 @@ class RoutingConfig(Section):
     shadow: Annotated[ShadowConfig | None, Field(description="comparison in the background; absent: none")] = None
 
 
+class ReuseConfig(Section):
+    """Spans of other prompts that a request with `cache: lossy` takes over at other positions (seed 222, KVShare)."""
+
+    recompute: Annotated[float, Field(ge=0, le=1, description="largest share of these that is computed again")] = 0.15
+    threshold: Annotated[
+        float, Field(ge=0, description="smallest deviation worth it, in means of the norms of keys and values")
+    ] = 0.02
+    check_layers: Annotated[int, Field(ge=1, description="first layers that all tokens go through")] = 2
+    decode_tokens: Annotated[int, Field(ge=0, description="tokens computed again beside each new one")] = 2
+    min_similarity: Annotated[float, Field(ge=0, le=1, description="share of a prompt that a source must have")] = 0.1
+    min_run: Annotated[int | None, Field(ge=1, description="shortest span, tokens; absent: a block")] = None
+    max_prompts: Annotated[int, Field(ge=1, description="prompts remembered for each tenant or group")] = 256
+    max_sources: Annotated[int, Field(ge=1, description="prompts that one request takes spans from")] = 4
+
+
 class PoolConfig(Section):
     """A served endpoint: a small and a large model that answer together."""
 
@@ -134,6 +159,9 @@ class PoolConfig(Section):
     ] = None
     routing: Annotated[
         RoutingConfig | None, Field(description="chooses a method for each request; absent: the default method")
+    ] = None
+    reuse: Annotated[
+        ReuseConfig | None, Field(description="spans of other prompts for requests with cache lossy; absent: none")
     ] = None
     replicas: Annotated[int, Field(ge=1, description="copies of the pair")] = 1
     max_ongoing_requests: Annotated[int, Field(ge=1, description="requests a replica works on at once")] = 64
@@ -175,6 +203,7 @@ class TurnoutConfig(Section):
     engine: Annotated[EngineConfig, Field(description="the batching engine of every pool")] = EngineConfig()
     server: Annotated[ServerConfig, Field(description="addresses and limits")] = ServerConfig()
     ray: Annotated[RayConfig, Field(description="the Ray cluster")] = RayConfig()
+    kvstore: Annotated[KVStoreConfig, Field(description="the prefix store that processes share")] = KVStoreConfig()
 
     @model_validator(mode="after")
     def _check_references(self) -> TurnoutConfig:

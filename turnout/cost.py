@@ -18,7 +18,8 @@ class ModelMeter:
     A token fed to the model is counted in exactly one of prompt, catchup, decode and draft:
     `catchup` are generated tokens another model wrote that this one had to read before it could go on,
     `draft` are tokens of proposals, fed hypothetically. `spared` is what of all these was not computed, where tokens
-    went through some of the layers only: in tokens, a token that went through half of them counting one half.
+    went through some of the layers only: in tokens, a token that went through half of them counting one half. `fetched`
+    are those of the cached tokens that came from the prefix store, and not from the model's own blocks.
     """
 
     num_parameters: int
@@ -31,6 +32,7 @@ class ModelMeter:
     generated_tokens: int = 0
     discarded_tokens: int = 0
     spared_tokens: float = 0.0
+    fetched_tokens: int = 0
 
     @property
     def processed_tokens(self) -> int:

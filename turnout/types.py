@@ -1,10 +1,10 @@
-"""The values every layer speaks of: sampling parameters, tokens with provenance, segments."""
+"""The values every layer speaks of: sampling parameters, tokens with provenance, segments, whose cache is whose."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, NamedTuple, NewType
+from typing import Annotated, Literal, NamedTuple, NewType
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
@@ -13,6 +13,49 @@ RequestId = NewType("RequestId", str)
 BlockHash = NewType("BlockHash", bytes)
 
 MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Who may find a piece of cache: one tenant (private), a group of tenants, or everybody (public).
+
+    Attributes:
+        policy: the kind.
+        id: which of its kind: the tenant, the group, or the registered prefix.
+    """
+
+    policy: Literal["private", "group", "public"]
+    id: str
+
+    @property
+    def key(self) -> bytes:
+        """The name as bytes; lengths come first, so that no two names run into each other."""
+        return b"".join(len(part).to_bytes(4, "little") + part for part in (self.policy.encode(), self.id.encode()))
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Whose cache a sequence's tokens belong to.
+
+    Attributes:
+        rest: of what lies behind the spans.
+        spans: (end, namespace) of the leading tokens, from the start on, most public first.
+    """
+
+    rest: Namespace = Namespace("private", "default")
+    spans: tuple[tuple[int, Namespace], ...] = ()
+
+    @classmethod
+    def private(cls, tenant: str) -> Sharing:
+        """Everything belongs to one tenant."""
+        return cls(Namespace("private", tenant))
+
+    def namespace(self, end: int) -> Namespace:
+        """Of a block or chunk whose last token is end - 1: the most private one it touches."""
+        for stop, namespace in self.spans:
+            if end <= stop:
+                return namespace
+        return self.rest
 
 
 class TokenKind(StrEnum):

@@ -72,8 +72,9 @@ class ModelQuestions:
             seq.tokens[: seq.num_prompt_tokens],
             SamplingParams(temperature=0.0),
             seed=0,
-            cache_salt=seq.cache_salt,
+            sharing=seq.sharing,
             tenant=seq.tenant,
+            lossy=seq.lossy,
         )
         yes, no = ({continuation_ids(codec, word)[0] for word in words} for words in (YES, NO))
         self._yes, self._no = sorted(yes - no), sorted(no - yes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 
@@ -44,3 +46,30 @@ class KVStore:
         write = torch.tensor(targets, device=self.device)
         for layer in self.layers:
             layer.index_copy_(0, write, layer.index_select(0, read))
+
+    @torch.inference_mode()
+    def read_blocks(self, blocks: list[int], block_size: int) -> torch.Tensor:
+        """A copy of what blocks hold: [layers, tokens, 2, kv_heads, head_dim] on the CPU, the blocks in their order."""
+        shape = (len(self.layers), len(blocks) * block_size, *self.layers[0].shape[1:])
+        kv = torch.empty(shape, dtype=self.layers[0].dtype, device=self.device)
+        for at, slots in _runs(blocks, block_size):
+            for index, layer in enumerate(self.layers):
+                kv[index, at : at + slots.stop - slots.start] = layer[slots]
+        return kv.to("cpu")
+
+    @torch.inference_mode()
+    def write_blocks(self, blocks: list[int], block_size: int, kv: torch.Tensor) -> None:
+        """Fill blocks from [layers, tokens, 2, kv_heads, head_dim], on any device; the other way round."""
+        kv = kv.to(self.device)
+        for at, slots in _runs(blocks, block_size):
+            for index, layer in enumerate(self.layers):
+                layer[slots] = kv[index, at : at + slots.stop - slots.start]
+
+
+def _runs(blocks: list[int], block_size: int) -> Iterator[tuple[int, slice]]:
+    """Runs of neighbouring blocks: (their first token's place among all tokens, their slots)."""
+    start = 0
+    for end in range(1, len(blocks) + 1):
+        if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:
+            yield start * block_size, slice(blocks[start] * block_size, (blocks[end - 1] + 1) * block_size)
+            start = end

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from decoding.sequence import Sequence
 from engine.cache.blocks import BlockPool, OutOfBlocksError
+from engine.cache.hashes import ContentHashes
+from engine.cache.origin import Origin
 from engine.cache.store import KVStore
 from engine.cache.tail import Tail
 from turnout.types import BlockHash
+
+if TYPE_CHECKING:
+    from engine.reuse.spans import Reused
 
 
 class BlockTable:
@@ -21,9 +25,10 @@ class BlockTable:
     `tokens` are the tokens whose KV the blocks hold: a prefix of the sequence, possibly followed by hypothetical
     tokens (a draft) that `reconcile` drops when the sequence went another way. Token i lies in slot
     `blocks[i // size] * size + i % size`; its position need not be i while a draft tree is being verified.
-    `tail` is what lies in the slots after those of the tokens.
-    `cached_on_arrival` counts prompt tokens found in the pool instead of computed; `arrival` is the sequence's
-    place in the order of first use, for preemption; `promised` is how many blocks it was admitted for.
+    `tail` is what lies in the slots after those of the tokens; blocks are found by `content`; `origin` is what caches
+    outside the pool have to do with it, `reused` what it takes over of KV that stood elsewhere. `cached_on_arrival`
+    counts prompt tokens found in the pool instead of computed; `arrival` is the sequence's place in the order of first
+    use, for preemption; `promised` is how many blocks it was admitted for.
 
     Args:
         seq: whose cache this is.
@@ -34,16 +39,18 @@ class BlockTable:
     __slots__ = (
         "_agreed",
         "_array",
-        "_chain",
         "_computed",
         "_hashes",
         "arrival",
         "blocks",
         "cached_on_arrival",
+        "content",
         "in_flight",
+        "origin",
         "pool",
         "promised",
         "released",
+        "reused",
         "seq",
         "store",
         "tail",
@@ -57,6 +64,9 @@ class BlockTable:
         self.tokens: list[int] = []
         self.blocks: list[int] = []
         self.tail = Tail()
+        self.content = ContentHashes(seq, pool.block_size)
+        self.origin = Origin()
+        self.reused: Reused | None = None
         self.in_flight = False
         self.cached_on_arrival = 0
         self.released = False
@@ -65,7 +75,6 @@ class BlockTable:
         self._agreed = 0
         self._computed = False
         self._hashes: list[BlockHash] = []  # of the full blocks that are cached and agree with the sequence
-        self._chain: list[BlockHash] = []  # of the sequence's leading full blocks, cached or not
         self._array: npt.NDArray[np.int32] = np.zeros(16, dtype=np.int32)
 
     def __len__(self) -> int:
@@ -119,41 +128,34 @@ class BlockTable:
         for block in found:
             self.pool.retain(block)
         self._push_blocks(found)
-        self._hashes.extend(self._chain[: len(found)])
+        self._hashes.extend(self.content.first(len(found))[: len(found)])
         self.tokens.extend(self.seq.tokens[: len(found) * self.pool.block_size])
         self._agreed = len(self.tokens)
         if not self._computed:
             self.cached_on_arrival = min(len(self.tokens), self.seq.num_prompt_tokens)
+            self.origin.arrived(self.cached_on_arrival)
         return len(self.tokens)
 
     def match_prefix(self) -> list[int]:
         """Published blocks of the sequence's longest prefix, one token always left out; takes no reference."""
         found: list[int] = []
         for index in range((len(self.seq) - 1) // self.pool.block_size):
-            block = self.pool.find(self.prefix_hashes(index + 1)[index])
+            block = self.pool.find(self.content.first(index + 1)[index])
             if block is None:
                 break
             found.append(block)
         return found
 
-    def prefix_hashes(self, count: int) -> list[BlockHash]:
-        """Chained hashes of the sequence's full blocks, at least the first `count` where there are so many."""
-        for index in range(len(self._chain), min(count, len(self.seq) // self.pool.block_size)):
-            self._chain.append(_hash(self, index, self.seq.tokens, self._chain))
-        return self._chain
-
     def shared_blocks(self, other: BlockTable) -> int:
         """Full blocks at the start of both sequences that have the same content and may be shared."""
-        size = self.pool.block_size
-        most = min(len(self.seq) - 1, len(other.seq)) // size
-        mine, theirs = self.prefix_hashes(most), other.prefix_hashes(most)
+        most = min(len(self.seq) - 1, len(other.seq)) // self.pool.block_size
+        mine, theirs = self.content.first(most), other.content.first(most)
         return next((i for i in range(most) if mine[i] != theirs[i]), most)
 
     def blocks_needed(self, length: int) -> int:
         """Blocks `reserve(length)` would allocate, copies of shared blocks included."""
-        size = self.pool.block_size
+        size, start = self.pool.block_size, len(self.tokens)
         needed = max(-(-length // size) - len(self.blocks), 0)
-        start = len(self.tokens)
         if start % size and start < length and not self.pool.is_exclusive(self.blocks[start // size]):
             needed += 1
         return needed
@@ -210,7 +212,7 @@ class BlockTable:
         size = self.pool.block_size
         confirmed = min(len(self.tokens), len(self.seq))
         for index in range(len(self._hashes), confirmed // size):
-            content = _hash(self, index, self.tokens, self._hashes)
+            content = self.content.of(index, self.tokens, self._hashes)
             self._hashes.append(content)
             mine, canonical = self.blocks[index], self.pool.publish(self.blocks[index], content)
             if canonical != mine:
@@ -218,6 +220,7 @@ class BlockTable:
                 self.pool.release([mine])
                 self.blocks[index] = canonical
                 self._array[index] = canonical
+        self.origin.published(self, len(self._hashes))
 
     def truncate(self, length: int) -> None:
         """Forget cached tokens from `length` on, and give back blocks that hold none of the rest."""
@@ -259,17 +262,10 @@ class BlockTable:
         twin._push_blocks(self.blocks[:keep])
         twin.tokens = self.tokens[:length]
         twin._hashes = self._hashes[: length // self.pool.block_size]
+        twin.content.tainted_from, twin.origin = self.content.tainted_from, self.origin.forked()
         return twin
 
     def drop(self) -> None:
         """Give back everything (preemption or release); the sequence can be computed anew at any time."""
         self.truncate(0)
         self.promised = 0
-
-
-def _hash(table: BlockTable, index: int, tokens: list[int], before: list[BlockHash]) -> BlockHash:
-    """Of a full block of `tokens`, chained to the hash of the block before it."""
-    size = table.pool.block_size
-    parent = before[index - 1] if index else table.seq.cache_salt.encode()
-    content = array("q", tokens[index * size : (index + 1) * size]).tobytes()
-    return BlockHash(hashlib.blake2b(content, key=hashlib.blake2b(parent).digest(), digest_size=16).digest())

@@ -16,7 +16,7 @@ import numpy as np
 from decoding.model import Model
 from decoding.sequence import Sequence as TokenSequence
 from engine.costs.least_squares import nonnegative
-from turnout.types import SamplingParams
+from turnout.types import SamplingParams, Sharing
 
 # Prompt lengths of the grid, tokens.
 PROMPTS = (1, 16, 64, 128, 256, 512, 1024, 1536)
@@ -114,7 +114,7 @@ def request_timer(model: Model, vocab_size: int, clock: Callable[[], float] = ti
     async def seconds(prompt: int, output: int) -> float:
         sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
         tokens = [(7 * place + 1) % vocab_size for place in range(prompt)]
-        seq = TokenSequence(tokens, sampling, seed=0, cache_salt=f"timing-{next(numbers)}")
+        seq = TokenSequence(tokens, sampling, seed=0, sharing=Sharing.private(f"timing-{next(numbers)}"))
         started = clock()
         await model.decode(seq)
         elapsed = clock() - started

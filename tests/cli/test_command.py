@@ -11,12 +11,13 @@ import pytest
 
 COMMANDS = [
     "serve", "generate", "methods", "parts", "models", "status", "profile", "calibrate", "config", "train", "bench",
-    "route",
+    "route", "cache",
 ]  # fmt: skip
 SUBCOMMANDS = [
     "config check", "config schema", "bench speculation", "route explain", "route show", "train outcomes",
     "train router", "train judge", "train reward_model", "train enough", "train disco", "train specdecpp",
-    "train medusa", "train redrafter", "train kangaroo", "train eesd",
+    "train medusa", "train redrafter", "train kangaroo", "train eesd", "train kv-codecs", "cache stats", "cache flush",
+    "cache pin", "cache register-public",
 ]  # fmt: skip
 
 
@@ -68,9 +69,8 @@ SERVE = """
 
     def start(config):
         print("starting", *config.pools, flush=True)
-        return SimpleNamespace(
-            grpc_address="127.0.0.1:9", http_url="http://127.0.0.1:8", stop=lambda: print("ending", flush=True)
-        )
+        ending = lambda: print("ending", flush=True)
+        return SimpleNamespace(grpc_address="127.0.0.1:9", http_url="http://127.0.0.1:8", store=None, stop=ending)
 
     deployments.app.start = start
     sys.argv = ["turnout", "serve", sys.argv[1]]

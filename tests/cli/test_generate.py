@@ -82,6 +82,7 @@ def test_what_is_asked_reaches_the_server(run: Any, client: type[FakeClient]) ->
         "generate", "count", "--address", "there:1", "--method", "plain", "--param", "a=0.5", "--param", "b=text",
         "--param", "c=null", "--temperature", "0", "--max-tokens", "9", "--stop", "x", "--stop", "y", "--model", "p",
         "--system", "be brief", "--deadline-s", "3", "--session", "s1", "--limit", "quality=0.9", "--explain",
+            "--cache", "lossy",
     )  # fmt: skip
     assert result.code == 0
     address, prompt, options = client.asked
@@ -95,6 +96,7 @@ def test_what_is_asked_reaches_the_server(run: Any, client: type[FakeClient]) ->
         "session": "s1",
         "limits": {"quality": 0.9},
         "explain": True,
+        "cache": "lossy",
         "temperature": 0.0,
         "max_tokens": 9,
         "stop": ["x", "y"],

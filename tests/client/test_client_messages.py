@@ -19,7 +19,7 @@ TOKENS = (
 )
 USAGE = Usage(
     3, 2, 1,
-    {"small": ModelMeter(10, draft_tokens=3, spared_tokens=1.5), "large": ModelMeter(20, generated_tokens=1)},
+    {"small": ModelMeter(10, draft_tokens=3, spared_tokens=1.5), "large": ModelMeter(20, fetched_tokens=1)},
     SpeculationMeter(3, 7, 5, 4, [3, 2], [3, 1], 0.25, 0.5), 0,
     CostReport(Cost(0.5, 6.0, 0.1), Cost(1.0, 8.0, 0.2), 0.5), "plain",
     {"window": 3.0, "name": "x"}, 2**62, 0.01, 0.1, ("a note",),
@@ -40,17 +40,22 @@ def test_a_call_survives_the_wire() -> None:
         {
             "model": "demo", "method": "plain", "params": {"window": 3, "tau": 0.5}, "deadline_s": 2.0, "seed": 0,
             "temperature": 0.0, "stop": "end", "logit_bias": {7: -1.0}, "stop_token_ids": [1, 2], "request_id": "r",
+            "cache": "lossy",
         },
     )  # fmt: skip
     call = grpc_messages.generate_call(request)
     assert call.messages == (ChatMessage("user", "hi"), ChatMessage("assistant", "ho"))
     assert (call.model, call.method, call.deadline_s, call.request_id) == ("demo", "plain", 2.0, "r")
+    assert call.cache == "lossy"
     assert call.params == {"window": 3, "tau": 0.5}
     assert call.sampling.model_dump(exclude_defaults=True) == {
         "temperature": 0.0, "stop": ("end",), "logit_bias": {7: -1.0}, "stop_token_ids": (1, 2), "seed": 0,
     }  # fmt: skip
     assert grpc_messages.generate_call(wire.generate_request((4, 5), None, {})).prompt == (4, 5)
-    assert grpc_messages.generate_call(wire.generate_request("text", None, {})).prompt == "text"
+    plain = grpc_messages.generate_call(wire.generate_request("text", None, {}))
+    assert (plain.prompt, plain.cache) == ("text", "exact")
+    with pytest.raises(TurnoutError, match=r"^cache: must be one of exact, lossy \(got 'fast'\)$"):
+        grpc_messages.generate_call(wire.generate_request("text", None, {"cache": "fast"}))  # type: ignore[typeddict-item]
 
 
 def test_models_survive_the_wire() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from decoding.sequence import Sequence
-from turnout.types import FinishReason, SamplingParams, Token
+from turnout.types import FinishReason, SamplingParams, Sharing, Token
 
 
 def tokens(*ids: int, source: str = "m") -> list[Token]:
@@ -61,14 +61,14 @@ def test_stop_strings_end_it():
 
 
 def test_a_fork_is_independent():
-    seq = Sequence([1, 2], SamplingParams(max_tokens=5), 3, eos_ids=[9], stop=StopAt(4), cache_salt="t")
+    seq = Sequence([1, 2], SamplingParams(max_tokens=5), 3, eos_ids=[9], stop=StopAt(4), sharing=Sharing.private("t"))
     seq.extend(tokens(5, 6), {"m": 0})
     twin = seq.fork(seed=8)
     seq.append(Token(7, "m"))
     twin.extend(tokens(5, 5, 5), {"m": 0})
     assert seq.tokens == [1, 2, 5, 6, 7]
     assert twin.tokens == [1, 2, 5, 6, 5, 5]  # its own stop counter: two were fed before the fork
-    assert (twin.seed, seq.seed, twin.cache_salt) == (8, 3, "t")
+    assert (twin.seed, seq.seed, twin.sharing) == (8, 3, Sharing.private("t"))
     assert (twin.num_prompt_tokens, twin.prompt_set) == (2, {1, 2})
     assert twin.output_counts == {5: 3, 6: 1}
     assert seq.output_counts == {5: 1, 6: 1, 7: 1}

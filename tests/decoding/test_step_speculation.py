@@ -36,7 +36,7 @@ from tests.engine.harness import engine_model
 from training.random_models import llama_config, random_model
 from turnout.errors import TurnoutError
 from turnout.registry import get_method
-from turnout.types import FinishReason, SamplingParams, TokenKind
+from turnout.types import FinishReason, SamplingParams, Sharing, TokenKind
 
 QUESTION = "?"
 
@@ -366,7 +366,7 @@ async def test_after_keeping_and_rejecting_the_cache_is_that_of_a_fresh_forward(
     async for segment in info.run(Request("r", seq), models, params):
         kept.append(segment.tokens[0].source)
         for model in (small, large):
-            fresh = Sequence(seq.tokens, seq.sampling, 0, cache_salt=f"{len(seq)}")
+            fresh = Sequence(seq.tokens, seq.sampling, 0, sharing=Sharing.private(f"{len(seq)}"))
             want = Want(draw=None, logits=True)
             [cached], [computed] = await model.extend(seq, want=want), await model.extend(fresh, want=want)
             assert torch.allclose(cached.logits, computed.logits, atol=1e-4)

@@ -13,7 +13,7 @@ from engine.model import EngineModel
 from tests.engine.harness import twins
 from training.random_models import llama_config
 from turnout.errors import Code, TurnoutError
-from turnout.types import SamplingParams
+from turnout.types import SamplingParams, Sharing
 
 TINY = llama_config(60, hidden_size=32, intermediate_size=48, pad_token_id=0, eos_token_id=1)
 SIZE = 4
@@ -22,7 +22,7 @@ SIZE = 4
 def sequence(length: int, first: int, max_tokens: int = 8, tenant: str = "a") -> Sequence:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     tokens = [first, *(2 + i % 50 for i in range(length - 1))]
-    return Sequence(tokens, sampling, seed=0, cache_salt=tenant, tenant=tenant)
+    return Sequence(tokens, sampling, seed=0, sharing=Sharing.private(tenant), tenant=tenant)
 
 
 def small(num_blocks: int, **engine: int) -> EngineModel:
@@ -82,7 +82,8 @@ async def test_a_shared_prefix_counts_once() -> None:
     running = asyncio.create_task(finish(model, first))
     while not first.generated:
         await asyncio.sleep(0)
-    second = Sequence([*first.tokens[:32], 9], SamplingParams(temperature=0.0), seed=0, cache_salt="a", tenant="a")
+    sampling, sharing = SamplingParams(temperature=0.0), Sharing.private("a")
+    second = Sequence([*first.tokens[:32], 9], sampling, seed=0, sharing=sharing, tenant="a")
     await model.extend(second)
     assert not running.done()
     assert processed(second) == 1

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.cache.blocks import BlockPool, OutOfBlocksError
+from engine.cache.hashes import ContentHashes
 from engine.cache.table import BlockTable
 from engine.model import EngineModel
 from engine.work import Work
 from tests.engine.harness import Reference, twins
 from training.random_models import llama_config
-from turnout.types import BlockHash, SamplingParams, Token
+from turnout.types import BlockHash, SamplingParams, Sharing, Token
 
 SIZE = 2
 TINY = llama_config(
@@ -41,7 +42,7 @@ class Cache:
         self.parents: dict[BlockHash, BlockHash] = {}
 
     def start(self, tokens: list[int], salt: str) -> None:
-        seq = Sequence(tokens, SamplingParams(max_tokens=500), seed=0, cache_salt=salt)
+        seq = Sequence(tokens, SamplingParams(max_tokens=500), seed=0, sharing=Sharing.private(salt))
         table = BlockTable(seq, self.pool, NoTensors())  # type: ignore[arg-type]
         table.adopt_prefix()
         self.tables.append(table)
@@ -76,7 +77,7 @@ class Cache:
         for content, parent in self.parents.items():
             if self.pool.find(content) is not None:
                 assert self.pool.find(parent) is not None, "a block outlived its parent"
-        held = {(table.seq.cache_salt, block) for table in self.tables for block in table.blocks}
+        held = {(table.seq.sharing, block) for table in self.tables for block in table.blocks}
         assert len({block for _, block in held}) == len(held), "two tenants hold one block"
 
 
@@ -127,7 +128,7 @@ def test_two_who_computed_the_same_block_end_up_sharing_it() -> None:
 
 
 def sequence(tokens: list[int], tenant: str = "a") -> Sequence:
-    return Sequence(tokens, SamplingParams(temperature=0.0), seed=0, cache_salt=tenant, tenant=tenant)
+    return Sequence(tokens, SamplingParams(temperature=0.0), seed=0, sharing=Sharing.private(tenant), tenant=tenant)
 
 
 @pytest.fixture(scope="module")
@@ -211,10 +212,10 @@ async def test_hashes_of_a_waiting_prompt_are_computed_once(
     model, _ = loaded
     seq = sequence(prefix(320, seed=9))
     table = model._table(seq)
-    assert len(table.prefix_hashes(20)) == 20
-    monkeypatch.setattr("engine.cache.table._hash", lambda *_: pytest.fail("hashed again"))
+    assert len(table.content.first(20)) == 20
+    monkeypatch.setattr(ContentHashes, "of", lambda *_: pytest.fail("hashed again"))
     assert table.match_prefix() == []
     work = Work(table)
     work.estimate()
-    assert (work.remaining, len(table.prefix_hashes(20))) == (320, 20)
+    assert (work.remaining, len(table.content.first(20))) == (320, 20)
     model.release(seq)

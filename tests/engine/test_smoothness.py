@@ -16,7 +16,7 @@ from engine.pool import LocalPool
 from tests.engine.harness import Reference, ask, twins
 from tests.engine.step_times import Clock, LinearTime
 from training.random_models import llama_config
-from turnout.types import SamplingParams
+from turnout.types import SamplingParams, Sharing
 
 TINY = llama_config(
     60, hidden_size=32, intermediate_size=48, pad_token_id=0, eos_token_id=1, max_position_embeddings=4608
@@ -27,7 +27,7 @@ TIMES = {"base": 4e-3, "per_token": 1e-4, "per_position": 1e-7, "per_sequence": 
 
 def sequence(*tokens: int, max_tokens: int = 16, tenant: str = "a") -> Sequence:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return Sequence(tokens, sampling, seed=0, cache_salt=tenant, tenant=tenant)
+    return Sequence(tokens, sampling, seed=0, sharing=Sharing.private(tenant), tenant=tenant)
 
 
 def gaps(clock: Clock, seq: Sequence) -> list[float]:

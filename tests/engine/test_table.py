@@ -16,7 +16,7 @@ from engine.cache.table import BlockTable
 from engine.runner import Feed
 from tests.engine.harness import twins
 from training.random_models import llama_config
-from turnout.types import SamplingParams, Token
+from turnout.types import SamplingParams, Sharing, Token
 
 SIZE = 4
 VOCAB = 60
@@ -37,7 +37,7 @@ class Lab:
         self.pool = BlockPool(48, SIZE)
 
     def table(self, tokens: list[int], salt: str = "") -> BlockTable:
-        seq = Sequence(tokens, SamplingParams(max_tokens=500), seed=0, cache_salt=salt)
+        seq = Sequence(tokens, SamplingParams(max_tokens=500), seed=0, sharing=Sharing.private(salt))
         return BlockTable(seq, self.pool, self.model.store)
 
     def run(self, table: BlockTable, tokens: list[int], tree: DraftTree | None = None) -> torch.Tensor:

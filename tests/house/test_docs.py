@@ -21,6 +21,7 @@ SOURCES = [
 ]
 
 
+CODECS = "kvstore.codecs"
 PARTS = {
     "speculation.md": ("decoding.drafters", "decoding.lengths", "decoding.verifiers", "decoding.selectors"),
     "steps.md": ("decoding.scorers", "decoding.monitors"),
@@ -45,7 +46,8 @@ def test_every_paper_of_a_method_is_named() -> None:
     named = {(int(number), name) for number, cell in listed for name in re.findall(r"`(\w+)`", cell)}
     packages = [package for page in PARTS.values() for package in page]
     parts = [load(package, name, "part").PART for package in packages for name in names(package)]
-    assert named == {(seed, each.name) for each in (*all_methods(), *parts) for seed in each.seeds}
+    codecs = {(seed, name) for name in names(CODECS) for seed in getattr(load(CODECS, name, "codec"), "SEEDS", ())}
+    assert named == {(seed, each.name) for each in (*all_methods(), *parts) for seed in each.seeds} | codecs
 
 
 @pytest.mark.parametrize("page", PARTS)

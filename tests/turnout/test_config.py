@@ -59,7 +59,7 @@ def test_the_demo_configuration_serves_its_pair() -> None:
 @pytest.mark.parametrize(
     ("change", "field", "says"),
     [
-        ({"model": {}}, "model", r"unknown; allowed here: engine, models, pools, ray, server$"),
+        ({"model": {}}, "model", r"unknown; allowed here: engine, kvstore, models, pools, ray, server$"),
         (
             {"models": {"a": {"path": "x", "dtyp": "float32"}}},
             "models.a.dtyp",
@@ -168,3 +168,34 @@ def test_every_field_says_what_it_is() -> None:
         f"{s['title']}.{n}" for s in sections for n, field in s["properties"].items() if "description" not in field
     ]
     assert silent == []
+
+
+def test_the_prefix_store_is_embedded_unless_told_otherwise(values: dict[str, Any]) -> None:
+    assert parse_config(values).kvstore.url == "embedded"
+    assert not parse_config(values).kvstore.has_address
+    named = parse_config({**values, "kvstore": {"url": "unix:///run/redis.sock", "root_key_file": "key"}})
+    assert named.kvstore.has_address
+
+
+@pytest.mark.parametrize(
+    ("store", "field", "says"),
+    [
+        ({"url": "http://somewhere:SECRET@host"}, "kvstore.url", "redis://"),
+        ({"url": "redis://:SECRET@host:6379"}, "kvstore.root_key_file", "openssl rand -hex 32"),
+        ({"tls_cert_file": "cert.pem"}, "kvstore.tls_key_file", "tls_cert_file"),
+        ({"codecs": []}, "kvstore.codecs", "at least 1"),
+        ({"ttl_s": 0}, "kvstore.ttl_s", "greater than 0"),
+        ({"quota_bytes": -1}, "kvstore.quota_bytes", "greater than or equal to 0"),
+        ({"tenants": {"t": {"policy": "public"}}}, "kvstore.tenants.t.policy", "'private' or 'group'"),
+        ({"tenants": {"t": {"policy": "group"}}}, "kvstore.tenants.group", "must be named"),
+        ({"tenant": {}}, "kvstore.tenant", "unknown"),
+    ],
+)
+def test_a_wrong_prefix_store_is_refused_without_showing_its_password(
+    values: dict[str, Any], store: dict[str, Any], field: str, says: str
+) -> None:
+    with pytest.raises(TurnoutError) as caught:
+        parse_config({**values, "kvstore": store})
+    assert caught.value.field == field
+    assert says in caught.value.message
+    assert "SECRET" not in caught.value.message

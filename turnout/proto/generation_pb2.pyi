@@ -92,7 +92,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "prompt_ids", "chat", "sampling", "method", "params", "deadline_s", "session", "explain", "limits")
+    __slots__ = ("request_id", "model", "prompt", "prompt_ids", "chat", "sampling", "method", "params", "deadline_s", "session", "explain", "limits", "cache")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class GenerateRequest(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: str
@@ -117,7 +118,8 @@ class GenerateRequest(_message.Message):
     session: str
     explain: bool
     limits: RouteLimits
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., explain: _Optional[bool] = ..., limits: _Optional[_Union[RouteLimits, _Mapping]] = ...) -> None: ...
+    cache: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., explain: _Optional[bool] = ..., limits: _Optional[_Union[RouteLimits, _Mapping]] = ..., cache: _Optional[str] = ...) -> None: ...
 
 class RouteLimits(_message.Message):
     __slots__ = ("max_cost", "max_latency_s", "quality")
@@ -182,7 +184,7 @@ class Choice(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[TokenInfo, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
 
 class ModelUsage(_message.Message):
-    __slots__ = ("model", "num_parameters", "forwards", "prompt_tokens", "cached_tokens", "catchup_tokens", "decode_tokens", "draft_tokens", "generated_tokens", "discarded_tokens", "flops", "spared_tokens")
+    __slots__ = ("model", "num_parameters", "forwards", "prompt_tokens", "cached_tokens", "catchup_tokens", "decode_tokens", "draft_tokens", "generated_tokens", "discarded_tokens", "flops", "spared_tokens", "fetched_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     FORWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +197,7 @@ class ModelUsage(_message.Message):
     DISCARDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     SPARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     num_parameters: int
     forwards: int
@@ -207,7 +210,8 @@ class ModelUsage(_message.Message):
     discarded_tokens: int
     flops: float
     spared_tokens: float
-    def __init__(self, model: _Optional[str] = ..., num_parameters: _Optional[int] = ..., forwards: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., catchup_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., discarded_tokens: _Optional[int] = ..., flops: _Optional[float] = ..., spared_tokens: _Optional[float] = ...) -> None: ...
+    fetched_tokens: int
+    def __init__(self, model: _Optional[str] = ..., num_parameters: _Optional[int] = ..., forwards: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., catchup_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., discarded_tokens: _Optional[int] = ..., flops: _Optional[float] = ..., spared_tokens: _Optional[float] = ..., fetched_tokens: _Optional[int] = ...) -> None: ...
 
 class Cost(_message.Message):
     __slots__ = ("paper", "flops", "wall_s")

@@ -1,0 +1,75 @@
+"""The prefix store of a local run: a Redis server of its own, and a key that nobody else has."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from turnout.config import TurnoutConfig
+from turnout.errors import TurnoutError
+from turnout.kvstore_config import EMBEDDED
+
+if TYPE_CHECKING:
+    from kvstore.redis.embedded import EmbeddedServer
+
+KEY_FILE = "root.key"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedStore:
+    """A running server and the folder of what belongs to it, the root key included."""
+
+    server: EmbeddedServer
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        """Where it is, for others on this machine."""
+        return self.server.url
+
+    @property
+    def root_key_file(self) -> Path:
+        """The key of everything in it."""
+        return self.folder / KEY_FILE
+
+    def stop(self) -> None:
+        """End the server and remove its folder."""
+        self.server.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def start_store(config: TurnoutConfig) -> tuple[TurnoutConfig, EmbeddedStore | None]:
+    """Start the embedded server where the configuration wants one and the replicas are on this machine.
+
+    A server that does not start is a warning: everything works without one.
+
+    Returns:
+        The configuration with the server's address, for replicas; what to stop at the end.
+    """
+    if config.kvstore.url != EMBEDDED:
+        return config, None
+    if config.ray.address is not None:
+        log.warning("kvstore.url: an embedded store cannot be reached from a cluster; replicas share no prefixes")
+        return config, None
+    from kvstore.keys import write_root_key
+    from kvstore.redis.embedded import EmbeddedServer
+
+    folder = Path(tempfile.mkdtemp(prefix="turnout-store-"))  # only this user may enter it
+    try:
+        write_root_key(folder / KEY_FILE)
+        store = EmbeddedStore(EmbeddedServer(folder, config.kvstore.redis_memory_bytes), folder)
+    except TurnoutError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        log.warning("without the embedded prefix store: %s", error)
+        return config, None
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    settings = config.kvstore.model_copy(update={"url": store.url, "root_key_file": str(store.root_key_file)})
+    return config.model_copy(update={"kvstore": settings}), store

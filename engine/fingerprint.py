@@ -1,0 +1,59 @@
+"""What a model's keys and values depend on beside the tokens: contents, never names."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+
+import torch
+
+# Raised when the same numbers would lie otherwise in a block, or be computed otherwise on purpose.
+KV_LAYOUT = 1
+# Instructions by which kernels choose how to add up.
+ISA = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile"})
+WEIGHTS = ("*.safetensors", "*.bin", "config.json")
+TOKENIZER = ("tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "*.model")
+
+
+def content_digests(model: Path, tokenizer: Path) -> dict[str, str]:
+    """Digests of all weights and settings in a checkpoint folder, and of a tokenizer's files.
+
+    Args:
+        model: folder of the checkpoint.
+        tokenizer: folder of the tokenizer that made the token ids.
+
+    Returns:
+        "weights" and "tokenizer": 64 hexadecimal digits each.
+    """
+    return {"weights": _digest(model, WEIGHTS), "tokenizer": tokenizer_digest(tokenizer)}
+
+
+def tokenizer_digest(tokenizer: Path) -> str:
+    """The digest of a tokenizer's files alone."""
+    return _digest(tokenizer, TOKENIZER)
+
+
+def _digest(folder: Path, patterns: tuple[str, ...]) -> str:
+    """Of every file's name and content, in the order of the names; read in full, at the speed of the hash."""
+    whole = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").digest()
+        whole.update(len(path.name).to_bytes(4, "little") + path.name.encode() + content)
+    return whole.hexdigest()
+
+
+def numerics_class(backend: str, device: torch.device) -> str:
+    """By what, and on which kind of processor, numbers are computed: within a class they differ as between batches."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"{backend} sm{major}{minor}"
+    return " ".join([backend, platform.machine(), *sorted(ISA & _processor_flags())])
+
+
+def _processor_flags() -> frozenset[str]:
+    """As Linux names them; empty elsewhere."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    return next((frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset())

@@ -1,0 +1,102 @@
+"""What the prefix stores of the replicas did, as health, as Prometheus metrics and in `turnout status`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import httpx
+import pytest
+
+from cli.status import degraded, read_metrics
+from deployments.http import build_http
+from deployments.metrics import Metrics
+from deployments.schemas import chat_job, completion_job
+from deployments.service import GenerationService
+from tests.deployments.in_process import make_config
+from turnout.calls import CacheStats, PoolStats
+from turnout.errors import Code, TurnoutError
+
+POOL = PoolStats(0, 0, 0, 0, 100, 0, 0.0, {})
+CACHE = CacheStats(
+    "ok", 7, {"device": 30, "redis": 64}, {"late": 2}, {"queue": 1}, 5, 1000, 2000, 4096, 0.25
+)  # fmt: skip
+
+
+class Replicas:
+    """A pool whose replicas hold this."""
+
+    def __init__(self, *stats: PoolStats) -> None:
+        self.held = list(stats)
+        self.error: TurnoutError | None = None
+
+    async def stats(self) -> list[PoolStats]:
+        if self.error is not None:
+            raise self.error
+        return self.held
+
+
+def service_of(*caches: CacheStats | None) -> tuple[GenerationService, Replicas]:
+    replicas = Replicas(*(replace(POOL, cache=cache) for cache in caches))
+    backends: Any = {"demo": replicas}
+    return GenerationService(make_config(), backends, Metrics()), replicas
+
+
+@pytest.mark.parametrize(
+    ("healths", "expected"),
+    [
+        ((None,), "ok"),
+        (("ok", None), "ok"),
+        (("ok", "degraded"), "degraded"),
+        (("off", "ok"), "degraded"),
+    ],
+)
+async def test_health_says_where_a_store_is_missing(
+    healths: tuple[Literal["ok", "degraded", "off"] | None, ...], expected: str
+) -> None:
+    service, _ = service_of(*(None if health is None else replace(CACHE, health=health) for health in healths))
+    transport = httpx.ASGITransport(app=build_http(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        answer = await http.get("/healthz")
+    assert (answer.status_code, answer.json()) == (200, {"status": expected})
+
+
+async def test_replicas_are_summed_and_pools_without_a_store_left_out() -> None:
+    service, _ = service_of(CACHE, replace(CACHE, tokens={"memory": 8, "redis": 6}, health="degraded"), None)
+    found = read_metrics((await service.exposition()).decode())
+    assert found['turnout_cache_lookups_total{pool="demo"}'] == 14
+    assert {
+        name.partition("tier=")[2].strip('"}'): value for name, value in found.items() if "cache_tokens" in name
+    } == {"device": 30, "memory": 8, "redis": 70}
+    assert found['turnout_cache_faults_total{kind="late",pool="demo"}'] == 4
+    assert found['turnout_cache_dropped_total{pool="demo",reason="queue"}'] == 2
+    assert found['turnout_cache_regret_seconds_total{pool="demo"}'] == 0.5
+    assert found['turnout_cache_memory_bytes{pool="demo"}'] == 8192
+    assert degraded(found) == [
+        'degraded: pool="demo": 1 replicas cannot reach all of the prefix store; what it holds is computed'
+    ]
+    without, _ = service_of(None)
+    assert "pool=" not in (await without.exposition()).decode()
+
+
+async def test_a_pool_that_does_not_answer_keeps_its_last_numbers() -> None:
+    service, replicas = service_of(CACHE)
+    before = await service.exposition()
+    replicas.error = TurnoutError(Code.UNAVAILABLE, "planted")
+    assert await service.exposition() == before
+    assert await service.health() == "unavailable"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"), [({}, "exact"), ({"cache": "exact"}, "exact"), ({"cache": "lossy"}, "lossy")]
+)
+def test_a_body_says_whether_kept_values_may_have_lost_something(body: dict[str, Any], expected: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    jobs = completion_job({"prompt": ["a", "b"], **body}), chat_job({**chat, **body})
+    assert {call.cache for job in jobs for call in job.calls} == {expected}
+
+
+def test_an_unknown_cache_class_is_refused() -> None:
+    with pytest.raises(TurnoutError, match=r"^cache: must be one of exact, lossy \(got 'fast'\)$") as caught:
+        completion_job({"prompt": "a", "cache": "fast"})
+    assert caught.value.field == "cache"
