@@ -105,13 +105,15 @@ class RunningServer:
 
     def stop(self) -> None:
         """Stop the application, and Ray with it where it was started here; another cluster goes on."""
-        with suppress(RayServeException):  # Serve never came up
-            serve.delete(APP_NAME)
-        ray.shutdown()
-        if self.temp_dir is not None:
-            shutil.rmtree(self.temp_dir, ignore_errors=True)
-        if self.store is not None:
-            self.store.stop()
+        try:
+            with suppress(RayServeException):  # Serve never came up
+                serve.delete(APP_NAME)
+            ray.shutdown()
+        finally:
+            if self.temp_dir is not None:
+                shutil.rmtree(self.temp_dir, ignore_errors=True)
+            if self.store is not None:
+                self.store.stop()
 
 
 def start(config: TurnoutConfig, load: PoolLoader = load_local_pool) -> RunningServer:

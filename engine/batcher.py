@@ -185,7 +185,7 @@ class Batcher:
             if tokens := memory.squeeze(oldest, self.limits.token_budget):
                 steps.append((oldest, oldest.feed(tokens)))
         if self.limits.order != "fifo":
-            note_started(fresh, {work for work, _ in steps})
+            note_started(fresh, {work for work, _ in steps} | {work for work in fresh if work.started})
         for _, feed in steps:
             if feed.partial is not None:
                 feed.partial.hold()  # all memory of this step is reserved: what is found now stays until it ends
@@ -218,7 +218,7 @@ class Batcher:
         active = self.device.tenants()
         got = _seconds_by_tenant(steps, self.times) if len(active) > 1 else {}
         self.device.owed.charge(got, active, whole.seconds(self.times) if got else 0.0)
-        if all(feed.partial is None for _, feed in steps):
+        if not any(feed.partial is not None and (len(feed.partial.given) or feed.partial.again) for _, feed in steps):
             self.times.observe(whole.fed, whole.attended, whole.sequences, seconds)
 
     def _land(self, steps: Steps) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -101,8 +100,7 @@ class Work:
         """Share of a sequence that has not started that is found in the pool, or taken over from elsewhere."""
         table, pool = self.table, self.table.pool
         hashes = table.content.first((len(table.seq) - 1) // pool.block_size)
-        # Parents outlive their children: what is found is a prefix.
-        found = bisect_left(hashes, True, key=lambda content: pool.find(content) is None)
+        found = next((place for place, content in enumerate(hashes) if pool.find(content) is None), len(hashes))
         elsewhere = table.reused.tokens if table.reused is not None else 0
         return min((found * pool.block_size + elsewhere) / len(table.seq), 1.0)
 

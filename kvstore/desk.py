@@ -15,7 +15,7 @@ from kvstore.tenants.registry import PUBLIC, Prefix, Registry
 from kvstore.tenants.sealed import Sealer
 from kvstore.tenants.tenancy import Tenancy
 from kvstore.tenants.usage import Accounts
-from turnout.errors import Code, TurnoutError, not_found
+from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.types import Namespace
 
 if TYPE_CHECKING:
@@ -142,10 +142,10 @@ class Desk:
         """Register a prefix, or replace what has its name; what is there of it lives for ever from now on.
 
         Raises:
-            TurnoutError: it is shorter than any chunk, so nothing could ever be shared.
+            TurnoutError: it is shorter than any chunk, so nothing could ever be shared; the name is taken by a pin.
         """
         self._check_length(prefix.tokens)
-        self._registry.put(prefix, self._deadline())
+        self._put(prefix)
         self._touch(prefix, None)
         return prefix
 
@@ -159,16 +159,19 @@ class Desk:
         prefix = next((each for each in self._registry.prefixes if each.name == name), None)
         if prefix is None:
             raise not_found("name", name, [each.name for each in self._registry.prefixes])
-        self._touch(prefix, self._ttl_ms)
-        return self._registry.remove(name, self._deadline())
+        keys = self._all_keys(prefix)
+        self._registry.remove(name, self._deadline())
+        self._live(keys, self._ttl_ms)
+        return prefix
 
     def pin(self, prefix: Prefix) -> int:
         """Keep the chunks of a tenant's prefix, those that are there and those that come; how many are there.
 
         Raises:
-            TurnoutError: NOT_FOUND: none is.
+            TurnoutError: NOT_FOUND: none is; INVALID_ARGUMENT: the name is taken by a prefix that is shared.
         """
         self._check_length(prefix.tokens)
+        self._named_like(prefix)
         found = self._touch(prefix, None)
         if not found:
             raise TurnoutError(
@@ -176,8 +179,24 @@ class Desk:
                 f"nothing to pin: no chunk of this prefix is in the store for tenant {prefix.id!r};"
                 " have it answered twice (once with kvstore.admission: always), then pin it",
             )
-        self._registry.put(prefix, self._deadline())
+        self._put(prefix)
         return found
+
+    def _put(self, prefix: Prefix) -> None:
+        """Enter a prefix; what it replaces expires like everything else."""
+        old = self._named_like(prefix)
+        replaced = self._all_keys(old) if old is not None else []
+        self._registry.put(prefix, self._deadline())
+        self._live(sorted(set(replaced) - set(self._all_keys(prefix))), self._ttl_ms)
+
+    def _named_like(self, prefix: Prefix) -> Prefix | None:
+        """What has the prefix's name; a name stands for one that is shared or for one that is pinned, not for both."""
+        self._registry.refresh(self._deadline())
+        old = next((each for each in self._registry.prefixes if each.name == prefix.name), None)
+        if old is not None and (old.policy == "private") != (prefix.policy == "private"):
+            kinds = ("pinned", "registered") if old.policy == "private" else ("registered", "pinned")
+            raise invalid("name", f"{prefix.name!r} is {kinds[0]} already and cannot be {kinds[1]} too; take another")
+        return old
 
     def _models(self) -> list[Enrolled]:
         return enrolled(self._store, self._sealer, self._deadline())
@@ -194,8 +213,13 @@ class Desk:
 
     def _touch(self, prefix: Prefix, ttl_ms: int | None) -> int:
         """Give what is there of a prefix so long to live; how many values."""
-        keys = [key for model in self._models() for key in self._keys(prefix, model)]
+        return self._live(self._all_keys(prefix), ttl_ms)
+
+    def _live(self, keys: list[bytes], ttl_ms: int | None) -> int:
         return self._store.touch(keys, ttl_ms, self._deadline()) if keys else 0
+
+    def _all_keys(self, prefix: Prefix) -> list[bytes]:
+        return [key for model in self._models() for key in self._keys(prefix, model)]
 
     def _keys(self, prefix: Prefix, model: Enrolled) -> list[bytes]:
         tokens = prefix.tokens.get(model.tokenizer, ())

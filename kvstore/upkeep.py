@@ -12,7 +12,7 @@ from threading import Event, Thread
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.forms import Forms
-from kvstore.keys import Keyring
+from kvstore.keys import Keyring, Link
 from kvstore.store import PrefixStore
 from kvstore.tenants.enrolment import check_root_key, enrol
 from kvstore.tenants.quotas import Quotas
@@ -65,6 +65,7 @@ class Upkeep:
         self._clock = clock
         self._stop = Event()
         self._ours = False
+        self._kept: dict[Namespace, set[bytes]] = {}
         self._due = dict.fromkeys((self.refresh, self.settle_accounts, self.keep, self.sweep), 0.0)
         self._swept = 0
         self._thread = Thread(target=self._work, name="kv-upkeep", daemon=True)
@@ -111,12 +112,29 @@ class Upkeep:
             self._office.accounts.add(each.name, each.counts.tenants(), self._deadline())
 
     def keep(self) -> None:
-        """Take away the time limit of chunks of registered prefixes; introduce ourselves again to an emptied Redis."""
+        """Take away the time limit of chunks of registered prefixes, and give it back to those of others.
+
+        Introduces us again to an emptied Redis first.
+        """
         self.introduce()
+        office, kept = self._office, self._kept_keys()
+        for namespace, keys in self._kept.items():
+            if gone := sorted(keys - kept.get(namespace, set())):
+                office.store.touch(gone, office.quotas.ttl_ms, self._deadline())
+        self._kept = kept
+        for namespace, keys in kept.items():
+            office.store.touch(sorted(keys), None, self._deadline())
+            office.quotas.record(namespace, [], sorted(keys), self._deadline())  # the index forgets what nobody uses
+
+    def _kept_keys(self) -> dict[Namespace, set[bytes]]:
+        """Keys of the chunks of all registered prefixes, as prompts that begin with them make them."""
+        found: dict[Namespace, set[bytes]] = {}
         for prefix in self._office.registry.prefixes:
-            keys = [key for each in self._stores for key in kept_keys(self._office, each.forms, prefix)]
-            if keys:
-                self._office.store.touch(keys, None, self._deadline())
+            for forms in (each.forms for each in self._stores):
+                for link in _links(self._office, forms, prefix):
+                    keys = [key for form in forms.forms for key in forms.keys(link, form)]
+                    found.setdefault(link.namespace, set()).update(keys)
+        return found
 
     def sweep(self) -> None:
         """Compare a sample of one namespace's index with what is there; next time, another namespace's."""
@@ -145,10 +163,9 @@ class Upkeep:
                 refused += 1
                 self._due[self.keep] = 0.0  # which looks again
                 if refused == VERDICTS:
-                    log.error("prefix store: %s; nothing is shared", error.message)
+                    log.error("prefix store: %s; registered prefixes and accounts stand still", error.message)
                     for each in self._stores:
                         each.counts.fault("root_key")
-                    return
             except Exception:
                 log.exception("upkeep of the prefix store failed")
 
@@ -156,7 +173,8 @@ class Upkeep:
         if not self._ours:
             self.introduce()
             log.info("prefix store: Redis answers")
-        periods = (REFRESH_S, ACCOUNTS_S, KEEP_S, SWEEP_S)
+        keep_s = min(KEEP_S, self._office.quotas.ttl_ms / 3000)  # whoever reads a chunk gives it a time limit again
+        periods = (REFRESH_S, ACCOUNTS_S, keep_s, SWEEP_S)
         for (task, due), period in zip(list(self._due.items()), periods, strict=True):
             now = self._clock()
             if now >= due and not self._stop.is_set():
@@ -169,9 +187,6 @@ class Upkeep:
         return self._clock() + TIMEOUT_S
 
 
-def kept_keys(office: Office, forms: Forms, prefix: Prefix) -> list[bytes]:
-    """Keys of the chunks of a registered prefix, as prompts that begin with it make them."""
+def _links(office: Office, forms: Forms, prefix: Prefix) -> list[Link]:
     tokens = office.registry.tokens_of(prefix)
-    count = len(tokens) // forms.chunk_tokens
-    links = forms.chain(office.tenancy.sharing_of(prefix, tokens)).links(tokens, count)
-    return [key for link in links for form in forms.forms for key in forms.keys(link, form)]
+    return forms.chain(office.tenancy.sharing_of(prefix, tokens)).links(tokens, len(tokens) // forms.chunk_tokens)

@@ -8,7 +8,8 @@ Source: seed 75, "Hydragen: High-Throughput LLM Inference with Shared Prefixes".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +20,8 @@ from engine.attention.prefixes import Prefixes
 from engine.attention.sdpa import SdpaStep, gather, tree_mask
 from engine.attention.step import Scores
 from engine.cache.store import KVStore
+
+SCORE_BYTES = 64 << 20  # most memory of the scores of one piece of work
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ class GroupedStep:
         cache.index_copy_(0, self._slots, pairs)
         joined = Joined(query)
         for part in self._parts:
-            joined.join(part.rows, *_attend(part, query[part.rows], cache, self._layout.block_size, scores))
+            for piece in _pieces(part, query.shape[1]):
+                joined.join(piece.rows, *_attend(piece, query[piece.rows], cache, self._layout.block_size, scores))
         out = joined.values.to(query.dtype)
         if self._apart is not None:
             step, rows = self._apart
@@ -146,6 +150,17 @@ def _span(layout: Layout, sequence: int, end: int, device: torch.device) -> _Par
     seen = tree_mask(stop - start, keys, layout.trees.get(sequence))
     rows = torch.arange(start, stop)
     return _Part(rows.to(device), torch.from_numpy(blocks).to(device), 1, keys, seen[None].to(device))
+
+
+def _pieces(part: _Part, heads: int) -> Iterator[_Part]:
+    """The part in runs of rows whose scores take little memory."""
+    most = max(SCORE_BYTES // (4 * heads * max(part.keys, 1)), 1)
+    if part.batch > 1 or len(part.rows) <= most:
+        yield part
+        return
+    for start in range(0, len(part.rows), most):
+        rows = slice(start, start + most)
+        yield replace(part, rows=part.rows[rows], seen=None if part.seen is None else part.seen[:, rows])
 
 
 def _attend(

@@ -100,12 +100,14 @@ class SharedPrefixes:
                 return
             task = asyncio.get_running_loop().create_task(self._seek(table, held), name="shared-prefix")
             self._fetching[table] = task
+            task.add_done_callback(lambda _: self._fetching.pop(table, None))
         await asyncio.wait([task])
         if table.released or self._closed:
             raise TurnoutError(Code.CANCELLED, "the sequence was released while its prefix was fetched")
 
     def release(self, table: BlockTable) -> None:
         """The sequence is done with, whatever was being fetched for it."""
+        table.origin.watcher = None  # a forward in progress may complete another chunk
         self._chains.pop(table, None)
         task = self._fetching.get(table)
         if task is not None:
@@ -136,7 +138,7 @@ class SharedPrefixes:
     async def _seek(self, table: BlockTable, held: int) -> None:
         try:
             held = self._held_lossy(table, held) if table.seq.lossy else held
-            if not self._is_enough(table, held) and self._pool.num_available > self._promised():
+            if not self._is_enough(table, held) and self._pool.num_available > _promised(self._tables()):
                 wanted = Wanted(
                     tokens=list(table.seq.tokens),
                     chain=self._chain(table),
@@ -154,11 +156,12 @@ class SharedPrefixes:
             log.exception("fetching a prefix failed")
             self.faults += 1
         finally:
-            self._fetching.pop(table, None)
             self._settle(table, held)
 
     def _held_lossy(self, table: BlockTable, held: int) -> int:
         """Blocks in the pool if KV behind the exact ones may be inexact; the table is tainted where that adds any."""
+        if table.content.tainted_from is not None:
+            return held
         table.content.taint(held * self._pool.block_size)
         found = len(table.match_prefix())
         if found <= held:
@@ -179,7 +182,7 @@ class SharedPrefixes:
             pool.retain(block)
         fresh: list[int] = []
         try:
-            count = min(end - len(before), pool.num_available - self._promised())
+            count = min(end - len(before), pool.num_available - _promised(self._tables()))
             if count < 1:
                 return
             fresh = pool.allocate(count, after=before[-1] if before else None)
@@ -199,10 +202,6 @@ class SharedPrefixes:
         hashes = table.content.first(start + len(blocks))
         for index, block in enumerate(blocks, start):
             self._pool.publish(block, hashes[index])
-
-    def _promised(self) -> int:
-        """Blocks that sequences were admitted for and have not taken yet."""
-        return sum(max(table.promised - len(table.blocks), 0) for table in self._tables())
 
     def _write(self, found: Found, skipped: int, blocks: list[int]) -> None:
         """Fill blocks with what was found, its first `skipped` blocks left out."""
@@ -283,6 +282,11 @@ class SharedPrefixes:
         self._pool.release(blocks)
         self.kept -= len(blocks)
         self._device.changed.set()
+
+
+def _promised(tables: Collection[BlockTable]) -> int:
+    """Blocks that sequences were admitted for and have not taken yet."""
+    return sum(max(table.promised - len(table.blocks), 0) for table in tables)
 
 
 def _by_tier(fetched: range, found: Found, chunk_tokens: int) -> Counter[str]:

@@ -138,5 +138,5 @@ def take_over(table: BlockTable, reused: Reused) -> None:
     tainted = table.content.tainted_from
     table.content.taint(start if tainted is None else min(tainted, start))
     table.reused = reused
-    # Nothing of it is offered to others.
-    table.origin.watcher, table.origin.watch_at = None, sys.maxsize
+    # Nothing of it is offered to others, nor are they asked for what would come before it.
+    table.origin.sought, table.origin.watcher, table.origin.watch_at = True, None, sys.maxsize

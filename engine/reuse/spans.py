@@ -59,8 +59,10 @@ class Held:
 
     @property
     def end(self) -> int:
-        """See `Source.end`."""
-        return len(self.table)
+        """See `Source.end`; what lies behind the sequence's own tokens was only tried."""
+        mine, theirs = self.table.tokens, self.table.seq.tokens
+        end = min(len(mine), len(theirs))
+        return next((place for place in range(end) if mine[place] != theirs[place]), end)
 
     def block(self, index: int) -> int | None:
         """See `Source.block`."""
@@ -158,7 +160,7 @@ class Reused:
         last = min(end, len(table.seq) - 1)
         spans = [part for span in self.spans if (part := span.within(start, last)) is not None]
         if spans:
-            self._end = end
+            self._end = min(end, max(span.start + span.length for span in self.spans))
             return Partial(self, feed, spans, [], watches=end >= len(table.seq) and self._corrects)
         single = len(feed.tokens) == 1 and feed.tree is None and end == len(table.seq)
         if single and self._corrects and not np.isnan(self.deviations).all():

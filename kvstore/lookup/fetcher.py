@@ -235,7 +235,8 @@ class Fetcher:
 
         def free(future: Future[bool]) -> None:
             if not future.cancelled() and future.exception() is None and future.result():
-                locks.ended(digests[0], self._clock() + LOCK_WAIT_S)
+                with suppress(RuntimeError):  # the store is being closed; the lock expires
+                    self._readers.submit(locks.ended, digests[0], self._clock() + LOCK_WAIT_S)
 
         try:
             future = self._readers.submit(locks.take, digests, 2.0 * up.rest_s(hole), deadline)

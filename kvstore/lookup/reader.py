@@ -157,13 +157,7 @@ class Run:
             slot.settle("left" if self._left else "missing")
         self._wake()
         if spoilt:
-            self._remove(spoilt)
-
-    def _remove(self, keys: list[bytes]) -> None:
-        """Values that were refused would be refused for ever: nothing is written over what is there."""
-        self.means.store.distrust()
-        with suppress(StoreFault):
-            self.means.store.delete(keys, self.means.clock() + REMOVE_S)
+            _remove(self.means, spoilt)
 
     def _read_all(self) -> None:
         """Decide and read until there is nothing more to fetch."""
@@ -244,6 +238,11 @@ class Run:
             return False
         return self._decide(done).codec == form.codec.name
 
+    def spoil(self, form: Form, index: int, group: int) -> None:
+        """A value is of no use to anybody: it is removed when the run has ended."""
+        with self._lock:
+            self._spoilt.append(self.means.forms.keys(self._links[index], form)[group])
+
     def take_slab(self) -> bytearray | None:
         """Memory for a value, when few enough are being decoded; None when it is too late."""
         while not self.stopping:
@@ -304,11 +303,17 @@ class Run:
         log.log(level, "prefix store: a value was refused (%s); it is computed instead", reason)
         self._broken = True
         if reason not in NOT_REMOVED:
-            with self._lock:
-                self._spoilt.append(self.means.forms.keys(self._links[index], form)[group])
+            self.spoil(form, index, group)
         for slot in self._slots[index:]:
             slot.settle("missing")
         self._wake()
+
+
+def _remove(means: Means, keys: list[bytes]) -> None:
+    """Values that were refused would be refused for ever: nothing is written over what is there."""
+    means.store.distrust()
+    with suppress(StoreFault):
+        means.store.delete(keys, means.clock() + REMOVE_S)
 
 
 class _Transfer:
@@ -332,6 +337,8 @@ class _Transfer:
         groups = self._means.forms.groups
         if size > self._form.codec.max_bytes(groups[index % len(groups)]) + OVERHEAD_BYTES:
             self._means.counts.fault("length")
+            chunk, group = divmod(index, len(groups))
+            self._run.spoil(self._form, self._first + chunk, group)
             return None
         began = self._means.clock()
         self._slab = self._run.take_slab()
@@ -355,7 +362,7 @@ class _Transfer:
         self._run.decode(self._form, place, group, memoryview(slab)[: self._size], slab, self._chunk)
         if group == len(groups) - 1 and not self._run.goes_on(self._form, place + 1):
             self.stopped = True
-            return False
+            return self.values == self.asked  # otherwise answers are on their way, and the connection is given up
         return True
 
     def _measure(self, index: int, raw_bytes: int) -> None:

@@ -179,8 +179,7 @@ class Writer:
             links = [link for link in use.links if link.namespace == namespace]
             keys = [key for link in links for form in use.forms.forms for key in use.forms.keys(link, form)]
             shelf.store.touch(keys[::-1], shelf.ttl_ms, deadline)  # the end of a prompt is evicted first
-            if shelf.quotas.limited(namespace):
-                shelf.quotas.record(namespace, [], keys, deadline)
+            shelf.quotas.record(namespace, [], keys, deadline)  # the index forgets what nobody uses
 
     def _store(self, job: _Job) -> None:
         """Read the chunk, and put it where it belongs."""
@@ -222,10 +221,8 @@ class Writer:
                 counts.fault("codec")
                 log.warning("prefix store: codec %s refused a chunk: %s", form.codec.name, error)
         if written:
-            used: list[bytes] = []
-            if shelf.quotas.limited(namespace):
-                ancestors = [link for link in offer.before if link.namespace == namespace]
-                used = [key for link in ancestors for form in forms.forms for key in forms.keys(link, form)]
+            ancestors = [link for link in offer.before if link.namespace == namespace]
+            used = [key for link in ancestors for form in forms.forms for key in forms.keys(link, form)]
             try:
                 shelf.quotas.record(namespace, written, used, deadline)
             except StoreFault as fault:  # the values are there; the index lacks them until they expire

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 from kvstore.base import StoreFault
@@ -122,16 +123,17 @@ class Breaker:
         return True, False
 
     def _run_probe(self) -> None:
+        good = False
         try:
-            good = self._probe is not None and self._probe()
-        except StoreFault:
-            good = False
-        with self._lock:
-            self._busy = False
-            if good:
-                self._become("half-open")
-            else:
-                self._retry_at = self._clock() + self._pause()
+            with suppress(StoreFault):
+                good = self._probe is not None and self._probe()
+        finally:  # whatever it ended with, another one must be able to run
+            with self._lock:
+                self._busy = False
+                if good:
+                    self._become("half-open")
+                else:
+                    self._retry_at = self._clock() + self._pause()
 
     def _open(self) -> None:
         self._retry_at = self._clock() + self._pause()

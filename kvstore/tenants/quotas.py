@@ -104,9 +104,10 @@ class Quotas:
         limit = self._limit(namespace)
         return limit is None or size <= limit
 
-    def limited(self, namespace: Namespace) -> bool:
-        """Whether the namespace has a limit; does no I/O."""
-        return self._limit(namespace) is not None
+    @property
+    def ttl_ms(self) -> int:
+        """Life of a value, in milliseconds."""
+        return self._ttl
 
     def record(
         self,

@@ -105,8 +105,10 @@ class Registry:
         self._refused = None
         if version == self._version:
             return False
-        self._refused = version
-        return self._read(deadline)
+        changed = self._read(deadline)
+        if not changed and version != self._version:
+            self._refused = version
+        return changed
 
     def put(self, prefix: Prefix, deadline: float) -> None:
         """Register, or replace what has this name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -116,3 +117,27 @@ async def test_a_pool_reuses_spans_for_lossy_calls_only(pair_folder: Path) -> No
         await answer(pool, replace(call_of(tokens, "plain", {"model": "large"}, max_tokens=2), cache=cache))
     assert (spans.lookups, spans.hits) == (1, 1)
     await pool.close()
+
+
+async def test_a_fork_made_while_the_store_is_asked_finds_what_its_twin_does(first: Engine, second: Engine) -> None:
+    await first.right(sequence(prompt(36)))
+    second.store.lossy = True
+    await second.read(sequence(prompt(36), lossy=True))
+    asked = len(second.store.asked)
+    second.store.shelf.clear()
+    second.store.gate = asyncio.Event()
+    seq = sequence([*prompt(32), *prompt(12, start=1)], lossy=True)
+    tasks = [asyncio.create_task(second.read(seq, keep=True))]
+    while len(second.store.asked) == asked:
+        await asyncio.sleep(0)
+    twin = second.model.fork(seq)
+    tasks.append(asyncio.create_task(second.read(twin, keep=True)))
+    while len(second.store.asked) == asked + 1:
+        await asyncio.sleep(0)
+    second.store.gate.set()
+    await asyncio.gather(*tasks)
+    for each in (seq, twin):
+        table = second.model.batcher.tables[each]
+        assert table.content.tainted_from == 0
+        assert table.cached_on_arrival >= 32
+        second.model.release(each)

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.sequence import Sequence
+from decoding.tree import DraftTree
 from engine.model import EngineModel
 from engine.ordering import arranged, note_started
 from engine.scheduler import Limits, plan_step
+from engine.work import Work
 from tests.engine.harness import twins
 from tests.engine.step_times import Clock, LinearTime
 from training.random_models import llama_config
@@ -185,8 +187,6 @@ async def test_the_mean_time_to_the_first_token_falls_where_prefixes_are_shared(
 
 
 async def test_hit_rates_are_what_the_pool_has() -> None:
-    from engine.work import Work
-
     model, _ = twins(TINY, seed=4)
     known = prefix(1, 320)
     seq = sequence([*known, 3])
@@ -202,3 +202,36 @@ async def test_hit_rates_are_what_the_pool_has() -> None:
         assert Work(model._table(seq)).hit_rate == pytest.approx(expected)
         model.release(seq)
     await model.close()
+
+
+async def test_what_is_found_behind_a_gap_does_not_count() -> None:
+    model, _ = twins(TINY, seed=4)
+    known = prefix(1, 320)
+    seq, again = sequence([*known, 3]), sequence([*known, 5])
+    await model.extend(seq)
+    model.pool.unpublish(model._table(seq).blocks[2])
+    assert Work(model._table(again)).hit_rate == pytest.approx(32 / 321)
+    for each in (seq, again):
+        model.release(each)
+    await model.close()
+
+
+async def test_a_prompt_that_got_no_room_in_its_step_has_started() -> None:
+    """It shares its prefix from then on: what starts beside it did not overtake it."""
+    model, _ = twins(TINY, seed=4)
+    known = prefix(1, 96)
+    await model.extend(seq := sequence([*known, 3]))
+    older, younger = sequence([*known[:64], 4]), sequence([*known, 5])
+    # The younger one is worth more; then there is room for 8 tokens, and the draft cannot be cut.
+    model.batcher.limits = replace(model.batcher.limits, order="hit_rate", token_budget=9)
+    draft = DraftTree.chain([6] * 8, "draft")
+    works = [Work(model._table(older), tree=draft), Work(model._table(younger))]
+    for work in works:
+        model.batcher._waiting.add(work)
+    assert [work for work, _ in model.batcher._plan()] == [works[1]]
+    assert works[0].started
+    assert [work.overtaken for work in works] == [0, 0]
+    await model.close()
+    for each in (seq, older, younger):
+        model.release(each)
+    assert model.pool.num_held == 0

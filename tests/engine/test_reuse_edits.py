@@ -16,6 +16,7 @@ from engine.reuse.rotation import Rotation
 from engine.reuse.settings import MOVED_ONLY
 from tests.engine.harness import Reference
 from tests.engine.reusing import (
+    SIZE,
     assert_nothing_is_left,
     cached,
     counts,
@@ -25,8 +26,9 @@ from tests.engine.reusing import (
     sequence,
     text,
 )
+from tests.kvstore.fake_prefixes import FakePrefixes
 from turnout.errors import Code, TurnoutError
-from turnout.types import Namespace, Sharing
+from turnout.types import Namespace, Sharing, Token
 
 TOLERANCE = 1e-4
 LINE = text(1, 150)
@@ -144,6 +146,51 @@ async def test_an_answer_is_edited_edited_again_and_continued() -> None:
     assert len(segment.tokens) == 5
     for each in (seq, once, twice):
         model.release(each)
+    await assert_nothing_is_left(model)
+
+
+@pytest.mark.parametrize("tried", ["score", "extend"])
+async def test_what_was_only_tried_is_computed(tried: str) -> None:
+    model, plain = reusing(MOVED_ONLY)
+    seq = await before(model)
+    await (model.score(seq, [(5, 6, 7, 8)]) if tried == "score" else model.extend(seq, (5, 6, 7, 8)))
+    for token in (9, 10, 11, 12):
+        seq.append(Token(token, "m"))
+    # Nothing changes and nothing moves: what is taken over is exact.
+    twin = model.edit(seq, [Edit(30, 33, tuple(LINE[30:33]))])
+    got = await logits(model, twin)
+    torch.testing.assert_close(got, plain.logits([*LINE, 9, 10, 11, 12])[-1:], atol=TOLERANCE, rtol=0)
+    assert counts(model, twin).taken == 150 - 33
+    for each in (seq, twin):
+        model.release(each)
+    await assert_nothing_is_left(model)
+
+
+async def test_an_edit_while_the_store_is_asked_is_kept_from_everybody() -> None:
+    model, plain = reusing(MOVED_ONLY)
+    store = FakePrefixes(2 * SIZE)
+    store.gate = asyncio.Event()
+    model.share(store)  # type: ignore[arg-type]
+    seq = sequence(LINE, lossy=True)
+    reading = asyncio.create_task(model.extend(seq))
+    while not store.asked:
+        await asyncio.sleep(0)
+    twin = model.edit(seq, [Edit(20, 24, (5,))])
+    store.gate.set()
+    await reading
+    wanted = list(store.wanted)
+    assert len(wanted) == 150 // 16
+    await logits(model, twin)
+    assert counts(model, twin).taken == 147 - 21 - 1
+    assert model.batcher.tables[twin].content.tainted_from == 16
+    assert (len(store.asked), store.wanted) == (1, wanted)
+    exact = sequence([*twin.tokens, 3])
+    torch.testing.assert_close(await logits(model, exact), plain.logits(exact.tokens)[-1:], atol=TOLERANCE, rtol=0)
+    assert model.batcher.tables[exact].cached_on_arrival == 16
+    for each in (seq, twin, exact):
+        model.release(each)
+    while model.shared is not None and model.shared.kept:
+        await asyncio.sleep(0)
     await assert_nothing_is_left(model)
 
 

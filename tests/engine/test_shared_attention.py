@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from decoding.sequence import Sequence
+from engine.attention import grouped
 from engine.attention.grouped import GroupedStep, Joined
 from engine.attention.layout import Layout, lay_out
 from engine.attention.prefixes import Prefixes, find_prefixes
@@ -87,6 +88,23 @@ class TestAttention:
         assume(found is not None)
         mine, plain = attended(family, (4, 2, 8), Scores(0.3, window), found, step=step)
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
+
+    @pytest.mark.parametrize("most_rows", [1, 3])
+    def test_scores_take_no_more_memory_than_is_allowed(self, most_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        members = (Member(0, 38, 5), Member(0, 30, 8, 6), Member(0, 9, 8, 10, 2), Member(0, 2), Member(-1, 9, 7))
+        family, heads, attend = Family(((-1, 12),), members), 4, grouped._attend
+        most, taken = 4 * heads * 48 * most_rows, list[int]()
+
+        def noting(part: Any, query: torch.Tensor, *args: Any) -> Any:
+            taken.append(4 * heads * len(query) * part.keys)
+            return attend(part, query, *args)
+
+        monkeypatch.setattr(grouped, "SCORE_BYTES", most)
+        monkeypatch.setattr(grouped, "_attend", noting)
+        found = find_prefixes(family.layout(), 1, 1)
+        mine, plain = attended(family, (heads, 2, 8), Scores(0.3), found, step=GroupedStep)
+        torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
+        assert 0 < max(taken) <= most
 
     @given(family=families())
     @settings(max_examples=30, deadline=None)

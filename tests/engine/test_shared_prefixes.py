@@ -155,6 +155,51 @@ async def test_a_sequence_released_while_it_is_fetched_leaves_nothing(first: Eng
     assert second.model.pool.num_held == 0
 
 
+async def test_a_sequence_released_before_its_fetch_began_leaves_nothing(first: Engine) -> None:
+    shared = first.model.shared
+    assert shared is not None
+    seq = sequence(prompt(36))
+    reading = asyncio.create_task(first.read(seq, keep=True))
+    while not shared._fetching:
+        await asyncio.sleep(0)
+    first.model.release(seq)
+    with pytest.raises(TurnoutError, match="released"):
+        await reading
+    assert first.store.asked == []
+    assert not shared._fetching
+    assert not shared._chains
+
+
+async def test_a_sequence_released_in_a_forward_that_completes_chunks_leaves_nothing(
+    first: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, runner = first.model.shared, first.model.batcher.runner
+    assert shared is not None
+    begun, goes_on = threading.Event(), threading.Event()
+    original = runner.run
+
+    def slowly(feeds: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(10)
+        return original(feeds)
+
+    monkeypatch.setattr(runner, "run", slowly)
+    seq = sequence(prompt(36))
+    reading = asyncio.create_task(first.read(seq, keep=True))
+    while not begun.is_set():
+        await asyncio.sleep(0)
+    table = first.model.batcher.tables[seq]
+    first.model.release(seq)
+    goes_on.set()
+    while table.in_flight:
+        await asyncio.sleep(0)
+    with pytest.raises(TurnoutError, match="released"):
+        await reading
+    assert not shared._chains
+    assert not shared._fetching
+    assert first.store.wanted == []
+
+
 async def test_blocks_that_are_written_to_are_nobody_elses(
     first: Engine, second: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

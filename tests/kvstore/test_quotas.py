@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
 from kvstore.keys import Keyring
 from kvstore.redis.redis_store import RedisStore
 from kvstore.tenants.quotas import Held, Quotas
-from tests.kvstore.prefixes import ROOT, Engine, shared, soon, tokens, until
+from kvstore.tenants.registry import Prefix, Registry
+from kvstore.tenants.sealed import Sealer
+from tests.kvstore.prefixes import FOUR, ROOT, Engine, shared, soon, tokens, until
 from turnout.kvstore_config import TenantSharing
 from turnout.types import Namespace
 
@@ -186,3 +189,27 @@ async def test_what_is_found_counts_as_used_whichever_tier_it_came_from(store: R
         await alice.serve(tokens(33, 3))
         found = [len((await Engine(others).find(tokens(33, seed))).chunks) for seed in (1, 2, 3)]
         assert found == [4, 0, 4]
+
+
+@pytest.mark.parametrize("use", ["found", "continued", "pinned"])
+async def test_what_is_used_for_longer_than_it_lives_can_still_be_flushed(
+    store: RedisStore, opened: Any, use: str
+) -> None:
+    """Without any quota: what the index forgot would survive a flush."""
+    stores = opened(store, ttl_s=3600.0)
+    engine, quotas, wall = Engine(stores), stores._upkeep._office.quotas, Wall()
+    quotas._wall = wall
+    await engine.serve(FOUR)
+    wall.now += 2000.0
+    if use == "found":
+        assert len((await engine.find(FOUR)).chunks) == 4
+    elif use == "continued":
+        assert engine.compute(tokens(41), start=4) == 1
+    else:
+        Registry(store, Sealer(Keyring(ROOT))).put(Prefix("p", "private", "alice", {"t": tuple(FOUR)}), soon())
+        stores._upkeep.keep()
+    assert await engine.store.settle()
+    wall.now += 2000.0
+    await engine.serve(tokens(33, seed=9))  # its writes rid the index of what expired
+    assert quotas.flush(ALICE, soon()) == 8 + (use == "continued")
+    assert (await engine.find(FOUR)).chunks == []

@@ -2,18 +2,23 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import pytest
 
+from kvstore.base import StoreFault
+from kvstore.desk import Desk
+from kvstore.fakes import FaultyStore, Plan
+from kvstore.forms import Forms
 from kvstore.keys import Keyring
 from kvstore.redis.redis_store import RedisStore
 from kvstore.tenants.enrolment import MODELS, check_root_key, enrolled
-from kvstore.tenants.registry import PLACE, VERSION, Prefix, Registry
+from kvstore.tenants.registry import PLACE, VERSION, Prefix, Registry, namespace_of
 from kvstore.tenants.sealed import SealBroken, Sealer
 from kvstore.tenants.usage import NAMES, Accounts
-from tests.kvstore.prefixes import CHUNK, ROOT, Engine, shared, soon, tokens, until
+from tests.kvstore.prefixes import CHUNK, FOUR, LAYOUT, ROOT, Engine, config, fill, shared, soon, tokens, until
 from turnout.errors import TurnoutError
-from turnout.types import Namespace
+from turnout.types import Namespace, Sharing
 
 OTHER = bytes(32)
 SET = "return redis.call('set', KEYS[1], ARGV[1])"
@@ -93,6 +98,17 @@ def test_a_spoiled_document_changes_nothing(store: RedisStore, spoil: bytes) -> 
     store.script(SET, [VERSION], [b"77"], soon())
     assert not honest.refresh(soon())
     assert names(honest) == ["a"]
+
+
+def test_a_fault_between_the_version_and_the_document_is_made_good(store: RedisStore) -> None:
+    registry(store).put(prefix("a", 1), soon())
+    faulty = FaultyStore(store, Plan(faults=(None, "unreachable")))
+    reader = Registry(faulty, Sealer(Keyring(ROOT)), "t")
+    with pytest.raises(StoreFault):
+        reader.refresh(soon())
+    faulty.plan = Plan()
+    assert reader.refresh(soon())
+    assert names(reader) == ["a"]
 
 
 def test_an_older_document_is_refused(store: RedisStore) -> None:
@@ -207,3 +223,60 @@ async def test_an_emptied_redis_knows_the_models_and_the_root_key_again(store: R
         assert [model.name for model in enrolled(store, Sealer(Keyring(ROOT)), soon())] == ["m"]
         with pytest.raises(TurnoutError):
             check_root_key(store, Sealer(Keyring(OTHER)), soon())
+
+
+def head(name: str, policy: str, count: int, *more: int) -> Prefix:
+    """A prefix of the first tokens of FOUR and of others."""
+    return Prefix(name, policy, "alice" if policy == "private" else "", {"t": (*FOUR[:count], *more)})
+
+
+def lives(store: RedisStore, of: Prefix) -> list[int]:
+    """Milliseconds that the chunks of a prefix live; -1: for ever."""
+    forms = Forms(Keyring(ROOT), LAYOUT, ("raw",), CHUNK)
+    ids = list(of.tokens["t"])
+    links = forms.chain(Sharing(namespace_of(of))).links(ids, len(ids) // CHUNK)
+    return [store.script(TTL, forms.keys(link, forms.forms[0]), [], soon()) for link in links]
+
+
+@pytest.mark.parametrize("policy", ["public", "private"])
+async def test_what_a_new_prefix_of_the_same_name_replaces_expires_again(store: RedisStore, policy: str) -> None:
+    old, new = head("a", policy, 2 * CHUNK), head("a", policy, CHUNK, *tokens(CHUNK, seed=3))
+    registry(store).put(old, soon())
+    await fill(store, FOUR)
+    desk = Desk(config(), store, Keyring(ROOT))
+    enter = desk.pin if policy == "private" else desk.register
+    enter(old)
+    assert lives(store, old) == [-1, -1]
+    enter(new)
+    kept, replaced = lives(store, old)  # the first chunk is of both
+    assert kept == -1
+    assert replaced > 0
+
+
+async def test_pins_and_registrations_cannot_take_each_others_names(store: RedisStore) -> None:
+    await fill(store, FOUR)
+    desk = Desk(config(), store, Keyring(ROOT))
+    desk.pin(head("mine", "private", CHUNK))
+    desk.register(head("all", "public", 0, *tokens(CHUNK, seed=3)))
+    before = desk.report().prefixes
+    with pytest.raises(TurnoutError, match="'mine' is pinned already and cannot be registered too"):
+        desk.register(head("mine", "public", 2 * CHUNK))
+    with pytest.raises(TurnoutError, match="'all' is registered already and cannot be pinned too"):
+        desk.pin(head("all", "private", 2 * CHUNK))
+    assert desk.report().prefixes == before
+    assert lives(store, head("mine", "private", CHUNK)) == [-1]
+
+
+async def test_upkeep_has_chunks_of_a_prefix_that_vanished_expire_again(store: RedisStore, opened: Any) -> None:
+    """It may have taken their limit away after whoever removed the prefix had given it back."""
+    pinned = head("a", "private", 2 * CHUNK)
+    stores = opened(store)
+    await Engine(stores).serve(FOUR)
+    registry(store).put(pinned, soon())
+    upkeep = stores._upkeep
+    upkeep.stop()  # its thread: each task is run from here
+    upkeep.keep()
+    assert lives(store, pinned) == [-1, -1]
+    registry(store).remove("a", soon())
+    upkeep.keep()
+    assert min(lives(store, pinned)) > 0

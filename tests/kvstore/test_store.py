@@ -253,3 +253,16 @@ async def test_what_memory_serves_does_not_expire_in_redis(store: RedisStore, op
     assert await engine.store.settle()
     lives = [store.script("return redis.call('pttl', KEYS[1])", [key], [], soon()) for key in keys]
     assert min(lives) > 3_000_000
+
+
+async def test_a_full_hit_leaves_its_connection_to_the_next_look_up(store: RedisStore, opened: Any) -> None:
+    def connections() -> int:
+        stats = store.script("return redis.call('info', 'stats')", [], [], soon()).decode()
+        return int(stats.partition("total_connections_received:")[2].split()[0])
+
+    engine = Engine(opened(store))
+    await engine.serve(FOUR)
+    before = connections()
+    for _ in range(8):
+        assert len((await engine.find(FOUR)).chunks) == 4
+    assert connections() - before <= 2  # as many as the store may have open

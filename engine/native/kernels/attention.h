@@ -188,7 +188,7 @@ class Attention {
   }
 
   Tile<T> find(const Piece& piece, Index at) const {
-    return packer_.find(piece.sequence, at, piece.keys.end, piece.heads);
+    return packer_.find(piece.sequence, at, piece.keys.end);
   }
 
   // Keys that some row of the block can see, without those its sequence shares.
@@ -218,8 +218,9 @@ class Attention {
     const std::uint64_t* mask = batch_.tree_masks + row * batch_.tree_words;
     for (Index key = std::max(at, root); key < at + count; key++) {
       const Index node = key - root;
-      const Index place = batch_.positions[batch_.starts[sequence] + key - context];
-      const bool near = scores_.window == 0 || place > batch_.positions[row] - scores_.window;
+      // Keys before the fed rows have no position here: models with windows keep no nodes in the cache.
+      const bool near = scores_.window == 0 || batch_.positions[batch_.starts[sequence] + key - context] >
+                                                   batch_.positions[row] - scores_.window;
       if (near && (mask[node / 64] >> (node % 64) & 1)) bits |= 1ull << (key - at);
     }
     return bits;

@@ -147,9 +147,9 @@ class SharedPrefixes {
     }
     std::fill_n(buffers_.totals.begin(), (heads.end - heads.begin) * count * LANES, 0.0f);
     Tile<T> tiles[TILES], following[TILES];
-    find(node, keys.begin, keys.end, heads, tiles);
+    find(node, keys.begin, keys.end, tiles);
     for (Index key = keys.begin; key < keys.end; key += STRETCH) {
-      find(node, key + STRETCH, keys.end, heads, following);
+      find(node, key + STRETCH, keys.end, following);
       for (Index head = heads.begin; head < heads.end; head++)
         multiply(tiles, following, head, (head - heads.begin) * count, count, progress(head));
       std::copy_n(following, TILES, tiles);
@@ -165,10 +165,10 @@ class SharedPrefixes {
     return {node.begin_key + range.begin * KEYS, node.begin_key + std::min(range.end * KEYS, keys)};
   }
 
-  void find(const Node& node, Index key, Index end, const Range& heads, Tile<T>* tiles) const {
+  void find(const Node& node, Index key, Index end, Tile<T>* tiles) const {
     for (Index tile = 0; tile < TILES; tile++, key += KEYS) {
       tiles[tile].count = 0;
-      if (key < end) tiles[tile] = packer_.find(node.sequence, key, end, heads);
+      if (key < end) tiles[tile] = packer_.find(node.sequence, key, end);
     }
   }
 

@@ -11,12 +11,11 @@ namespace turnout {
 constexpr Index KEYS = 64;
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
-// Where the slots of one tile's keys lie, and which part of a slot its piece of work reads.
+// Where the slots of one tile's keys lie.
 template <typename T>
 struct Tile {
   const T* slots[KEYS];
   Index count;
-  Range heads;
 };
 
 // Weighted values of some query rows after some keys, not yet divided by the weights' total; the weights are relative
@@ -68,10 +67,9 @@ class Packer {
   const Index units, width;
 
   // The tile of one sequence's keys from `at` on, before `end`.
-  Tile<T> find(Index sequence, Index at, Index end, const Range& heads) const {
+  Tile<T> find(Index sequence, Index at, Index end) const {
     Tile<T> tile;
     tile.count = std::min(KEYS, end - at);
-    tile.heads = heads;
     const std::int32_t* block = batch_.blocks + sequence * batch_.block_width + at / batch_.block_size;
     Index inside = at % batch_.block_size;
     for (Index i = 0; i < tile.count; i++) {
