@@ -102,7 +102,8 @@ class Fetcher:
     async def look_up(self, wanted: Wanted, links: list[Link], chunk_tokens: int) -> Found:
         """The consecutive chunks at the start of `links`, which begin with the one that holds the first token wanted.
 
-        Never slower than the budget, however the store behaves.
+        Never slower than the budget, however the store behaves, but where chunks keep coming from a process that is
+        just computing them: then never longer than that without another one.
         """
         began = self._clock()
         up = _LookUp(wanted, links, began + self._budget, chunk_tokens)
@@ -158,7 +159,10 @@ class Fetcher:
         if hole == len(up.got):
             return False
         slot, mine = claims[hole]
-        up.absent = mine and run is not None and run.stored is not None and own.index(hole) >= run.stored
+        if mine:
+            up.absent = run is not None and run.stored is not None and own.index(hole) >= run.stored
+        else:  # whoever looked for it, in this process, did not find it
+            up.absent = slot.state == "missing"
         return not mine and slot.state in ("left", "missing")
 
     def _start(self, up: _LookUp, own: list[int], slots: list[Slot]) -> Run:
@@ -268,8 +272,9 @@ class Fetcher:
             await self._pass(up)
             if up.hole == len(up.got):
                 return
-            if up.hole > hole:
+            if up.hole > hole:  # the other process is at it: the time of the look-up is that of each of its steps
                 poll, until = LEAST_POLL_S, self._clock() + self._patience(up)
+                up.deadline = self._clock() + self._budget
             else:
                 poll = min(2 * poll, MOST_POLL_S)
 

@@ -72,19 +72,20 @@ async def test_a_lock_taken_for_a_request_that_is_cancelled_is_freed(store: Redi
     assert len(locks) == 0
 
 
-async def test_another_process_takes_chunks_as_they_are_stored(store: RedisStore, opened: Any) -> None:
-    """The first computes; the second, told that computing is slow, waits and has every chunk soon after."""
+@pytest.mark.parametrize("requests", [1, 8])
+async def test_another_process_takes_chunks_as_they_are_stored(store: RedisStore, opened: Any, requests: int) -> None:
+    """The first computes; all of the second, told that computing is slow, wait and have every chunk soon after."""
     calls = RecordingStore(store)
     first, second = Engine(opened(store)), Engine(opened(calls, fetch_timeout_s=30.0))
     assert (await first.find(FOUR)).chunks == []  # has the lock now
-    waiting = asyncio.create_task(second.find(FOUR))
-    await until(lambda: [call.result for call in calls.named("write")][-1:] == [False])  # it was refused the lock
+    waiting = [asyncio.create_task(second.find(FOUR)) for _ in range(requests)]
+    # Each was refused the lock.
+    await until(lambda: [call.result for call in calls.named("write")] == [False] * requests)
     for count in range(1, 5):
-        assert not waiting.done()
+        assert not any(each.done() for each in waiting)
         first.compute(FOUR[: count * CHUNK], count - 1)
         assert await first.store.settle()
-    found = await waiting
-    assert len(found.chunks) == 4
+    assert [len((await each).chunks) for each in waiting] == [4] * requests
     assert second.store.stats().waits_s > 0
     locks = first.store._fetcher._locks
     assert locks is not None
