@@ -86,9 +86,8 @@ bench-codecs: venv ## measure the codecs of the shared prefix store: bytes, spee
 
 bench-hydragen: venv ## measure decoding after a shared prefix, read once for all requests and apart
 	$(BIN)/python -m experiments.bench_hydragen $(BENCH_ARGS)
-	$(BIN)/python -m experiments.bench_reuse $(BENCH_ARGS)
 
-bench-kvstore: venv ## measure the shared prefix store, then access to Redis, codecs and shared-prefix attention
+bench-kvstore: venv ## measure the shared prefix store, access to Redis, codecs, shared-prefix attention, reuse of spans
 	$(BIN)/python -m experiments.prefix_store.bench $(BENCH_ARGS)
 	$(BIN)/python -m experiments.bench_redis_access $(BENCH_ARGS)
 	$(BIN)/python -m experiments.bench_codecs $(BENCH_ARGS)

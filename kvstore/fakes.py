@@ -149,7 +149,54 @@ class Plan:
     faults: tuple[FaultKind | None, ...] = ()
 
 
-class FaultyStore:
+class PassOn:
+    """A `ByteStore` that hands every call to another one; what differs is overridden.
+
+    Args:
+        inner: the store behind it.
+    """
+
+    def __init__(self, inner: ByteStore) -> None:
+        self._inner = inner
+
+    def read(self, keys: Sequence[bytes], place: Place, done: Done, ttl_ms: int, deadline: float) -> int:
+        """As `ByteStore`."""
+        return self._inner.read(keys, place, done, ttl_ms, deadline)
+
+    def count_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
+        """As `ByteStore`."""
+        return self._inner.count_prefix(keys, deadline)
+
+    def write(self, key: bytes, parts: Sequence[memoryview | bytes], ttl_ms: int, deadline: float) -> bool:
+        """As `ByteStore`."""
+        return self._inner.write(key, parts, ttl_ms, deadline)
+
+    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> int:
+        """As `ByteStore`."""
+        return self._inner.touch(keys, ttl_ms, deadline)
+
+    def delete(self, keys: Sequence[bytes], deadline: float) -> int:
+        """As `ByteStore`."""
+        return self._inner.delete(keys, deadline)
+
+    def script(self, text: str, keys: Sequence[bytes], args: Sequence[bytes | int | str], deadline: float) -> Any:
+        """As `ByteStore`."""
+        return self._inner.script(text, keys, args, deadline)
+
+    def distrust(self) -> None:
+        """As `ByteStore`."""
+        self._inner.distrust()
+
+    def health(self) -> Literal["ok", "degraded", "off"]:
+        """Of the store behind it."""
+        return self._inner.health()
+
+    def close(self) -> None:
+        """Close the store behind it."""
+        self._inner.close()
+
+
+class FaultyStore(PassOn):
     """A `ByteStore` that goes wrong as planned; the plan may be replaced at any time.
 
     Args:
@@ -158,7 +205,7 @@ class FaultyStore:
     """
 
     def __init__(self, inner: ByteStore, plan: Plan | None = None) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._lock = threading.Lock()
         self._calls = 0
         self._plan = plan or Plan()
@@ -228,18 +275,6 @@ class FaultyStore:
         """As `ByteStore`."""
         self._begin(deadline)
         return self._inner.script(text, keys, args, deadline)
-
-    def distrust(self) -> None:
-        """As `ByteStore`."""
-        self._inner.distrust()
-
-    def health(self) -> Literal["ok", "degraded", "off"]:
-        """Of the store behind it."""
-        return self._inner.health()
-
-    def close(self) -> None:
-        """Close the store behind it."""
-        self._inner.close()
 
     def _begin(self, deadline: float) -> Plan:
         with self._lock:

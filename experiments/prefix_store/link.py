@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
 
 from kvstore.base import ByteStore, StoreFault
+from kvstore.fakes import PassOn
 from kvstore.redis.reading import Done, Place
 
 
-class SlowLink:
+class SlowLink(PassOn):
     """A `ByteStore` whose values come no faster than a link lets them; one read at a time.
 
     Only what is read is slow: values are held back until the link would have delivered them.
@@ -32,7 +32,7 @@ class SlowLink:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._rate = rate
         self._clock = clock
         self._sleep = sleep
@@ -64,35 +64,3 @@ class SlowLink:
         if late and count == 1:
             raise StoreFault("late", "the link is too slow for the first value")
         return count - late
-
-    def count_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
-        """As `ByteStore`."""
-        return self._inner.count_prefix(keys, deadline)
-
-    def write(self, key: bytes, parts: Sequence[memoryview | bytes], ttl_ms: int, deadline: float) -> bool:
-        """As `ByteStore`."""
-        return self._inner.write(key, parts, ttl_ms, deadline)
-
-    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> int:
-        """As `ByteStore`."""
-        return self._inner.touch(keys, ttl_ms, deadline)
-
-    def delete(self, keys: Sequence[bytes], deadline: float) -> int:
-        """As `ByteStore`."""
-        return self._inner.delete(keys, deadline)
-
-    def script(self, text: str, keys: Sequence[bytes], args: Sequence[bytes | int | str], deadline: float) -> Any:
-        """As `ByteStore`."""
-        return self._inner.script(text, keys, args, deadline)
-
-    def distrust(self) -> None:
-        """As `ByteStore`."""
-        self._inner.distrust()
-
-    def health(self) -> Literal["ok", "degraded", "off"]:
-        """Of the store behind it."""
-        return self._inner.health()
-
-    def close(self) -> None:
-        """Close the store behind it."""
-        self._inner.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.base import StoreFault
@@ -118,17 +117,6 @@ class Pool:
         if not keep:
             connection.close()
         self.breaker.settle(loan.era, _outcome(fault))
-
-    @contextmanager
-    def borrow(self, deadline: float) -> Iterator[Connection]:
-        """A connection for one exchange; what is raised meanwhile is this node's fault."""
-        loan = self.take(deadline)
-        try:
-            yield loan.connection
-        except BaseException as error:
-            self.give(loan, error)
-            raise
-        self.give(loan)
 
     def distrust(self) -> None:
         """Use none of the present connections again; calls in progress end as they would."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from threading import Lock
 
 from kvstore.base import ByteStore, StoreFault
@@ -207,11 +207,6 @@ def namespace_of(prefix: Prefix) -> Namespace:
 
 
 PUBLIC = Namespace("public", "registered")  # one for all registered prefixes: what two have in common is stored once
-
-
-def extended(prefix: Prefix, tokenizer: str, tokens: tuple[int, ...]) -> Prefix:
-    """The prefix with its tokens for one more tokenizer."""
-    return replace(prefix, tokens={**prefix.tokens, tokenizer: tokens})
 
 
 def _pack(version: int, prefixes: tuple[Prefix, ...]) -> bytes:
