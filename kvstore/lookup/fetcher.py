@@ -20,6 +20,7 @@ from kvstore.lookup.flight import Flights, Slot, Wake
 from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import EXACT, HostMemory
 from kvstore.lookup.reader import Means, Run
+from kvstore.lookup.worth import Worth
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -97,6 +98,7 @@ class Fetcher:
         self._doorkeeper = doorkeeper
         self._budget = budget_s
         self._clock = clock
+        self._worth = Worth()
         self.flights = Flights()
 
     async def look_up(self, wanted: Wanted, links: list[Link], chunk_tokens: int) -> Found:
@@ -109,8 +111,11 @@ class Fetcher:
         up = _LookUp(wanted, links, began + self._budget, chunk_tokens)
         self._from_memory(up)
         if self._means is not None and up.hole < len(links) and self._means.store.health() != "off":
-            await self._from_redis(up)
-            await self._from_others(up, began)
+            held = up.hole
+            if self._doorkeeper.knows(links[held]) or self._worth.pays(wanted.tenant, up.rest_s(held)):
+                await self._from_redis(up)
+                self._worth.looked(wanted.tenant, up.hole > held, self._clock() - began)
+                await self._from_others(up, began)
         hole = up.hole
         taken = [each for each in up.got[:hole] if each is not None]
         return Found(

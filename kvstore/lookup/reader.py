@@ -222,7 +222,9 @@ class Run:
         transfer = _Transfer(self, form, done, len(keys))
         self._own_bytes = means.expected_bytes(form) * len(links)
         means.controller.queue(self._own_bytes)
-        most = max(LEAST_READ_S, HASTE * (decision.expected_s - (means.clock() - self._began)))
+        # Of a link that is only being tried, the estimate is no estimate: it may take what computing would.
+        expected_s = decision.compute_s if decision.explores else decision.expected_s
+        most = max(LEAST_READ_S, HASTE * (expected_s - (means.clock() - self._began)))
         deadline = min(self.deadline, means.clock() + most)
         try:
             means.store.read(keys, transfer.place, transfer.done, means.ttl_ms, deadline)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from experiments.prefix_store.link import SlowLink
 from kvstore.fakes import FaultyStore, Plan
 from kvstore.redis.nodes import parse_url
 from kvstore.redis.redis_store import RedisStore
-from tests.kvstore.prefixes import FOUR, Engine, fill, soon
+from tests.kvstore.prefixes import CHUNK, FOUR, Engine, fill, kv_of, soon
 from tests.kvstore.servers import RedisProcess, redis_server
 from turnout.types import Sharing
 
@@ -87,6 +88,16 @@ async def test_a_slow_store_is_left_when_computing_is_faster(store: RedisStore, 
     found = await engine.find(FOUR, seconds=lambda a, b: 1e-3 * (b - a))
     assert time.monotonic() - began < 1.0
     assert found.chunks == []
+
+
+async def test_a_slow_link_nobody_has_used_yet_is_given_the_time_that_computing_takes(
+    store: RedisStore, opened: Any
+) -> None:
+    await fill(store, FOUR)
+    raw_bytes = kv_of(FOUR[:CHUNK]).nbytes
+    engine = Engine(opened(SlowLink(store, rate=4 * raw_bytes / 0.8)))  # more than the least time of a read
+    found = await engine.find(FOUR, seconds=lambda a, b: 3.0 if b - a > 1 else 0.0)
+    assert len(found.chunks) == 4
 
 
 async def test_no_look_up_takes_longer_than_the_budget(store: RedisStore, opened: Any) -> None:
