@@ -82,6 +82,11 @@ class Batcher:
         """Operations waiting for a forward."""
         return len(self._waiting)
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that these still have to feed, as far as is known without a look at the cache."""
+        return sum(max(work.total - work.cached, 1) for work in self._waiting)
+
     def tenants(self) -> set[str]:
         """Whose operations wait or run."""
         return self._waiting.tenants()
@@ -149,7 +154,7 @@ class Batcher:
                     for work in list(self._waiting):
                         self._waiting.refuse(work, error)
                 finally:
-                    self._land(steps)
+                    _land(steps)
             self.device.changed.set()
             if not steps and self._waiting and len(self._waiting) == num_waiting:
                 self.device.changed.clear()
@@ -221,14 +226,6 @@ class Batcher:
         if not any(feed.partial is not None and (len(feed.partial.given) or feed.partial.again) for _, feed in steps):
             self.times.observe(whole.fed, whole.attended, whole.sequences, seconds)
 
-    def _land(self, steps: Steps) -> None:
-        for _, feed in steps:
-            feed.table.in_flight = False
-            if feed.partial is not None:
-                feed.partial.let_go()
-            if feed.table.released:
-                feed.table.drop()
-
     def _resolve(self, steps: Steps, outcomes: Works[Outcome]) -> None:
         """Enter what was computed into the caches, and wake who has all of its rows."""
         for (work, feed), outcome in zip(steps, outcomes, strict=True):
@@ -273,6 +270,16 @@ class Batcher:
             self._waiting.refuse(work, error)
         else:
             self._waiting.renew(work)
+
+
+def _land(steps: Steps) -> None:
+    """Nothing uses the step's caches any more."""
+    for _, feed in steps:
+        feed.table.in_flight = False
+        if feed.partial is not None:
+            feed.partial.let_go()
+        if feed.table.released:
+            feed.table.drop()
 
 
 def _seconds_by_tenant(steps: Steps, times: StepTime) -> dict[str, float]:

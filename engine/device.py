@@ -65,6 +65,25 @@ class Device:
         """Run `work` on the thread between forwards and wait for it; called from any thread but the event loop's."""
         return self._executor.submit(work).result()
 
+    async def between(self, work: Callable[[], T]) -> T:
+        """Run `work` on the thread between two forwards; whoever gives up waiting does not end it before its end."""
+        async with self.turn:
+            return await to_its_end(self.run(work))
+
     def close(self) -> None:
         """End the thread after the forward in progress."""
         self._executor.shutdown(wait=True)
+
+
+async def to_its_end(running: asyncio.Future[T]) -> T:
+    """Wait until it has ended, cancelled or not: blocks that are being written to must not be given away."""
+    cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        running.exception()
+        raise asyncio.CancelledError
+    return running.result()

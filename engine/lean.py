@@ -16,6 +16,7 @@ from torch import nn
 from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep, Scores
+from engine.groups import run_groups
 from engine.packing import packed
 from engine.stacks import ModelParts, ModuleStack
 
@@ -84,6 +85,8 @@ class LeanStack(ModuleStack):
         ids, positions = (torch.from_numpy(array).to(device) for array in (layout.tokens, layout.positions))
         hidden = self._parts.embed(ids) if states is None else states.to(self._parts.norm.weight.dtype)
         cos, sin = self._angles(positions, int(layout.positions.max()))
+        if depth.groups:
+            return run_groups(LeanHalves(self._layers, cos, sin, step), hidden, depth, len(self._layers), taps)
         tapped = {depth.first: hidden} if depth.first in taps else {}
         for index, layer in enumerate(self._layers[depth.first : depth.last], start=depth.first):
             if 2 * index not in depth.skipped:
@@ -128,6 +131,12 @@ class LeanLayer(nn.Module):
 
     def attend(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """The attention sub-layer, [T, hidden] -> [T, hidden]; cos and sin are [T, 1, head_dim] from `Angles`."""
+        return hidden + self.attention(hidden, cos, sin, step)
+
+    def attention(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        """What `attend` adds to the residual stream."""
         tokens = hidden.shape[0]
         qkv = self.qkv(_rms(self.before_attention, hidden)).view(tokens, -1, self.head_dim)
         rotating = qkv[:, : self.heads + self.kv_heads]
@@ -138,8 +147,8 @@ class LeanLayer(nn.Module):
         rotating.mul_(cos).addcmul_(rolled, sin)
         pairs = qkv[:, self.heads :].view(tokens, 2, self.kv_heads, self.head_dim)
         attended = step.attend(self.index, qkv[:, : self.heads], pairs, self.scores)
-        result: torch.Tensor = hidden + self.out(attended.view(tokens, -1))
-        return result
+        added: torch.Tensor = self.out(attended.view(tokens, -1))
+        return added
 
     def queries(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotated and scaled queries, [R, hidden] -> [R, heads, head_dim]; cos and sin as in `attend`."""
@@ -155,6 +164,28 @@ class LeanLayer(nn.Module):
         gate, up = self.gate_up(_rms(self.before_mlp, hidden)).chunk(2, dim=-1)
         result: torch.Tensor = hidden + self.down(self.activation(gate).mul_(up))
         return result
+
+
+class LeanHalves:
+    """Implements `engine.groups.SubLayers`.
+
+    Args:
+        layers: a stack's.
+        cos: see `LeanLayer.attend`.
+        sin: as well.
+        step: the forward's attention.
+    """
+
+    def __init__(self, layers: list[LeanLayer], cos: torch.Tensor, sin: torch.Tensor, step: AttentionStep) -> None:
+        self._layers, self._cos, self._sin, self._step = layers, cos, sin, step
+
+    def attention(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        """See `engine.groups.SubLayers.attention`."""
+        return self._layers[index].attention(hidden, self._cos, self._sin, self._step)
+
+    def feed_forward(self, index: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """See `engine.groups.SubLayers.feed_forward`."""
+        return self._layers[index].feed_forward(hidden + attended)
 
 
 def window_of(attention: Any) -> int | None:

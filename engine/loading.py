@@ -17,7 +17,6 @@ from decoding.sequence import Sequence
 from engine.attention.step import NAME, paged_attention
 from engine.backend import Kernels, choose_backend
 from engine.cache.blocks import BlockPool
-from engine.cache.store import KVStore
 from engine.cache.table import BlockTable
 from engine.plan import LayerPlan, check_supported
 from engine.runner import Feed, Runner
@@ -78,7 +77,7 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
     check_supported(model.config)
     model.eval().requires_grad_(False)
     backend = choose_backend(kernels, model.device, shared_attention)
-    expected = _plain_logits(model)
+    expected = plain_logits(model)
     num_parameters = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
     model.config._attn_implementation = NAME
     digest = weights_digest(model.config.to_dict(), model.state_dict())  # before the plan packs weights anew
@@ -93,7 +92,7 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
         max_length=model.config.max_position_embeddings,
         digest=digest,
     )
-    _check(checkpoint, expected)
+    check_forward(checkpoint, expected)
     return checkpoint
 
 
@@ -102,7 +101,8 @@ def _check_ids(vocab_size: int) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _plain_logits(model: Any) -> torch.Tensor:
+def plain_logits(model: Any) -> torch.Tensor:
+    """float32 [CHECK_TOKENS, vocab]: what the model itself computes for some tokens, by which ours is checked."""
     if getattr(model.config, "attn_logit_softcapping", None):
         model.config._attn_implementation = "eager"  # transformers 5.17's sdpa leaves the soft cap out
     ids = _check_ids(model.config.vocab_size).to(model.device)
@@ -115,13 +115,21 @@ def _check_feed(table: BlockTable, start: int, end: int) -> Feed:
     return Feed(table, table.seq.tokens[start:end], reads=reads)
 
 
-def _check(checkpoint: Checkpoint, expected: torch.Tensor) -> None:
-    """Run the same tokens through our path, in two chunks and a single step."""
+def check_forward(checkpoint: Checkpoint, expected: torch.Tensor) -> None:
+    """Run the same tokens through our path, in two chunks and a single step.
+
+    Args:
+        checkpoint: not in use yet.
+        expected: of `plain_logits`.
+
+    Raises:
+        TurnoutError: INTERNAL: they differ by more than rounding.
+    """
     device = expected.device
     plan, size = checkpoint.plan, 8
     seq = Sequence(_check_ids(checkpoint.vocab_size).tolist(), SamplingParams(), seed=0)
     num_blocks = -(-CHECK_TOKENS // size)
-    store = KVStore(plan.num_layers, num_blocks * size, plan.kv_heads, plan.head_dim, checkpoint.dtype, device)
+    store = plan.cache(num_blocks * size, device)
     table = BlockTable(seq, BlockPool(num_blocks, size), store)
     table.reserve(CHECK_TOKENS)
     runner = Runner(plan, store, size, device)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,10 +29,13 @@ from engine.costs.limits import cache_size
 from engine.costs.probe import Probe, profile
 from engine.device import Device
 from engine.fingerprint import KV_LAYOUT, numerics_class
+from engine.forecast import prefill_forecast
 from engine.loading import Checkpoint
 from engine.runner import Runner
-from engine.scheduler import Limits, attended_positions
+from engine.scheduler import Limits
+from engine.sharing import cache_stats
 from engine.work import Work
+from turnout.calls import CacheStats, MemberStats
 from turnout.config import EngineConfig, ModelConfig
 from turnout.errors import invalid
 from turnout.types import Segment
@@ -86,14 +90,7 @@ class EngineModel:
         self.dtype = checkpoint.dtype
         self.numerics = numerics_class(plan.backend.name, device.torch_device)
         self.pool = BlockPool(num_blocks, engine.block_size)
-        self.store = KVStore(
-            plan.num_layers,
-            num_blocks * engine.block_size,
-            plan.kv_heads,
-            plan.head_dim,
-            checkpoint.dtype,
-            device.torch_device,
-        )
+        self.store = plan.cache(num_blocks * engine.block_size, device.torch_device)
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)
         limits = Limits(engine.token_budget, engine.max_batch, engine.max_slowdown, engine.order, engine.max_overtaken)
         self.step_time = profile(Probe(runner, num_blocks, self.max_length, engine.max_batch, engine.token_budget))
@@ -118,7 +115,8 @@ class EngineModel:
 
         tables = self.batcher.tables.values
         step = self.batcher.limits.token_budget
-        self.shared = SharedPrefixes(store, self.pool, self.store, self.batcher.device, tables, self._forecast, step)
+        forecast = partial(prefill_forecast, self.batcher, self.step_time)
+        self.shared = SharedPrefixes(store, self.pool, self.store, self.batcher.device, tables, forecast, step)
 
     def reuse(self, settings: ReuseSettings) -> None:
         """From now on, let sequences that may be inexact take over spans of other prompts; before any operation.
@@ -153,29 +151,14 @@ class EngineModel:
         """
         from kvstore.exchange import ModelLayout
 
-        kv_heads, head_dim = self.store.layers[0].shape[2:]
         parts: dict[str, str | int] = {
             **digests,
             "dtype": str(self.dtype),
             "layout": KV_LAYOUT,
             "numerics": self.numerics,
         }
-        shape = (self.num_layers, kv_heads, head_dim, self.dtype, self.pool.block_size)
+        shape = (self.num_layers, self.store.kv_heads, self.store.head_dim, self.dtype, self.pool.block_size)
         return ModelLayout(parts, *shape, profiles or {})
-
-    def _forecast(self) -> Callable[[int, int], float]:
-        """(a, b) -> seconds to compute tokens a to b - 1 after those before them, beside what the device does now."""
-        loads = [member.load() for member in self.batcher.device.members if member is not self.batcher]
-        slowdown = self.batcher.limits.max_slowdown
-        decoding = any(load.running for load in (self.batcher.load(), *loads))
-        # Beside decodes, prompts get what stretches a step; models of one device take turns.
-        factor = (slowdown / (slowdown - 1) if decoding else 1.0) * (1 + sum(bool(load.alone) for load in loads))
-
-        def seconds(start: int, stop: int) -> float:
-            fed = stop - start
-            return factor * self.step_time.seconds(fed, attended_positions(start, fed), 1)
-
-        return seconds
 
     async def _ready(self, seq: Sequence) -> BlockTable:
         """A sequence's cache; before its first operation, what the store has of its prefix is brought into the pool."""
@@ -277,6 +260,23 @@ class EngineModel:
         """See `decoding.model.Model.busy`."""
         tables = self.batcher.tables.values()
         return Busy(len(tables), sum(map(len, tables)))
+
+    def stats(self) -> MemberStats:
+        """What it holds right now."""
+        return MemberStats(
+            model=self.name,
+            sequences=len(self.batcher.tables),
+            used_blocks=self.pool.num_held,
+            cached_blocks=self.pool.num_cached,
+            total_blocks=self.pool.num_blocks,
+            waiting=self.batcher.num_waiting,
+            waiting_tokens=self.batcher.num_waiting_tokens,
+            step_seconds=self.step_seconds(),
+        )
+
+    def cache_stats(self) -> CacheStats | None:
+        """What its prefix store did; None: it has none."""
+        return cache_stats(self.shared) if self.shared is not None else None
 
     async def close(self) -> None:
         """Stop batching; what waits is cancelled."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from engine.backend import Backend
+from engine.cache.store import KVStore
 from engine.stacks import ModelParts
 from turnout.errors import Code, TurnoutError
 
@@ -23,12 +24,16 @@ class LayerPlan:
         model: a loaded causal language model whose architecture `check_supported` accepts. The backend may take
             its layers over; it must not be used any more.
         backend: how layers and attention are computed.
+
+    Attributes:
+        ranks: processes the model is split over; `kv_heads` are those of one.
     """
 
     def __init__(self, model: Any, backend: Backend) -> None:
         config = model.config
         heads = config.num_attention_heads
         parts = ModelParts.of(model)
+        self.ranks = 1
         self.backend = backend
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
@@ -43,6 +48,10 @@ class LayerPlan:
         self.rotary, self.layer_types, self.device = parts.rotary, parts.layer_types, parts.device
         self.stack = backend.stack(parts, model.dtype)
         self._embed = parts.embed
+
+    def cache(self, num_slots: int, device: torch.device) -> KVStore:
+        """A new KV store for so many tokens."""
+        return KVStore(self.num_layers, num_slots, self.kv_heads, self.head_dim, self.dtype, device)
 
     @torch.inference_mode()
     def embed(self, tokens: list[int]) -> torch.Tensor:

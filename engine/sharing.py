@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.fingerprint import content_digests
-from engine.model import EngineModel
+from engine.fingerprint import content_digests, tokenizer_digest
 from engine.text import TextTokenizer
 from turnout.calls import CacheStats
 from turnout.config import PoolConfig, TurnoutConfig, model_path
 from turnout.types import Sharing
 
 if TYPE_CHECKING:
+    from engine.cache.shared import SharedPrefixes
+    from engine.model import EngineModel
     from kvstore.build import SharedStore
 
 # (tenant, prompt) -> whose cache the prompt's tokens belong to.
@@ -78,30 +79,62 @@ def reuse_spans(pool: PoolConfig, models: Iterable[EngineModel]) -> None:
             model.reuse(ReuseSettings(**pool.reuse.model_dump()))
 
 
-def cache_stats(models: Iterable[EngineModel]) -> CacheStats | None:
-    """What the stores of these models did, summed; None where they have none."""
-    bridges = [model.shared for model in models if model.shared is not None]
-    if not bridges:
-        return None
-    stats = [bridge.store.stats() for bridge in bridges]
-    tokens, faults, dropped = Counter[str](), Counter[str](), Counter[str]()
-    for bridge, store in zip(bridges, stats, strict=True):
-        tokens.update(bridge.tokens)
-        faults.update(store.faults)
-        faults.update({"internal": bridge.faults} if bridge.faults else {})
-        dropped.update(store.dropped)
+def cache_stats(bridge: SharedPrefixes) -> CacheStats:
+    """What one model's store did."""
+    store = bridge.store.stats()
     return CacheStats(
-        health=max((store.health for store in stats), key=HEALTH.index),
-        lookups=sum(store.lookups for store in stats),
+        health=store.health,
+        lookups=store.lookups,
+        tokens=dict(bridge.tokens),
+        faults={**store.faults, **({"internal": bridge.faults} if bridge.faults else {})},
+        dropped=dict(store.dropped),
+        writes=store.writes,
+        bytes_read=store.bytes_read,
+        bytes_written=store.bytes_written,
+        memory_bytes=store.memory_bytes,
+        regret_s=store.regret_s,
+    )
+
+
+def summed(stats: Collection[CacheStats]) -> CacheStats | None:
+    """What several models' stores did, together; None where there are none."""
+    if not stats:
+        return None
+    tokens, faults, dropped = Counter[str](), Counter[str](), Counter[str]()
+    for each in stats:
+        tokens.update(each.tokens)
+        faults.update(each.faults)
+        dropped.update(each.dropped)
+    return CacheStats(
+        health=max((each.health for each in stats), key=HEALTH.index),
+        lookups=sum(each.lookups for each in stats),
         tokens=dict(tokens),
         faults=dict(faults),
         dropped=dict(dropped),
-        writes=sum(store.writes for store in stats),
-        bytes_read=sum(store.bytes_read for store in stats),
-        bytes_written=sum(store.bytes_written for store in stats),
-        memory_bytes=max(store.memory_bytes for store in stats),
-        regret_s=sum(store.regret_s for store in stats),
+        writes=sum(each.writes for each in stats),
+        bytes_read=sum(each.bytes_read for each in stats),
+        bytes_written=sum(each.bytes_written for each in stats),
+        memory_bytes=max(each.memory_bytes for each in stats),
+        regret_s=sum(each.regret_s for each in stats),
     )
+
+
+def open_tenancy(config: TurnoutConfig, tokenizer: TextTokenizer, folder: Path) -> SharedStore | None:
+    """What a process without models knows of the configured store: who shares with whom. None where there is none.
+
+    Args:
+        config: its `kvstore` holds the address.
+        tokenizer: of the models that others run.
+        folder: where it lies.
+
+    Raises:
+        TurnoutError: as `open_stores`.
+    """
+    if not config.kvstore.has_address:
+        return None
+    from kvstore.build import build_stores
+
+    return build_stores(config.kvstore, {}, tokenizer=tokenizer_digest(folder), encode=tokenizer.encode)
 
 
 def share_of(config: TurnoutConfig, stores: SharedStore | None) -> Share:

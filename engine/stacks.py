@@ -11,6 +11,7 @@ from torch import nn
 from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
+from engine.groups import ModuleHalves, run_groups
 
 
 @dataclass(slots=True)
@@ -125,6 +126,10 @@ class ModuleStack:
         ids, positions = (torch.from_numpy(array).to(device) for array in (layout.tokens, layout.positions))
         hidden = self._parts.embed(ids[None]) if states is None else states[None].to(self._parts.norm.weight.dtype)
         angles = self._rotate(hidden, positions[None])
+        if depth.groups:
+            halves = ModuleHalves(self._parts.layers, angles, step)
+            hidden, tapped = run_groups(halves, hidden, depth, len(angles), taps)
+            return hidden[0], {layer: states[0] for layer, states in tapped.items()}
         tapped = {depth.first: hidden[0]} if depth.first in taps else {}
         for index in range(depth.first, len(angles) if depth.last is None else depth.last):
             skips = [2 * index + part in depth.skipped for part in (0, 1)]

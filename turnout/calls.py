@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from turnout.cost import CostReport, ModelMeter, SpeculationMeter
+from turnout.cost import CostReport, Meter, ModelMeter, SpeculationMeter
 from turnout.errors import TurnoutError, invalid
 from turnout.types import NO_LIMITS, FinishReason, RouteLimits, SamplingParams, TokenKind
 
@@ -34,6 +34,57 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a client already has of one answer of a call that is made again elsewhere.
+
+    Attributes:
+        tokens: ids of its tokens.
+        chars: length of its text, in characters; text may lag behind tokens.
+        finished: whether it has been told why the answer ended: nothing more is sent of it.
+    """
+
+    tokens: tuple[int, ...] = ()
+    chars: int = 0
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MovedCache:
+    """Keys and values of some of an answer's tokens under one model, on their way to another replica.
+
+    Attributes:
+        answer: which answer of the call.
+        model: the model's name,
+        digest: ... its weights, and how it computes: another model has no use for them.
+        start: first token, counted from the start of the prompt.
+        ids: all tokens from the start of the prompt to the last of these.
+        nbytes: their size.
+        kv: a tensor [layers, tokens, 2, kv_heads, head_dim] on the CPU, or where to fetch it.
+    """
+
+    answer: int
+    model: str
+    digest: str
+    start: int
+    ids: tuple[int, ...]
+    nbytes: int
+    kv: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a replica hands to the next one of a call it does not finish.
+
+    Attributes:
+        caches: may be missing, in part or all; what is missing is computed.
+        meters: the work done so far, by answer.
+    """
+
+    caches: tuple[MovedCache, ...] = ()
+    meters: dict[int, Meter] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateCall:
     """One generation. Exactly one of `prompt` (text or token ids) and `messages` is given.
 
@@ -50,6 +101,11 @@ class GenerateCall:
         limits: for routing.
         cache: "exact" uses only KV that was computed as this call would; "lossy" also what was stored or reused with a
             loss.
+        delivered: by answer, what the client has already: the same answers are computed (the call has a seed), and
+            only what comes after it is sent.
+        moved: what the replica that answered so far handed over; None where it could not.
+        tells_decision: whether a routed answer begins with a `Decided`, so that the call can be made again.
+        decided: what was decided when the call was made before (`router.decision.Decision` as JSON); None: decide.
     """
 
     request_id: str
@@ -65,6 +121,10 @@ class GenerateCall:
     explain: bool = False
     limits: RouteLimits = NO_LIMITS
     cache: CacheClass = "exact"
+    delivered: tuple[Delivered, ...] = ()
+    moved: Moved | None = None
+    tells_decision: bool = False
+    decided: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +203,19 @@ class Failure:
     error: TurnoutError
 
 
-Event = Chunk | Usage | Failure
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """How a routed call is answered, for whoever may have to make it again; clients never see it."""
+
+    decision: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Regained:
+    """An answer that is made again has a token that its client has already: it gets on. Clients never see it."""
+
+
+Event = Chunk | Usage | Failure | Decided | Regained
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +292,35 @@ class CacheStats:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberStats:
+    """What one model of a pool holds right now.
+
+    Attributes:
+        model: its name.
+        sequences: sequences that hold cache.
+        used_blocks: blocks referenced by a sequence.
+        cached_blocks: blocks that are reusable, not in use.
+        total_blocks: all there are.
+        waiting: operations waiting for a forward pass.
+        waiting_tokens: tokens these still have to feed.
+        step_seconds: recent time of a decode step, in seconds.
+        place: where it runs: node and process of its actor; "" in the pool's own process.
+        restarts: how often its actor was started again.
+    """
+
+    model: str
+    sequences: int
+    used_blocks: int
+    cached_blocks: int
+    total_blocks: int
+    waiting: int
+    waiting_tokens: int
+    step_seconds: float
+    place: str = ""
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStats:
     """What a pool holds right now; all zero when idle (`cached_blocks` are reusable, not in use).
 
@@ -231,6 +332,10 @@ class PoolStats:
         shadows: shadows of routing that wait or run.
         shadows_dropped: shadows that were not finished, since the pool was loaded.
         cache: what its prefix stores did; None: it has none.
+        members: its models, one by one.
+        waiting_s: time that the waiting operations will take the models, one after the other, by forecast, in seconds.
+        prompt_token_s: time that a token of a prompt takes the models, one after the other, by forecast, in seconds.
+        place: where the replica itself runs: its node and process; "" where it is no process of its own.
     """
 
     requests: int
@@ -244,3 +349,7 @@ class PoolStats:
     shadows: int = 0
     shadows_dropped: int = 0
     cache: CacheStats | None = None
+    members: tuple[MemberStats, ...] = ()
+    waiting_s: float = 0.0
+    prompt_token_s: float = 0.0
+    place: str = ""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from turnout.cluster_config import AutoscalingConfig, PlacementConfig
 from turnout.errors import invalid
 from turnout.kvstore_config import KVStoreConfig as KVStoreConfig
 from turnout.kvstore_config import TenantSharing as TenantSharing
@@ -39,6 +40,9 @@ class ModelConfig(Section):
     max_length: Annotated[
         int | None, Field(ge=16, description="longest sequence, tokens; absent: what the checkpoint allows")
     ] = None
+    tensor_parallel: Annotated[
+        int, Field(ge=1, le=64, description="processes, each with a device, that one copy is split over")
+    ] = 1
 
 
 class EngineConfig(Section):
@@ -163,7 +167,18 @@ class PoolConfig(Section):
     reuse: Annotated[
         ReuseConfig | None, Field(description="spans of other prompts for requests with cache lossy; absent: none")
     ] = None
-    replicas: Annotated[int, Field(ge=1, description="copies of the pair")] = 1
+    placement: Annotated[PlacementConfig, Field(description="where a copy's models run")] = PlacementConfig()
+    replicas: Annotated[int, Field(ge=1, description="copies of the pair; with autoscaling: to begin with")] = 1
+    autoscaling: Annotated[
+        AutoscalingConfig | None, Field(description="copies come and go with the load; absent: they do not")
+    ] = None
+    choice: Annotated[
+        Literal["prefix", "load"],
+        Field(
+            description="which copy answers: prefix: by cached prompts and load; load: the less busy of two, as in Ray"
+            " itself; sessions do not stick"
+        ),
+    ] = "prefix"
     max_ongoing_requests: Annotated[int, Field(ge=1, description="requests a replica works on at once")] = 64
     max_queued_requests: Annotated[int, Field(ge=1, description="requests waiting before new ones are refused")] = 256
 
@@ -213,6 +228,9 @@ class TurnoutConfig(Section):
                 name = getattr(pool, role)
                 if name not in self.models:
                     raise invalid(f"pools.{pool_name}.{role}", f"no model {name!r}; models: {known}")
+                if self.models[name].tensor_parallel > 1 and pool.placement.models != "actors":
+                    message = f"must be actors: models.{name}.tensor_parallel is more than 1"
+                    raise invalid(f"pools.{pool_name}.placement.models", message)
             if pool_name in self.models:
                 raise invalid(f"pools.{pool_name}", "a pool and a model cannot share a name")
         return self

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from turnout.calls import Moved
 
 
 class Code(StrEnum):
@@ -51,3 +55,19 @@ def not_found(field: str, value: str, known: list[str]) -> TurnoutError:
     """A name nobody registered; the message lists the names that exist."""
     listed = ", ".join(sorted(known)) or "none"
     return TurnoutError(Code.NOT_FOUND, f"{field}: {value!r} is not known; available: {listed}", field)
+
+
+class Interrupted(TurnoutError):  # noqa: N818 - nobody made an error: the call can be made again
+    """A process that worked on a call has ended: the same call, made again with its seed, gives the same answer.
+
+    Args:
+        message: what happened.
+        moved: what the next one need not do again; None: nothing is known.
+    """
+
+    def __init__(self, message: str, moved: Moved | None = None) -> None:
+        super().__init__(Code.UNAVAILABLE, message)
+        self.moved = moved
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, Moved | None]]:
+        return Interrupted, (self.message, self.moved)

@@ -19,8 +19,8 @@ import torch
 
 from engine.cache.blocks import BlockPool
 from engine.cache.store import KVStore
-from engine.cache.table import BlockTable
-from engine.device import Device
+from engine.cache.table import BlockTable, promised
+from engine.device import Device, to_its_end
 from kvstore.exchange import Found, Offer, Wanted
 from turnout.errors import Code, TurnoutError
 
@@ -138,7 +138,7 @@ class SharedPrefixes:
     async def _seek(self, table: BlockTable, held: int) -> None:
         try:
             held = self._held_lossy(table, held) if table.seq.lossy else held
-            if not self._is_enough(table, held) and self._pool.num_available > _promised(self._tables()):
+            if not self._is_enough(table, held) and self._pool.num_available > promised(self._tables()):
                 wanted = Wanted(
                     tokens=list(table.seq.tokens),
                     chain=self._chain(table),
@@ -182,7 +182,7 @@ class SharedPrefixes:
             pool.retain(block)
         fresh: list[int] = []
         try:
-            count = min(end - len(before), pool.num_available - _promised(self._tables()))
+            count = min(end - len(before), pool.num_available - promised(self._tables()))
             if count < 1:
                 return
             fresh = pool.allocate(count, after=before[-1] if before else None)
@@ -217,10 +217,10 @@ class SharedPrefixes:
     async def _run(self, copy: Callable[[], None]) -> None:
         """Copy beside forwards on a CPU, between them on a GPU; a cancellation waits until it has ended."""
         if self._device.torch_device.type == "cpu":
-            await _to_its_end(asyncio.ensure_future(asyncio.to_thread(copy)))
+            await to_its_end(asyncio.ensure_future(asyncio.to_thread(copy)))
             return
         async with self._device.turn:
-            await _to_its_end(self._device.run(copy))
+            await to_its_end(self._device.run(copy))
 
     def _chain(self, table: BlockTable) -> Chain:
         chain = self._chains.get(table)
@@ -284,11 +284,6 @@ class SharedPrefixes:
         self._device.changed.set()
 
 
-def _promised(tables: Collection[BlockTable]) -> int:
-    """Blocks that sequences were admitted for and have not taken yet."""
-    return sum(max(table.promised - len(table.blocks), 0) for table in tables)
-
-
 def _by_tier(fetched: range, found: Found, chunk_tokens: int) -> Counter[str]:
     """Fetched tokens by where they were."""
     tokens: Counter[str] = Counter()
@@ -301,10 +296,9 @@ def _by_tier(fetched: range, found: Found, chunk_tokens: int) -> Counter[str]:
 
 def _check(chunk: torch.Tensor, kv: KVStore, tokens: int) -> None:
     """Raises ValueError: the chunk is not one of this model."""
-    layer = kv.layers[0]
-    expected = (len(kv.layers), tokens, *layer.shape[1:])
-    if chunk.shape != expected or chunk.dtype != layer.dtype:
-        raise ValueError(f"a chunk is {chunk.dtype} {list(chunk.shape)}, not {layer.dtype} {list(expected)}")
+    expected = (len(kv.layers), tokens, 2, kv.kv_heads, kv.head_dim)
+    if chunk.shape != expected or chunk.dtype != kv.dtype:
+        raise ValueError(f"a chunk is {chunk.dtype} {list(chunk.shape)}, not {kv.dtype} {list(expected)}")
 
 
 class _Kept:
@@ -326,17 +320,3 @@ class _Kept:
         self._left -= 1
         if not self._left:
             self._owner.let_go(self._blocks)
-
-
-async def _to_its_end(running: asyncio.Future[None]) -> None:
-    """Wait until it has ended, cancelled or not: blocks that are being written to must not be given away."""
-    cancelled = False
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        running.exception()
-        raise asyncio.CancelledError
-    running.result()

@@ -17,6 +17,11 @@ class KVStore:
         head_dim: width of a head.
         dtype: of keys and values.
         device: where they live.
+
+    Attributes:
+        kv_heads: heads of what `read_blocks` gives and `write_blocks` takes: all of them, where processes share them.
+        head_dim: likewise.
+        dtype: of keys and values.
     """
 
     def __init__(
@@ -25,6 +30,7 @@ class KVStore:
         shape = (num_slots, 2, kv_heads, head_dim)
         self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.device = device
+        self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
 
     @staticmethod
     def slot_bytes(num_layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -50,12 +56,17 @@ class KVStore:
     @torch.inference_mode()
     def read_blocks(self, blocks: list[int], block_size: int) -> torch.Tensor:
         """A copy of what blocks hold: [layers, tokens, 2, kv_heads, head_dim] on the CPU, the blocks in their order."""
+        return self.gather_blocks(blocks, block_size).to("cpu")
+
+    @torch.inference_mode()
+    def gather_blocks(self, blocks: list[int], block_size: int) -> torch.Tensor:
+        """The same, where the cache is."""
         shape = (len(self.layers), len(blocks) * block_size, *self.layers[0].shape[1:])
         kv = torch.empty(shape, dtype=self.layers[0].dtype, device=self.device)
         for at, slots in _runs(blocks, block_size):
             for index, layer in enumerate(self.layers):
                 kv[index, at : at + slots.stop - slots.start] = layer[slots]
-        return kv.to("cpu")
+        return kv
 
     @torch.inference_mode()
     def write_blocks(self, blocks: list[int], block_size: int, kv: torch.Tensor) -> None:

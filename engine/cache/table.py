@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -269,3 +270,8 @@ class BlockTable:
         """Give back everything (preemption or release); the sequence can be computed anew at any time."""
         self.truncate(0)
         self.promised = 0
+
+
+def promised(tables: Collection[BlockTable]) -> int:
+    """Blocks that sequences were admitted for and have not taken yet."""
+    return sum(max(table.promised - len(table.blocks), 0) for table in tables)

@@ -61,6 +61,6 @@ class Tail:
         """The states of these tokens in a row, if all of them were run through the first layers and no others."""
         held = self._sketched
         chain = tuple((token, index - 1) for index, token in enumerate(tokens))
-        if held is None or held.depth.first or held.depth.skipped or self._nodes[: len(chain)] != chain:
+        if held is None or held.depth != Depth(last=held.depth.last) or self._nodes[: len(chain)] != chain:
             return None
         return Sketched(held.depth, held.states[: len(chain)])

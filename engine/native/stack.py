@@ -11,6 +11,7 @@ from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep, Scores
 from engine.cache.store import KVStore
+from engine.groups import run_groups
 from engine.lean import LEAN, Angles, window_of
 from engine.native import library as native
 from engine.native.attention import NativeStep, scores_struct
@@ -79,24 +80,39 @@ class NativeStack:
         hidden = self._embed(torch.from_numpy(layout.tokens)).float() if states is None else states.float().clone()
         angles = self._angles.table(int(layout.positions.max()))
         space = self._space.of(hidden)
+        if depth.groups:
+            return run_groups(NativeHalves(self, step, angles), hidden, depth, len(self._layers), taps)
         first, end = depth.first, len(self._layers) if depth.last is None else depth.last
         tapped = {first: hidden.clone()} if first in taps else {}
         for last in sorted({tap for tap in taps if first < tap <= end} | {end}):
-            native.library().turnout_forward(
-                self._half,
-                self._structs,
-                first,
-                last,
-                self._shape,
-                step.batch,
-                angles.data_ptr(),
-                space,
-                torch.get_num_threads(),
-            )
+            self.run(first, last, step, angles, space)
             if last in taps:
                 tapped[last] = hidden.clone()
             first = last
         return hidden, tapped
+
+    def run(self, first: int, last: int, step: NativeStep, angles: torch.Tensor, space: native.Space) -> None:
+        """Layers first..last-1 over the rows of a space, in place."""
+        native.library().turnout_forward(
+            self._half,
+            self._structs,
+            first,
+            last,
+            self._shape,
+            step.batch,
+            angles.data_ptr(),
+            space,
+            torch.get_num_threads(),
+        )
+
+    def half(self, index: int, mlp: bool, hidden: torch.Tensor, step: NativeStep, angles: torch.Tensor) -> None:
+        """One half of a layer over [T, hidden], in place: the MLP, or the attention."""
+        struct = self._structs[index]
+        struct.skips_attention, struct.skips_mlp = mlp, not mlp
+        try:
+            self.run(index, index + 1, step, angles, self._space.of(hidden))
+        finally:
+            struct.skips_attention, struct.skips_mlp = 2 * index in self._skipped, 2 * index + 1 in self._skipped
 
     def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """See `engine.stacks.LayerStack.queries`; float32."""
@@ -132,6 +148,31 @@ class NativeStack:
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """See `engine.stacks.LayerStack.logits`."""
         return self._head(normed, wide=True)
+
+
+class NativeHalves:
+    """Implements `engine.groups.SubLayers`.
+
+    Args:
+        stack: whose layers.
+        step: the forward's attention.
+        angles: of every position.
+    """
+
+    def __init__(self, stack: NativeStack, step: NativeStep, angles: torch.Tensor) -> None:
+        self._stack, self._step, self._angles = stack, step, angles
+
+    def attention(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        """See `engine.groups.SubLayers.attention`."""
+        after = hidden.clone()
+        self._stack.half(index, False, after, self._step, self._angles)
+        return after.sub_(hidden)
+
+    def feed_forward(self, index: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """See `engine.groups.SubLayers.feed_forward`."""
+        after = hidden + attended
+        self._stack.half(index, True, after, self._step, self._angles)
+        return after
 
 
 class NativeLayer:

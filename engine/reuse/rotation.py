@@ -42,8 +42,10 @@ class Rotation:
         """A loaded model's.
 
         Raises:
-            TurnoutError: INVALID_ARGUMENT: its keys are not plainly rotated by position.
+            TurnoutError: INVALID_ARGUMENT: its keys are not plainly rotated by position, or lie on several processes.
         """
+        if plan.ranks > 1:
+            raise _refusal("it is split over several processes")
         found = {kind: _frequencies(plan.rotary, kind) for kind in plan.layer_types or ("",)}
         rotation = cls([found[kind] for kind in plan.layer_types or [""] * plan.num_layers])
         _check(plan, rotation)

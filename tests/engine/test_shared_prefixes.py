@@ -12,6 +12,7 @@ import torch
 
 from decoding.sequence import Sequence
 from engine.cache.store import KVStore
+from engine.forecast import prefill_forecast
 from engine.model import EngineModel
 from engine.pool import LocalPool
 from tests.engine import shared_engines
@@ -351,14 +352,18 @@ async def test_a_forecast_is_longer_beside_others() -> None:
     engine = Engine()
     times = LinearTime(base=1e-3, per_token=1e-4, per_position=1e-6, per_sequence=1e-4)
     engine.model.step_time = engine.model.batcher.times = times  # type: ignore[assignment]
-    alone = engine.model._forecast()(0, 64)
-    assert 0 < engine.model._forecast()(0, 32) < alone
-    assert engine.model._forecast()(32, 64) > engine.model._forecast()(0, 32)
+
+    def forecast(start: int, stop: int) -> float:
+        return prefill_forecast(engine.model.batcher, times)(start, stop)
+
+    alone = forecast(0, 64)
+    assert 0 < forecast(0, 32) < alone
+    assert forecast(32, 64) > forecast(0, 32)
     seq = sequence(prompt(6), max_tokens=400)
     running = asyncio.create_task(engine.model.decode(seq))
     while not seq.generated:
         await asyncio.sleep(0)
-    assert engine.model._forecast()(0, 64) > 1.5 * alone
+    assert forecast(0, 64) > 1.5 * alone
     running.cancel()
     engine.model.release(seq)
     await engine.close()

@@ -183,7 +183,7 @@ async def test_every_way_finds_what_it_is_to_find(
     bench: Workbench, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The demo model computes so fast that the store need not fetch; here it believes otherwise.
-    monkeypatch.setattr(bench.engine, "_forecast", lambda: lambda start, stop: 10.0 * (stop - start))
+    monkeypatch.setattr("engine.model.prefill_forecast", lambda *_: lambda start, stop: 10.0 * (stop - start))
     rows = await measure_first_token(bench, server.socket_url, server.url, ("int8",), 300, 1)
     found = {row.way: row for row in rows}
     assert len(found) == 6

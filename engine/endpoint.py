@@ -1,0 +1,312 @@
+"""Models that answer together, from text to text, wherever they run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from decoding.artifacts import Artifacts
+from decoding.model import Model, ModelPool, Score
+from decoding.sequence import Sequence
+from engine.answer import AnswerRun
+from engine.forecast import prompt_token_seconds, waiting_seconds
+from engine.places import Places
+from engine.prepare import Intake, Prepared, encode_tokens
+from engine.routing import PoolRouting, Routing
+from engine.sharing import Share, private, summed
+from engine.text import TextTokenizer
+from router.decision import Decision
+from router.routing import Router
+from turnout.calls import (
+    CacheStats,
+    Event,
+    GenerateCall,
+    MemberStats,
+    ModelDescription,
+    PoolStats,
+    ScoreCall,
+    ScoredTokens,
+    TokenOut,
+)
+from turnout.errors import invalid, not_found, out_of_range
+from turnout.types import SamplingParams, TokenKind
+
+SCARCE = 0.75  # share of a model's blocks in use beyond which shadows give way
+
+
+class PoolMember(Model, Protocol):
+    """A model as its pool sees it: what methods may ask of it, and what it holds."""
+
+    architecture: str
+
+    def stats(self) -> MemberStats:
+        """What it holds right now."""
+        ...
+
+    def cache_stats(self) -> CacheStats | None:
+        """What its prefix store did; None: it has none."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; what waits is cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultMethod:
+    """For requests that name none: a method and its parameters."""
+
+    name: str = "plain"
+    params: Mapping[str, Any] | None = None
+
+
+PLAIN = DefaultMethod()
+
+
+class Endpoint:
+    """Models that answer together. All calls must come from one event loop.
+
+    Args:
+        name: what requests put in `model`.
+        members: models by name.
+        roles: "small" and "large" -> member name.
+        tokenizer: shared by the members.
+        places: how many calls are worked on at once, and who is next.
+        default: for requests that name no method.
+        artifacts: what was trained for the members.
+
+    Attributes:
+        routing: chooses a method where a call leaves it open; None: the default method is used.
+        share: says whose cache a prompt belongs to.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        members: Mapping[str, PoolMember],
+        roles: dict[str, str],
+        tokenizer: TextTokenizer,
+        places: Places,
+        default: DefaultMethod = PLAIN,
+        artifacts: Artifacts | None = None,
+    ) -> None:
+        self.name = name
+        self.members = members
+        self.roles = roles
+        self.tokenizer = tokenizer
+        self.default_method = default.name
+        self.default_params = dict(default.params or {})
+        self.pool = ModelPool(dict(members), roles, tokenizer, artifacts or Artifacts())
+        self.max_length = min(model.max_length for model in members.values())
+        self.vocab_size = min(model.vocab_size for model in members.values())
+        self._places = places
+        self._rate = _Rate()
+        self.routing: PoolRouting | None = None
+        self.share: Share = private
+        self._running: set[AnswerRun] = set()
+
+    async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
+        """Answer a call: chunks, then one `Usage`. Closing the iterator frees everything within a step.
+
+        Raises:
+            TurnoutError: a refusal before the first event, RESOURCE_EXHAUSTED when too many calls wait for a place;
+                DEADLINE_EXCEEDED or INTERNAL later.
+        """
+        prepared = self._intake().prepare(call)
+        async with aclosing(self._events(prepared)) as events:  # type: ignore[type-var]
+            async for event in events:
+                self._rate.count(event)
+                yield event
+
+    async def _events(self, prepared: Prepared) -> AsyncIterator[Event]:
+        call = prepared.call
+        with self._beside():
+            async with self._places.hold(call.tenant, call.deadline_s):
+                if prepared.plan is None:
+                    assert self.routing is not None
+                    events = self.routing.recorded(prepared, Routing(self.routing.router, self._intake()), self._run)
+                else:
+                    events = self._run(prepared, self.pool)
+                async with aclosing(events):  # type: ignore[type-var]
+                    async for event in events:
+                        yield event
+
+    def _run(self, prepared: Prepared, models: ModelPool, routing: Routing | None = None) -> AsyncIterator[Event]:
+        large = self.roles["large"]
+        # A shadow is nobody's answer: it is not handed over.
+        asked = routing is None or (self.routing is not None and routing.router is self.routing.router)
+        running = self._running if asked else None
+        return AnswerRun(prepared, models, self.tokenizer, large, routing, self.share, running).events()
+
+    def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
+        """Stop calls between two tokens: each ends with Interrupted, with what another replica goes on with.
+
+        Args:
+            request_id: of the one call; None: all that are being answered.
+            again: also calls whose answers would be made again from their start, and not gone on with.
+
+        Returns:
+            How many calls stop.
+        """
+        return sum(run.leave(again) for run in list(self._running) if request_id in (None, run.request_id))
+
+    def _intake(self) -> Intake:
+        members = {member: role for role, member in self.roles.items()}
+        default = (self.default_method, self.default_params)
+        lengths = (self.max_length, self.vocab_size)
+        return Intake(self.name, members, self.tokenizer, *lengths, *default, routed=self.routing is not None)
+
+    def _beside(self) -> AbstractContextManager[None]:
+        """A call is in progress: shadows wait, and are dropped where it finds the pool full."""
+        return self.routing.beside(self._full) if self.routing is not None else nullcontext()
+
+    def _full(self) -> bool:
+        """Whether a call that comes now must wait for a place, or memory for it is scarce."""
+        held = [member.stats() for member in self.members.values()]
+        return self._places.full or any(each.used_blocks > SCARCE * each.total_blocks for each in held)
+
+    async def explain(self, call: GenerateCall) -> Decision:
+        """How a call would be routed now; nothing is generated, logged or remembered.
+
+        Raises:
+            TurnoutError: as `generate`; INVALID_ARGUMENT where the pool has no routing, or the call names a method.
+        """
+        prepared = self._intake().prepare(call)
+        if self.routing is None:
+            raise invalid("model", f"pool {self.name!r} has no routing")
+        if prepared.plan is not None:
+            raise invalid("method", f"the request is not routed: it names {prepared.plan.method.name!r}")
+        routing = Routing(Router(self.routing.router.policy), self._intake())
+        sharing = self.share(call.tenant, prepared.prompt)
+        sequence = Sequence(prepared.prompt, call.sampling, prepared.seed, sharing=sharing, tenant=call.tenant)
+        try:
+            await routing.route(prepared, sequence, self.pool)
+        finally:
+            for model in self.members.values():
+                model.release(sequence)
+        assert routing.decision is not None
+        return routing.decision
+
+    async def score(self, call: ScoreCall) -> list[ScoredTokens]:
+        """Log-likelihood of each completion after the prompt, under the large model or the member named.
+
+        Raises:
+            TurnoutError: as `generate`.
+        """
+        if call.model not in (self.name, *self.members):
+            raise not_found("model", call.model, [self.name, *self.members])
+        model = self.members[call.model if call.model in self.members else self.roles["large"]]
+        prompt = encode_tokens("prompt", call.prompt, self.tokenizer, self.vocab_size)
+        completions = [
+            tuple(encode_tokens(f"completions.{i}", text, self.tokenizer, self.vocab_size))
+            for i, text in enumerate(call.completions)
+        ]
+        longest = max((len(c) for c in completions), default=0)
+        if len(prompt) + longest > model.max_length:
+            raise out_of_range(
+                "prompt", f"with its completion {len(prompt) + longest} tokens; at most {model.max_length}"
+            )
+        sharing = self.share(call.tenant, prompt)
+        seq = Sequence(prompt, SamplingParams(temperature=0.0), 0, sharing=sharing, tenant=call.tenant)
+        with self._beside():
+            async with self._places.hold(call.tenant):
+                try:
+                    scores = await model.score(seq, completions, call.top)
+                finally:
+                    model.release(seq)
+        return [
+            _scored(self.tokenizer, model.name, completion, score)
+            for completion, score in zip(completions, scores, strict=True)
+        ]
+
+    def models(self) -> list[ModelDescription]:
+        """The pool first, then its members."""
+        large = self.members[self.roles["large"]]
+        total = sum(model.num_parameters for model in self.members.values())
+        pool = ModelDescription(
+            self.name, large.architecture, total, self.vocab_size, self.max_length, self.roles, self.default_method
+        )
+        members = [
+            ModelDescription(m.name, m.architecture, m.num_parameters, m.vocab_size, m.max_length, {}, "plain")
+            for m in self.members.values()
+        ]
+        return [pool, *members]
+
+    def stats(self) -> PoolStats:
+        """What the pool holds right now."""
+        members = tuple(member.stats() for member in self.members.values())
+        shadows = self.routing.shadows if self.routing is not None else None
+        return PoolStats(
+            requests=self._places.num_held + self._places.num_waiting,
+            sequences=sum(each.sequences for each in members),
+            used_blocks=sum(each.used_blocks for each in members),
+            cached_blocks=sum(each.cached_blocks for each in members),
+            total_blocks=sum(each.total_blocks for each in members),
+            waiting=sum(each.waiting for each in members),
+            tokens_per_second=self._rate.per_second(),
+            step_seconds={each.model: each.step_seconds for each in members},
+            shadows=len(shadows) if shadows is not None else 0,
+            shadows_dropped=shadows.num_dropped if shadows is not None else 0,
+            cache=summed([each for member in self.members.values() if (each := member.cache_stats()) is not None]),
+            members=members,
+            waiting_s=sum(map(waiting_seconds, self.members.values(), members)),
+            prompt_token_s=sum(map(prompt_token_seconds, self.members.values())),
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text."""
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of token ids."""
+        return self.tokenizer.decode(ids)
+
+    async def close(self) -> None:
+        """Cancel what runs, shadows first."""
+        if self.routing is not None:
+            await self.routing.close()
+        for member in self.members.values():
+            await member.close()
+
+
+class _Rate:
+    """Tokens per second over the last full window."""
+
+    WINDOW_S = 5.0
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._tokens = 0
+        self._last = 0.0
+
+    def count(self, event: Event) -> None:
+        self._roll()
+        self._tokens += len(getattr(event, "tokens", ()))
+
+    def per_second(self) -> float:
+        self._roll()
+        return self._last
+
+    def _roll(self) -> None:
+        elapsed = time.monotonic() - self._since
+        if elapsed >= self.WINDOW_S:
+            self._last, self._tokens, self._since = self._tokens / elapsed, 0, time.monotonic()
+
+
+def _scored(tokenizer: TextTokenizer, source: str, completion: tuple[int, ...], score: Score) -> ScoredTokens:
+    text = tokenizer.text
+    tokens = tuple(
+        TokenOut(
+            token,
+            text(token),
+            source,
+            TokenKind.DECODED,
+            logprob,
+            top=tuple((other, text(other), value) for other, value in top),
+        )
+        for token, logprob, top in zip(completion, score.token_logprobs, score.top, strict=True)
+    )
+    return ScoredTokens(tokens, score.greedy)

@@ -1,0 +1,109 @@
+"""What a pool has beside its models, wherever these run: made from the configuration alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from decoding.artifacts import Artifacts
+from decoding.calibrated import check_default
+from engine.endpoint import DefaultMethod, Endpoint
+from engine.places import Places
+from engine.routing import PoolRouting
+from engine.text import TextTokenizer
+from turnout.config import PoolConfig, TurnoutConfig, artifacts_path, model_path
+from turnout.errors import Code, TurnoutError, not_found
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """For the constructor of an `Endpoint`.
+
+    Attributes:
+        config: the pool's.
+        roles: "small" and "large" -> model name.
+        tokenizer: the large model's, which is the small one's too.
+        folder: where it lies.
+        places: how many calls are worked on at once.
+        default: for requests that name no method.
+        artifacts: what was trained for the models.
+    """
+
+    config: PoolConfig
+    roles: dict[str, str]
+    tokenizer: TextTokenizer
+    folder: Path
+    places: Places
+    default: DefaultMethod
+    artifacts: Artifacts
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the pool's models, each once: the small one first."""
+        return list(dict.fromkeys(self.roles.values()))
+
+
+def pool_of(name: str, config: TurnoutConfig) -> PoolConfig:
+    """A configured pool.
+
+    Raises:
+        TurnoutError: NOT_FOUND.
+    """
+    if name not in config.pools:
+        raise not_found("pools", name, list(config.pools))
+    return config.pools[name]
+
+
+def open_parts(name: str, config: TurnoutConfig) -> Parts:
+    """Make them; the tokenizers of both models are read and compared.
+
+    Raises:
+        TurnoutError: NOT_FOUND: no such pool; INVALID_ARGUMENT: its models do not share a vocabulary.
+    """
+    pool = pool_of(name, config)
+    folder = model_path(config.models[pool.large])
+    tokenizer, other = TextTokenizer(folder), TextTokenizer(model_path(config.models[pool.small]))
+    check_vocabulary(name, pool.small, pool.large, other, tokenizer)
+    return Parts(
+        config=pool,
+        roles={"small": pool.small, "large": pool.large},
+        tokenizer=tokenizer,
+        folder=folder,
+        places=Places(name, pool.max_ongoing_requests, pool.max_queued_requests),
+        default=DefaultMethod(pool.default.name, pool.default.params),
+        artifacts=Artifacts(artifacts_path(pool)),
+    )
+
+
+def prepare(loaded: Endpoint, pool: PoolConfig) -> None:
+    """Check the default method against the loaded models, and open the routing where there is one.
+
+    Raises:
+        TurnoutError: a calibration, a policy, an artifact or the log's file is at fault; names the field.
+    """
+    field = f"pools.{loaded.name}.default"
+    check_default(loaded.pool, pool.default.name, pool.default.params, field)
+    if pool.routing is not None:
+        alone = pool.replicas == 1 and pool.autoscaling is None
+        loaded.routing = PoolRouting(pool.routing, loaded.name, loaded.pool, alone=alone)
+
+
+def check_vocabulary(pool: str, small: str, large: str, mine: TextTokenizer, other: TextTokenizer) -> None:
+    """Models that continue each other's text must agree on what every token means.
+
+    Args:
+        pool: named in the refusal, as are
+        small: the small model and
+        large: the large one.
+        mine: the small model's tokenizer.
+        other: the large model's.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming a token they disagree on.
+    """
+    ours, theirs = mine.vocabulary(), other.vocabulary()
+    if ours != theirs:
+        apart = min((token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)), key=str)
+        ids = f"{apart!r} is {ours.get(apart, 'absent')} in one and {theirs.get(apart, 'absent')} in the other"
+        message = f"pools.{pool}: {small!r} and {large!r} do not share one vocabulary: {ids}"
+        raise TurnoutError(Code.INVALID_ARGUMENT, message, f"pools.{pool}")
