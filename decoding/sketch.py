@@ -18,11 +18,38 @@ class Depth:
         first: the first layer; what goes into it is given unless it is 0.
         last: one behind the last layer; None: all.
         skipped: sub-layers left out, 2 i for layer i's attention and 2 i + 1 for its MLP: the residual stream passes.
+        groups: [start, stop) of layers whose attentions all take what goes into the first of them, in order; the MLPs
+            follow one after the other. Nothing of these layers is skipped.
+
+    Raises:
+        ValueError: layers are both in groups and skipped, or groups overlap or leave the range.
     """
 
     first: int = 0
     last: int | None = None
     skipped: frozenset[int] = frozenset()
+    groups: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            return
+        bounds = [self.first, *(bound for group in self.groups for bound in group)]
+        if self.last is not None:
+            bounds.append(self.last)
+        if self.skipped or bounds != sorted(bounds):
+            raise ValueError("groups stand in order within the layers that run, and nothing is skipped beside them")
+
+    def spans(self, num_layers: int) -> list[tuple[int, int]]:
+        """The layers that run, [start, stop) each: the groups, and every other layer by itself."""
+        spans: list[tuple[int, int]] = []
+        at = self.first
+        end = num_layers if self.last is None else self.last
+        for start, stop in (*self.groups, (end, end)):
+            spans += [(layer, layer + 1) for layer in range(at, start)]
+            if stop > start:
+                spans.append((start, stop))
+            at = stop
+        return spans
 
     def runs(self, num_layers: int) -> float:
         """How much of a model that is, in layers."""

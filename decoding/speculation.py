@@ -79,6 +79,7 @@ class Speculation:
         self, request: Request, models: ModelPool, arms: list[Arm], selector: Selector, verifier: Verifier
     ) -> None:
         self._seq = request.sequence
+        self._notes = request.notes
         self._sizes = models.sizes
         self._models = models
         self._target = models.large
@@ -106,6 +107,7 @@ class Speculation:
                 self._keep_warm(seq)
         finally:
             await self._reader.stop()
+        self._notes += [arm.drafter.note for arm in self._arms if arm.drafter.note]
 
     async def _verify(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
         """One forward over the draft; tokens of it, and one of the target's own."""

@@ -70,15 +70,35 @@ class SpeculationMeter:
     verify_s: float = 0.0
 
     def add_round(
-        self, *, depths: list[int], num_accepted: int, num_emitted: int, draft_s: float, verify_s: float
+        self,
+        *,
+        depths: list[int],
+        num_accepted: int,
+        num_emitted: int,
+        draft_s: float,
+        verify_s: float,
+        accepted_depths: list[int] | None = None,
     ) -> None:
-        """Count a round; `depths` are those of its draft's nodes, from 0."""
+        """Count a round.
+
+        Args:
+            depths: of the nodes drafted in it, from 0.
+            num_accepted: nodes that stay.
+            num_emitted: tokens.
+            draft_s: wall time of drafting, in seconds.
+            verify_s: wall time of verifying, in seconds.
+            accepted_depths: of the nodes that stay, where some of them were drafted in the round before; None: these
+                are 0, 1, 2 and so on.
+        """
         self.rounds += 1
         self.emitted_tokens += num_emitted
         self.draft_tokens += len(depths)
         self.accepted_tokens += num_accepted
         _count(self.drafted_at, [1] * (max(depths) + 1 if depths else 0))
-        _count(self.accepted_at, [1] * num_accepted)
+        if accepted_depths is None:
+            _count(self.accepted_at, [1] * num_accepted)
+        for depth in accepted_depths or ():
+            _count(self.accepted_at, [0] * depth + [1])
         self.draft_s += draft_s
         self.verify_s += verify_s
 

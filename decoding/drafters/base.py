@@ -83,6 +83,11 @@ class Drafter(Part):
         """How much of a forward of the model it runs beside a drafted level takes; 0.0: drafting needs none."""
         return 0.0 if self.beside == "any" else 1.0
 
+    @property
+    def note(self) -> str:
+        """What the finished answer is to say of its drafts; empty: nothing."""
+        return ""
+
     @abstractmethod
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """A draft under the sequence's last token; may be empty.

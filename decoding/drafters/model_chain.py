@@ -21,12 +21,16 @@ class ModelChainDrafter(Drafter):
 
     Fixed candidates are drawn with the noise the target itself will use, so that similar models choose the same
     token (for the match verifier); drawn ones with noise of their own, each proposal distribution kept.
+
+    Attributes:
+        after: hypothetical tokens between the sequence and the draft.
     """
 
     seeds = (111,)
     beside = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
+    after: tuple[int, ...] = ()
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """A chain, fewer tokens where the policy stops it or the answer has no room for them and the target's own."""
@@ -34,7 +38,7 @@ class ModelChainDrafter(Drafter):
         want = Want(draw=Draw.DRAFT if drawn else Draw.SAMPLE, probs=drawn) | length.want
         path: list[Step] = []
         while len(path) < min(room.depth, room.nodes):
-            [row] = await model.extend(seq, tokens=tuple(step.token for step in path), want=want)
+            [row] = await model.extend(seq, tokens=(*self.after, *(step.token for step in path)), want=want)
             path.append(Step(row.token, row))
             if not length.goes_on(path):
                 break

@@ -14,6 +14,7 @@ from decoding.model import Row, Want
 from decoding.parts import PartChoice
 from decoding.readout import read
 from decoding.sequence import Sequence
+from decoding.sketch import Sketch
 from decoding.stores import Stores
 from decoding.tree import DraftTree
 from turnout.errors import invalid
@@ -107,6 +108,13 @@ class TrimmedModel:
         """See `decoding.model.Model.expand`."""
         rows = await self._model.expand(seq, tree, start, _whole(want))
         paths = [tuple(tree.tokens[each] for each in tree.path(node)) for node in range(start, len(tree))]
+        return self._trimmed(seq, rows, paths, want)
+
+    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+        """See `decoding.model.Model.sketch`."""
+        rows = await self._model.sketch(seq, sketch, _whole(want))
+        tree, real = DraftTree(sketch.tokens, sketch.parents, ""), len(seq) - sketch.base
+        paths = [tuple(tree.tokens[each] for each in tree.path(node)[real:]) for node in range(sketch.start, len(tree))]
         return self._trimmed(seq, rows, paths, want)
 
     def _trimmed(self, seq: Sequence, rows: list[Row], paths: list[tuple[int, ...]], want: Want) -> list[Row]:

@@ -30,6 +30,7 @@ from decoding.speculation import Arm, Speculation
 from decoding.stretch import stream
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from decoding.verifiers.base import Verifier
+from decoding.verifiers.match import MatchVerifier
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import MethodParams, explain, load, method, names
 from turnout.types import Segment
@@ -140,6 +141,12 @@ class SpeculativeParams(MethodParams):
         part = self.verifier.find(VERIFIERS, f"{FIELD}.verifier")
         return issubclass(part, Verifier) and part.lossless
 
+    @property
+    def resumable(self) -> bool:
+        """Whether each token depends on those before it and the seed alone, and not on who drafted what when."""
+        part = self.verifier.find(VERIFIERS, f"{FIELD}.verifier")
+        return bool(self._refused) or part is MatchVerifier
+
 
 def parsed(form: type[Form], value: Any, where: str) -> Form:
     """A value of a parameter, read.
@@ -229,7 +236,7 @@ def _listed(kinds: tuple[Candidates, ...] | frozenset[Candidates]) -> str:
     return " or ".join(sorted(kinds))
 
 
-@method(params=SpeculativeParams, seeds=(111,), lossless=True, needs=frozenset({"small", "large"}))
+@method(params=SpeculativeParams, seeds=(111,), lossless=True, needs=frozenset({"small", "large"}), resumable=True)
 async def speculative(request: Request, models: ModelPool, params: SpeculativeParams) -> AsyncIterator[Segment]:
     """Tokens are drafted, the large model verifies them in one forward; the output law is the large model's.
 

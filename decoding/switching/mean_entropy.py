@@ -41,6 +41,7 @@ class MeanEntropySwitch:
 
     name = "mean_entropy"
     want = Want(entropy=True)
+    carried_bytes = 1 << 16  # of an attribute: the longest window goes from model to model too
 
     def __init__(
         self,

@@ -17,8 +17,17 @@ WORD = "w"
 LONGEST_LINE = 32
 
 
+class SentenceMarks(dict[int, str]):
+    """Texts by token, one object for each tokenizer. It never changes, so a model elsewhere gets it once."""
+
+    is_constant = True
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
 @lru_cache(maxsize=8)
-def sentence_marks(tokens: TokenText, vocab_size: int) -> Mapping[int, str]:
+def sentence_marks(tokens: TokenText, vocab_size: int) -> SentenceMarks:
     """Text of every token that matters for finding sentence ends; any other token is part of a word.
 
     Args:
@@ -26,7 +35,7 @@ def sentence_marks(tokens: TokenText, vocab_size: int) -> Mapping[int, str]:
         vocab_size: ids to look up.
     """
     texts = ((token, tokens.text(token)) for token in range(vocab_size))
-    return {token: text for token, text in texts if _matters(text)}
+    return SentenceMarks({token: text for token, text in texts if _matters(text)})
 
 
 def _matters(text: str) -> bool:
@@ -41,29 +50,24 @@ class SentenceTracker:
     and blank lines end once). Guards: punctuation inside a word ("3.14", "a.b") ends nothing; a full stop after
     a number that stands alone at the start of a line ("1.") is a list number; after any other number
     a full stop at the end of a token is undecided until the next token shows whether a decimal follows.
-    Abbreviations are not known.
-
-    Args:
-        marks: see `sentence_marks`.
+    Abbreviations are not known. Tokens are told by their texts in `sentence_marks`, others as WORD.
     """
 
-    def __init__(self, marks: Mapping[int, str]) -> None:
-        self.marks = marks
+    def __init__(self) -> None:
         self.line = ""
         self.has_word = False
         self.undecided = False
 
-    def opens(self, token: int) -> bool:
-        """Whether `token` settles that the sentence had ended before it; tells the tracker so."""
-        opened = self.undecided and not self.marks.get(token, WORD)[:1].isdigit()
+    def opens(self, text: str) -> bool:
+        """Whether a token settles that the sentence had ended before it; tells the tracker so."""
+        opened = self.undecided and not text[:1].isdigit()
         self.undecided = False
         if opened:
             self.has_word = False
         return opened
 
-    def feed(self, token: int) -> bool:
+    def feed(self, text: str) -> bool:
         """Take the next token; True when a sentence ended in it."""
-        text = self.marks.get(token, WORD)
         ended = self.undecided = False
         for index, char in enumerate(text):
             if self._ends(char, text[index + 1 : index + 2]):
@@ -123,20 +127,21 @@ class SentenceSwitch:
         self.seed = seed
         self.position = position
         self.end_ids = frozenset(end_ids)
-        self.tracker = SentenceTracker(marks)
+        self.marks = marks
+        self.tracker = SentenceTracker()
         self.active: Role = "small"
         self.lead_left = 0
         self._open()
 
     def observe(self, token: int, row: Row) -> Decision:
         """See `SwitchRule.observe`."""
-        before = self.active
-        if self.tracker.opens(token):
+        before, text = self.active, self.marks.get(token, WORD)
+        if self.tracker.opens(text):
             self._open()
             if self.active != before and token not in self.end_ids:
                 return Decision.DROP
         self.position += 1
-        if self.tracker.feed(token):
+        if self.tracker.feed(text):
             self._open()
         elif self.active == "large":
             self.lead_left -= 1

@@ -21,12 +21,16 @@ class RejectionVerifier(Verifier):
     drawn from R. A chain is the rule of seed 111 (Speculative decoding); a child without a proposal counts as
     drawn from a one-hot distribution. Greedy requests are the one-hot limit: then a child is accepted when it is
     the target's arg-max.
+
+    Attributes:
+        open_end: emit nothing where the path ends in a leaf: whoever has another candidate there judges it.
     """
 
     seeds = (111, 80)
     lossless = True
     accepts = (Candidates.DRAWN, Candidates.FIXED)
     want = Want(draw=None, probs=True)
+    open_end: bool = False
 
     def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
         """See `Verifier.judge`."""
@@ -34,9 +38,11 @@ class RejectionVerifier(Verifier):
         tokens: list[Token] = []
         node = ROOT
         while True:
+            children = draft.children(node)
+            if self.open_end and not children:
+                return Verdict(tuple(path), tuple(tokens))
             row = rows[node + 1]
             position = len(seq) + len(path)
-            children = draft.children(node)
             accepted, residual = self.choose(seq.seed, position, draft, children, probs_of(row))
             if accepted is None:
                 key = noise_key(seq.seed, position, Purpose.RESIDUAL)

@@ -21,7 +21,7 @@ from tests.decoding.markov_rounds import DRAFT, FAR, p_value
 
 RUNS = 200_000
 # What needs a model's layers, or reads the target's own rows, is played by other tests.
-NEEDS_MORE = {"swift", "clasp", "jacobi", "model_chain", "kangaroo", "eesd", "del"}
+NEEDS_MORE = {"swift", "clasp", "jacobi", "model_chain", "kangaroo", "eesd", "del", "easyspec"}
 DRAWING = [
     (drafter, verifier)
     for drafter, made in ALL_DRAFTERS.items()

@@ -9,7 +9,7 @@ from decoding.fakes import ListText
 from decoding.model import Decision, Row
 from decoding.switching.mean_entropy import MeanEntropySwitch
 from decoding.switching.random_run import RandomRunSwitch, mean_runs
-from decoding.switching.sentence import SentenceSwitch, SentenceTracker, sentence_marks
+from decoding.switching.sentence import WORD, SentenceSwitch, SentenceTracker, sentence_marks
 
 
 def owners(rule, rows, token=0) -> str:
@@ -139,11 +139,12 @@ def tokenise(*texts: str) -> tuple[ListText, list[int]]:
 def sentence_ends(*texts: str) -> str:
     """The stream with | after each token that ended a sentence and < before each that came after one."""
     tokens, ids = tokenise(*texts)
-    tracker = SentenceTracker(sentence_marks(tokens, len(tokens.texts)))
+    marks, tracker = sentence_marks(tokens, len(tokens.texts)), SentenceTracker()
     shown = ""
     for token, text in zip(ids, texts, strict=True):
-        shown += "<" if tracker.opens(token) else ""
-        shown += text + ("|" if tracker.feed(token) else "")
+        mark = marks.get(token, WORD)
+        shown += "<" if tracker.opens(mark) else ""
+        shown += text + ("|" if tracker.feed(mark) else "")
     return shown
 
 

@@ -1,0 +1,56 @@
+"""Judging a candidate that was drawn while the target read what stands before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.lengths.base import LengthPolicy
+from decoding.sequence import Sequence
+from decoding.tree import DraftTree
+from decoding.verifiers.rejection import RejectionVerifier
+from turnout.types import Token
+
+if TYPE_CHECKING:
+    from decoding.model import Model
+    from decoding.verifiers.base import Verdict
+
+
+class LateCandidate(Drafter):
+    """The test of a rejection verifier, made beside the target with what its last forward read (seed 130, PEARL).
+
+    A part that drafts nothing: `teach` brings the candidate, with the distribution it was drawn from, and the verdict
+    of that forward, all of whose nodes were accepted; neither that distribution nor the target's passes through
+    whoever asks. `propose` then only fetches the outcome.
+
+    Attributes:
+        token: what stands at the candidate's place now: the candidate, or what the target has in its place.
+        accepted: whether it is the candidate.
+    """
+
+    beside = "large"
+    kinds = frozenset({Candidates.DRAWN})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token: Token | None = None
+        self.accepted = False
+
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+        """Judge the draft's one node, or draw from the target's own distribution where it has none.
+
+        Args:
+            model: the target.
+            seq: what the candidate continues.
+            draft: the candidate.
+            verdict: of a round that ended with the sequence's last token; its last row was read there.
+        """
+        verifier = RejectionVerifier()
+        verifier.open_end = len(draft) > 0
+        judged = verifier.judge(seq, draft, [verdict.rows[-1]], model.name)
+        [self.token] = judged.tokens
+        self.accepted = bool(judged.path)
+
+    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+        """Nothing."""
+        return DraftTree.empty(model.name)

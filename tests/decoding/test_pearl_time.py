@@ -1,0 +1,56 @@
+"""PEARL by a clock that jumps: the models work at the same time, and blocks are as long as there is time for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from decoding.pace import USUAL
+from tests.decoding.near_models import near
+from tests.decoding.virtual_time import play, slow
+
+VERIFIERS = ["match", "rejection"]
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_the_models_work_at_the_same_time(make_model: Any, verifier: str) -> None:
+    small, large = (slow(model, seconds) for model, seconds in zip(near(make_model), (1.0, 3.0), strict=True))
+    seq, seconds = play("pearl", {"draft_length": 3, "verifier": verifier}, small, large, 60)
+    speculation = seq.meter.speculation
+    assert 0 < speculation.accepted_tokens < 60
+    # A round takes as long as the slower of the two, whatever became of it.
+    assert seconds == pytest.approx(3.0 * speculation.rounds)
+    assert len(large.trace) == speculation.rounds
+    for started, ended in large.trace[:-4]:
+        overlap = sum(max(min(ended, e) - max(started, s), 0.0) for s, e in small.trace)
+        assert overlap > 0.0
+    drafted = [sum(s >= started and e <= ended for s, e in small.trace) for started, ended in large.trace]
+    assert max(drafted) == 3
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_the_rate_tends_to_a_block_per_target_step(make_model: Any, verifier: str) -> None:
+    """Where all is accepted and both take equally long; speculation drafts while the target waits."""
+    block = 5
+    params = {"draft_length": block, "verifier": verifier}
+    took = {}
+    for method in ("pearl", "speculative"):
+        small, large = slow(make_model("small", 5), 1.0), slow(make_model("large", 5), float(block))
+        seq, took[method] = play(method, params, small, large, 201)
+        assert len(seq.generated) == 201
+    rate = 201 / took["pearl"] * block
+    assert 0.95 * block < rate <= block
+    assert took["speculative"] > 1.55 * took["pearl"]
+
+
+def test_auto_drafts_for_as_long_as_the_target_takes(make_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decoding.methods.pearl.perf_counter", lambda: asyncio.get_running_loop().time())
+    for target_s, most, block in ((7.0, 16, 7), (1.0, 16, 1), (0.4, 16, 1), (30.0, 9, 9)):
+        small, large = slow(make_model("small", 5), 1.0), slow(make_model("large", 5), target_s)
+        seq, _ = play("pearl", {"draft_length": "auto", "most": most}, small, large, 400)
+        drafted = seq.meter.speculation.drafted_at
+        # Two rounds of the usual length, until both models have been timed.
+        assert len(drafted) == max(block, USUAL)
+        assert drafted[block - 1] > 3 * sum(drafted[block:])
