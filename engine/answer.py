@@ -4,39 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from decoding.calibration import RAN
-from decoding.drift import DRIFT
 from decoding.model import ModelPool, Request
 from decoding.noise import derive_seed
 from decoding.sequence import Sequence
+from engine.delivered import Delivery, deliveries, notes_of
 from engine.prepare import Prepared
 from engine.routing import Routing
 from engine.sharing import Share, private
 from engine.text import Detokenizer, StopStrings, TextTokenizer
-from turnout.calls import Chunk, Event, TokenOut, Usage
-from turnout.cost import Meter, report
-from turnout.errors import Code, TurnoutError
-from turnout.types import FinishReason, SamplingParams, Segment, Token
+from engine.usage import token_out, usage_of
+from turnout.calls import Chunk, Decided, Event, Regained, Usage
+from turnout.errors import Code, Interrupted, TurnoutError
+from turnout.types import FinishReason, SamplingParams, Token
+
+if TYPE_CHECKING:
+    from engine.handover import HandOver
 
 FIRST = 0
 
 
 @dataclass(slots=True)
 class Answer:
-    """One of a call's `n` answers."""
+    """One of a call's `n` answers; `taken` counts the tokens its method has given."""
 
     index: int
     sequence: Sequence
     text: StopStrings
+    delivery: Delivery
     started: asyncio.Event = field(default_factory=asyncio.Event)
+    taken: int = 0
+
+    def last_chunk(self) -> Chunk:
+        """The rest of its text, and why it ended."""
+        reason = self.sequence.finish_reason or FinishReason.LENGTH
+        text = self.delivery.text(self.text.take(final=True))
+        self.delivery.end()
+        return Chunk(self.index, text, (), reason)
 
 
-_Events = asyncio.Queue[Chunk | BaseException | None]
+_Events = asyncio.Queue[Chunk | Decided | Regained | BaseException | None]
+
+
+def _release(sequence: Sequence, models: ModelPool) -> None:
+    for model in models.models.values():
+        model.release(sequence)
 
 
 def _expire(deadline_s: float, queue: _Events, tasks: list[asyncio.Task[None]]) -> None:
@@ -48,6 +64,8 @@ def _expire(deadline_s: float, queue: _Events, tasks: list[asyncio.Task[None]]) 
 class AnswerRun:
     """Runs a prepared call; iterate `events` once. Leaving the iteration early frees everything.
 
+    What was delivered before is not sent again: the answer goes on from it where the method can, else it is made again.
+
     Args:
         prepared: the checked call.
         models: the pool.
@@ -55,6 +73,7 @@ class AnswerRun:
         large: name of the model the cost is compared with.
         routing: decides where the call has no plan yet.
         share: says whose cache the prompt belongs to.
+        running: the runs of the pool; this one is among them while it runs.
     """
 
     def __init__(
@@ -65,7 +84,9 @@ class AnswerRun:
         large: str,
         routing: Routing | None = None,
         share: Share = private,
+        running: set[AnswerRun] | None = None,
     ) -> None:
+        self.request_id = prepared.call.request_id
         self._prepared = prepared
         self._routing = routing
         self._share = share
@@ -74,9 +95,13 @@ class AnswerRun:
         self._large = large
         self._started = time.perf_counter()
         self._first_token_s = 0.0
+        self._regained = False
         self._notes: list[str] = []
         self._extra: dict[str, Any] = {}
-        self.answers = [Answer(index, *self._begin(index)) for index in range(prepared.call.sampling.n)]
+        self._running = running if running is not None else set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._handover: HandOver | None = None
+        self.answers = [Answer(each, *self._begin(each), left) for each, left in enumerate(deliveries(prepared.call))]
 
     def _begin(self, index: int) -> tuple[Sequence, StopStrings]:
         prepared = self._prepared
@@ -100,10 +125,12 @@ class AnswerRun:
         memory is given back when it passes.
 
         Raises:
-            TurnoutError: DEADLINE_EXCEEDED; CANCELLED when the pool is closed meanwhile.
+            TurnoutError: DEADLINE_EXCEEDED; CANCELLED when the pool is closed meanwhile; INTERNAL when an answer is not
+                the one that was delivered in part; Interrupted after `leave`.
         """
         queue: _Events = asyncio.Queue()
-        tasks = [asyncio.create_task(self._drive(answer, queue)) for answer in self.answers]
+        tasks = self._tasks = [asyncio.create_task(self._drive(answer, queue)) for answer in self.answers]
+        self._running.add(self)
         deadline_s = self._prepared.call.deadline_s
         loop = asyncio.get_running_loop()
         timer = None
@@ -121,12 +148,42 @@ class AnswerRun:
                 else:
                     yield item
         finally:
+            self._running.discard(self)
             if timer is not None:
                 timer.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if self._handover is not None and self._handover.packed:
+            moved = self._handover.moved([answer.sequence.meter for answer in self.answers])
+            raise Interrupted("the replica has handed the call over", moved)
         yield self._usage()
+
+    def leave(self, again: bool = False) -> bool:
+        """Stop between two tokens: what is there is sent, then `events` raises Interrupted with what to take along.
+
+        Args:
+            again: also where the answer would be made again from its start, and not gone on with.
+
+        Returns:
+            Whether it does: a call that has no method yet, and an answer that would be made again, stay.
+        """
+        plan = self._prepared.plan
+        if self._handover is not None or plan is None or not (again or self._continues):
+            return False
+        from engine.handover import HandOver
+
+        self._handover = HandOver(self._models.models)
+        for task in self._tasks:
+            # Not at once: a task that is cancelled before it began would end without a word.
+            asyncio.get_running_loop().call_soon(task.cancel)
+        return True
+
+    @property
+    def _continues(self) -> bool:
+        """Whether answers go on from their first tokens."""
+        plan = self._prepared.plan
+        return plan is not None and plan.method.continues(plan.params, self._sampling.greedy)
 
     async def _drive(self, answer: Answer, queue: _Events) -> None:
         """Run one answer's method; its chunks go into the queue, then None (or the error). Frees its memory."""
@@ -137,9 +194,13 @@ class AnswerRun:
                 # The first answer computes the prompt; the others find its blocks in the pool.
                 await self.answers[FIRST].started.wait()
             await self._run(answer, request, queue)
-            queue.put_nowait(self._last_chunk(answer))
+            if not answer.delivery.finished:
+                queue.put_nowait(answer.last_chunk())
             queue.put_nowait(None)
         except asyncio.CancelledError:
+            if self._handover is not None:
+                queue.put_nowait(await self._pack(answer, self._handover, queue))
+                return
             # Read only if it was not the caller who gave up.
             queue.put_nowait(TurnoutError(Code.CANCELLED, "the pool was closed while it answered"))
             raise
@@ -147,29 +208,64 @@ class AnswerRun:
             queue.put_nowait(error)
         finally:
             answer.started.set()
-            plan = self._prepared.plan
-            if plan is not None and plan.method.lossless and not plan.method.keeps_law(plan.params):
-                request.notes.append(f"not lossless: {plan.method.name} with these parameters has a law of its own")
+            if self._prepared.plan is not None:
+                request.notes += self._prepared.plan.notes
             self._notes += [note for note in request.notes if note not in self._notes]
             self._extra.update(request.extra)
-            self._release(answer.sequence)
+            _release(answer.sequence, self._models)
 
     async def _run(self, answer: Answer, request: Request, queue: _Events) -> None:
         models = self._models
         if self._prepared.plan is None:
             if answer.index != FIRST:
                 return  # routing has failed, and the whole call with it
-            models = await self._route(answer)
+            models = await self._route(answer, queue)
+        if answer.index == FIRST:
+            await self._resume()
         request.sequence = answer.sequence
         plan = self._prepared.plan
         assert plan is not None
+        if answer.sequence.finished or answer.delivery.finished:
+            return
         async with aclosing(plan.method.run(request, models, plan.params)) as segments:  # type: ignore[type-var]
             async for segment in segments:
                 if segment.tokens:
-                    queue.put_nowait(self._chunk(answer, segment))
+                    self._put(answer, segment.tokens, queue)
                     answer.started.set()
 
-    async def _route(self, first: Answer) -> ModelPool:
+    async def _resume(self) -> None:
+        """Let the answers begin with what was delivered, where their method goes on from there; take over what came."""
+        call = self._prepared.call
+        begun = [answer for answer in self.answers if answer.delivery]
+        for answer in begun:
+            if self._continues or answer.delivery.finished:
+                answer.delivery.resume(answer.sequence)
+                answer.taken = answer.delivery.count
+        self._notes += notes_of([answer.delivery for answer in begun], self._continues)
+        if call.moved is not None:
+            from engine.handover import unpack
+
+            found = await unpack(call.moved, self._models.models, [answer.sequence for answer in self.answers])
+            self._notes.append(f"moved here with the cache of {found} tokens")
+
+    async def _pack(self, answer: Answer, handover: HandOver, queue: _Events) -> Exception | None:
+        """Send the tokens that were appended last, and take along what another replica need not do again.
+
+        Returns:
+            What went wrong, if anything.
+        """
+        if answer.delivery.finished:
+            return None
+        continues = self._continues
+        try:
+            if continues:
+                self._put(answer, answer.sequence.generated[answer.taken :], queue)
+            await handover.pack(answer.index, answer.sequence, continues)
+        except Exception as error:
+            return error
+        return None
+
+    async def _route(self, first: Answer, queue: _Events) -> ModelPool:
         """Let the router choose for all answers: it reads the prompt of the first one.
 
         Returns:
@@ -178,6 +274,8 @@ class AnswerRun:
         assert self._routing is not None
         asked, before = self._prepared, first.sequence
         self._prepared, models = await self._routing.route(asked, before, self._models)
+        if asked.call.tells_decision and self._routing.decision is not None:
+            queue.put_nowait(Decided(self._routing.decision.as_json()))
         self._notes += self._routing.notes
         if self._prepared.prompt == asked.prompt:
             for answer in self.answers:
@@ -186,48 +284,28 @@ class AnswerRun:
         for answer in self.answers:
             answer.sequence, answer.text = self._begin(answer.index)
         first.sequence.meter = before.meter
-        self._release(before)
+        _release(before, self._models)
         return self._models
 
-    def _release(self, sequence: Sequence) -> None:
-        for model in self._models.models.values():
-            model.release(sequence)
-
-    def _chunk(self, answer: Answer, segment: Segment) -> Chunk:
+    def _put(self, answer: Answer, given: Iterable[Token], queue: _Events) -> None:
+        """Send the next tokens of an answer, those left out that the client has; of these, only that there are some."""
+        given = tuple(given)
+        answer.taken += len(given)
+        tokens = answer.delivery.new(given)
+        if not tokens:
+            if given and not self._regained:
+                self._regained = True
+                queue.put_nowait(Regained())
+            return
         if not self._first_token_s:
             self._first_token_s = time.perf_counter() - self._started
-        return Chunk(answer.index, answer.text.take(), tuple(self._token_out(token) for token in segment.tokens))
-
-    def _last_chunk(self, answer: Answer) -> Chunk:
-        reason = answer.sequence.finish_reason or FinishReason.LENGTH
-        return Chunk(answer.index, answer.text.take(final=True), (), reason)
-
-    def _token_out(self, token: Token) -> TokenOut:
-        text = self._tokenizer.text
-        top = tuple((other, text(other), logprob) for other, logprob in token.top)
-        return TokenOut(token.id, text(token.id), token.source, token.kind, token.logprob, token.entropy_bits, top)
+        text = answer.delivery.text(answer.text.take())
+        queue.put_nowait(Chunk(answer.index, text, tuple(token_out(token, self._tokenizer) for token in tokens)))
 
     def _usage(self) -> Usage:
-        prepared, plan, meter = self._prepared, self._prepared.plan, Meter()
-        assert plan is not None
-        for answer in self.answers:
-            meter.merge(answer.sequence.meter)
-        wall_s = time.perf_counter() - self._started
+        seconds = (self._first_token_s, time.perf_counter() - self._started)
+        sequences = [answer.sequence for answer in self.answers]
+        routing = self._routing
+        route = routing.shown(self._prepared.call.explain) if routing is not None else None
         large = self._models.models[self._large]
-        return Usage(
-            prompt_tokens=len(prepared.prompt),
-            completion_tokens=sum(len(answer.sequence.generated) for answer in self.answers),
-            cached_tokens=max((m.cached_tokens for m in self.answers[FIRST].sequence.meter.models.values()), default=0),
-            models=meter.models,
-            speculation=meter.speculation,
-            switches=meter.switches,
-            cost=report(meter, self._large, large.num_parameters, len(prepared.prompt), wall_s, large.step_seconds()),
-            method=plan.method.name,
-            params={**plan.params.model_dump(mode="json"), **self._extra.get(RAN, {})},
-            seed=prepared.seed,
-            ttft_s=self._first_token_s,
-            wall_s=wall_s,
-            notes=tuple(self._notes),
-            drift=self._extra.get(DRIFT),
-            route=self._routing.shown(prepared.call.explain) if self._routing is not None else None,
-        )
+        return usage_of(self._prepared, sequences, large, seconds, self._extra, tuple(self._notes), route)

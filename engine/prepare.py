@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.delivered import check_delivered
 from engine.text import TextTokenizer
 from router.decision import Decision
 from turnout.calls import GenerateCall, cache_class
@@ -26,6 +27,13 @@ class Plan:
 
     method: MethodInfo
     params: MethodParams
+
+    @property
+    def notes(self) -> list[str]:
+        """What the person who reads the answer is to know of it."""
+        if not self.method.lossless or self.method.keeps_law(self.params):
+            return []
+        return [f"not lossless: {self.method.name} with these parameters has a law of its own"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,7 @@ class Intake:
             TurnoutError: INVALID_ARGUMENT, NOT_FOUND or OUT_OF_RANGE, naming the field and what is allowed.
         """
         cache_class(call.cache)
+        check_delivered(call, self.vocab_size)
         plan = self._plan_of(call)
         prompt = encode_prompt(call, self.tokenizer, self.vocab_size)
         if len(prompt) >= self.max_length:

@@ -19,7 +19,7 @@ from router.routing import Router
 from router.shadows import Shadows, deferring
 from turnout.calls import Chunk, Event, GenerateCall, Usage
 from turnout.config import RoutingConfig
-from turnout.errors import Code, TurnoutError
+from turnout.errors import Code, Interrupted, TurnoutError
 
 
 @dataclass(slots=True)
@@ -46,7 +46,10 @@ class Routing:
             prompt_text=question_of(call, self.intake.tokenizer),
             limits=call.limits,
         )
-        self.decision = await self.router.decide(asked, models)
+        if call.decided is None:
+            self.decision = await self.router.decide(asked, models)
+        else:
+            self.decision = self.router.keep(asked, Decision.of_json(call.decided, "decided"))
         self.notes = asked.request.notes
         return self.intake.follow(prepared, self.decision), primed(models, asked)
 
@@ -68,6 +71,7 @@ class _Seen:
     texts: dict[int, str] = field(default_factory=dict)
     usage: Usage | None = None
     status: str = Code.CANCELLED.value
+    elsewhere: bool = False  # it goes on in another replica
 
     def take(self, event: Event) -> None:
         if isinstance(event, Chunk):
@@ -84,6 +88,7 @@ class _Seen:
                     yield event
         except TurnoutError as error:
             self.status = error.code.value
+            self.elsewhere = isinstance(error, Interrupted)
             raise
         except Exception:
             self.status = Code.INTERNAL.value
@@ -130,6 +135,8 @@ class PoolRouting:
     async def recorded(self, prepared: Prepared, routing: Routing, runs: Runs) -> AsyncIterator[Event]:
         """Run a routed call; afterwards it is logged, and perhaps run again in the background.
 
+        A call that is interrupted is logged by the replica in which it goes on.
+
         Args:
             prepared: the call.
             routing: what decides about it.
@@ -144,7 +151,7 @@ class PoolRouting:
                         self._answered(prepared, routing, runs, seen)
                     yield event
         finally:
-            if seen.usage is None:
+            if seen.usage is None and not seen.elsewhere:
                 self._write("request", prepared, routing, seen)
 
     def _answered(self, prepared: Prepared, routing: Routing, runs: Runs, seen: _Seen) -> None:

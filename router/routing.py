@@ -98,3 +98,9 @@ class Router:
         if self._sessions is not None:
             self._sessions.remember(asked, decision)
         return decision
+
+    def keep(self, asked: Asked, decision: Decision) -> Decision:
+        """What was decided for a request elsewhere holds here too, for it and for its session."""
+        if self._sessions is not None:
+            self._sessions.remember(asked, decision)
+        return decision

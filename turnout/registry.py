@@ -48,6 +48,8 @@ class MethodInfo:
         lossless: whether its output law is exactly the target model's, unless parameters with a property `lossless`
             say that it is not.
         needs: roles ("small", "large") the pool must fill.
+        resumable: whether an answer may be gone on with from its first tokens: the next one depends only on the tokens
+            so far, the seed and the position, unless parameters with a property `resumable` say that it does not.
     """
 
     name: str
@@ -56,6 +58,7 @@ class MethodInfo:
     seeds: tuple[int, ...]
     lossless: bool
     needs: frozenset[str]
+    resumable: bool = False
 
     @property
     def summary(self) -> str:
@@ -65,6 +68,14 @@ class MethodInfo:
     def keeps_law(self, params: MethodParams) -> bool:
         """Whether the output law is the target model's with these parameters."""
         return bool(self.lossless and getattr(params, "lossless", True))
+
+    def continues(self, params: MethodParams, greedy: bool) -> bool:
+        """Whether tokens written elsewhere with the same seed can be gone on with, to the same answer.
+
+        A method that keeps the law of the model leaves a greedy request no choice: its tokens are the model's own.
+        """
+        resumable = bool(self.resumable and getattr(params, "resumable", True))
+        return resumable or (greedy and self.keeps_law(params))
 
     def parse(self, values: dict[str, Any], field: str = "method.params") -> MethodParams:
         """Validate parameters.
@@ -79,13 +90,18 @@ class MethodInfo:
 
 
 def method(
-    *, params: type[MethodParams], seeds: tuple[int, ...] = (), lossless: bool, needs: frozenset[str]
+    *,
+    params: type[MethodParams],
+    seeds: tuple[int, ...] = (),
+    lossless: bool,
+    needs: frozenset[str],
+    resumable: bool = False,
 ) -> Callable[[Callable[..., AsyncIterator[Any]]], MethodInfo]:
     """Register the decorated async generator as the method named after its module."""
 
     def register(run: Callable[..., AsyncIterator[Any]]) -> MethodInfo:
         name = run.__module__.rpartition(".")[2]
-        return MethodInfo(name=name, run=run, params=params, seeds=seeds, lossless=lossless, needs=needs)
+        return MethodInfo(name, run, params, seeds, lossless, needs, resumable)
 
     return register
 

@@ -23,7 +23,7 @@ from engine.model import EngineModel
 from engine.pool import LocalPool
 from tests.engine.margin import assert_best
 from training.random_models import random_model
-from turnout.calls import Chunk, GenerateCall, TokenOut, Usage
+from turnout.calls import Chunk, GenerateCall, Regained, TokenOut, Usage
 from turnout.config import EngineConfig, ModelConfig, PoolConfig, TurnoutConfig
 from turnout.types import FinishReason, SamplingParams, Token
 
@@ -168,7 +168,7 @@ async def answer(pool: LocalPool, call: GenerateCall) -> Reply:
             texts[event.index] += event.text
             answers[event.index].extend(event.tokens)
             reasons[event.index] = event.finish_reason
-        else:
+        elif not isinstance(event, Regained):
             assert usage is None
             assert isinstance(event, Usage)
             usage = event

@@ -23,7 +23,7 @@ from router.summary import read_log
 from tests.engine.harness import Reply, answer, ask, ask_all, call_of, pair_config
 from turnout.calls import ChatMessage, GenerateCall
 from turnout.config import RoutingConfig, TurnoutConfig
-from turnout.errors import Code, TurnoutError
+from turnout.errors import Code, Interrupted, TurnoutError
 from turnout.types import RouteLimits
 
 PROMPT = [65, 66, 67, 68, 69]
@@ -227,6 +227,20 @@ async def test_the_log_has_every_request_and_no_text_unless_configured(opened: O
         assert ("secret" in path.read_text()) is texts
         if texts:
             assert (first["answers"], first["request"]["prompt"]) == ([reply.text], "secret")
+
+
+async def test_a_call_that_goes_on_elsewhere_is_logged_there(opened: Opened, tmp_path: Path) -> None:
+    path = tmp_path / "route.jsonl"
+    pool = opened({"policy": STATIC, "log": {"path": str(path)}})
+    stream = pool.generate(call_of("x", "auto", ignore_eos=True, max_tokens=100))
+    await anext(stream)
+    assert pool.hand_over() == 1
+    with pytest.raises(Interrupted):
+        async for _ in stream:
+            pass
+    reply = await ask_auto(pool)
+    await pool.close()
+    assert [each["outcome"].get("completion_tokens") for each in read_log(path)] == [len(reply.ids)]
 
 
 async def settled(pool: LocalPool) -> None:
