@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
+from grpc_health.v1 import health_pb2
 
 from turnout import client_messages as wire
 from turnout.calls import Chunk, MethodDescription, ModelDescription, ScoredTokens, Usage
@@ -23,6 +24,7 @@ from turnout.proto.generation_pb2_grpc import GenerationStub
 
 __all__ = ["AsyncClient", "AsyncStream", "Client", "Options", "Result", "Stream"]
 
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20))
 
 
@@ -141,10 +143,19 @@ class Client:
         with _translated():
             return wire.scored(self._stub.Score(wire.score_request(prompt, completions, model, top)))
 
-    def models(self) -> list[ModelDescription]:
-        """Names that `model` may be: each pool, then its members."""
+    def models(self, timeout_s: float | None = None) -> list[ModelDescription]:
+        """Names that `model` may be: each pool, then its members. A pool without a replica starts one for it."""
         with _translated():
-            return wire.models(self._stub.ListModels(pb.ListModelsRequest()))
+            return wire.models(self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s))
+
+    def healthy(self, timeout_s: float | None = None) -> bool:
+        """Whether every pool answers; one that sleeps is left asleep."""
+        check = self._channel.unary_unary(
+            HEALTH_CHECK, health_pb2.HealthCheckRequest.SerializeToString, health_pb2.HealthCheckResponse.FromString
+        )
+        with _translated():
+            answer = check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def methods(self) -> list[MethodDescription]:
         """Decoding methods and the schemas of their parameters."""
@@ -200,10 +211,19 @@ class AsyncClient:
         with _translated():
             return wire.scored(await self._stub.Score(wire.score_request(prompt, completions, model, top)))
 
-    async def models(self) -> list[ModelDescription]:
-        """Names that `model` may be: each pool, then its members."""
+    async def models(self, timeout_s: float | None = None) -> list[ModelDescription]:
+        """Names that `model` may be: each pool, then its members. A pool without a replica starts one for it."""
         with _translated():
-            return wire.models(await self._stub.ListModels(pb.ListModelsRequest()))
+            return wire.models(await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s))
+
+    async def healthy(self, timeout_s: float | None = None) -> bool:
+        """Whether every pool answers; one that sleeps is left asleep."""
+        check = self._channel.unary_unary(
+            HEALTH_CHECK, health_pb2.HealthCheckRequest.SerializeToString, health_pb2.HealthCheckResponse.FromString
+        )
+        with _translated():
+            answer = await check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def methods(self) -> list[MethodDescription]:
         """Decoding methods and the schemas of their parameters."""

@@ -1,0 +1,85 @@
+"""The Ray actor around a model."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import ray
+
+from actors.model_host import ModelHost as ModelHost
+from actors.wire import MemberSpec, ModelCard
+from engine.hosting import listen
+from engine.member_loading import Ranks, follow_leader
+
+
+class ModelActor:
+    """The Ray actor: `ray.remote(ModelActor)` with resources of its own."""
+
+    def __init__(self) -> None:
+        self._host: ModelHost | None = None
+        self._listener: socket.socket | None = None
+
+    @property
+    def _there(self) -> ModelHost:
+        assert self._host is not None, "load comes first"
+        return self._host
+
+    async def place(self) -> tuple[str, str, int]:
+        """IP address and id of the node, and the process; answers while a model is being loaded."""
+        return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), os.getpid()
+
+    async def hold_port(self) -> int:
+        """A TCP port of this node where `load` lets this actor's ranks meet; nobody else can take it until then."""
+        self._listener = listen(ray.util.get_node_ip_address())
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    async def load(self, spec: MemberSpec) -> ModelCard:
+        """See `ModelHost.load`."""
+        address, node_id, _ = await self.place()
+        if self._listener is not None:
+            spec = replace(spec, listen_fd=self._listener.detach())
+        module, _, name = spec.host.partition(":")
+        self._host = getattr(importlib.import_module(module), name)(spec, address, node_id)
+        return await asyncio.to_thread(self._there.load)
+
+    async def begin(self, vocab_size: int) -> ModelCard:
+        """See `ModelHost.begin`."""
+        return await asyncio.to_thread(self._there.begin, vocab_size)
+
+    async def post(self, number: int, blob: bytes) -> None:
+        """See `ModelHost.post`."""
+        await self._there.post(number, blob)
+
+    async def replies(self) -> AsyncIterator[bytes]:
+        """See `ModelHost.replies`."""
+        async for blob in self._there.replies():
+            yield blob
+
+    async def listen(self) -> tuple[str, int]:
+        """See `Transport.listen`."""
+        return self._there.transport.listen()
+
+    async def join(self, generation: int, rank: int, world: int, address: str, port: int, timeout_s: float) -> None:
+        """See `Transport.join`."""
+        await self._there.transport.join(generation, rank, world, address, port, timeout_s)
+
+    async def follow(self, spec: MemberSpec) -> None:
+        """In place of `load`, for ranks above 0: hold a share of the model until its leader ends it.
+
+        Raises:
+            TurnoutError: the share could not be loaded.
+            Interrupted: the leader is gone, or a rank failed.
+        """
+        ranks = Ranks(spec.rank, spec.world, spec.address, spec.port, spec.timeout_s)
+        await asyncio.to_thread(follow_leader, spec.name, spec.config, ranks, spec.threads)
+
+    async def stop(self) -> None:
+        """See `ModelHost.stop`."""
+        if self._host is not None:
+            await self._host.stop()

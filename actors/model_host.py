@@ -1,0 +1,344 @@
+"""What runs in an actor: one model, the mirrors of the sequences it works on, and the operations under way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import platform
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import ray
+import torch
+
+from actors.dock import Dock
+from actors.mirror import Mirror, Mirrors, keep
+from actors.packing import Unpacker, pack_result
+from actors.shelf import Key, Shelf
+from actors.transport import Transport
+from actors.travelling import Arrivals
+from actors.wire import HEARTBEAT_S, Kind, Load, MemberSpec, ModelCard, Op, Post, Update, pack_tokens
+from decoding.sequence import Sequence
+from engine.fingerprint import numerics_class
+from engine.member_loading import LoadedMember, Ranks, load_member
+from engine.model import EngineModel
+from engine.moving import export_kv, held_tokens, import_kv, token_bytes
+from turnout.errors import Code, TurnoutError
+from turnout.sources import sources_digest
+
+log = logging.getLogger(__name__)
+
+GAP_S = 10.0  # how long a post may be missing while later ones are there
+NOTHING = (None, (), ())
+
+
+class ModelHost:
+    """A model in this process, and what coordinators ask of it; knows nothing of Ray's calls.
+
+    Args:
+        spec: what to load.
+        address: IP address of this node.
+        node_id: Ray's name of it.
+    """
+
+    def __init__(self, spec: MemberSpec, address: str = "127.0.0.1", node_id: str = "") -> None:
+        self.spec = spec
+        self.shelf = Shelf(spec.owner, spec.life)
+        self.transport = Transport(torch.device(spec.config.models[spec.name].device), address)
+        self._dock = Dock(self.shelf, self.transport)
+        self._place = (address, node_id)
+        self._member: LoadedMember | None = None
+        self._arrivals = Arrivals()
+        self._tasks: dict[int, tuple[Mirror, asyncio.Task[None]]] = {}
+        self._lessons: dict[Mirror, asyncio.Task[None]] = {}
+        self._held: dict[int, bytes] = {}
+        self._next_post = 0
+        self._gap_since: float | None = None
+        self._applying = asyncio.Lock()
+        self._out: list[tuple[Any, ...]] = []
+        self._wake = asyncio.Event()
+        self._stopped = False
+        self._fault: Exception | None = None
+
+    def load(self) -> ModelCard:
+        """Load the weights. Blocks: for a thread.
+
+        Raises:
+            TurnoutError: see `engine.member_loading.load_member`.
+        """
+        spec = self.spec
+        ranks = None
+        if spec.world > 1:
+            ranks = Ranks(spec.rank, spec.world, spec.address, spec.port, spec.timeout_s, spec.listen_fd)
+        self._member = load_member(spec.name, spec.pool, spec.config, spec.threads, ranks)
+        return card_of(self._member, *self._place)
+
+    def begin(self, vocab_size: int) -> ModelCard:
+        """Open the model for the tokens of its pool; once, after `load`. Blocks: for a thread.
+
+        Raises:
+            TurnoutError: see `LoadedMember.begin`.
+        """
+        assert self._member is not None
+        model = self._member.begin(vocab_size)
+        self._mirrors = Mirrors(model, self._member.tokenizer)
+        return card_of(self._member, *self._place)
+
+    @property
+    def model(self) -> EngineModel:
+        """The model, after `begin`."""
+        assert self._member is not None
+        assert self._member.model is not None
+        return self._member.model
+
+    async def post(self, number: int, blob: bytes) -> None:
+        """Messages of the coordinator; posts may come in any order and are applied in that of their numbers.
+
+        Args:
+            number: counted from 0.
+            blob: a pickled list of tuples, see `wire.Post`.
+        """
+        self._held[number] = blob
+        async with self._applying:
+            first = self._next_post
+            while self._next_post in self._held:
+                blob = self._held.pop(self._next_post)
+                self._next_post += 1
+                try:
+                    for message in pickle.loads(blob):
+                        await self._apply(message)
+                except Exception as error:
+                    log.exception("%s: post %d could not be applied", self._name, self._next_post - 1)
+                    self._fault = self._fault or error  # later messages build on what is missing now
+                    self._wake.set()
+            if not self._held:
+                self._gap_since = None
+            elif self._gap_since is None or self._next_post != first:  # later posts make a gap no younger
+                self._gap_since = time.monotonic()
+
+    async def replies(self) -> AsyncIterator[bytes]:
+        """Lists of answers, pickled, as they come; a sign of life at least every HEARTBEAT_S.
+
+        Raises:
+            TurnoutError: INTERNAL: a post is missing. Whatever a post failed with.
+        """
+        loop, alive = asyncio.get_running_loop(), 0.0
+        while not self._stopped:
+            if not self._out:
+                timer = loop.call_at(max(alive + HEARTBEAT_S, loop.time()), self._wake.set)
+                await self._wake.wait()
+                timer.cancel()
+            self._wake.clear()
+            if self._fault is not None:
+                raise portable(self._fault)
+            if self._gap_since is not None and time.monotonic() - self._gap_since > GAP_S:
+                raise TurnoutError(Code.INTERNAL, f"post {self._next_post} to {self._name} never came")
+            now = loop.time()
+            if now - alive >= HEARTBEAT_S:
+                alive = now
+                self._out.append((Kind.ALIVE, self._load()))
+            if self._out:
+                out, self._out = self._out, []
+                yield pickle.dumps(out, protocol=5)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.spec.name} at {self._place[0]} pid {os.getpid()}"
+
+    def _load(self) -> Load:
+        model = self.model
+        busy, step_s = model.busy(), model.step_seconds()
+        cache = model.cache_stats()
+        return Load(model.stats(), busy, step_s, model.step_time, cache, len(self.shelf), len(self._tasks))
+
+    async def _apply(self, message: tuple[Any, ...]) -> None:
+        match message[0]:
+            case Post.CALL:
+                await self._begin(*message[1:])
+            case Post.CANCEL:
+                self._cancel(message[1])
+            case Post.FORK:
+                self._mirrors.fork(*message[1:])
+            case Post.RELEASE:
+                self._mirrors.release(message[1])
+            case Post.CONSTANT:
+                self._arrivals.add_constant(*message[1:])
+            case Post.FORGET:
+                self._arrivals.forget(message[1])
+            case Post.DROP:
+                self.shelf.drop(message[1])
+            case Post.SHIP:
+                self._dock.ship(*message[1:])
+            case Post.PARTS:
+                for packed in message[1]:
+                    self._arrivals.unpack(packed)
+
+    async def _begin(self, number: int, op: int, update: tuple[Any, ...], packed: tuple[Any, ...], needed: Any) -> None:
+        """Start an operation; the mirror and what travels with it are brought up to date before the next message."""
+        coming = [self._dock.receive(*each) for each in needed]
+        operation = Op(op)
+        try:
+            parts = [(each, *self._arrivals.unpack(each)) for each in Unpacker.parts_of(operation, packed)]
+            mirror = await self._mirrors.update(Update(*update))
+        except Exception as error:
+            log.warning("%s: %s could not begin: %s", self._name, operation.name, error)
+            self._say((Kind.FAILED, number, portable(error), NOTHING[1:]), operation)
+            return
+        unpacker = Unpacker(self._arrivals, mirror, parts)
+        if operation is Op.TEACH and not coming and mirror not in self._lessons:
+            self._learn(mirror, unpacker, packed, {})
+            return
+        before = self._lessons.get(mirror)
+        work = self._work(number, operation, unpacker, packed, coming, before)
+        task = asyncio.get_running_loop().create_task(work, name=f"{operation.name.lower()}-{number}")
+        if operation is Op.TEACH:
+            self._lessons[mirror] = task
+            task.add_done_callback(lambda done: self._lessons.get(mirror) is done and self._lessons.pop(mirror))
+        else:
+            self._tasks[number] = mirror, task
+            task.add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    def _cancel(self, number: int) -> None:
+        if number in self._tasks:
+            mirror, task = self._tasks[number]
+            mirror.ending.add(task)
+            task.add_done_callback(mirror.ending.discard)
+            # One that has not begun would end without an answer: this comes after its first step.
+            asyncio.get_running_loop().call_soon(task.cancel)
+
+    def _learn(
+        self, mirror: Mirror, unpacker: Unpacker, packed: tuple[Any, ...], received: dict[Key, torch.Tensor]
+    ) -> None:
+        try:
+            args = unpacker.unpack(Op.TEACH, packed, self._dock.tensors(received))
+            self.model.teach(mirror.seq, *args)
+        except Exception as error:
+            mirror.fault = mirror.fault or error
+
+    async def _work(
+        self,
+        number: int,
+        op: Op,
+        unpacker: Unpacker,
+        packed: tuple[Any, ...],
+        coming: list[asyncio.Future[dict[Key, torch.Tensor]]],
+        before: asyncio.Task[None] | None,
+    ) -> None:
+        """One operation, from its arguments to its answer."""
+        mirror = unpacker.mirror
+        start = len(mirror.seq.generated)
+        kind, result = Kind.FAILED, None
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            received = {key: tensor for each in coming for key, tensor in (await each).items()}
+            if op is Op.TEACH:
+                self._learn(mirror, unpacker, packed, received)
+                return
+            if mirror.fault is not None:
+                fault, mirror.fault = mirror.fault, None
+                raise fault
+            args = unpacker.unpack(op, packed, self._dock.tensors(received))
+            value = await perform(self.model, op, mirror.seq, args)
+            result = pack_result(op, args, value, self.shelf)
+            kind = Kind.DONE
+            if op is Op.PROPOSE:
+                keep(mirror.kept, number, (value, None))
+            elif op is Op.VERIFY:
+                keep(mirror.kept, number, (args[0], value.rows))
+        except asyncio.CancelledError:
+            result = TurnoutError(Code.CANCELLED, "the operation was cancelled")
+        except Exception as error:
+            if op is Op.TEACH:
+                mirror.fault = mirror.fault or error
+                return
+            result = portable(error)
+        tokens = pack_tokens(mirror.seq.generated[start:]) if op is Op.DECODE else ()
+        grown = (tokens, mirror.counts(self.spec.name), unpacker.changes())
+        self._say((kind, number, result, grown), op)
+
+    def _say(self, message: tuple[Any, ...], op: Op) -> None:
+        if op is not Op.TEACH:
+            self._out.append(message)
+            self._wake.set()
+
+    async def stop(self) -> None:
+        """Cancel what is under way and free everything; `replies` ends."""
+        self._stopped = True
+        self._wake.set()
+        tasks = [task for _, task in self._tasks.values()] + list(self._lessons.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.transport.close()
+        self.shelf.clear()
+        if self._member is not None:
+            if self._member.model is not None:
+                self._mirrors.clear()
+            await self._member.close()
+
+
+def card_of(member: LoadedMember, address: str, node_id: str) -> ModelCard:
+    """What an actor says of its model, as far as it is there yet, and of itself."""
+    checkpoint, model = member.checkpoint, member.model
+    return ModelCard(
+        name=member.name,
+        architecture=checkpoint.architecture,
+        num_parameters=checkpoint.num_parameters,
+        vocab_size=checkpoint.vocab_size,
+        max_length=model.max_length if model is not None else checkpoint.max_length,
+        num_layers=checkpoint.plan.num_layers,
+        digest=checkpoint.digest,
+        code=sources_digest(),
+        versions={"python": platform.python_version(), "torch": torch.__version__, "ray": ray.__version__},
+        node_ip=address,
+        node_id=node_id,
+        pid=os.getpid(),
+        numerics=numerics_class(checkpoint.plan.backend.name, member.device.torch_device),
+        token_bytes=token_bytes(model) if model is not None else 0,
+        times=model.step_time if model is not None else None,
+    )
+
+
+async def perform(model: EngineModel, op: Op, seq: Sequence, args: tuple[Any, ...]) -> Any:
+    """One operation of a model."""
+    match op:
+        case Op.EXTEND:
+            return await model.extend(seq, *args)
+        case Op.DECODE:
+            return await model.decode(seq, *args)
+        case Op.EXPAND:
+            return await model.expand(seq, *args)
+        case Op.SKETCH:
+            return await model.sketch(seq, *args)
+        case Op.READ:
+            return await model.read(seq, *args)
+        case Op.PROPOSE:
+            return await model.propose(seq, *args)
+        case Op.VERIFY:
+            return await model.verify(seq, *args)
+        case Op.SCORE:
+            return await model.score(seq, *args)
+        case Op.ABSORB:
+            return await model.absorb(seq)
+        case Op.HELD_KV:
+            return held_tokens(model, seq)
+        case Op.EXPORT_KV:
+            return await export_kv(model, seq, *args[:2])
+        case Op.IMPORT_KV:
+            return await import_kv(model, seq, *args)
+    raise AssertionError(op)
+
+
+def portable(error: Exception) -> Exception:
+    """An error as it can be raised elsewhere."""
+    try:
+        again = pickle.loads(pickle.dumps(error))
+    except Exception:
+        again = None
+    if type(again) is type(error):
+        return error
+    return TurnoutError(Code.INTERNAL, f"{type(error).__name__}: {error}")

@@ -1,0 +1,371 @@
+"""Prompts computed elsewhere: actors of the large model that only prefill, and whose KV goes to the one that decodes.
+
+Long prompts make everybody else's decode steps wait. A prefill actor computes them instead; the keys and values go
+from actor to actor, into blocks of the decoding model's pool, where the sequence's first operation finds them as it
+finds any prefix. Whatever fails on the way, the decoding model computes what is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from actors.pickling import TensorHandle
+from decoding.model import Busy, Row, Score, Until, Want
+from decoding.sequence import Sequence
+from decoding.sketch import Sketch
+from decoding.tree import DraftTree
+from engine.endpoint import PoolMember
+from turnout.calls import CacheStats, MemberStats
+from turnout.errors import Interrupted
+from turnout.types import Segment
+
+if TYPE_CHECKING:
+    from actors.wire import Supervisor
+    from decoding.drafters.base import Drafter, Room
+    from decoding.lengths.base import LengthPolicy
+    from decoding.verifiers.base import Verdict, Verifier
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 2.0  # longer than its computation would take, KV is not waited for: its way may have to be built anew
+
+
+class MovingMember(PoolMember, Protocol):
+    """A model whose KV can leave its actor and come to another one; `RemoteModel` is one.
+
+    Attributes:
+        supervisor: keeps its actor alive.
+        numerics: class of what computes it, see `engine.fingerprint.numerics_class`.
+        token_bytes: KV of one token as it is moved.
+    """
+
+    supervisor: Supervisor
+    numerics: str
+    token_bytes: int
+
+    async def held_kv(self, seq: Sequence) -> int:
+        """Leading tokens of a sequence whose KV it has."""
+        ...
+
+    async def export_kv(
+        self, seq: Sequence, start: int = 0, stop: int | None = None, shelved: bool = False
+    ) -> torch.Tensor | TensorHandle:
+        """KV of cached tokens, see `engine.moving.export_kv`; `shelved` leaves it there and gives a handle."""
+        ...
+
+    async def import_kv(self, seq: Sequence, start: int, kv: torch.Tensor | TensorHandle) -> int:
+        """Put KV into its pool, see `engine.moving.import_kv`; that of a handle goes from actor to actor."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Tokens of a sequence that a prefill actor did not compute: those in its cache, and of these those fetched."""
+
+    cached: int
+    fetched: int
+
+
+class PromptMover:
+    """Has the beginnings of sequences computed on other actors, before their first operation.
+
+    Args:
+        decode: where the KV is wanted.
+        prefills: compute prompts; the one with the fewest tokens to compute is asked.
+        least_tokens: shortest part of a prompt that is moved.
+
+    Attributes:
+        tokens: whose KV was moved.
+        moved: prompts.
+        failed: prompts that are left to `decode` after all: a prefill actor ended, or something failed.
+    """
+
+    def __init__(self, decode: MovingMember, prefills: Items[MovingMember], least_tokens: int) -> None:
+        self.tokens = 0
+        self.moved = 0
+        self.failed = 0
+        self._decode = decode
+        self._prefills = prefills
+        self._least_tokens = least_tokens
+        self._given = [0] * len(prefills)  # tokens each was given and has not computed
+        self._under_way: dict[Sequence, asyncio.Task[None]] = {}
+        self._cached: dict[Sequence, _Found | None] = {}
+
+    async def prepare(self, seq: Sequence) -> None:
+        """Returns at once but for a sequence's first operations; raises nothing of what fails."""
+        if seq in self._cached:
+            return
+        task = self._under_way.get(seq)
+        if task is None:
+            if len(seq) - 1 < self._least_tokens or not self._prefills:
+                self._cached[seq] = None
+                return
+            task = asyncio.get_running_loop().create_task(self._move(seq), name="move-prompt")
+            self._under_way[seq] = task
+        await asyncio.wait([task])
+
+    def correct(self, seq: Sequence) -> None:
+        """Count as cached and as fetched what nobody computed for this sequence, and nothing that was moved."""
+        found = self._cached.get(seq)
+        if found is not None:
+            meter = seq.meter.of(self._decode.name, self._decode.num_parameters)
+            meter.cached_tokens, meter.fetched_tokens = found.cached, found.fetched
+
+    def fork(self, seq: Sequence, twin: Sequence) -> None:
+        """A twin has its KV from the sequence."""
+        if seq in self._cached:
+            self._cached[twin] = None
+
+    def release(self, seq: Sequence) -> None:
+        """Whatever is under way for the sequence ends."""
+        self._cached.pop(seq, None)
+        task = self._under_way.pop(seq, None)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _move(self, seq: Sequence) -> None:
+        cached: _Found | None = None
+        try:
+            held = await self._decode.held_kv(seq)
+            index = self._least_busy()
+            if index is not None and len(seq) - 1 - held >= self._least_tokens:
+                cached = await self._carry(index, seq, held)
+        except (Interrupted, TimeoutError) as error:
+            self.failed += 1
+            log.warning("a prompt is computed by the model that decodes: %s", error or "its KV did not come in time")
+        except Exception:
+            self.failed += 1
+            log.exception("moving a prompt failed; the model that decodes computes it")
+        finally:
+            if self._under_way.pop(seq, None) is not None:  # else it was released
+                self._cached[seq] = cached
+
+    def _least_busy(self) -> int | None:
+        there = [i for i, member in enumerate(self._prefills) if member.supervisor.mailbox is not None]
+        return min(there, key=self._given.__getitem__, default=None)
+
+    async def _carry(self, index: int, seq: Sequence, held: int) -> _Found:
+        """Compute and move; returns what the prefill actor found."""
+        prefill, given = self._prefills[index], len(seq) - 1 - held
+        self._given[index] += given
+        try:
+            async with asyncio.timeout(_patience_s(prefill, held, self._given[index])):  # others are before it
+                kv = await _while_it_lives(prefill, _computed(prefill, seq, held))
+        finally:
+            self._given[index] -= given
+            prefill.release(seq)
+        meter = seq.meter.of(prefill.name, prefill.num_parameters)
+        found = _Found(meter.cached_tokens, meter.fetched_tokens)
+        async with asyncio.timeout(_patience_s(self._decode, held, given)):
+            now = await self._decode.import_kv(seq, held, kv)
+        self.moved += 1
+        self.tokens += max(now - held, 0)
+        return found
+
+
+class Disaggregated:
+    """A model that lets others, with the same weights, compute long prompts.
+
+    Before a sequence's first operation the part of it that the decoding model has no KV of is looked at; where it is
+    long enough, a prefill actor computes it, and its KV is moved. An actor that is away or ends meanwhile is passed
+    over. Operations of the sequence wait until this is done. What was moved does not count as cached in the sequence's
+    meter: it was computed for it.
+
+    Args:
+        decode: answers all operations.
+        prefills: compute prompts.
+        least_tokens: shortest part of a prompt that is moved.
+
+    Attributes:
+        inner: the decoding model.
+        prefills: the others.
+        mover: what was moved.
+    """
+
+    def __init__(self, decode: MovingMember, prefills: Items[MovingMember], least_tokens: int) -> None:
+        self.inner = decode
+        self.prefills = tuple(prefills)
+        self.mover = PromptMover(decode, self.prefills, least_tokens)
+        self.name = decode.name
+        self.architecture = decode.architecture
+        self.num_parameters = decode.num_parameters
+        self.vocab_size = decode.vocab_size
+        self.max_length = min(member.max_length for member in (decode, *self.prefills))
+        self.num_layers = decode.num_layers
+        self.digest = decode.digest
+        self.numerics = decode.numerics
+        self.token_bytes = decode.token_bytes
+        self.stores = decode.stores
+        self.supervisor = decode.supervisor
+
+    async def extend(
+        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
+    ) -> list[Row]:
+        """See `decoding.model.Model.extend`."""
+        await self.mover.prepare(seq)
+        rows = await self.inner.extend(seq, tokens, want, every)
+        self.mover.correct(seq)
+        return rows
+
+    async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
+        """See `decoding.model.Model.decode`."""
+        await self.mover.prepare(seq)
+        segment = await self.inner.decode(seq, until)
+        self.mover.correct(seq)
+        return segment
+
+    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
+        """See `decoding.model.Model.expand`."""
+        await self.mover.prepare(seq)
+        rows = await self.inner.expand(seq, tree, start, want)
+        self.mover.correct(seq)
+        return rows
+
+    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+        """See `decoding.model.Model.sketch`."""
+        await self.mover.prepare(seq)
+        rows = await self.inner.sketch(seq, sketch, want)
+        self.mover.correct(seq)
+        return rows
+
+    async def read(
+        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
+    ) -> list[Row]:
+        """See `decoding.model.Model.read`."""
+        return await self.inner.read(seq, states, paths, want, normed)
+
+    def embed(self, tokens: list[int]) -> torch.Tensor:
+        """See `decoding.model.Model.embed`."""
+        return self.inner.embed(tokens)
+
+    async def propose(self, seq: Sequence, drafter: Drafter, room: Room, length: LengthPolicy) -> DraftTree:
+        """See `decoding.model.Model.propose`."""
+        await self.mover.prepare(seq)
+        tree = await self.inner.propose(seq, drafter, room, length)
+        self.mover.correct(seq)
+        return tree
+
+    async def verify(
+        self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
+    ) -> Verdict:
+        """See `decoding.model.Model.verify`."""
+        await self.mover.prepare(seq)
+        verdict = await self.inner.verify(seq, draft, verifier, want)
+        self.mover.correct(seq)
+        return verdict
+
+    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
+        """See `decoding.model.Model.teach`."""
+        self.inner.teach(seq, drafter, draft, verdict)
+
+    async def score(self, seq: Sequence, continuations: list[tuple[int, ...]], top: int = 0) -> list[Score]:
+        """See `decoding.model.Model.score`."""
+        await self.mover.prepare(seq)
+        scores = await self.inner.score(seq, continuations, top)
+        self.mover.correct(seq)
+        return scores
+
+    async def absorb(self, seq: Sequence) -> None:
+        """See `decoding.model.Model.absorb`."""
+        await self.mover.prepare(seq)
+        await self.inner.absorb(seq)
+        self.mover.correct(seq)
+
+    def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
+        """See `decoding.model.Model.fork`."""
+        twin = self.inner.fork(seq, seed)
+        self.mover.fork(seq, twin)
+        return twin
+
+    def release(self, seq: Sequence) -> None:
+        """See `decoding.model.Model.release`."""
+        self.mover.release(seq)
+        self.inner.release(seq)
+
+    def step_seconds(self) -> float:
+        """See `decoding.model.Model.step_seconds`."""
+        return self.inner.step_seconds()
+
+    def forward_seconds(self, fed: int, attended: int, sequences: int) -> float:
+        """See `decoding.model.Model.forward_seconds`."""
+        return self.inner.forward_seconds(fed, attended, sequences)
+
+    def busy(self) -> Busy:
+        """See `decoding.model.Model.busy`."""
+        return self.inner.busy()
+
+    def stats(self) -> MemberStats:
+        """What the decoding model holds; each of `prefills` has its own."""
+        return self.inner.stats()
+
+    def cache_stats(self) -> CacheStats | None:
+        """What the decoding model's prefix store did."""
+        return self.inner.cache_stats()
+
+    async def held_kv(self, seq: Sequence) -> int:
+        """See `MovingMember`."""
+        return await self.inner.held_kv(seq)
+
+    async def export_kv(
+        self, seq: Sequence, start: int = 0, stop: int | None = None, shelved: bool = False
+    ) -> torch.Tensor | TensorHandle:
+        """See `MovingMember`."""
+        return await self.inner.export_kv(seq, start, stop, shelved)
+
+    async def import_kv(self, seq: Sequence, start: int, kv: torch.Tensor | TensorHandle) -> int:
+        """See `MovingMember`."""
+        return await self.inner.import_kv(seq, start, kv)
+
+    async def close(self) -> None:
+        """End all actors."""
+        await self.mover.close()
+        await asyncio.gather(*(member.close() for member in (self.inner, *self.prefills)))
+
+
+def _patience_s(member: MovingMember, held: int, tokens: int) -> float:
+    """How long KV of so many tokens behind `held` others is waited for."""
+    return PATIENCE_S + member.forward_seconds(tokens, tokens * (held + tokens // 2), 1)
+
+
+async def _computed(prefill: MovingMember, seq: Sequence, start: int) -> torch.Tensor | TensorHandle:
+    await prefill.absorb(seq)
+    return await prefill.export_kv(seq, start, None, shelved=True)
+
+
+async def _while_it_lives(
+    member: MovingMember, work: Coroutine[Any, Any, torch.Tensor | TensorHandle]
+) -> torch.Tensor | TensorHandle:
+    """Do something with an actor, but do not wait for its next life.
+
+    Raises:
+        Interrupted: it is away, or ended meanwhile.
+    """
+    mailbox = member.supervisor.mailbox
+    if mailbox is None:
+        work.close()
+        raise Interrupted(f"an actor of {member.name!r} that computes prompts is away")
+    loop = asyncio.get_running_loop()
+    working, ended = loop.create_task(work), loop.create_task(mailbox.lost.wait())
+    try:
+        await asyncio.wait([working, ended], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Interrupted(f"an actor of {member.name!r} that computed a prompt has ended")
+        return working.result()
+    finally:
+        working.cancel()
+        ended.cancel()
+        await asyncio.gather(working, ended, return_exceptions=True)

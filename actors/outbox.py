@@ -1,0 +1,53 @@
+"""Messages to an actor as bytes, and what is said where they cannot be sent."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+from typing import Any
+
+from turnout.errors import Code, TurnoutError
+
+Message = tuple[Any, ...]
+
+
+def pickled(messages: list[Message], to: str) -> tuple[bytes, list[tuple[Message, TurnoutError]]]:
+    """Messages as one post, without those that cannot be pickled.
+
+    Args:
+        messages: in their order.
+        to: name of the actor, for errors.
+
+    Returns:
+        The post, and what is not in it: INTERNAL, with what prevents it.
+    """
+    try:
+        return pickle.dumps(messages, protocol=5), []
+    except Exception:  # which of them is to be found out
+        sound: list[Message] = []
+    faulty: list[tuple[Message, TurnoutError]] = []
+    for message in messages:
+        try:
+            pickle.dumps(message, protocol=5)
+        except Exception as error:
+            what = f"a message to {to} cannot be pickled: {type(error).__name__}: {error}"
+            faulty.append((message, TurnoutError(Code.INTERNAL, what)))
+        else:
+            sound.append(message)
+    return pickle.dumps(sound, protocol=5), faulty
+
+
+def not_sent(size: int, to: str, error: Exception) -> TurnoutError:
+    """What the calls of a post are told that this process could not hand to Ray.
+
+    Args:
+        size: of the post, bytes.
+        to: name of the actor.
+        error: what Ray said.
+    """
+    return TurnoutError(
+        Code.RESOURCE_EXHAUSTED,
+        f"{size} bytes for {to} could not be sent from {platform.node()} pid {os.getpid()}"
+        f" ({type(error).__name__}: {error}); look whether Ray's object store on this node is full",
+    )

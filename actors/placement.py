@@ -1,0 +1,147 @@
+"""Which process of a pool's replica runs where: the bundles of its placement group, and who lies in which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from turnout.config import ModelConfig, PoolConfig, TurnoutConfig
+from turnout.errors import Code, TurnoutError
+
+Role = Literal["small", "large", "prefill"]
+REPLICA = 0  # its bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One actor process of a replica.
+
+    Attributes:
+        bundle: its place in the placement group.
+        model: name of its model.
+        role: what the model's role asks of a node; a model in both roles has the large one.
+        copy: 0 is the member itself, from 1 on the actors that only compute prompts.
+        rank: in the tensor-parallel group of its copy.
+        world: ranks of that group.
+    """
+
+    bundle: int
+    model: str
+    role: Role
+    copy: int
+    rank: int
+    world: int
+
+
+def slots(pool: PoolConfig, config: TurnoutConfig) -> list[Slot]:
+    """All actors of a replica in the order of their bundles: small ranks, large ranks, prefill ranks.
+
+    A model used in both roles has one set of ranks. Empty where the models run in the replica's own process.
+    """
+    if pool.placement.models != "actors":
+        return []
+    copies: list[tuple[Role, str, int]] = [] if pool.small == pool.large else [("small", pool.small, 0)]
+    copies.append(("large", pool.large, 0))
+    copies += [("prefill", pool.large, 1 + i) for i in range(pool.placement.prefill)]
+    found: list[Slot] = []
+    for role, model, copy in copies:
+        world = config.models[model].tensor_parallel
+        found += [Slot(REPLICA + 1 + len(found) + rank, model, role, copy, rank, world) for rank in range(world)]
+    return found
+
+
+def bundles(pool: PoolConfig, config: TurnoutConfig) -> list[dict[str, float]]:
+    """What the placement group of one replica asks for: first the replica, then its actors as in `slots`."""
+    return [{"CPU": 1.0}, *(_bundle(slot, pool, config.models[slot.model]) for slot in slots(pool, config))]
+
+
+def _bundle(slot: Slot, pool: PoolConfig, settings: ModelConfig) -> dict[str, float]:
+    resources = pool.placement.resources
+    wanted: dict[str, float] = {"CPU": pool.placement.cpus}
+    if settings.device != "cpu":
+        wanted["GPU"] = 1.0
+    roles = (slot.role,) if pool.small != pool.large or slot.copy else ("small", "large")
+    for role in roles:
+        for name, amount in resources.get(role, {}).items():
+            wanted[name] = max(amount, wanted.get(name, 0.0))
+    return wanted
+
+
+def strategy(pool: PoolConfig) -> str:
+    """How the bundles lie on nodes, as Ray names it."""
+    return pool.placement.strategy
+
+
+def options(slot: Slot, pool: PoolConfig, config: TurnoutConfig, group: PlacementGroup) -> dict[str, Any]:
+    """For `ray.remote`: an actor in its bundle that Ray never restarts: a new one is started, which is told all."""
+    wanted = _bundle(slot, pool, config.models[slot.model])
+    return {
+        "num_cpus": wanted.pop("CPU"),
+        "num_gpus": wanted.pop("GPU", 0.0),
+        "resources": wanted,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=group,
+            placement_group_bundle_index=slot.bundle,
+            placement_group_capture_child_tasks=False,
+        ),
+    }
+
+
+def device_settings(settings: ModelConfig) -> ModelConfig:
+    """A model's settings as its actor sees them: of all GPUs Ray shows it one, which is the first."""
+    return settings if settings.device == "cpu" else settings.model_copy(update={"device": "cuda"})
+
+
+def check_hosts(pool: str, wanted: Sequence[Mapping[str, float]], nodes: Iterable[Mapping[str, float]]) -> None:
+    """Refuse bundles that no node of a cluster could ever host, each looked at alone.
+
+    Args:
+        pool: its name.
+        wanted: as `bundles` gives them.
+        nodes: what each node offers in all, free or not.
+
+    Raises:
+        TurnoutError: UNAVAILABLE, naming the bundle, what the nodes offer, and what to do.
+    """
+    offers = [dict(node) for node in nodes]
+    for bundle in wanted:
+        if not any(all(node.get(name, 0.0) >= amount for name, amount in bundle.items()) for node in offers):
+            raise no_host(pool, bundle, offers)
+
+
+def no_host(pool: str, bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> TurnoutError:
+    """The refusal of a bundle that is too large for every node."""
+    message = f"pool {pool!r} needs a node with {_shown(bundle)}; {_offers(nodes)}"
+    remedy = f"add such a node, or change pools.{pool}.placement"
+    return TurnoutError(Code.UNAVAILABLE, f"{message}: {remedy}", f"pools.{pool}.placement")
+
+
+def not_free(
+    pool: str, wanted: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]], time_s: float
+) -> TurnoutError:
+    """The refusal of bundles that nodes could host, were they not taken, or all of them together too many."""
+    message = f"pool {pool!r} found no room in {time_s:g} s for {' and '.join(map(_shown, wanted))}; {_offers(nodes)}"
+    remedy = f"others may have taken it (see `ray status`): add nodes, or change pools.{pool}.placement"
+    return TurnoutError(Code.UNAVAILABLE, f"{message}: {remedy}", f"pools.{pool}.placement")
+
+
+def _offers(nodes: Sequence[Mapping[str, float]]) -> str:
+    shown = {_shown({name: node[name] for name in node if _is_asked(name)}) for node in nodes}
+    return f"nodes offer {', '.join(sorted(shown)) or 'nothing'}"
+
+
+def _is_asked(name: str) -> bool:
+    """Whether a resource is one that people ask for; Ray adds some for every node and placement group."""
+    return not name.startswith(("node:", "object_store_memory", "memory", "bundle_", "accelerator_type:")) and (
+        "_group_" not in name
+    )
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in sorted(resources.items())) + "}"

@@ -1,0 +1,286 @@
+"""A pool whose models run in actors, wherever these are: the methods run here, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from actors.group import Group, join
+from actors.lives import Life, Program, Starter, check_model
+from actors.mailbox import Exchange
+from actors.moving_kv import Disaggregated
+from actors.placement import bundles, check_hosts, not_free, slots, strategy
+from actors.remote import RemoteModel
+from actors.supervisor import Supervisor
+from actors.suspects import REQUEST
+from actors.wire import ModelCard
+from decoding.model import ModelPool
+from engine.endpoint import Endpoint, PoolMember
+from engine.parts import Parts, open_parts, pool_of, prepare
+from engine.prepare import Prepared
+from engine.routing import Routing
+from engine.sharing import open_tenancy, share_of
+from turnout.calls import Event, PoolStats, ScoreCall, ScoredTokens
+from turnout.config import TurnoutConfig, model_path
+from turnout.errors import Code, Interrupted, TurnoutError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from kvstore.build import SharedStore
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FIRST = 1  # generation of the group
+NOBODYS = {"CPU": 0.01}  # bundle of the replica, where this process is none
+
+
+class ActorPool(Endpoint):
+    """Models in actor processes, which are started again when they end, and the methods that run over them. Use `load`.
+
+    Attributes:
+        supervisors: of all actors, by their number in the replica.
+        stores: who shares with whom, as registered in the prefix store; None: there is none.
+    """
+
+    def __init__(self, name: str, parts: Parts, supervisors: Sequence[Supervisor], own: PlacementGroup | None) -> None:
+        self.supervisors = tuple(supervisors)
+        super().__init__(
+            name,
+            _members(parts, supervisors),
+            parts.roles,
+            parts.tokenizer,
+            parts.places,
+            parts.default,
+            parts.artifacts,
+        )
+        self.stores: SharedStore | None = None
+        self._join_timeout_s = parts.config.placement.join_timeout_s
+        self._own = own
+        self._group: Group | None = None
+        self._attached = False
+
+    @classmethod
+    def load(cls, name: str, config: TurnoutConfig, host: str | None = None) -> ActorPool:
+        """Start a configured pool's actors and have them load their models. Blocks.
+
+        In a Serve replica the actors lie in its placement group; elsewhere one is made for them.
+
+        Args:
+            name: of the pool.
+            config: the whole configuration.
+            host: what answers in the actors, "module:class" of a subclass of `ModelHost`; None: as usual.
+
+        Raises:
+            TurnoutError: as `LocalPool.load`; UNAVAILABLE, naming node, process and remedy: no node can host an actor,
+                one does not start or load in time, runs other code, or has another model under the same name; they do
+                not form a group.
+        """
+        pool = pool_of(name, config)
+        _check_split(name, config)
+        parts = open_parts(name, config)
+        group, own = _placed(name, config)
+        each_member = [list(ranks) for _, ranks in groupby(slots(pool, config), lambda slot: (slot.model, slot.copy))]
+        starters = [Starter(name, config, ranks, owner, group, host) for owner, ranks in enumerate(each_member)]
+        lives: list[Life] = []
+        try:
+            vocab_size = _blocking(_start(starters, lives, pool.placement.join_timeout_s))
+            return cls._opened(name, config, parts, list(zip(starters, lives, strict=True)), vocab_size, own)
+        except BaseException:
+            for life in lives:
+                life.kill()
+            if own is not None:
+                remove_placement_group(own)
+            raise
+
+    @classmethod
+    def _opened(
+        cls,
+        name: str,
+        config: TurnoutConfig,
+        parts: Parts,
+        members: list[tuple[Starter, Life]],
+        vocab_size: int,
+        own: PlacementGroup | None,
+    ) -> ActorPool:
+        """The pool over actors that have begun."""
+        place: list[ActorPool] = []
+        exchange = Exchange(lambda: place[0].generation)
+        placement = parts.config.placement
+        supervisors = [
+            Supervisor(starter, life, vocab_size, placement, exchange, lambda: place[0].attach())
+            for starter, life in members
+        ]
+        loaded = cls(name, parts, supervisors, own)
+        place.append(loaded)
+        prepare(loaded, parts.config)
+        loaded.stores = open_tenancy(config, parts.tokenizer, parts.folder)
+        loaded.share = share_of(config, loaded.stores)
+        with suppress(RuntimeError):  # no loop runs here: the first call attaches
+            asyncio.get_running_loop()
+            loaded.attach()
+        return loaded
+
+    @property
+    def generation(self) -> int | None:
+        """Of the group that all actors are in; None while they are not."""
+        return self._group.generation if self._group is not None else None
+
+    def attach(self) -> None:
+        """Begin to speak with the actors, on the running event loop; later calls do nothing."""
+        if self._attached:
+            return
+        self._attached = True
+        if len(self.supervisors) > 1:
+            self._group = Group(self.name, self.supervisors, self._join_timeout_s, FIRST)
+        for supervisor in self.supervisors:
+            supervisor.attach(self._group)
+
+    def _run(self, prepared: Prepared, models: ModelPool, routing: Routing | None = None) -> AsyncIterator[Event]:
+        REQUEST.set(prepared.call.request_id)  # the tasks of the answer are made in this context
+        return super()._run(prepared, models, routing)
+
+    async def score(self, call: ScoreCall) -> list[ScoredTokens]:
+        """See `Endpoint.score`."""
+        REQUEST.set(call.request_id)
+        return await super().score(call)
+
+    def check(self) -> None:
+        """Look whether every actor lives or may live again; where not, the replica is of no more use.
+
+        Raises:
+            Interrupted: it says which one, and why.
+        """
+        for supervisor in self.supervisors:
+            supervisor.check()
+        if self._group is not None and self._group.over is not None:
+            raise Interrupted(self._group.over)
+
+    def stats(self) -> PoolStats:
+        """What the pool holds, as its actors last told; those that only compute prompts are members too."""
+        held = super().stats()
+        more = [
+            prefill.stats()
+            for member in self.members.values()
+            if isinstance(member, Disaggregated)
+            for prefill in member.prefills
+        ]
+        return replace(
+            held,
+            sequences=held.sequences + sum(each.sequences for each in more),
+            used_blocks=held.used_blocks + sum(each.used_blocks for each in more),
+            cached_blocks=held.cached_blocks + sum(each.cached_blocks for each in more),
+            total_blocks=held.total_blocks + sum(each.total_blocks for each in more),
+            waiting=held.waiting + sum(each.waiting for each in more),
+            members=(*held.members, *more),
+        )
+
+    async def close(self) -> None:
+        """Cancel what runs, shadows first; end the actors, and give back what they ran on."""
+        if self.routing is not None:
+            await self.routing.close()
+        if self._group is not None:
+            await self._group.close()
+        await asyncio.gather(*(member.close() for member in self.members.values()))
+        if self.stores is not None:
+            await asyncio.to_thread(self.stores.close)
+        if self._own is not None:
+            remove_placement_group(self._own)
+
+
+def _members(parts: Parts, supervisors: Sequence[Supervisor]) -> Mapping[str, PoolMember]:
+    """The models as methods see them: the first actor of each, with those that compute prompts for it."""
+    by_model: dict[str, list[RemoteModel]] = {}
+    for supervisor in supervisors:
+        name = supervisor.card.name
+        by_model.setdefault(name, []).append(RemoteModel(name, supervisor))
+    least_tokens = parts.config.placement.prefill_tokens
+    return {
+        name: Disaggregated(models[0], models[1:], least_tokens) if len(models) > 1 else models[0]
+        for name, models in by_model.items()
+    }
+
+
+def _check_split(name: str, config: TurnoutConfig) -> None:
+    """Refuse, before anything is started, a model that cannot be split over as many processes as configured."""
+    pool = config.pools[name]
+    for model in dict.fromkeys((pool.small, pool.large)):
+        ranks = config.models[model].tensor_parallel
+        if ranks > 1:
+            from engine.parallel import check_split
+
+            check_split(model, model_path(config.models[model]), ranks)
+
+
+def _placed(name: str, config: TurnoutConfig) -> tuple[PlacementGroup, PlacementGroup | None]:
+    """The placement group for the actors, and the same again if it was made here."""
+    pool = config.pools[name]
+    wanted = bundles(pool, config)
+    current = ray.util.get_current_placement_group()
+    if current is not None:
+        if current.bundle_count < len(wanted):
+            message = f"pool {name!r} needs {len(wanted)} bundles, and its placement group has {current.bundle_count}"
+            raise TurnoutError(Code.INTERNAL, f"{message}: it was deployed with another configuration")
+        return current, None
+    wanted[0] = NOBODYS
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    check_hosts(name, wanted, nodes)
+    made = placement_group(wanted, strategy(pool))
+    if not made.wait(pool.placement.start_timeout_s):
+        remove_placement_group(made)
+        raise not_free(name, wanted[1:], nodes, pool.placement.start_timeout_s)
+    return made, made
+
+
+async def _start(starters: Sequence[Starter], lives: list[Life], join_timeout_s: float) -> int:
+    """Start all members side by side, check that they fit, and let them form a group.
+
+    Args:
+        starters: of the members.
+        lives: filled with what was started; also where this fails.
+        join_timeout_s: time to form the group.
+
+    Returns:
+        The vocabulary size of the pool: what its models have in common.
+    """
+    lives += await _all(starter.load(0) for starter in starters)
+    here, firsts = Program.here(), dict[str, ModelCard]()
+    for starter, life in zip(starters, lives, strict=True):
+        here.check(starter.name, life.card)
+        check_model(starter.name, firsts.setdefault(life.card.name, life.card), life.card)
+    vocab_size = min(life.card.vocab_size for life in lives)
+    lives[:] = await _all(starter.begin(life, vocab_size) for starter, life in zip(starters, lives, strict=True))
+    if len(lives) > 1:
+        names = [starter.name for starter in starters]
+        await join([life.leader for life in lives], names, FIRST, join_timeout_s)
+    return vocab_size
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, Life]]) -> list[Life]:
+    """What all give; where one fails the others are ended too."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Life):
+                ended.kill()
+        raise
+
+
+def _blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for async work where a loop may be running, on a thread with a loop of its own."""
+    with ThreadPoolExecutor(1, "load-actors") as thread:
+        return thread.submit(asyncio.run, work).result()

@@ -1,0 +1,139 @@
+"""Small random models with heads for every drafter, behind the wire in this process and in real actors."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import ray
+import torch
+
+from decoding.exit_heads import ExitHead
+from decoding.heads import MedusaHeads, RecurrentHead
+from engine.loading import load_checkpoint
+from engine.pool import LocalPool
+from tests.actors.hosts import RemotePool, close_in_process, open_in_process, open_local
+from tests.decoding.head_models import save_head
+from training.random_models import BYTE_VOCAB, byte_tokenizer, llama_config, random_model
+from turnout.config import EngineConfig, ModelConfig, PoolConfig, TurnoutConfig
+
+WIDTH, EXIT = 32, 2
+SHAPE: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 64}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints `large` and `small`, which often, not always, agree; in `artifacts` random heads for `large`."""
+    folder = tmp_path_factory.mktemp("models")
+    large = random_model(llama_config(num_hidden_layers=4, **SHAPE), seed=2, spread=0.25)
+    with torch.no_grad():
+        large.model.layers[3].self_attn.o_proj.weight.mul_(0.2)
+        large.model.layers[3].mlp.down_proj.weight.mul_(0.2)
+        large.model.norm.weight.mul_(2.0)
+    small = random_model(llama_config(num_hidden_layers=3, **SHAPE), seed=2)
+    small.load_state_dict(large.state_dict(), strict=False)
+    for name, model in (("small", small), ("large", large)):
+        model.save_pretrained(folder / name)
+        byte_tokenizer().save_pretrained(folder / name)
+    digest = load_checkpoint(folder / "large", torch.float32, torch.device("cpu")).digest
+    heads = {
+        "eesd": (ExitHead(WIDTH, 4, 2, 8, inner=24), {"exit_layer": EXIT}),
+        "kangaroo": (ExitHead(WIDTH, 4, 2, 8), {"exit_layer": EXIT}),
+        "medusa": (MedusaHeads(WIDTH, heads=3), {"accuracies": [[0.5, 0.3, 0.2]] * 3}),
+        "redrafter": (RecurrentHead(WIDTH, BYTE_VOCAB), {}),
+    }
+    for kind, (head, settings) in heads.items():
+        torch.manual_seed(3)
+        for each in head.parameters():
+            if each.ndim > 1:
+                torch.nn.init.normal_(each, std=0.1)
+        save_head(folder / "artifacts", kind, head, digest, **settings)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def actors_config(models_folder: Path) -> TurnoutConfig:
+    """The pool `pair` in float32."""
+    return TurnoutConfig(
+        models={
+            name: ModelConfig(path=str(models_folder / name), dtype="float32", kv_memory_bytes=8 << 20)
+            for name in ("small", "large")
+        },
+        pools={"pair": PoolConfig(small="small", large="large", artifacts=str(models_folder / "artifacts"))},
+        engine=EngineConfig(block_size=8, token_budget=64),
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pools(actors_config: TurnoutConfig) -> AsyncIterator[tuple[LocalPool, RemotePool]]:
+    """The pool in one piece, and behind the wire in this process."""
+    local, remote = open_local(actors_config), await open_in_process(actors_config)
+    yield local, remote
+    await close_in_process(remote)
+    await local.close()
+
+
+@pytest.fixture
+async def remote(actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
+    """A pool behind the wire, in this process; idle on both sides after the test."""
+    pool = await open_in_process(actors_config)
+    yield pool
+    await pool.settle()
+    pool.assert_idle()
+    await close_in_process(pool)
+
+
+class Cluster:
+    """One Ray for all tests of this folder; tests of other folders start theirs."""
+
+    def __init__(self) -> None:
+        self._patch = pytest.MonkeyPatch()
+        self._folder = ""
+
+    def open(self) -> None:
+        if ray.is_initialized():
+            return
+        self._patch.setenv("RAY_AUTH_MODE", "disabled")
+        self._patch.setenv("RAY_worker_niceness", "0")  # else a slow core needs minutes to import torch
+        self._folder = tempfile.mkdtemp(prefix="ta", dir="/tmp")
+        ray.init(
+            num_cpus=8,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=80 << 20,
+            _temp_dir=self._folder,
+        )
+
+    def close(self) -> None:
+        if self._folder:
+            ray.shutdown()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._patch.undo()
+            self._folder = ""
+
+
+CLUSTER = Cluster()
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> None:
+    """A running Ray."""
+    CLUSTER.open()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    if nextitem is None or HERE not in nextitem.path.parents:
+        CLUSTER.close()

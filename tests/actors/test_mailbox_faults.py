@@ -1,0 +1,144 @@
+"""What a mailbox makes of operations that end badly: interrupted, cancelled, or never sent."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from actors.mailbox import Mailbox
+from actors.wire import Call, Op, Post
+from decoding.model import Until
+from decoding.sequence import Sequence
+from engine.pool import LocalPool
+from tests.actors.hosts import RemotePool, close_in_process, open_in_process, poll
+from turnout.config import TurnoutConfig
+from turnout.errors import Code, Interrupted, TurnoutError
+from turnout.types import SamplingParams
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def remote(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[RemotePool]:
+    """The pool behind the wire; idle on both sides after the test."""
+    yield pools[1]
+    await pools[1].settle()
+    pools[1].assert_idle()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fragile(actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
+    """Another one, for tests that leave it broken."""
+    pool = await open_in_process(actors_config)
+    yield pool
+    await close_in_process(pool)
+
+
+def sequence() -> Sequence:
+    return Sequence([7 * i % 250 for i in range(1, 21)], LONG, seed=3)
+
+
+def mailbox_of(pool: RemotePool) -> Mailbox:
+    mailbox = pool.supervisors["large"].mailbox
+    assert mailbox is not None
+    return mailbox
+
+
+async def test_a_stretch_interrupted_after_some_tokens_is_made_again_whole(
+    remote: RemotePool, pools: tuple[LocalPool, RemotePool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where one of the processes that a model is split over has ended."""
+    expected, seq, host, mailbox = sequence(), sequence(), remote.hosts["large"], mailbox_of(remote)
+    local = pools[0].engines["large"]
+    await local.decode(expected, Until(max_tokens=10))
+    local.release(expected)
+    real = host.model.decode
+
+    async def broken(mirror: Sequence, until: Until) -> Any:
+        await real(mirror, Until(max_tokens=4))
+        raise Interrupted("rank 1 has ended")
+
+    call = Call(Op.DECODE, seq, (Until(max_tokens=10),))
+    with monkeypatch.context() as patch:
+        patch.setattr(host.model, "decode", broken)
+        mailbox.send(call)
+        with pytest.raises(Interrupted):
+            await call.future
+    assert len(seq) == 20, "what it wrote is written again"
+    call.renew()
+    mailbox.send(call)
+    segment = await call.future
+    assert [token.id for token in segment.tokens] == expected.tokens[20:]
+    assert seq.tokens == expected.tokens
+    remote.members["large"].release(seq)
+
+
+async def test_an_operation_cancelled_before_it_began_answers(fragile: RemotePool) -> None:
+    """Planted: both messages are applied in one go."""
+    line, mailbox, model, seq = fragile.lines["large"], mailbox_of(fragile), fragile.members["large"], sequence()
+    held: list[tuple[int, bytes]] = []
+
+    def hold(number: int, blob: bytes) -> list[tuple[int, bytes]]:
+        kinds = {message[0] for message in pickle.loads(blob)}
+        if Post.CALL in kinds:
+            held.append((number, blob))
+            return []
+        return [(number, blob), held.pop()] if Post.CANCEL in kinds and held else [(number, blob)]
+
+    line.meddle = hold
+    task = asyncio.ensure_future(model.decode(seq, Until(max_tokens=5)))
+    await poll(lambda: bool(held), "the call is on its way")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await poll(lambda: not held, "both are there")
+    line.meddle = lambda number, blob: [(number, blob)]
+    await poll(lambda: not mailbox._sent, "it was answered")
+    assert not mailbox._calls
+    assert mailbox._known[seq].appending == 0
+    await model.decode(seq, Until(max_tokens=5))
+    assert len(seq) == 25
+    model.release(seq)
+
+
+async def test_only_the_call_that_cannot_be_pickled_fails(remote: RemotePool) -> None:
+    mailbox, model = mailbox_of(remote), remote.members["large"]
+    sound, faulty = sequence(), sequence()
+    bad = Call(Op.SCORE, faulty, ([(1, 2), lambda: None], 0))
+    good = Call(Op.DECODE, sound, (Until(max_tokens=3),))
+    mailbox.send(bad)
+    mailbox.send(good)
+    with pytest.raises(TurnoutError, match="cannot be pickled") as caught:
+        await bad.future
+    assert caught.value.code is Code.INTERNAL
+    assert len((await good.future).tokens) == 3
+    await model.decode(faulty, Until(max_tokens=3))
+    assert faulty.tokens == sound.tokens
+    for seq in (sound, faulty):
+        model.release(seq)
+
+
+async def test_a_post_that_ray_does_not_take_fails_its_calls_and_blames_nobody(fragile: RemotePool) -> None:
+    line, mailbox = fragile.lines["large"], mailbox_of(fragile)
+    under_way = Call(Op.DECODE, sequence(), (Until(max_tokens=150),))
+    mailbox.send(under_way)
+    await poll(lambda: bool(line.host._tasks), "it is under way")
+
+    def full(number: int, blob: bytes) -> list[tuple[int, bytes]]:
+        raise MemoryError("the store is full")
+
+    line.meddle = full
+    late = Call(Op.ABSORB, sequence())
+    mailbox.send(late)
+    with pytest.raises(TurnoutError, match=r"pid \d+ .*the store is full.*object store") as caught:
+        await late.future
+    assert caught.value.code is Code.RESOURCE_EXHAUSTED
+    await mailbox.lost.wait()
+    assert mailbox.blameless
+    assert mailbox.in_flight == [under_way], "another life answers it"

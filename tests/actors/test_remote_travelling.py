@@ -1,0 +1,310 @@
+"""Parts that travel: sent whole once, then what changed, in both directions, into the same objects."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from actors.changes import HEAVY, LIGHT, attributes, settle
+from actors.travelling import Arrivals, Births, Constants, Departures
+from decoding.model import Row, Want
+from decoding.switching.base import SwitchRule
+from decoding.switching.mean_entropy import MeanEntropySwitch
+from decoding.switching.sentence import SentenceMarks, SentenceSwitch
+
+
+class Tally:
+    """What a caller reads while a rule writes into it."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def add(self, value: float) -> None:
+        self.values.append(value)
+
+
+class Part:
+    """With everything a part may have."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.window: deque[int] = deque(maxlen=3)
+        self.table: dict[str, list[int]] = {"a": [1]}
+        self.tally = Tally()
+        self.state: torch.Tensor | None = None
+        self.texts: list[int] = []
+        self.want = Want(top=2)
+
+
+class Slotted:
+    """Nobody can be told when it is gone."""
+
+    __slots__ = ("count", "tally")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.tally = Tally()
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Mixed:
+    """Slots that can be watched."""
+
+    count: int = 0
+    seen: set[int] = field(default_factory=set)
+
+
+class Ends:
+    """A coordinator and the lives of an actor."""
+
+    def __init__(self, births: Births | None = None) -> None:
+        self.births = births or Births(Constants())
+        self.constants_sent: list[int] = []
+        self.open()
+
+    def open(self) -> None:
+        """A life begins."""
+        self.arrivals = Arrivals()
+        arrivals = self.arrivals
+
+        def send(number: int, blob: bytes) -> None:
+            self.constants_sent.append(number)
+            arrivals.add_constant(number, blob)
+
+        self.departures = Departures(self.births, send)
+
+    def call(self, part: Any, work: Any) -> tuple[int, int]:
+        """Send a part, work with it there, and take back what changed; returns bytes there and back."""
+        packed = pickle.dumps(self.departures.pack(part))
+        there, watch = self.arrivals.unpack(pickle.loads(packed))
+        work(there)
+        changes = pickle.dumps(watch.changed(there))
+        self.departures.take(part, pickle.loads(changes))
+        return len(packed), len(changes)
+
+
+def busy(part: Any) -> None:
+    part.count += 1
+    part.window.append(part.count)
+    part.table["b"] = [part.count]
+    part.tally.add(0.5)
+
+
+def test_changes_come_back_into_the_same_objects() -> None:
+    part, ends = Part(), Ends()
+    tally, values, window, table = part.tally, part.tally.values, part.window, part.table
+    for _ in range(5):
+        ends.call(part, busy)
+    assert part.count == 5
+    assert part.tally is tally
+    assert tally.values is values
+    assert values == [0.5] * 5
+    assert part.window is window
+    assert list(window) == [3, 4, 5]
+    assert part.table is table
+    assert table == {"a": [1], "b": [5]}
+
+
+def test_what_the_caller_changes_between_calls_goes_there() -> None:
+    part, ends = Part(), Ends()
+    ends.call(part, busy)
+    part.count = 10
+    part.tally.values.clear()
+    seen: list[Any] = []
+    ends.call(part, lambda there: seen.append((there.count, list(there.tally.values))))
+    assert seen == [(10, [])]
+    ends.call(part, busy)
+    assert part.count == 11
+
+
+def test_what_is_as_it_was_does_not_travel() -> None:
+    part, ends = Part(), Ends()
+    whole, _ = ends.call(part, lambda there: None)
+    there, back = ends.call(part, lambda there: None)
+    assert back < 10
+    assert there < 20 < whole
+
+
+@pytest.mark.parametrize("make", [Slotted, Mixed])
+def test_slots_travel(make: Any) -> None:
+    part, ends = make(), Ends()
+
+    def work(there: Any) -> None:
+        there.count += 1
+        if isinstance(there, Mixed):
+            there.seen.add(there.count)
+
+    for _ in range(3):
+        ends.call(part, work)
+    assert part.count == 3
+    assert set(attributes(part)) >= {"count"}
+    if isinstance(part, Mixed):
+        assert part.seen == {1, 2, 3}
+    assert len(ends.arrivals) == (make is Mixed)
+
+
+def test_a_part_is_forgotten_with_its_original() -> None:
+    part, ends = Part(), Ends()
+    ends.call(part, busy)
+    assert len(ends.arrivals) == 1
+    del part
+    gc.collect()
+    ends.arrivals.forget(ends.departures.take_forgotten())
+    assert len(ends.arrivals) == 0
+
+
+def test_the_state_is_with_the_next_life() -> None:
+    part, ends = Part(), Ends()
+    for _ in range(3):
+        ends.call(part, busy)
+    ends.open()
+    seen: list[Any] = []
+    ends.call(part, lambda there: seen.append((there.count, list(there.window), list(there.tally.values))))
+    assert seen == [(3, [1, 2, 3], [0.5] * 3)]
+
+
+def test_heavy_state_stays_there_and_a_new_life_begins_without_it() -> None:
+    """Never a mixture: a part whose state is partly lost is as it was born, with what the caller itself has set."""
+    part, ends = Part(), Ends()
+    part.count = 7
+
+    def learn(there: Part) -> None:
+        there.count += 1
+        there.state = torch.ones(4)
+        there.texts.extend(range(LIGHT))
+
+    _, back = ends.call(part, learn)
+    assert part.count == 8
+    assert part.state is None
+    assert part.texts == []
+    assert back < 200
+    seen: list[Any] = []
+    ends.call(part, lambda there: seen.append((there.count, there.state is None, len(there.texts))))
+    part.want = Want(top=5)
+    ends.call(part, lambda there: seen.append(there.want.top))
+    ends.open()
+    ends.call(part, lambda there: seen.append((there.count, there.state, there.texts, there.want.top)))
+    assert seen == [(8, False, LIGHT), 5, (7, None, [], 5)]
+
+
+def test_heavy_attributes_are_not_looked_into_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    part, ends = Part(), Ends()
+    ends.call(part, lambda there: there.texts.extend(range(LIGHT)))
+    looked: list[Any] = []
+    monkeypatch.setattr("actors.changes._light", lambda value, most: looked.append(value))
+    _, watch = ends.arrivals.unpack(ends.departures.pack(part))
+    looked.clear()
+    there = ends.arrivals._parts[1][0]
+    watch.changed(there)
+    assert not any(value is there.texts for value in looked)
+
+
+def test_networks_are_sent_once_to_each_life() -> None:
+    head, ends = torch.nn.Linear(64, 64), Ends()
+    parts = [Part() for _ in range(3)]
+    seen: list[torch.nn.Module] = []
+    for part in parts:
+        part.head = head  # type: ignore[attr-defined]
+        whole, back = ends.call(part, lambda there: seen.append(there.head))
+        assert whole < 2048
+        assert back < 50
+    assert len(ends.constants_sent) == 1
+    assert seen[0] is seen[1] is seen[2]
+    assert all(part.head is head for part in parts)  # type: ignore[attr-defined]
+    ends.open()
+    ends.call(parts[0], lambda there: seen.append(there.head))
+    assert len(ends.constants_sent) == 2
+    assert torch.equal(seen[-1].weight, head.weight)  # type: ignore[arg-type]
+
+
+def test_a_switching_rule_keeps_its_tally() -> None:
+    tally, ends = Tally(), Ends()
+    rule = MeanEntropySwitch(window=2, min_stay=1, threshold=1.0, tally=tally)
+    for entropy in (0.5, 0.7, 3.0):
+        ends.call(rule, lambda there, entropy=entropy: there.observe(1, Row(1, entropy)))
+    assert rule.tally is tally
+    assert len(tally.values) == 3
+    assert rule.active == "large"
+
+
+SENTENCES = SentenceMarks({token: "." if token % 7 == 0 else " " for token in range(0, 1000, 2)})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MeanEntropySwitch(window=1024, min_stay=1, threshold=4.0, clear=False),
+        lambda: SentenceSwitch(lead_tokens=3, lead_probability=0.7, marks=SENTENCES, seed=3, position=0),
+    ],
+)
+def test_a_rule_that_works_at_two_models_in_turn_is_one_rule(make: Any) -> None:
+    alone: SwitchRule = make()
+    rule: SwitchRule = make()
+    large = Ends()
+    ends = {"large": large, "small": Ends(large.births)}
+    switches = 0
+    for token in range(600):
+        row, before = Row(token, 9.0 * (token // 100 % 2)), rule.active
+        decided: list[Any] = []
+        ends[before].call(rule, lambda there, t=token, r=row, d=decided: d.append(there.observe(t, r)))
+        assert decided == [alone.observe(token, row)], token
+        assert rule.active == alone.active
+        switches += rule.active != before
+    assert switches > 4
+    assert len(large.constants_sent) <= 2  # what Want is, and what ends sentences
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [([1], [2, 3]), ({1}, {2}), (deque([1], 2), deque([5, 6], 2)), ({"a": 1}, {"b": 2})]
+)
+def test_containers_stay_the_same_objects(old: Any, new: Any) -> None:
+    assert settle(old, new) is old
+    assert old == new
+
+
+def test_heavy_is_told_once() -> None:
+    part, ends = Part(), Ends()
+    _, watch = ends.arrivals.unpack(ends.departures.pack(part))
+    there = ends.arrivals._parts[1][0]
+    there.state = torch.ones(2)
+    assert watch.changed(there) == {HEAVY: ["state"]}
+    there.state = torch.ones(3)
+    assert watch.changed(there) == {}
+    there.state = None
+    assert watch.changed(there) == {"state": None}
+
+
+def test_what_becomes_of_a_part_and_is_not_told_is_undone() -> None:
+    """As in an operation that was cancelled. Planted: without distrust its changes stay."""
+    for distrusts in (True, False):
+        part, ends, seen = Part(), Ends(), []
+        ends.call(part, busy)
+        there, watch = ends.arrivals.unpack(ends.departures.pack(part))
+        busy(there)
+        watch.changed(there)
+        if distrusts:
+            ends.departures.distrust(part)
+        ends.call(part, lambda there, seen=seen: seen.append(there.count))
+        assert seen == [1 if distrusts else 2]
+        del part, there, watch
+        gc.collect()
+        ends.arrivals.forget(ends.departures.take_forgotten())
+        assert len(ends.arrivals) == 0
+
+
+def test_a_change_that_cannot_be_pickled_fails_until_it_is_gone() -> None:
+    part, ends = Part(), Ends()
+    ends.call(part, busy)
+    part.state = lambda: None  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(Exception, match="pickle"):
+            ends.departures.pack(part)
+    part.state = None
+    ends.call(part, busy)
+    assert part.count == 2
