@@ -104,7 +104,8 @@ async def _finish(events: AsyncIterator[Event], show: Show) -> Usage:
                 raise event.error
             if isinstance(event, Usage):
                 return event
-            show(event)
+            if isinstance(event, Chunk):
+                show(event)
     raise TurnoutError(Code.INTERNAL, "the models ended the answer without its usage")
 
 

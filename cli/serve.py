@@ -1,44 +1,102 @@
-"""`turnout serve`: run the server until it is told to stop."""
+"""`turnout serve`: run the server until it is told to stop, on this machine or on a cluster."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.asking import read_config
 from cli.output import console
+from turnout.errors import invalid
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from deployments.app import RunningServer
+    from turnout.config import TurnoutConfig
 
 
 def serve(
     config: Annotated[
         Path | None, typer.Argument(help="Configuration file; without one, the shipped demo models are served.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Deploy on a running Ray cluster: HOST:PORT of its head, or auto, the cluster this machine belongs to."
+            " Run it on one of the cluster's nodes. The application stays when the command returns.",
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With --cluster: stay, and end the application with Ctrl-C.")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="With --cluster: end the application that is there.")] = False,
 ) -> None:
     """Serve over gRPC and HTTP until Ctrl-C.
 
-    Starts a local Ray cluster, or connects to the one named in the configuration (ray.address).
+    Starts a local Ray cluster; or deploys on a running one: with --cluster, or where the configuration names one
+    (ray.address), which is as --cluster with --wait.
     """
+    if cluster is None and (wait or stop):
+        raise invalid("wait" if wait else "stop", "goes together with --cluster")
     out = console()
+    if stop:
+        assert cluster is not None
+        _end(out, cluster)
+        return
     settings = read_config(config)
+    address = cluster or settings.ray.address
+    server = _start_here(out, settings) if address is None else _start_there(out, settings, address)
+    out.print(f"serving {', '.join(settings.pools)}" + ("; Ctrl-C stops" if cluster is None or wait else ""))
+    out.print(f"  gRPC  {server.grpc_address}")
+    out.print(f"  HTTP  {server.http_url}/v1")
+    if server.store is not None:
+        out.print(f"  store {server.store.url}, root key in {server.store.root_key_file} (see `turnout cache`)")
+    if cluster is not None and not wait:
+        out.print(f"it goes on; `turnout serve --cluster {cluster} --stop` ends it")
+        from deployments.cluster import leave
+
+        leave()
+        return
+    _stay(out, server)
+
+
+def _start_here(out: Console, settings: TurnoutConfig) -> RunningServer:
     with out.status("starting Ray and loading models"):
         from deployments.app import start
 
-        server = start(settings)
-    stop = threading.Event()
+        return start(settings)
+
+
+def _start_there(out: Console, settings: TurnoutConfig, address: str) -> RunningServer:
+    with out.status(f"connecting to {address}"):
+        from deployments.cluster import connect, deploy
+
+        connect(address)
+    with out.status("deploying"):
+        return deploy(settings, address, tell=out.print)
+
+
+def _stay(out: Console, server: RunningServer) -> None:
+    told = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: told.set())
     try:
-        out.print(f"serving {', '.join(settings.pools)}; Ctrl-C stops")
-        out.print(f"  gRPC  {server.grpc_address}")
-        out.print(f"  HTTP  {server.http_url}/v1")
-        if server.store is not None:
-            out.print(f"  store {server.store.url}, root key in {server.store.root_key_file} (see `turnout cache`)")
-        stop.wait()
+        told.wait()
     finally:
         with out.status("stopping"):
             server.stop()
     out.print("stopped")
+
+
+def _end(out: Console, address: str) -> None:
+    with out.status("ending the application"):
+        from deployments.cluster import stop
+
+        found = stop(address)
+    out.print("stopped" if found else "nothing was served")

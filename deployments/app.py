@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import secrets
 import shutil
 import socket
 import tempfile
+import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,21 @@ import ray
 from ray import serve
 from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import LoggingConfig
 
 from deployments.embedded_store import EmbeddedStore, start_store
 from deployments.ingress import Ingress
-from deployments.pool_deployment import PoolLoader, ServedPool, load_local_pool
+from deployments.pool_deployment import PoolLoader, ServedPool, load_engine
+from deployments.pool_options import (
+    ingress_options,
+    ingress_version,
+    most_replicas,
+    num_replicas,
+    pool_options,
+    pool_version,
+)
+from deployments.pool_options import replica_bundles as replica_bundles
 from turnout.calls import PoolStats
 from turnout.config import PoolConfig, TurnoutConfig, load_config
 from turnout.errors import Code, TurnoutError, invalid
@@ -32,60 +43,38 @@ ADD_TO_SERVER = "deployments.grpc_wire.add_to_server"
 EXCEPTION_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 # Our own deadline fires first and says which field; Serve's is for a stuck ingress.
 BACKSTOP_S = 15.0
-# Calls that ask for no place in a pool (its models, its state) get through beside all that do.
-CONTROL_CALLS = 16
+POLL_S = 0.1
+QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
+# Beyond the grace: for processes to end.
+ENDING_S = 15.0
 
 
-def build_app(config: TurnoutConfig, load: PoolLoader = load_local_pool) -> serve.Application:
-    """One ingress and one deployment per pool.
+def build_app(config: TurnoutConfig, load: PoolLoader = load_engine) -> serve.Application:
+    """One ingress and one deployment per pool. What did not change since the last time keeps its replicas.
 
     Args:
         config: checked already.
         load: makes a pool inside its replica; it is pickled, so it must be importable there.
     """
-    pools = {
-        name: serve.deployment(
-            ServedPool,
-            name=f"pool-{name}",
-            num_replicas=pool.replicas,
-            max_ongoing_requests=_num_in_replica(pool),
-            max_queued_requests=pool.max_queued_requests,
-            max_constructor_retry_count=1,  # a pool that does not load now will not load in a minute
-            ray_actor_options={"num_cpus": 1, "num_gpus": _num_gpus(config, pool)},
-            graceful_shutdown_timeout_s=config.server.shutdown_grace_s,
-            health_check_period_s=5,
-        ).bind(name, config, load)
-        for name, pool in config.pools.items()
-    }
-    ingress = serve.deployment(
-        Ingress,
-        name="ingress",
-        # Never the bottleneck: pools refuse, and their refusal names the pool.
-        max_ongoing_requests=sum(_num_admitted(pool) for pool in config.pools.values()) + 64,
-        ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_timeout_s=config.server.shutdown_grace_s,
-        health_check_period_s=5,
-    )
+    pools = {name: pool_app(name, config, load) for name in config.pools}
+    ingress = _versioned(serve.deployment(Ingress, **ingress_options(config)), ingress_version(config))
     return ingress.bind(config, pools)
+
+
+def pool_app(name: str, config: TurnoutConfig, load: PoolLoader) -> serve.Application:
+    """One pool without an ingress: who has a handle may ask it."""
+    deployment = serve.deployment(ServedPool, **pool_options(name, config))
+    return _versioned(deployment, pool_version(name, config, load)).bind(name, config, load)
+
+
+def _versioned(deployment: serve.Deployment, version: str) -> serve.Deployment:
+    """Without a version of ours, Serve takes every deployment for a new one, and replaces all its replicas."""
+    return deployment.options(version=version, _internal=True)
 
 
 def build(arguments: dict[str, str]) -> serve.Application:
     """For `serve deploy`: `import_path: deployments.app:build`, `args: {config: FILE}`."""
     return build_app(load_config(Path(arguments["config"])))
-
-
-def _num_gpus(config: TurnoutConfig, pool: PoolConfig) -> int:
-    devices = {config.models[name].device for name in (pool.small, pool.large)}
-    return len(devices - {"cpu"})
-
-
-def _num_in_replica(pool: PoolConfig) -> int:
-    """Requests wait inside the replica, which knows their tenants; Serve's own queue is first come, first served."""
-    return pool.max_ongoing_requests + pool.max_queued_requests + CONTROL_CALLS
-
-
-def _num_admitted(pool: PoolConfig) -> int:
-    return pool.replicas * _num_in_replica(pool) + pool.max_queued_requests
 
 
 @dataclass
@@ -96,18 +85,39 @@ class RunningServer:
     http_url: str
     pools: tuple[str, ...]
     temp_dir: Path | None = None
+    grace_s: float = 5.0
     store: EmbeddedStore | None = None
 
     def stats(self) -> dict[str, list[PoolStats]]:
-        """What each replica of each pool holds right now."""
-        handles = {name: serve.get_deployment_handle(f"pool-{name}", APP_NAME) for name in self.pools}
-        return {name: handle.broadcast("stats").results(timeout_s=10) for name, handle in handles.items()}
+        """What each replica of each pool holds right now; nothing of a pool that has none."""
+        found = {}
+        for name in self.pools:
+            try:
+                answers = serve.get_deployment_handle(f"pool-{name}", APP_NAME).broadcast("stats")
+                found[name] = answers.results(timeout_s=10)
+            except DeploymentUnavailableError:
+                found[name] = []
+        return found
+
+    def update(self, config: TurnoutConfig, load: PoolLoader = load_engine) -> None:
+        """Serve another configuration, and return when it is served; what runs goes on, in a new replica if it must.
+
+        Addresses, the cluster and the embedded store stay as they are.
+
+        Raises:
+            TurnoutError: a pool failed to load.
+        """
+        if self.store is not None:
+            config = self.store.joined(config)
+        deploy(config, load)
+        self.pools = tuple(config.pools)
+        self.grace_s = config.server.shutdown_grace_s
 
     def stop(self) -> None:
         """Stop the application, and Ray with it where it was started here; another cluster goes on."""
         try:
             with suppress(RayServeException):  # Serve never came up
-                serve.delete(APP_NAME)
+                end_app(self.grace_s)
             ray.shutdown()
         finally:
             if self.temp_dir is not None:
@@ -116,40 +126,59 @@ class RunningServer:
                 self.store.stop()
 
 
-def start(config: TurnoutConfig, load: PoolLoader = load_local_pool) -> RunningServer:
-    """Start (or connect to) Ray, run the application and return when it answers.
+def end_app(grace_s: float) -> None:
+    """Delete the application: what runs has so long to end. What is left then, its cluster ends in its own time."""
+    serve.delete(APP_NAME, _blocking=False)
+    until = time.monotonic() + grace_s + ENDING_S
+    while APP_NAME in serve.status().applications and time.monotonic() < until:
+        time.sleep(POLL_S)
+
+
+def start(config: TurnoutConfig, load: PoolLoader = load_engine) -> RunningServer:
+    """Start Ray on this machine, run the application and return when it answers.
+
+    Another cluster (`ray.address`) is for `deployments.cluster`.
 
     Raises:
         TurnoutError: a port is taken, the cluster is too small, or a pool failed to load.
     """
-    temp_dir = None
-    if config.ray.address is None:
-        for field in ("grpc_port", "http_port"):
-            _check_port(f"server.{field}", getattr(config.server, field))
-        temp_dir = _start_local_ray(config)
-    else:
-        ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
+    for field in ("grpc_port", "http_port"):
+        _check_port(f"server.{field}", getattr(config.server, field))
+    temp_dir = start_local_ray(config)
     server = RunningServer(
         grpc_address=f"127.0.0.1:{config.server.grpc_port}",
         http_url=f"http://{config.server.http_host}:{config.server.http_port}",
         pools=tuple(config.pools),
         temp_dir=temp_dir,
+        grace_s=config.server.shutdown_grace_s,
     )
     try:
         config, server.store = start_store(config)
-        _run(config, load)
+        run_app(config, load)
     except BaseException:
         server.stop()
         raise
     return server
 
 
-def _run(config: TurnoutConfig, load: PoolLoader) -> None:
+def run_app(
+    config: TurnoutConfig, load: PoolLoader = load_engine, proxy_location: ProxyLocation = ProxyLocation.HeadOnly
+) -> None:
+    """Start Serve on the connected cluster, and the application on it; return when it answers.
+
+    Raises:
+        TurnoutError: a pool failed to load.
+    """
+    start_serve(config, proxy_location)
+    deploy(config, load)
+
+
+def start_serve(config: TurnoutConfig, proxy_location: ProxyLocation = ProxyLocation.HeadOnly) -> None:
+    """Have Serve listen on the connected cluster; where it does already, it stays as it is."""
     timeout_s = config.server.request_timeout_s + BACKSTOP_S
-    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(
-        proxy_location=ProxyLocation.HeadOnly,
+        proxy_location=proxy_location,
         http_options=HTTPOptions(
             host=config.server.http_host, port=config.server.http_port, request_timeout_s=timeout_s
         ),
@@ -158,10 +187,18 @@ def _run(config: TurnoutConfig, load: PoolLoader) -> None:
             grpc_servicer_functions=[ADD_TO_SERVER],
             request_timeout_s=timeout_s,
         ),
-        logging_config=quiet,
+        logging_config=QUIET,
     )
+
+
+def deploy(config: TurnoutConfig, load: PoolLoader = load_engine) -> None:
+    """Serve the application, or another configuration of it; return when it answers.
+
+    Raises:
+        TurnoutError: a pool failed to load.
+    """
     try:
-        serve.run(build_app(config, load), name=APP_NAME, route_prefix="/", logging_config=quiet)
+        serve.run(build_app(config, load), name=APP_NAME, route_prefix="/", logging_config=QUIET)
     except RuntimeError as error:
         reason = _start_failure() or str(error)
         raise TurnoutError(Code.UNAVAILABLE, f"the application did not start: {reason}") from None
@@ -177,17 +214,25 @@ def _start_failure() -> str | None:
     return None
 
 
-def _start_local_ray(config: TurnoutConfig) -> Path | None:
-    needed = sum(pool.replicas for pool in config.pools.values())
+def start_local_ray(config: TurnoutConfig) -> Path | None:
+    """Start a cluster on this machine, for this process and what it starts.
+
+    Returns:
+        Its private folder, to be removed at the end; None where the configuration names one.
+
+    Raises:
+        TurnoutError: it is too small for the pools.
+    """
+    needed = math.ceil(sum(num_replicas(pool) * _num_cpus(config, pool) for pool in config.pools.values()))
     if config.ray.num_cpus is not None and config.ray.num_cpus < needed:
-        raise invalid("ray.num_cpus", f"must be at least {needed}, one per pool replica")
+        raise invalid("ray.num_cpus", f"must be at least {needed}, for the replicas of all pools and their actors")
     _prepare_environment()
     # Ray opens its folder to everybody: inside a private one, sockets and logs stay ours.
     private = None if config.ray.temp_dir else Path(tempfile.mkdtemp(prefix="turnout-"))
     try:
         ray.init(
             address="local",
-            num_cpus=config.ray.num_cpus or max(needed, os.cpu_count() or 1),
+            num_cpus=config.ray.num_cpus or max(_most_cpus(config), os.cpu_count() or 1),
             object_store_memory=config.ray.object_store_bytes,
             include_dashboard=False,
             log_to_driver=False,
@@ -200,6 +245,15 @@ def _start_local_ray(config: TurnoutConfig) -> Path | None:
             shutil.rmtree(private, ignore_errors=True)
         raise
     return private
+
+
+def _num_cpus(config: TurnoutConfig, pool: PoolConfig) -> float:
+    return sum(bundle.get("CPU", 0.0) for bundle in replica_bundles(config, pool))
+
+
+def _most_cpus(config: TurnoutConfig) -> int:
+    """For as many replicas as there may ever be: logical CPUs cost nothing."""
+    return math.ceil(sum(most_replicas(pool) * _num_cpus(config, pool) for pool in config.pools.values()))
 
 
 def _prepare_environment() -> None:

@@ -35,9 +35,9 @@ class CacheCollector(Collector):
         self._pools: dict[str, list[CacheStats]] = {}
 
     def update(self, pools: Mapping[str, Iterable[PoolStats]]) -> None:
-        """What each replica of each pool holds; those without a store are left out."""
+        """What the replicas of these pools hold, without those that have no store; other pools keep their numbers."""
         found = {name: [each.cache for each in stats if each.cache is not None] for name, stats in pools.items()}
-        self._pools = {name: stats for name, stats in found.items() if stats}
+        self._pools = {name: stats for name, stats in (self._pools | found).items() if stats}
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, summed over a pool's replicas."""

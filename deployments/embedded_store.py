@@ -38,6 +38,13 @@ class EmbeddedStore:
         """The key of everything in it."""
         return self.folder / KEY_FILE
 
+    def joined(self, config: TurnoutConfig) -> TurnoutConfig:
+        """A configuration with the server's address, for replicas; one that wants another store keeps it."""
+        if config.kvstore.url != EMBEDDED:
+            return config
+        settings = config.kvstore.model_copy(update={"url": self.url, "root_key_file": str(self.root_key_file)})
+        return config.model_copy(update={"kvstore": settings})
+
     def stop(self) -> None:
         """End the server and remove its folder."""
         self.server.stop()
@@ -45,7 +52,7 @@ class EmbeddedStore:
 
 
 def start_store(config: TurnoutConfig) -> tuple[TurnoutConfig, EmbeddedStore | None]:
-    """Start the embedded server where the configuration wants one and the replicas are on this machine.
+    """Start the embedded server where the configuration wants one; the replicas must be on this machine.
 
     A server that does not start is a warning: everything works without one.
 
@@ -53,9 +60,6 @@ def start_store(config: TurnoutConfig) -> tuple[TurnoutConfig, EmbeddedStore | N
         The configuration with the server's address, for replicas; what to stop at the end.
     """
     if config.kvstore.url != EMBEDDED:
-        return config, None
-    if config.ray.address is not None:
-        log.warning("kvstore.url: an embedded store cannot be reached from a cluster; replicas share no prefixes")
         return config, None
     from kvstore.keys import write_root_key
     from kvstore.redis.embedded import EmbeddedServer
@@ -71,5 +75,4 @@ def start_store(config: TurnoutConfig) -> tuple[TurnoutConfig, EmbeddedStore | N
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    settings = config.kvstore.model_copy(update={"url": store.url, "root_key_file": str(store.root_key_file)})
-    return config.model_copy(update={"kvstore": settings}), store
+    return store.joined(config), store

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
@@ -94,11 +96,36 @@ def build_http(service: GenerationService) -> FastAPI:
         status = await service.health()
         return JSONResponse({"status": status}, status_code=503 if status == "unavailable" else 200)
 
+    @app.get("/status")
+    async def status() -> Response:
+        return JSONResponse(await _status(service))
+
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(await service.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+async def _status(service: GenerationService) -> dict[str, Any]:
+    """By pool, what its replicas hold; under `errors`, why a pool does not answer."""
+    pools: dict[str, Any] = {}
+    errors: dict[str, str] = {}
+    for name, stats in (await service.stats()).items():
+        if isinstance(stats, TurnoutError):
+            errors[name] = stats.message
+        else:
+            pools[name] = finite([asdict(each) for each in stats])
+    return {"pools": pools, "errors": errors}
+
+
+def finite(value: Any) -> Any:
+    """The same value for JSON, which has no number that is infinite or none: null instead."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 async def _respond(

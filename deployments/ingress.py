@@ -18,9 +18,15 @@ class Ingress(GrpcServicer):
     """Holds the service over one handle per pool."""
 
     def __init__(self, config: TurnoutConfig, pools: dict[str, DeploymentHandle]) -> None:
-        backends = {name: RemoteBackend(name, handle) for name, handle in pools.items()}
+        backends = {name: _backend(name, config, handle) for name, handle in pools.items()}
         self.service = GenerationService(config, backends, Metrics())
 
     def __serve_build_asgi_app__(self) -> object:
         """The HTTP side."""
         return build_http(self.service)
+
+
+def _backend(name: str, config: TurnoutConfig, handle: DeploymentHandle) -> RemoteBackend:
+    pool = config.pools[name]
+    sleeps = pool.autoscaling is not None and pool.autoscaling.min_replicas == 0
+    return RemoteBackend(name, handle, routed=pool.routing is not None, sleeps=sleeps)

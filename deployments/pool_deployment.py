@@ -6,11 +6,16 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any
+
+import ray
 
 from deployments.backend import Batch, Pool, merge
 from deployments.coalesce import Pace, coalesce
 from deployments.faults import guarded
+from deployments.moving import Mover
+from deployments.replica_load import ReplicaLoad
 from turnout.calls import (
     Event,
     Failure,
@@ -20,17 +25,21 @@ from turnout.calls import (
     PoolStats,
     ScoreCall,
     ScoredTokens,
+    Usage,
 )
 from turnout.config import TurnoutConfig
 from turnout.errors import TurnoutError
 from turnout.registry import all_methods
 
 PoolLoader = Callable[[str, TurnoutConfig], Pool]
-T = TypeVar("T")
 
 
-def load_local_pool(name: str, config: TurnoutConfig) -> Pool:
-    """The real engine; imported here so that only replicas pay for torch."""
+def load_engine(name: str, config: TurnoutConfig) -> Pool:
+    """The real engine, its models here or in actors; imported here so that only replicas pay for torch."""
+    if config.pools[name].placement.models == "actors":
+        from actors.pool import ActorPool
+
+        return ActorPool.load(name, config)
     from engine.pool import LocalPool
 
     # Ray limits a replica's threads to its logical CPUs; the configuration's "all cores" means the machine's.
@@ -45,6 +54,8 @@ class PoolReplica:
     def __init__(self, name: str, config: TurnoutConfig, load: PoolLoader) -> None:
         self._pool = load(name, config)
         self._pace = Pace()
+        self._load = ReplicaLoad(self._pool.stats, config.engine.block_size)
+        self._mover = Mover(self._pool)
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Batches of events; the last event is Usage or Failure."""
@@ -56,12 +67,10 @@ class PoolReplica:
         finally:
             self._pace.streams -= 1
 
-    async def complete(self, call: GenerateCall) -> Batch | Failure:
-        """The whole answer in one piece."""
+    async def complete(self, call: GenerateCall) -> Batch:
+        """The whole answer in one piece; where it failed, what there is of it, and the Failure."""
         async with aclosing(self._events(call)) as events:
             collected = [event async for event in events]
-        if collected and isinstance(collected[-1], Failure):
-            return collected[-1]
         return merge(collected)
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens] | Failure:
@@ -97,14 +106,30 @@ class PoolReplica:
         except TurnoutError as error:
             return Failure(error)
 
+    async def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
+        """Let calls stop here and go on in another replica; how many do. See `deployments.moving.Mover`."""
+        return await self._mover.hand_over(request_id, again)
+
     async def _events(self, call: GenerateCall) -> AsyncGenerator[Event, None]:
-        events = self._pool.generate(call)
+        self._load.begun()
+        answered = False
+        try:
+            async with aclosing(self._answer(call)) as events:
+                async for event in events:
+                    # Whoever reads may stop after the last event, and never come back for more.
+                    answered = answered or isinstance(event, Usage)
+                    yield event
+        finally:
+            self._load.ended(call, answered)
+
+    async def _answer(self, call: GenerateCall) -> AsyncGenerator[Event, None]:
+        events = self._pool.generate(await self._mover.incoming(call))
         try:
             with guarded(call.request_id):
                 async for event in events:
                     yield event
         except TurnoutError as error:
-            yield Failure(error)
+            yield Failure(await self._mover.outgoing(error))
         finally:
             close = getattr(events, "aclose", None)
             if close is not None:
@@ -112,12 +137,35 @@ class PoolReplica:
 
 
 class ServedPool(PoolReplica):
-    """A replica as Serve runs it: stopping it closes the pool."""
+    """A replica as Serve runs it: it is asked how it is and what it has to do, and stopping it closes the pool."""
 
     def __init__(self, name: str, config: TurnoutConfig, load: PoolLoader) -> None:
         self._closed = True  # until there is a pool
         super().__init__(name, config, load)
+        self._place = f"{ray.util.get_node_ip_address()} pid {os.getpid()}"
         self._closed = False
+
+    def stats(self) -> PoolStats:
+        """What this replica holds right now, and where it runs."""
+        return replace(super().stats(), place=self._place)
+
+    async def check_health(self) -> None:
+        """Serve replaces this replica when this raises three times in a row.
+
+        Raises:
+            TurnoutError: the pool cannot go on.
+        """
+        check = getattr(self._pool, "check", None)
+        if check is not None:
+            check()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks again and again, where the number of replicas follows the load."""
+        return self._load.autoscaling()
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Serve asks again and again, and tells everybody who calls this pool."""
+        return {**self._load.routing(), "place": self._place}
 
     def __del__(self) -> Coroutine[None, None, None] | None:
         """Serve calls this before it ends the process, and awaits what it returns."""

@@ -1,18 +1,22 @@
-"""A pool behind a Serve handle: the Backend that front ends use, with Ray's failures put into our terms."""
+"""A pool behind a Serve handle: the Backend that front ends use. What a lost replica worked on goes on in another."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any
 
+import grpc
 from ray.exceptions import RayActorError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from deployments.backend import Batch
+from deployments.backend import Batch, merge
+from deployments.replay import Attempts, Lane, LostError, Replay, Turn
 from turnout.calls import (
+    Event,
     Failure,
     GenerateCall,
     MethodDescription,
@@ -20,65 +24,162 @@ from turnout.calls import (
     PoolStats,
     ScoreCall,
     ScoredTokens,
+    Usage,
 )
-from turnout.errors import Code, TurnoutError
+from turnout.errors import Code, Interrupted, TurnoutError
 
 CONTROL_TIMEOUT_S = 5.0
+# How a stream may end whose other end is gone; Serve translates the first of them only.
+BROKEN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+)
+UNEXPECTED = tuple(f"Unexpected error ({code})" for code in BROKEN)
 
 
 class RemoteBackend:
-    """One pool deployment, seen from an ingress."""
+    """One pool deployment, seen from an ingress.
 
-    def __init__(self, name: str, handle: DeploymentHandle) -> None:
+    A call whose replica is lost is made again, with its seed, the decision taken about it, and what the client has:
+    the client sees a pause. All calls are made from one event loop, with a deadline of the caller's.
+
+    Args:
+        name: the pool's.
+        handle: its deployment's.
+        routed: whether the pool decides how calls that leave it open are answered.
+        sleeps: whether the pool may have no replica while nobody asks.
+    """
+
+    def __init__(self, name: str, handle: DeploymentHandle, routed: bool = False, sleeps: bool = False) -> None:
         self._name = name
         self._handle = handle
         self._streaming = handle.options(stream=True)
+        self._routed = routed
+        self._sleeps = sleeps
+        self._lane = Lane()
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
-        """Batches as the replica sends them."""
-        response = self._streaming.stream.remote(call)
-        try:
-            with self._translated():
-                async for batch in response:
-                    *events, last = batch
-                    if isinstance(last, Failure):
-                        if events:
-                            yield tuple(events)
-                        raise last.error
-                    yield batch
-        except (asyncio.CancelledError, GeneratorExit):
-            response.cancel()
-            raise
+        """Batches as the replica sends them, each token once, whatever becomes of the replica."""
+        replay = Replay(replace(call, tells_decision=self._routed), self._name)
+        async with aclosing(self._stream(replay)) as batches:
+            async for batch in batches:
+                yield batch
 
     async def complete(self, call: GenerateCall) -> Batch:
         """The whole answer at once."""
-        answer: Batch = await self._ask(self._handle.complete.remote(call))
-        return answer
+        replay = Replay(replace(call, tells_decision=self._routed), self._name)
+        collected: list[Event] = []
+        try:
+            *events, last = await self._ask(self._handle.complete.remote(replay.call))
+            if not isinstance(last, Failure):
+                return replay.take((*events, last))
+            collected += replay.take(tuple(events), collected=True)
+            raise _raised(last, self._name)
+        except LostError as loss:
+            replay.lost(loss)
+        # As a stream: whether a suspect gets on is to be seen before it is done.
+        async with aclosing(self._stream(replay)) as batches:
+            async for batch in batches:
+                collected += batch
+        return merge(collected)
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion."""
-        answer: list[ScoredTokens] = await self._ask(self._handle.score.remote(call))
+        answer: list[ScoredTokens] = await self._replayed(call.request_id, lambda: self._handle.score.remote(call))
         return answer
 
     async def models(self) -> list[ModelDescription]:
         """The pool first, then its members."""
-        answers: list[list[ModelDescription]] = await self._ask_all("models")
-        return answers[0]
+        answer: list[ModelDescription] = await self._replayed("models", self._handle.models.remote)
+        return answer
 
     async def methods(self) -> list[MethodDescription]:
         """Decoding methods that the pool's code knows."""
-        answers: list[list[MethodDescription]] = await self._ask_all("methods")
-        return answers[0]
+        answer: list[MethodDescription] = await self._replayed("methods", self._handle.methods.remote)
+        return answer
 
     async def stats(self) -> list[PoolStats]:
-        """What each replica holds right now."""
-        answers: list[PoolStats] = await self._ask_all("stats")
-        return answers
+        """What each replica holds right now; nothing where the pool sleeps."""
+        # Such questions do not wait behind generations, even when the pool is full.
+        try:
+            with self._translated():
+                answers = await self._handle.broadcast("stats").results_async(
+                    timeout_s=CONTROL_TIMEOUT_S, return_exceptions=True
+                )
+        except TurnoutError:
+            if self._sleeps:
+                return []
+            raise
+        found = [answer for answer in answers if isinstance(answer, PoolStats)]
+        if not found and not self._sleeps:
+            raise TurnoutError(Code.UNAVAILABLE, f"pool {self._name!r} has no replica; try again later")
+        return found
 
     async def tokens(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
         """A prompt as token ids and as text."""
-        answer: tuple[tuple[int, ...], str] = await self._ask(self._handle.tokens.remote(prompt))
+        answer: tuple[tuple[int, ...], str] = await self._replayed("tokens", lambda: self._handle.tokens.remote(prompt))
         return answer
+
+    async def _stream(self, replay: Replay) -> AsyncGenerator[Batch, None]:
+        """All attempts of a call, as one stream."""
+        while True:
+            await asyncio.sleep(replay.attempts.pause_s)
+            async with self._lane.turn(replay.attempts) as turn, aclosing(self._attempt(replay, turn)) as batches:
+                try:
+                    async for batch in batches:
+                        yield batch
+                    return
+                except LostError as loss:
+                    replay.lost(loss, turn.lasts)
+                except TurnoutError as error:
+                    # It was let in before: where there is no room for it now, it waits.
+                    if error.code is not Code.RESOURCE_EXHAUSTED or not replay.attempts.num_lost:
+                        raise
+                    replay.attempts.refused()
+
+    async def _attempt(self, replay: Replay, turn: Turn) -> AsyncGenerator[Batch, None]:
+        response = self._streaming.stream.remote(replay.call)
+        answered = False
+        try:
+            with self._translated():
+                async for batch in response:
+                    *events, last = replay.take(batch) or (None,)
+                    if replay.attempts.gets_on:
+                        turn.over()
+                    answered = isinstance(last, Usage)
+                    if isinstance(last, Failure):
+                        if events:
+                            yield tuple(events)
+                        raise _raised(last, self._name)
+                    if last is not None:
+                        yield (*events, last)
+            if not answered:
+                raise LostError(f"a replica of {self._name!r}")
+        except LostError:
+            # Whatever becomes of a replica after its last word is nobody's loss.
+            if not answered:
+                raise
+        except (asyncio.CancelledError, GeneratorExit):
+            response.cancel()
+            raise
+
+    async def _replayed(self, request_id: str, ask: Callable[[], DeploymentResponse]) -> Any:
+        """Ask one replica, and another one where it is lost."""
+        attempts = Attempts(request_id, self._name)
+        while True:
+            await asyncio.sleep(attempts.pause_s)
+            async with self._lane.turn(attempts):
+                try:
+                    return await self._ask(ask())
+                except LostError as loss:
+                    attempts.lost(loss)
+                except TurnoutError as error:
+                    if error.code is not Code.RESOURCE_EXHAUSTED or not attempts.num_lost:
+                        raise
+                    attempts.refused()
 
     async def _ask(self, response: DeploymentResponse) -> Any:
         try:
@@ -88,16 +189,8 @@ class RemoteBackend:
             response.cancel()  # Serve does not do it for us where replicas talk over gRPC
             raise
         if isinstance(value, Failure):
-            raise value.error
+            raise _raised(value, self._name)
         return value
-
-    async def _ask_all(self, method: str) -> list[Any]:
-        """Ask every replica; such questions do not wait behind generations, even when the pool is full."""
-        with self._translated():
-            answers: list[Any] = await self._handle.broadcast(method).results_async(timeout_s=CONTROL_TIMEOUT_S)
-        if not answers:
-            raise TurnoutError(Code.UNAVAILABLE, f"pool {self._name!r} has no replica; try again later")
-        return answers
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -106,10 +199,44 @@ class RemoteBackend:
         except BackPressureError:
             message = f"pool {self._name!r} has no room for another request; try again later"
             raise TurnoutError(Code.RESOURCE_EXHAUSTED, message) from None
-        except (RayActorError, DeploymentUnavailableError):
-            message = f"pool {self._name!r} lost the replica that worked on this; try again"
+        except DeploymentUnavailableError:
+            message = f"pool {self._name!r} has no replica, and none is coming; try again later"
             raise TurnoutError(Code.UNAVAILABLE, message) from None
+        except RayActorError as error:
+            raise self._lost(error.actor_id or "") from None
+        except grpc.RpcError as error:
+            if error.code() not in BROKEN:
+                raise
+            raise self._lost("") from None
+        except RuntimeError as error:
+            # What Serve makes of a stream that broke before it began.
+            if not str(error).startswith(UNEXPECTED):
+                raise
+            raise self._lost("") from None
         except TimeoutError:
             raise TurnoutError(Code.UNAVAILABLE, f"pool {self._name!r} does not answer; try again") from None
         except (RequestCancelledError, TaskCancelledError):
             raise TurnoutError(Code.CANCELLED, "the request was cancelled") from None
+
+    def _lost(self, actor_id: str) -> LostError:
+        """A replica's process has ended, or cannot be reached."""
+        router = _request_router(self._handle)
+        told_to_stop = router is not None and router.retired(actor_id)
+        place = router.place(actor_id) if router is not None and actor_id else ""
+        named = f"replica {actor_id[:8]}" if actor_id else "a replica"
+        return LostError(f"{named} on {place}" if place else named, blameless=told_to_stop)
+
+
+def _raised(failure: Failure, pool: str) -> Exception:
+    """A failure that came as a value: what the caller is told, or a reason to ask another replica."""
+    error = failure.error
+    if isinstance(error, Interrupted):
+        # Who is to blame for a process beside the replica, the replica finds out itself.
+        return LostError(f"a replica of {pool!r}: {error.message}", error.moved, blameless=True)
+    return error
+
+
+def _request_router(handle: DeploymentHandle) -> Any:
+    """The pool's `PrefixRouter` in this process, once a call has been made; Serve has no public way to it."""
+    router = getattr(getattr(getattr(handle, "_router", None), "_asyncio_router", None), "request_router", None)
+    return router if hasattr(router, "retired") else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import uuid4
@@ -26,11 +27,11 @@ from turnout.calls import (
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.registry import validated
-from turnout.types import SamplingParams
+from turnout.types import MAX_SEED, SamplingParams
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SESSION_LENGTH = 256
-HEALTH_TIMEOUT_S = 5.0
+HEALTH_TIMEOUT_S = 6.0  # a little longer than a pool waits for its replicas
 ROLES = ("system", "user", "assistant")
 Health = Literal["ok", "degraded", "unavailable"]
 
@@ -122,48 +123,49 @@ class GenerationService:
                 raise invalid("completions", "must not be empty")
             if not 0 <= call.top <= 20:
                 raise invalid("top", f"must be from 0 to 20 (got {call.top})")
-            async with _Deadline(self._config.server.request_timeout_s).guard():
+            async with self._limit():
                 return await self._backend(model).score(replace(call, model=model))
 
     async def tokens(self, model: str, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
         """A prompt as token ids and as text, in the tokenizer of the model's pool."""
-        return await self._backend(self.model_name(model)).tokens(prompt)
+        async with self._limit():
+            return await self._backend(self.model_name(model)).tokens(prompt)
 
     async def models(self) -> list[ModelDescription]:
         """Each pool, then its members; a model of two pools is listed once. Fixed while we run."""
         if self._models is None:
             found: dict[str, ModelDescription] = {}
             for backend in self._backends.values():
-                for model in await backend.models():
-                    found.setdefault(model.name, model)
+                async with self._limit():
+                    for model in await backend.models():
+                        found.setdefault(model.name, model)
             self._models = list(found.values())
         return self._models
 
     async def methods(self) -> list[MethodDescription]:
         """Decoding methods; they are the same in every pool and do not change while we run."""
         if self._methods is None:
-            self._methods = await next(iter(self._backends.values())).methods()
+            async with self._limit():
+                self._methods = await next(iter(self._backends.values())).methods()
         return self._methods
 
-    async def stats(self) -> dict[str, list[PoolStats]]:
-        """What the replicas of each pool hold right now."""
-        return {name: await backend.stats() for name, backend in self._backends.items()}
+    async def stats(self) -> dict[str, list[PoolStats] | TurnoutError]:
+        """What the replicas of each pool hold right now; of a pool that does not answer, why."""
+        answers = await asyncio.gather(*(_stats(*each) for each in self._backends.items()))
+        return dict(zip(self._backends, answers, strict=True))
 
     async def health(self) -> Health:
         """ok; degraded, every pool answers but some cannot reach its prefix store; or unavailable."""
-        try:
-            async with _Deadline(HEALTH_TIMEOUT_S).guard():
-                pools = await self.stats()
-        except TurnoutError:
+        pools = await self.stats()
+        answered = _answered(pools)
+        if len(answered) < len(pools):
             return "unavailable"
-        caches = [each.cache for stats in pools.values() for each in stats if each.cache is not None]
+        caches = [each.cache for stats in answered.values() for each in stats if each.cache is not None]
         return "ok" if all(cache.health == "ok" for cache in caches) else "degraded"
 
     async def exposition(self) -> bytes:
-        """All metrics as text; what pools count is as of now, or of the last time they answered."""
-        with suppress(TurnoutError):
-            async with _Deadline(HEALTH_TIMEOUT_S).guard():
-                self.metrics.stores(await self.stats())
+        """All metrics as text; what a pool counts is as of now, or of the last time it answered."""
+        self.metrics.stores(_answered(await self.stats()))
         return self.metrics.render()
 
     def model_name(self, given: str) -> str:
@@ -179,6 +181,10 @@ class GenerationService:
         if len(self._backends) == 1:
             return next(iter(self._backends))
         raise invalid("model", f"is needed here; pools: {', '.join(sorted(self._backends))}")
+
+    def _limit(self) -> _Limit:
+        """The longest that anything may take."""
+        return _Deadline(self._config.server.request_timeout_s).guard()
 
     def _label(self, model: str) -> str:
         """The model's name for metrics; unknown names share the empty one, so that callers cannot make up series."""
@@ -197,7 +203,12 @@ class GenerationService:
         wanted_s = limit_s if call.deadline_s is None else call.deadline_s
         if not (math.isfinite(wanted_s) and wanted_s > 0):
             raise invalid("deadline_s", f"must be a positive number of seconds (got {wanted_s})")
-        return replace(call, model=model, deadline_s=min(wanted_s, limit_s)), self._backend(model)
+        sampling = call.sampling
+        if sampling.seed is None:
+            # Here, and not where it is used: so the call can be made again and gives the same answer.
+            sampling = sampling.model_copy(update={"seed": secrets.randbelow(MAX_SEED)})
+        deadline_s = min(wanted_s, limit_s)
+        return replace(call, model=model, sampling=sampling, deadline_s=deadline_s), self._backend(model)
 
     @contextmanager
     def _counted(self, model: str, call_id: str) -> Iterator[None]:
@@ -214,6 +225,20 @@ class GenerationService:
             raise
         finally:
             self.metrics.finished(label, outcome)
+
+
+async def _stats(name: str, backend: Backend) -> list[PoolStats] | TurnoutError:
+    try:
+        async with asyncio.timeout(HEALTH_TIMEOUT_S):
+            return await backend.stats()
+    except TimeoutError:
+        return TurnoutError(Code.UNAVAILABLE, f"pool {name!r} does not answer within {HEALTH_TIMEOUT_S:g} s")
+    except TurnoutError as error:
+        return error
+
+
+def _answered(pools: Mapping[str, list[PoolStats] | TurnoutError]) -> dict[str, list[PoolStats]]:
+    return {name: stats for name, stats in pools.items() if not isinstance(stats, TurnoutError)}
 
 
 def _pools_by_model(config: TurnoutConfig) -> dict[str, str]:

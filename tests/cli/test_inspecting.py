@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import yaml
 
 from cli.methods import bounds, type_name
+from cli.status import acceptance_rows
 from turnout.calls import ModelDescription
 from turnout.registry import METHODS_PACKAGE, names
 
@@ -71,7 +74,7 @@ def test_a_bad_configuration_is_one_line_that_names_the_field(run: Any, config_f
     values["models"]["s"]["dtyp"] = "float32"
     config_file.write_text(yaml.safe_dump(values), encoding="utf-8")
     result = run("config", "check", str(config_file))
-    allowed = "device, dtype, kv_memory_bytes, max_length, memory_limit_bytes, path"
+    allowed = "device, dtype, kv_memory_bytes, max_length, memory_limit_bytes, path, tensor_parallel"
     assert result == (1, "", f"turnout: models.s.dtyp: unknown; allowed here: {allowed}\n")
 
 
@@ -96,12 +99,18 @@ class FakeClient:
     """A client of a server that describes these models."""
 
     described: list[ModelDescription]
+    asked: list[float | None]
 
     def __init__(self, address: str) -> None:
         self.address = address
 
-    def models(self) -> list[ModelDescription]:
+    def models(self, timeout_s: float | None = None) -> list[ModelDescription]:
+        self.asked.append(timeout_s)
         return self.described
+
+    def healthy(self, timeout_s: float | None = None) -> bool:
+        assert timeout_s is not None
+        return True
 
     def __enter__(self) -> FakeClient:
         return self
@@ -111,8 +120,11 @@ class FakeClient:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch, models: list[ModelDescription]) -> None:
-    monkeypatch.setattr("turnout.client.Client", type("Fake", (FakeClient,), {"described": models}))
+def served(monkeypatch: pytest.MonkeyPatch, models: list[ModelDescription]) -> list[float | None]:
+    """A server that describes these models; how long it was given to, each time it was asked."""
+    asked: list[float | None] = []
+    monkeypatch.setattr("turnout.client.Client", type("Fake", (FakeClient,), {"described": models, "asked": asked}))
+    return asked
 
 
 @pytest.mark.usefixtures("served")
@@ -133,13 +145,34 @@ python_info 1.0
 """
 
 
+MEMBER = {
+    "model": "s",
+    "sequences": 3,
+    "used_blocks": 25,
+    "cached_blocks": 5,
+    "total_blocks": 100,
+    "waiting": 2,
+    "waiting_tokens": 40,
+    "step_seconds": 0.0125,
+    "place": "10.0.0.7 pid 4711",
+    "restarts": 4,
+}
+REPLICA = {"requests": 6, "waiting": 2, "tokens_per_second": 81.6}
+POOLS = {
+    "p": [{**REPLICA, "members": [MEMBER, {**MEMBER, "model": "l", "place": "", "step_seconds": None}]}],
+    "idle": [],
+}
+
+
 @pytest.fixture
 def http() -> Iterator[ThreadingHTTPServer]:
-    """A server with the endpoints that `status` reads; set `health` to change what it says."""
+    """A server with the endpoints that `status` reads; set `health` and `status` to change what it says."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            code, body = (200, METRICS) if self.path == "/metrics" else self.server.health  # type: ignore[attr-defined]
+            status = self.server.status  # type: ignore[attr-defined]
+            answers = {"/metrics": (200, METRICS), "/status": status}
+            code, body = answers.get(self.path, self.server.health)  # type: ignore[attr-defined]
             self.send_response(code)
             self.end_headers()
             self.wfile.write(body.encode())
@@ -149,6 +182,7 @@ def http() -> Iterator[ThreadingHTTPServer]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.health = (200, '{"status": "ok"}')  # type: ignore[attr-defined]
+    server.status = (200, json.dumps({"pools": POOLS, "errors": {}}))  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -169,6 +203,65 @@ def test_the_status_of_a_healthy_server(run: Any, http: ThreadingHTTPServer) -> 
         'turnout_requests_total{model="p",outcome="OK"}': 3.0,
         "turnout_ttft_seconds_count": 3.0,
     }
+
+
+@pytest.mark.usefixtures("served")
+def test_the_status_shows_replicas_and_where_their_models_run(run: Any, http: ThreadingHTTPServer) -> None:
+    url = f"http://127.0.0.1:{http.server_port}"
+    lines = [" ".join(line.split()) for line in run("status", "--http", url).out.splitlines()]
+    assert "p 0 6 2 82" in lines
+    assert "idle no replica" in lines
+    assert "p 0 s 10.0.0.7 pid 4711 4 3 25 % 2 (40 tokens) 12.5" in lines
+    assert "p 0 l with the replica 4 3 25 % 2 (40 tokens)" in lines
+    assert json.loads(run("status", "--http", url, "--json").out)["pools"] == POOLS
+
+
+@pytest.mark.parametrize(("asleep", "asked"), [(False, [10.0]), (True, [])])
+def test_the_status_wakes_no_pool_and_waits_for_none(
+    run: Any, http: ThreadingHTTPServer, served: list[float | None], asleep: bool, asked: list[float]
+) -> None:
+    pools = POOLS if asleep else {"p": POOLS["p"]}
+    http.status = (200, json.dumps({"pools": pools, "errors": {}}))  # type: ignore[attr-defined]
+    result = run("status", "--http", f"http://127.0.0.1:{http.server_port}")
+    assert (result.code, served) == (0, asked)
+    assert ("small: s, large: l" in result.out) is not asleep
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ((200, {"pools": {"p": POOLS["p"]}, "errors": {"q": "pool 'q' has no replica"}}), "q: pool 'q' has no replica"),
+        ((403, "not for you"), "/status: answered 403 without pools"),
+    ],
+)
+def test_the_status_says_which_pools_do_not_answer(
+    run: Any, http: ThreadingHTTPServer, served: list[float | None], status: tuple[int, Any], said: str
+) -> None:
+    http.status = (status[0], json.dumps(status[1]))  # type: ignore[attr-defined]
+    result = run("status", "--http", f"http://127.0.0.1:{http.server_port}")
+    assert f"\n{said}\n" in result.out
+    assert ("10.0.0.7 pid 4711" in result.out) == (status[0] == 200)
+    assert served == [], "a pool that does not answer would be waited for"
+
+
+def test_a_server_that_says_nothing_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.status.TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        started = time.monotonic()
+        result = run("status", "--address", address)
+        assert time.monotonic() - started < 8
+    assert result == (1, "", f"turnout: address: the server at {address} does not answer within 0.5 s\n")
+
+
+def test_the_status_shows_how_many_drafts_were_accepted() -> None:
+    labels = '{method="speculative",tenant="default"}'
+    metrics = {
+        f"turnout_draft_tokens_total{labels}": 80.0,
+        f"turnout_accepted_draft_tokens_total{labels}": 60.0,
+        'turnout_draft_tokens_total{method="pearl",tenant="default"}': 0.0,
+    }
+    assert acceptance_rows(metrics) == [['method="speculative",tenant="default"', "80", "75 %"]]
 
 
 @pytest.mark.usefixtures("served")

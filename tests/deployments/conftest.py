@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import ray
+from ray import serve
 
-from deployments.app import RunningServer, start
+from deployments.app import RunningServer, deploy, end_app, start_local_ray, start_serve
 from tests.deployments.fake_pool import load_pool
 from turnout.calls import PoolStats
 from turnout.config import TurnoutConfig, parse_config
@@ -44,16 +48,30 @@ def served_config() -> TurnoutConfig:
                 "request_timeout_s": 30,
                 "shutdown_grace_s": 1,
             },
-            "ray": {"num_cpus": 4},
+            "ray": {"num_cpus": 8},
         }
     )
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[RunningServer]:
-    running = start(served_config(), load_pool)
-    yield running
-    running.stop()
+def cluster() -> Iterator[tuple[TurnoutConfig, Path | None]]:
+    """Ray and Serve, and nothing served."""
+    config = served_config()
+    folder = start_local_ray(config)
+    start_serve(config)
+    yield config, folder
+    serve.shutdown()
+    ray.shutdown()
+    shutil.rmtree(folder or "", ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def server(cluster: tuple[TurnoutConfig, Path | None]) -> Iterator[RunningServer]:
+    config, _ = cluster
+    deploy(config, load_pool)
+    at = config.server
+    yield RunningServer(f"127.0.0.1:{at.grpc_port}", f"http://{at.http_host}:{at.http_port}", tuple(config.pools))
+    end_app(config.server.shutdown_grace_s)
 
 
 def poll(condition: Callable[[], bool], what: str, timeout_s: float = 15.0) -> None:

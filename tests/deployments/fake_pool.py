@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from time import perf_counter
 
 from deployments.backend import Pool
-from deployments.pool_deployment import load_local_pool
+from deployments.pool_deployment import load_engine
 from engine.places import Places
 from turnout.calls import (
     Chunk,
@@ -88,6 +88,8 @@ class FakePool:
                 await asyncio.sleep(step_s)
                 last = place == limit - 1
                 for index in range(call.sampling.n):
+                    if call.delivered and place < len(call.delivered[index].tokens):
+                        continue
                     token = self._token(ord(letter), place, call.sampling.logprobs)
                     yield Chunk(index, letter, (token,), FinishReason.LENGTH if last else None)
             yield self._usage(call, len(ids), limit * call.sampling.n, perf_counter() - started)
@@ -138,4 +140,4 @@ def load_fake_pool(name: str, config: TurnoutConfig) -> FakePool:
 
 
 def load_pool(name: str, config: TurnoutConfig) -> Pool:
-    return load_local_pool(name, config) if name == "real" else FakePool(name, config)
+    return load_engine(name, config) if name == "real" else FakePool(name, config)

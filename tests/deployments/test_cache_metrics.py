@@ -85,6 +85,8 @@ async def test_a_pool_that_does_not_answer_keeps_its_last_numbers() -> None:
     replicas.error = TurnoutError(Code.UNAVAILABLE, "planted")
     assert await service.exposition() == before
     assert await service.health() == "unavailable"
+    replicas.error, replicas.held = None, []
+    assert "pool=" not in (await service.exposition()).decode(), "it has gone to sleep"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deployments.embedded_store import start_store
-from deployments.pool_deployment import load_local_pool
+from deployments.pool_deployment import load_engine
 from engine.pool import LocalPool
 from kvstore.keys import load_root_key
 from tests.deployments.conftest import served_config
@@ -48,7 +48,7 @@ async def test_a_pool_that_is_loaded_with_it_uses_it() -> None:
     assert store is not None
     engine = config.engine.model_copy(update={"threads": torch.get_num_threads()})
     try:
-        pool = load_local_pool("real", config.model_copy(update={"engine": engine}))
+        pool = load_engine("real", config.model_copy(update={"engine": engine}))
         assert isinstance(pool, LocalPool)
         sampling = SamplingParams(temperature=0.0, max_tokens=2)
         async for _ in pool.generate(GenerateCall("r", "real-small", sampling, prompt=tuple(range(100, 140)))):
@@ -68,14 +68,6 @@ async def test_a_pool_that_is_loaded_with_it_uses_it() -> None:
 def test_only_embedded_starts_one(url: str) -> None:
     config = with_store(url=url)
     assert start_store(config) == (config, None)
-
-
-def test_a_cluster_has_none(caplog: pytest.LogCaptureFixture) -> None:
-    config = with_store(url="embedded")
-    config = config.model_copy(update={"ray": config.ray.model_copy(update={"address": "10.0.0.1:6379"})})
-    with caplog.at_level(logging.WARNING):
-        assert start_store(config) == (config, None)
-    assert "kvstore.url" in caplog.text
 
 
 def test_without_a_server_everything_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

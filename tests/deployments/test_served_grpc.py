@@ -225,11 +225,12 @@ def test_the_standard_health_check(channel: grpc.Channel) -> None:
     assert refusal.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_lost_replica_is_unavailable_and_comes_back(client: Client) -> None:
+def test_a_call_that_ends_its_replica_twice_is_refused_and_the_pool_comes_back(client: Client) -> None:
     with pytest.raises(TurnoutError) as lost:
         list(client.stream("die", model="frail", max_tokens=10))
-    assert lost.value.code is Code.UNAVAILABLE
+    assert lost.value.code is Code.INTERNAL
     assert "frail" in lost.value.message
+    assert "not tried again" in lost.value.message
 
     def served() -> bool:
         try:

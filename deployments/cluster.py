@@ -1,0 +1,212 @@
+"""Serving on a Ray cluster that runs already: connecting to it, deploying, leaving, ending."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import ray
+from ray import serve
+from ray._private import services
+from ray._private.grpc_utils import init_grpc_channel
+from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+from ray.exceptions import RayError
+from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+
+from deployments.app import ADD_TO_SERVER, APP_NAME, BACKSTOP_S, RunningServer, replica_bundles, run_app
+from deployments.cluster_checks import check_nodes, check_room, growth, live_nodes, this_program
+from deployments.pool_deployment import PoolLoader, load_engine
+from turnout.config import TurnoutConfig
+from turnout.errors import Code, TurnoutError, invalid
+from turnout.kvstore_config import EMBEDDED
+
+PROBE_TIMEOUT_S = 5.0
+TOKEN_SOURCES = "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token"
+
+
+def connect(address: str) -> None:
+    """Make this process a driver of a running cluster. It must run on one of its nodes.
+
+    Args:
+        address: HOST:PORT of the head, or "auto": the cluster of this machine.
+
+    Raises:
+        TurnoutError: UNAVAILABLE: nothing answers there, it refuses this process's token, or it runs another version of
+            Ray or Python; INVALID_ARGUMENT: no address.
+    """
+    if ray.is_initialized():
+        return
+    _prepare_environment()
+    place = _resolve(address)
+    _probe(place)
+    if not services.find_node_ids():
+        message = (
+            f"no node of the cluster at {place} is on this machine: run this on a node (`ray exec CLUSTER.yaml ...`)"
+        )
+        raise TurnoutError(Code.UNAVAILABLE, message, "cluster")
+    try:
+        ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR)
+    except (RuntimeError, ConnectionError, ValueError) as error:
+        cause = error.__cause__ or error
+        raise TurnoutError(Code.UNAVAILABLE, f"cluster at {place}: {' '.join(str(cause).split())}", "cluster") from None
+
+
+def deploy(
+    config: TurnoutConfig,
+    address: str,
+    load: PoolLoader = load_engine,
+    tell: Callable[[str], None] = lambda _: None,
+) -> RunningServer:
+    """Serve on the connected cluster, with proxies on its nodes; a running application is replaced.
+
+    The application stays when this process ends (`leave`), until `stop`.
+
+    Args:
+        config: checked already; the models' folders exist on every node that may host them.
+        address: as it was given to `connect`.
+        load: as for `deployments.app.build_app`.
+        tell: gets a line about each thing that has to be waited for.
+
+    Raises:
+        TurnoutError: Serve listens otherwise already, nodes run other code, no node can host a pool, or a pool did not
+            load.
+    """
+    config = config.model_copy(update={"ray": config.ray.model_copy(update={"address": address})})
+    _check_listening(config)
+    check_nodes(this_program())
+    bundles = {name: replica_bundles(config, pool) for name, pool in config.pools.items()}
+    offers = [{str(k): float(v) for k, v in dict(node["Resources"]).items()} for node in live_nodes()]  # type: ignore[call-overload]
+    for line in check_room(config, bundles, offers, growth(ray.get_runtime_context().gcs_address)):
+        tell(line)
+    if config.kvstore.url == EMBEDDED:
+        tell("kvstore.url: an embedded store cannot be reached from a cluster; replicas share no prefixes")
+    replaced = _serves_already()
+    try:
+        run_app(config, load, ProxyLocation.EveryNode)
+    except BaseException:
+        if not replaced:  # what failed is not left there to fail again
+            with suppress(RayServeException):
+                serve.delete(APP_NAME)
+        raise
+    here = ray.util.get_node_ip_address()
+    host = here if config.server.http_host in ("0.0.0.0", "::") else config.server.http_host
+    return RunningServer(
+        grpc_address=f"{here}:{config.server.grpc_port}",
+        http_url=f"http://{host}:{config.server.http_port}",
+        pools=tuple(config.pools),
+        grace_s=config.server.shutdown_grace_s,
+    )
+
+
+def _serves_already() -> bool:
+    client = _get_global_client(raise_if_no_controller_running=False)
+    return client is not None and APP_NAME in serve.status().applications
+
+
+def leave() -> None:
+    """Let go of the cluster; what it serves goes on."""
+    ray.shutdown()
+
+
+def stop(address: str) -> bool:
+    """End the application on a cluster, and Serve with it where it serves nothing else.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        TurnoutError: as `connect`.
+    """
+    connect(address)
+    if _get_global_client(raise_if_no_controller_running=False) is None:
+        return False
+    names = set(serve.status().applications)
+    if names <= {APP_NAME}:
+        serve.shutdown()
+    else:
+        serve.delete(APP_NAME)
+    return APP_NAME in names
+
+
+def _prepare_environment() -> None:
+    """Use the token that is at hand: with an address Ray would not look for one by itself."""
+    environment = os.environ  # noqa: TID251 - Ray has no other way to be told
+    environment.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    named = environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH")
+    if named or (Path.home() / ".ray" / "auth_token").is_file():
+        environment.setdefault("RAY_AUTH_MODE", "token")
+    RayNativeConfig.initialize("")  # importing ray has read the mode already
+
+
+def _resolve(address: str) -> str:
+    try:
+        place = services.canonicalize_bootstrap_address_or_die(address)
+    except (ConnectionError, ValueError) as error:
+        message = (
+            f"cluster: {address!r} leads to no cluster ({' '.join(str(error).split())}); give HOST:PORT of its head"
+        )
+        raise TurnoutError(Code.INVALID_ARGUMENT, message, "cluster") from None
+    return str(place)
+
+
+def _probe(place: str) -> None:
+    """Ask whether a cluster is there and lets this process in: ray.init takes 20 s to say less."""
+    with init_grpc_channel(place) as channel:
+        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        try:
+            stub.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=PROBE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+                message = (
+                    f"the cluster at {place} refuses the token of this process, or it has none ({TOKEN_SOURCES}):"
+                    " use the one that its nodes were started with"
+                )
+            else:
+                message = f"no cluster answers at {place} ({error.code().name})"
+            raise TurnoutError(Code.UNAVAILABLE, message, "cluster") from None
+
+
+def check_listening(config: TurnoutConfig, http: HTTPOptions, rpc: gRPCOptions) -> None:
+    """Refuse what Serve, which listens already, would pass over: its proxies stay as they were started.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field and what Serve has in its place.
+    """
+    server = config.server
+    wanted_s = server.request_timeout_s + BACKSTOP_S
+    has_grpc = ADD_TO_SERVER in rpc.grpc_servicer_functions
+    differences = [
+        ("http_port", server.http_port, http.port),
+        ("http_host", server.http_host, http.host),
+        ("grpc_port", server.grpc_port, rpc.port if has_grpc else "no port for gRPC"),
+    ]
+    differences += [
+        ("request_timeout_s", server.request_timeout_s, "none" if has_s is None else f"{has_s - BACKSTOP_S:g}")
+        for has_s in (http.request_timeout_s, rpc.request_timeout_s)
+        if has_s != wanted_s
+    ]
+    for name, mine, has in differences:
+        if mine != has:
+            what = "gives requests" if name == "request_timeout_s" else "listens on"
+            message = f"Serve {what} {has} on this cluster already: use that, or end it with --stop"
+            raise invalid(f"server.{name}", message)
+
+
+def _check_listening(config: TurnoutConfig) -> None:
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return
+    try:
+        rpc = ray.get(client._controller.get_grpc_config.remote(), timeout=PROBE_TIMEOUT_S)
+    except RayError:
+        message = f"the controller of Serve does not answer within {PROBE_TIMEOUT_S:g} s; try again"
+        raise TurnoutError(Code.UNAVAILABLE, message, "cluster") from None
+    check_listening(config, client.http_config, rpc)

@@ -1,0 +1,160 @@
+"""The manifests: what can be known of them without a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from pydantic import ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from actors.placement import bundles, check_hosts
+from deployments import app as application
+from tests.launch.test_cluster_files import exported
+from turnout.config import parse_config
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DOCKERFILE = (ROOT / "ops" / "docker" / "Dockerfile").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def manifests() -> dict[str, Any]:
+    text = (ROOT / "ops" / "kubernetes" / "rayservice.yaml").read_text(encoding="utf-8")
+    return {each["kind"]: each for each in yaml.safe_load_all(text)}
+
+
+@pytest.fixture(scope="module")
+def serve(manifests: dict[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load(manifests["RayService"]["spec"]["serveConfigV2"])
+    return values
+
+
+@pytest.fixture(scope="module")
+def config(manifests: dict[str, Any]) -> Any:
+    return parse_config(yaml.safe_load(manifests["ConfigMap"]["data"]["turnout.yaml"]))
+
+
+@pytest.fixture(scope="module")
+def groups(manifests: dict[str, Any]) -> dict[str, Any]:
+    cluster = manifests["RayService"]["spec"]["rayClusterConfig"]
+    return {"head": cluster["headGroupSpec"], **{each["groupName"]: each for each in cluster["workerGroupSpecs"]}}
+
+
+def container(group: dict[str, Any]) -> dict[str, Any]:
+    (only,) = group["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def pinned(name: str) -> str:
+    found = re.search(rf"^{name}==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def test_serve_accepts_its_part(serve: dict[str, Any]) -> None:
+    schema = ServeDeploySchema.model_validate(serve)
+    assert schema.proxy_location == "EveryNode"
+    with pytest.raises(ValidationError):
+        ServeDeploySchema.model_validate(serve | {"grpc_options": {"port": "many"}})
+
+
+def test_what_serve_imports_is_there(serve: dict[str, Any]) -> None:
+    (served,) = serve["applications"]
+    assert served["name"] == application.APP_NAME
+    module, _, name = served["import_path"].partition(":")
+    assert getattr(importlib.import_module(module), name) is application.build
+    assert serve["grpc_options"]["grpc_servicer_functions"] == [application.ADD_TO_SERVER]
+    module, _, name = application.ADD_TO_SERVER.rpartition(".")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_the_configuration_lies_where_the_application_looks_for_it(
+    serve: dict[str, Any], groups: dict[str, Any]
+) -> None:
+    (served,) = serve["applications"]
+    for group in groups.values():
+        (mount,) = [each for each in container(group)["volumeMounts"] if each["name"] == "config"]
+        assert served["args"]["config"] == f"{mount['mountPath']}/turnout.yaml"
+        (volume,) = [each for each in group["template"]["spec"]["volumes"] if each["name"] == "config"]
+        assert volume["configMap"]["name"] == "turnout-config"
+
+
+def test_ports_and_times_agree(
+    serve: dict[str, Any], config: Any, groups: dict[str, Any], manifests: dict[str, Any]
+) -> None:
+    ports = {"serve": config.server.http_port, "grpc": config.server.grpc_port}
+    assert (serve["http_options"]["port"], serve["grpc_options"]["port"]) == tuple(ports.values())
+    for group in groups.values():
+        named = {each["name"]: each["containerPort"] for each in container(group)["ports"]}
+        assert {name: named[name] for name in ports} == ports
+        assert str(named["metrics"]) == group["rayStartParams"]["metrics-export-port"]
+        assert group["template"]["spec"]["terminationGracePeriodSeconds"] > config.server.shutdown_grace_s + 15
+    assert {each["targetPort"]: each["port"] for each in manifests["Service"]["spec"]["ports"]} == ports
+    assert config.server.http_host == serve["http_options"]["host"] == "0.0.0.0"
+    backstop = config.server.request_timeout_s + application.BACKSTOP_S
+    assert serve["http_options"]["request_timeout_s"] == serve["grpc_options"]["request_timeout_s"] == backstop
+    assert re.search(rf"^EXPOSE {config.server.http_port} {config.server.grpc_port}$", DOCKERFILE, re.MULTILINE)
+
+
+def test_versions_agree(manifests: dict[str, Any], groups: dict[str, Any]) -> None:
+    assert manifests["RayService"]["spec"]["rayClusterConfig"]["rayVersion"] == pinned("ray")
+    images = {container(group)["image"] for group in groups.values()}
+    assert images == {f"turnout:{PROJECT['version']}"}
+    assert f"-t turnout:{PROJECT['version']} ." in DOCKERFILE
+    (python,) = re.findall(r"^FROM python:([\d.]+)-slim$", DOCKERFILE, re.MULTILINE)
+    assert Version(python) in SpecifierSet(PROJECT["requires-python"])
+
+
+def test_the_cluster_survives_its_head_and_lets_in_nobody_without_the_token(manifests: dict[str, Any]) -> None:
+    cluster = manifests["RayService"]["spec"]["rayClusterConfig"]
+    assert cluster["gcsFaultToleranceOptions"]["backend"] == "rocksdb"
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+
+
+def test_the_groups_can_host_what_is_served_on_them(config: Any, groups: dict[str, Any]) -> None:
+    offers = []
+    for name in ("draft", "target"):
+        group, limits = groups[name], container(groups[name])["resources"]["limits"]
+        custom = json.loads(json.loads(group["rayStartParams"]["resources"].strip("'")))
+        offers.append({"CPU": float(limits["cpu"]), "GPU": float(limits["nvidia.com/gpu"]), **custom})
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert group["maxReplicas"] >= config.pools["assistant"].autoscaling.max_replicas
+    for name, pool in config.pools.items():
+        check_hosts(name, bundles(pool, config), offers)
+
+
+def test_workers_are_probed_over_http_and_know_what_every_node_knows(groups: dict[str, Any]) -> None:
+    for name, group in groups.items():
+        assert {each["name"]: each["value"] for each in container(group)["env"]} == {
+            key: value
+            for key, value in exported().items()
+            if key != "RAY_AUTH_MODE"  # the operator sets it
+        }
+        if name != "head":
+            probe = container(group)["readinessProbe"]["httpGet"]
+            assert probe == {"path": "/-/healthz", "port": "serve"}
+
+
+def test_probes_leave_workers_the_time_to_wait_for_a_head(groups: dict[str, Any]) -> None:
+    wait_s = float(exported()["RAY_gcs_rpc_server_reconnect_timeout_s"])
+    for name in ("draft", "target"):
+        probe = container(groups[name])["livenessProbe"]
+        assert probe["exec"]["command"] == ["ray", "health-check"], "it fails as long as there is no head"
+        assert probe["periodSeconds"] * probe["failureThreshold"] > wait_s + probe["timeoutSeconds"]
+
+
+def test_the_image_is_made_of_files_that_exist() -> None:
+    sources = [name for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()]
+    assert sources
+    assert [name for name in sources if not (ROOT / name).exists()] == []
+    assert ".venv" in (ROOT / "ops" / "docker" / "Dockerfile.dockerignore").read_text(encoding="utf-8")
