@@ -22,7 +22,7 @@ TRAIN_ARGS ?=
 SOAK_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help venv lint format test test-exactness test-kvstore-chaos venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore soak demo serve train-demo train-heads train-kv-codecs proto clean
+.PHONY: help venv lint format test test-cluster test-exactness test-kvstore-chaos test-chaos test-launch venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster soak chaos demo serve train-demo train-heads train-kv-codecs proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,11 +48,20 @@ format: venv ## let ruff rewrite what it can
 test: venv ## the default test suite (no GPU, no Redis server, no network)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
+test-cluster: venv ## model actors and deployments that are killed, restarted, moved, scaled, on Ray clusters of their own
+	$(BIN)/pytest -m cluster --timeout 900 $(PYTEST_ARGS)
+
 test-exactness: venv ## the output laws of speculation over 200,000 runs each, and every combination of its parts
 	$(BIN)/pytest -m exactness --timeout 3600 $(PYTEST_ARGS)
 
 test-kvstore-chaos: venv ## the shared prefix store while Redis is killed, stopped, spoiled and full, 20 workers (10 minutes)
 	$(BIN)/pytest -m chaos --timeout 600 tests/kvstore/acceptance $(PYTEST_ARGS)
+
+test-chaos: venv ## kill draft, target and replica once each under load, with one falsified answer to be caught (3 minutes)
+	$(BIN)/pytest -m chaos --timeout 900 tests/chaos $(PYTEST_ARGS)
+
+test-launch: venv ## `ray up` on this machine through processes, serve, add a node, `ray down` (5 minutes)
+	$(BIN)/pytest -m launch --timeout 900 tests/launch $(PYTEST_ARGS)
 
 venv-peers: $(PEERS_STAMP) ## make or update .venv-peers: engines that `make bench` measures beside ours
 
@@ -94,8 +103,23 @@ bench-kvstore: venv ## measure the shared prefix store, access to Redis, codecs,
 	$(BIN)/python -m experiments.bench_hydragen $(BENCH_ARGS)
 	$(BIN)/python -m experiments.bench_reuse $(BENCH_ARGS)
 
+bench-scaling: venv ## measure autoscaling under load steps and the choice of replicas (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_scaling $(BENCH_ARGS)
+
+simulate-scaling: venv ## simulate 1 to 4096 pools from measured costs, as docs/scaling.md says (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.scaling.simulate $(BENCH_ARGS)
+
+bench-hop: venv ## measure hops between actors: tensors, one remote operation, bytes per token (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_hop $(BENCH_ARGS)
+
+bench-cluster: venv ## measure models in actors beside models in one process, and PEARL (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_cluster $(BENCH_ARGS)
+
 soak: venv ## load the demo models beyond their capacity for 20 minutes; memory, leaks, answers (SOAK_ARGS="--minutes 2")
 	$(BIN)/python -m experiments.soak $(SOAK_ARGS)
+
+chaos: venv ## kill every part of a cluster at random under load for 10 minutes; every answer is compared (CHAOS_ARGS="--minutes 2 --least 1")
+	$(BIN)/python -m experiments.chaos.run $(CHAOS_ARGS)
 
 demo: venv ## start everything on this machine, answer one prompt over gRPC, stop
 	@$(BIN)/python -m cli.demo

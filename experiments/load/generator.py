@@ -11,7 +11,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import uvloop
 
@@ -24,7 +24,7 @@ UNFINISHED = "UNFINISHED"
 
 async def drive(
     client: LoadClient,
-    arrivals: Sequence[float],
+    arrivals: Iterable[float],
     prompts: Sequence[str],
     drain_s: float,
     clock: Callable[[], float] = time.monotonic,

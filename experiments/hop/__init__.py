@@ -1,0 +1,1 @@
+"""What `bench_hop` measures of remote models."""

@@ -1,0 +1,1 @@
+"""The same pool in one process and in actors."""
