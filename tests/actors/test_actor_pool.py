@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,10 +38,17 @@ def placed(config: TurnoutConfig, small: str = "large", **placement: Any) -> Tur
 
 @pytest.fixture
 def free(ray_cluster: None) -> Iterator[None]:
-    """Whatever a test took of the cluster it has given back."""
-    before = ray.available_resources().get("CPU")
+    """Whatever a test took of the cluster it has given back; Ray tells of it a moment later."""
+    _wait_for_all()
     yield
-    assert ray.available_resources().get("CPU") == before
+    _wait_for_all()
+
+
+def _wait_for_all() -> None:
+    deadline = time.monotonic() + 30.0
+    while (left := ray.available_resources().get("CPU")) != ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < deadline, f"only {left} CPUs are free"
+        time.sleep(0.1)
 
 
 def refusal(config: TurnoutConfig, host: str | None = None) -> TurnoutError:

@@ -261,7 +261,7 @@ async def test_whatever_fails_the_prompt_is_computed(trio: Trio, fault: Exceptio
 
 
 async def test_kv_that_does_not_come_is_not_waited_for(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 0.05)
+    monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 1.0)  # the import begins well before
     seq, cancelled = sequence(), asyncio.Event()
 
     async def stuck(*_: Any) -> int:
@@ -282,7 +282,7 @@ async def test_kv_that_does_not_come_is_not_waited_for(trio: Trio, monkeypatch: 
 async def test_a_prefill_actor_that_lives_but_does_not_answer_is_not_waited_for(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 0.05)
+    monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 1.0)  # the import begins well before
     trio.first.gate.clear()
     seq = sequence()
     await asyncio.wait_for(trio.model.decode(seq), 30)
