@@ -24,7 +24,7 @@ class Suspects(Generic[K]):
     """
 
     def __init__(self) -> None:
-        self._suspects: dict[K, str] = {}
+        self._suspects: dict[K, tuple[str, ...]] = {}  # and where processes ended while it was at work
         self._tried: set[K] = set()  # those that were alone when a process died
         self._sound = False  # whether the present process has completed work
 
@@ -34,7 +34,7 @@ class Suspects(Generic[K]):
     def __len__(self) -> int:
         return len(self._suspects)
 
-    def died(self, at_work: Collection[K], place: str) -> dict[K, tuple[str, str]]:
+    def died(self, at_work: Collection[K], place: str) -> dict[K, tuple[str, ...]]:
         """A process ended.
 
         Args:
@@ -42,7 +42,7 @@ class Suspects(Generic[K]):
             place: which process it was.
 
         Returns:
-            The guilty, which is no longer suspect, and where the two processes were; empty where nobody is found out.
+            The guilty, which is no longer suspect, and where the processes were; empty where nobody is found out.
         """
         sound, self._sound = self._sound, False
         if len(at_work) == 1:
@@ -50,9 +50,10 @@ class Suspects(Generic[K]):
             if work in self._suspects and (sound or work in self._tried):
                 before = self._suspects[work]
                 self.done(work)
-                return {work: (before, place)}
+                return {work: (*before, place)}
             self._tried.add(work)
-        self._suspects.update(dict.fromkeys(at_work, place))
+        for work in at_work:
+            self._suspects[work] = (*self._suspects.get(work, ()), place)
         return {}
 
     def done(self, work: K) -> None:
@@ -78,11 +79,11 @@ class Suspects(Generic[K]):
         return not self._suspects or (work in self._suspects and not at_work)
 
 
-def blamed(request: str, places: tuple[str, str]) -> TurnoutError:
+def blamed(request: str, places: tuple[str, ...]) -> TurnoutError:
     """What the guilty is told: INTERNAL, so that nobody tries it once more."""
     named = f"request {request!r}" if request else "a request"
     message = (
-        f"{named} ended two processes in a row ({places[0]}, then {places[1]}) and is not tried again;"
+        f"{named} ended {len(places)} processes in a row ({', then '.join(places)}) and is not tried again;"
         " the others went on"
     )
     return TurnoutError(Code.INTERNAL, message)

@@ -214,7 +214,7 @@ async def test_exactly_the_poison_request_fails(near: Open, actors_config: Turno
     deadly = call_of([68, 69, POISON, 70], "plain", **SAMPLED)
     tasks = [asyncio.create_task(answer(pool, call)) for call in innocent]
     await at_work(pool)
-    with pytest.raises(TurnoutError, match="two processes in a row") as caught:
+    with pytest.raises(TurnoutError, match="processes in a row") as caught:
         await answer(pool, deadly)
     assert caught.value.code is Code.INTERNAL
     assert repr(deadly.request_id) in caught.value.message
@@ -230,7 +230,7 @@ async def test_poison_that_the_model_writes_itself_is_found_too(near: Open, acto
     wanted = await expected(actors_config, innocent)
     deadly = call_of("write it", "plain", logit_bias={POISON: 6.0}, **SAMPLED)
     tasks = [asyncio.create_task(answer(pool, call)) for call in innocent]
-    with pytest.raises(TurnoutError, match="two processes in a row"):
+    with pytest.raises(TurnoutError, match="processes in a row"):
         await answer(pool, deadly)
     assert same(await asyncio.gather(*tasks), wanted)
 

@@ -49,7 +49,7 @@ def test_one_death_alone_proves_nothing_of_work_that_a_sound_process_did_not_die
     assert [suspects.tried(work) for work in "ab"] == [True, False]
     suspects.done("b")
     suspects.completed()
-    assert suspects.died(["a"], "p3") == {"a": ("p2", "p3")}
+    assert suspects.died(["a"], "p3") == {"a": ("p1", "p2", "p3")}
     assert not suspects.tried("a")
     suspects.died(["c", "d"], "p4")
     suspects.completed()
