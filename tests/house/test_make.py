@@ -100,5 +100,4 @@ def test_ci_runs_what_people_run() -> None:
         "make venv",
         "make lint",
         "make test",
-        "make test-cluster",
     ]
