@@ -161,9 +161,7 @@ class Mailbox:
         self._line = line
         self._exchange = exchange or Exchange()
         self._departures = Departures(self._exchange.births, lambda *constant: self.say((Post.CONSTANT, *constant)))
-        self._numbers = itertools.count(1)
-        self._posts = itertools.count()
-        self._sids = itertools.count(1)
+        self._numbers, self._posts, self._sids = itertools.count(1), itertools.count(), itertools.count(1)
         self._known: dict[Sequence, Known] = {}
         self._sent: dict[int, tuple[Call, list[Any]]] = {}
         self._calls: dict[Call, int] = {}
@@ -223,7 +221,8 @@ class Mailbox:
         update = known.update(call.seq)
         call.base = len(call.seq)
         known.appending += call.appends
-        return number, (Post.CALL, number, int(call.op), tuple(update), packed, needed), packer.parts
+        message = (Post.CALL, number, int(call.op), tuple(update), packed, needed)
+        return number, (*message, call.trace) if call.trace else message, packer.parts
 
     def cancel(self, call: Call) -> None:
         """Nobody waits for a call any more: end it there. What it cost is still counted."""

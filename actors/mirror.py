@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.wire import ABSOLUTE, COUNTED, FINISHES, Update, pack_ids, pack_tokens, unpack_ids, unpack_tokens
+from decoding.constraints.base import Constraint
 from decoding.model import Model, Row
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
@@ -30,7 +31,6 @@ class Known:
     Attributes:
         sid: its number.
         length: tokens it has.
-        finish: place in FINISHES of its finish reason.
         sampling: the parameters it has.
         stale: it may have other tokens than the sequence and is to be written anew; also where there is none yet.
         appending: operations under way that make it longer.
@@ -39,7 +39,6 @@ class Known:
 
     sid: int
     length: int = 0
-    finish: int = 0
     sampling: Any = None
     stale: bool = True
     appending: int = 0
@@ -56,7 +55,7 @@ class Known:
             new = pack_tokens(seq.generated[-behind:]) if behind else ()
             sampling = None if seq.sampling is self.sampling else seq.sampling
             update = Update(self.sid, self.length, new, finish, None, self.appending > 0, sampling)
-        self.length, self.finish, self.sampling = len(seq), finish, seq.sampling
+        self.length, self.sampling = len(seq), seq.sampling
         return update
 
     def _whole(self, seq: Sequence, finish: int) -> Update:
@@ -70,13 +69,15 @@ class Known:
             seq.sharing,
             seq.tenant,
             seq.lossy,
+            seq.patient,
             watches,
+            seq.constraint is not None,
         )
         return Update(self.sid, start, pack_tokens(seq.generated), finish, whole, False, seq.sampling)
 
     def twin(self, sid: int) -> Known:
         """Of a mirror that was forked off this one just now."""
-        return Known(sid, self.length, self.finish, self.sampling, self.stale or self.appending > 0)
+        return Known(sid, self.length, self.sampling, self.stale or self.appending > 0)
 
     def keep(self, number: int, *things: Any) -> None:
         """The actor keeps these under the number of a call."""
@@ -107,6 +108,7 @@ class Mirror:
         told: counts of the meter that the coordinator has.
         kept: drafts and readings by the number of the call that made them.
         fault: what failed in an operation without an answer; the next one fails with it.
+        making: compiles what the answer must fit; shared with twins. None: nothing is to be waited for.
     """
 
     seq: Sequence
@@ -114,6 +116,18 @@ class Mirror:
     told: list[float] = field(default_factory=lambda: [0] * len(COUNTED))
     kept: OrderedDict[int, tuple[DraftTree, list[Row] | None]] = field(default_factory=OrderedDict)
     fault: Exception | None = None
+    making: asyncio.Task[Constraint] | None = None
+
+    async def ready(self) -> None:
+        """Wait until what the answer must fit is compiled.
+
+        Raises:
+            TurnoutError: it cannot be.
+        """
+        while (making := self.making) is not None:
+            compiled = await asyncio.shield(making)
+            if self.making is making:
+                self.seq.constraint, self.making = compiled.clone(), None
 
     def counts(self, name: str) -> tuple[float, ...]:
         """COUNTED since the last time, then ABSOLUTE; empty where the model has done nothing."""
@@ -176,10 +190,10 @@ class Mirrors:
     async def _written(self, mirror: Mirror | None, update: Update) -> Mirror:
         """A mirror made, or made anew in place, so that its cache stays as far as it agrees."""
         assert update.whole is not None
-        prompt, num_prompt, seed, ends, sharing, tenant, lossy, watches = update.whole
+        prompt, num_prompt, seed, ends, sharing, tenant, lossy, patient, watches, bound = update.whole
         tokens = unpack_ids(prompt)
         if mirror is None:
-            fresh = Sequence(tokens, update.sampling, seed, (), None, sharing, tenant, lossy)
+            fresh = Sequence(tokens, update.sampling, seed, (), None, sharing, tenant, lossy, patient)
             mirror = self._mirrors[update.sid] = Mirror(fresh)
         elif mirror.ending:
             await asyncio.wait(mirror.ending)
@@ -192,6 +206,11 @@ class Mirrors:
         seq._ends = ends
         text = Detokenizer(self._tokenizer, tokens[:num_prompt]) if watches else None
         seq.stop = StopStrings(text, update.sampling.stop) if text is not None else None
+        structure = update.sampling.structure if bound else None
+        seq.constraint, mirror.making = None, None
+        if structure is not None:
+            # Beside the loop, and not before the next message is taken: others do not wait for it.
+            mirror.making = asyncio.create_task(self._tokenizer.structures.made(structure))
         seq.finish_reason = None
         return mirror
 
@@ -199,7 +218,7 @@ class Mirrors:
         """Let a sequence have a twin that shares its cache; nothing where there is no mirror: its twin needs none."""
         mirror = self._mirrors.get(sid)
         if mirror is not None:
-            self._mirrors[twin] = Mirror(self._model.fork(mirror.seq, seed))
+            self._mirrors[twin] = Mirror(self._model.fork(mirror.seq, seed), making=mirror.making)
 
     def release(self, sid: int) -> None:
         """Forget a sequence."""

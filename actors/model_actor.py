@@ -15,6 +15,7 @@ from actors.model_host import ModelHost as ModelHost
 from actors.wire import MemberSpec, ModelCard
 from engine.hosting import listen
 from engine.member_loading import Ranks, follow_leader
+from turnout.tracing import set_up
 
 
 class ModelActor:
@@ -41,6 +42,7 @@ class ModelActor:
 
     async def load(self, spec: MemberSpec) -> ModelCard:
         """See `ModelHost.load`."""
+        set_up(spec.config.telemetry.traces, f"model-{spec.name}")
         address, node_id, _ = await self.place()
         if self._listener is not None:
             spec = replace(spec, listen_fd=self._listener.detach())

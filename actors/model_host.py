@@ -28,11 +28,13 @@ from engine.model import EngineModel
 from engine.moving import export_kv, held_tokens, import_kv, token_bytes
 from turnout.errors import Code, TurnoutError
 from turnout.sources import sources_digest
+from turnout.tracing import within
 
 log = logging.getLogger(__name__)
 
 GAP_S = 10.0  # how long a post may be missing while later ones are there
 NOTHING = (None, (), ())
+Packed = tuple[Any, ...]
 
 
 class ModelHost:
@@ -176,7 +178,9 @@ class ModelHost:
                 for packed in message[1]:
                     self._arrivals.unpack(packed)
 
-    async def _begin(self, number: int, op: int, update: tuple[Any, ...], packed: tuple[Any, ...], needed: Any) -> None:
+    async def _begin(
+        self, number: int, op: int, update: Packed, packed: Packed, needed: Packed, trace: str = ""
+    ) -> None:
         """Start an operation; the mirror and what travels with it are brought up to date before the next message."""
         coming = [self._dock.receive(*each) for each in needed]
         operation = Op(op)
@@ -192,7 +196,7 @@ class ModelHost:
             self._learn(mirror, unpacker, packed, {})
             return
         before = self._lessons.get(mirror)
-        work = self._work(number, operation, unpacker, packed, coming, before)
+        work = self._work(number, operation, unpacker, packed, coming, before, trace)
         task = asyncio.get_running_loop().create_task(work, name=f"{operation.name.lower()}-{number}")
         if operation is Op.TEACH:
             self._lessons[mirror] = task
@@ -226,6 +230,7 @@ class ModelHost:
         packed: tuple[Any, ...],
         coming: list[asyncio.Future[dict[Key, torch.Tensor]]],
         before: asyncio.Task[None] | None,
+        trace: str,
     ) -> None:
         """One operation, from its arguments to its answer."""
         mirror = unpacker.mirror
@@ -234,6 +239,7 @@ class ModelHost:
         try:
             if before is not None:
                 await asyncio.wait([before])
+            await mirror.ready()
             received = {key: tensor for each in coming for key, tensor in (await each).items()}
             if op is Op.TEACH:
                 self._learn(mirror, unpacker, packed, received)
@@ -242,7 +248,8 @@ class ModelHost:
                 fault, mirror.fault = mirror.fault, None
                 raise fault
             args = unpacker.unpack(op, packed, self._dock.tensors(received))
-            value = await perform(self.model, op, mirror.seq, args)
+            with within(f"{self.spec.name} {op.name.lower()} in its actor", trace):
+                value = await perform(self.model, op, mirror.seq, args)
             result = pack_result(op, args, value, self.shelf)
             kind = Kind.DONE
             if op is Op.PROPOSE:

@@ -12,7 +12,7 @@ import io
 import math
 import pickle
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -67,7 +67,7 @@ class TensorHandle:
 
 
 class Handles:
-    """The handles a coordinator holds: counts them, and collects what its actors may drop.
+    """The handles a coordinator holds: collects what its actors may drop.
 
     Handles may be collected as garbage by any thread; everything else is called from one event loop.
 
@@ -77,7 +77,6 @@ class Handles:
 
     def __init__(self, notify: Callable[[], None] | None = None) -> None:
         self._notify = notify
-        self._held: Counter[int] = Counter()
         self._told = False
         self._fallen: deque[Key] = deque()
         self._dropped: dict[tuple[int, int], list[int]] = {}
@@ -86,7 +85,6 @@ class Handles:
         """A new handle; when it is garbage its tensor can be dropped."""
         handle = TensorHandle(*key, shape, dtype)
         weakref.finalize(handle, self._fall, key).atexit = False
-        self._held[key.owner] += 1
         return handle
 
     def _fall(self, key: Key) -> None:
@@ -99,13 +97,7 @@ class Handles:
         self._told = False  # before the look: what falls from now on is told again
         while self._fallen:
             key = self._fallen.popleft()
-            self._held[key.owner] -= 1
             self._dropped.setdefault((key.owner, key.life), []).append(key.id)
-
-    def num_held(self, owner: int) -> int:
-        """Handles of an actor's tensors that somebody has, of all its lives."""
-        self._sort()
-        return self._held[owner]
 
     def take_dropped(self, owner: int, life: int) -> list[int]:
         """Ids on this life's shelf that nobody can name any more, each once; those of earlier lives are forgotten."""

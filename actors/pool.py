@@ -123,7 +123,7 @@ class ActorPool(Endpoint):
         ]
         loaded = cls(name, parts, supervisors, own)
         place.append(loaded)
-        prepare(loaded, parts.config)
+        prepare(loaded, config)
         loaded.stores = open_tenancy(config, parts.tokenizer, parts.folder)
         loaded.share = share_of(config, loaded.stores)
         with suppress(RuntimeError):  # no loop runs here: the first call attaches
@@ -186,9 +186,8 @@ class ActorPool(Endpoint):
         )
 
     async def close(self) -> None:
-        """Cancel what runs, shadows first; end the actors, and give back what they ran on."""
-        if self.routing is not None:
-            await self.routing.close()
+        """Cancel what runs, shadows and audits first; end the actors, and give back what they ran on."""
+        await self.close_background()
         if self._group is not None:
             await self._group.close()
         await asyncio.gather(*(member.close() for member in self.members.values()))

@@ -112,7 +112,7 @@ class Transport:
                 raise TurnoutError(Code.UNAVAILABLE, f"{message}; one of its members does not answer") from None
             raise
 
-    def ship(self, tensors: list[torch.Tensor], to: int, ticket: int, generation: int | None = None) -> None:
+    def ship(self, tensors: list[torch.Tensor], to: int, ticket: int) -> None:
         """Send tensors to a member; returns at once.
 
         What is asked of a pair of members, in both directions, must be asked of both in the same order. The tensors
@@ -122,19 +122,16 @@ class Transport:
             tensors: at least one.
             to: rank of the receiver.
             ticket: names the transfer; the receiver gives the same.
-            generation: that is meant: nothing is sent in another; None: the present one.
         """
-        if self._current is not None and generation in (None, self._current.number):
+        if self._current is not None:
             self._current.ship(tensors, to, ticket)
 
-    def refuse(self, to: int, ticket: int, generation: int | None = None) -> None:
+    def refuse(self, to: int, ticket: int) -> None:
         """Instead of `ship`, where what was to be sent is gone: the receiver gets Interrupted. Keeps the order."""
-        if self._current is not None and generation in (None, self._current.number):
+        if self._current is not None:
             self._current.refuse(to, ticket)
 
-    def receive(
-        self, metas: list[Meta], source: int, ticket: int, timeout_s: float, generation: int | None = None
-    ) -> Awaitable[list[torch.Tensor]]:
+    def receive(self, metas: list[Meta], source: int, ticket: int, timeout_s: float) -> Awaitable[list[torch.Tensor]]:
         """Tensors that a member ships. Takes its place in the order when it is called, not when it is awaited.
 
         Who stops waiting leaves the transfer to its end.
@@ -144,17 +141,13 @@ class Transport:
             source: rank of the sender.
             ticket: names the transfer.
             timeout_s: until they are here; then the group is broken.
-            generation: that is meant; None: the present one.
 
         Raises:
-            GroupBroken: the sender is gone or did not send in time, the group was broken before, or it is in another
-                generation.
+            GroupBroken: the sender is gone or did not send in time, or the group was broken before.
             Interrupted: the sender has them no longer.
         """
         if self._current is None:
             return _refused(self._absent or "this actor is in no group")
-        if generation not in (None, self._current.number):
-            return _refused(f"group {generation} is no more; this actor is in group {self._current.number}")
         arrival = _Arrival(self._current, source, timeout_s)
         self._current.receive(metas, source, ticket, timeout_s, arrival.tell)
         return arrival.future

@@ -19,6 +19,7 @@ from engine.costs.step_time import StepTime
 from turnout.calls import CacheStats, MemberStats
 from turnout.config import TurnoutConfig
 from turnout.cost import ModelMeter
+from turnout.tracing import header
 from turnout.types import FinishReason, Token, TokenKind
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Op(IntEnum):
 class Post(IntEnum):
     """First place of a message to an actor."""
 
-    CALL = 0  # number, op, update, payload, needed tensors
+    CALL = 0  # number, op, update, payload, needed tensors; and its span, where it is traced
     CANCEL = 1  # number
     FORK = 2  # sequence, twin, seed
     RELEASE = 3  # sequence
@@ -187,6 +188,7 @@ class Call:
         future: gets the result, once; an actor that dies leaves it open.
         released: the sequence was given back meanwhile: the call fails when it is sent.
         base: length of the sequence when it was last sent.
+        trace: `traceparent` of the span it is part of; "" where it is not traced.
     """
 
     op: Op
@@ -195,6 +197,7 @@ class Call:
     future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     released: bool = False
     base: int = 0
+    trace: str = field(default_factory=header)
 
     @property
     def appends(self) -> bool:
@@ -305,7 +308,7 @@ def pack_tokens(tokens: Iterable[Token]) -> tuple[Any, ...]:
     ids: list[int] = []
     last: tuple[str, TokenKind] | None = None
     for token in tokens:
-        if token.logprob is not None or token.entropy_bits is not None or token.top:
+        if token.logprob is not None or token.entropy_bits is not None or token.top or token.rejected:
             runs.append((token.source, KINDS.index(token.kind), *token[:1], *token[3:]))
             last = None
         elif last == (token.source, token.kind):

@@ -1,6 +1,6 @@
 """From raw logits to the distribution a token is drawn from, for many rows at once.
 
-Order (the one in `SamplingParams`): logit bias, repetition, presence and frequency penalties, temperature,
+Order (the one in `SamplingParams`): logit bias, repetition, presence and frequency penalties, structure, temperature,
 top-k, top-p, min-p. Temperature 0 is the one-hot limit.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from decoding.constraints.base import Mask, keep_allowed
 from decoding.sequence import Sequence
 
 NEG_INF = float("-inf")
@@ -19,10 +20,15 @@ BITS_PER_NAT = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Whose row it is: the sequence, and the hypothetical tokens (a draft path) after its last one."""
+    """Whose row it is: the sequence, and the hypothetical tokens (a draft path) after its last one.
+
+    Attributes:
+        free: whether it only drafts: what the sequence is constrained to does not hold for it.
+    """
 
     seq: Sequence
     path: tuple[int, ...] = ()
+    free: bool = False
 
     @property
     def position(self) -> int:
@@ -62,14 +68,35 @@ def process(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
 
 
 def penalise(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
-    """Logit bias and penalties only; returns `logits` itself when no row asks for any."""
+    """Logit bias, penalties and constraints only; returns `logits` itself when no row asks for any."""
     touched = [i for i, row in enumerate(rows) if row.seq.sampling.logit_bias or row.seq.sampling.has_history]
-    if not touched:
-        return logits
-    logits = logits.clone()
+    bound = bound_rows(rows)
+    if touched:
+        logits = logits.clone()
     for i in touched:
         _penalise_row(logits[i], rows[i])
-    return logits
+    return _constrained(logits, rows, bound) if bound else logits
+
+
+def bound_rows(rows: Rows[History]) -> dict[Sequence, list[int]]:
+    """Places of the rows that a structure holds for, by whose they are."""
+    found: dict[Sequence, list[int]] = {}
+    for i, row in enumerate(rows):
+        if row.seq.constraint is not None and not row.free:
+            found.setdefault(row.seq, []).append(i)
+    return found
+
+
+def _constrained(logits: torch.Tensor, rows: Rows[History], bound: dict[Sequence, list[int]]) -> torch.Tensor:
+    slots: list[int] = []
+    masks: list[Mask] = []
+    for seq, places in bound.items():
+        assert seq.constraint is not None
+        for i, mask in zip(places, seq.constraint.masks(seq.answer, [rows[i].path for i in places]), strict=True):
+            if mask is not None:
+                slots.append(i)
+                masks.append(mask)
+    return keep_allowed(logits, slots, masks) if slots else logits
 
 
 def _penalise_row(row: torch.Tensor, history: History) -> None:

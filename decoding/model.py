@@ -56,10 +56,14 @@ class Want:
     margin: bool = False
 
     @property
+    def chooses(self) -> bool:
+        """Whether the distribution that a token is drawn from is wanted, not only what the model says."""
+        return self.draw is not None or self.probs or self.margin
+
+    @property
     def reads_logits(self) -> bool:
         """Whether anything but hidden states is wanted."""
-        scores = self.entropy or self.logprob or self.probs or self.logits or self.margin
-        return self.draw is not None or self.top > 0 or scores
+        return self.chooses or self.entropy or self.logprob or self.logits or self.top > 0
 
     def __or__(self, other: Want) -> Want:
         return Want(

@@ -142,7 +142,9 @@ async def exit_states(model: Model, seq: Sequence, layer: int, start: int, stop:
     """
     want, rows = Want(draw=None, hidden=frozenset({layer})), []
     if start == 0:  # a sketch stands after at least one token
-        first = Sequence(seq.tokens[:1], seq.sampling, seq.seed, sharing=seq.sharing, tenant=seq.tenant)
+        first = Sequence(
+            seq.tokens[:1], seq.sampling, seq.seed, sharing=seq.sharing, tenant=seq.tenant, patient=seq.patient
+        )
         try:
             rows += await model.extend(first, want=want)
         finally:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
 
-from turnout.registry import MethodParams, explain, load
+from turnout.registry import METHODS_PACKAGE, MethodParams, explain, get_method, load, names
 
 if TYPE_CHECKING:
     from decoding.model import ModelPool
@@ -89,3 +89,33 @@ class PartChoice(BaseModel):
     def of(cls, name: str, **params: Any) -> Self:
         """Written in code."""
         return cls(name=name, params=params)
+
+
+def with_parts(schema: dict[str, Any]) -> dict[str, Any]:
+    """A method's JSON schema, with `x-parts`: by slot, then by name, the schemas of what a field may choose.
+
+    A field says its slot in `x-slot`: the package in `decoding` whose modules are what it chooses from.
+    """
+    wanted, found = _slots_in(schema), dict[str, dict[str, Any]]()
+    while wanted:
+        slot = wanted.pop()
+        package = f"decoding.{slot}"
+        found[slot] = {name: _params_of(package, name).model_json_schema() for name in names(package)}
+        wanted |= _slots_in(found[slot]) - set(found)
+    return {**schema, "x-parts": found} if found else schema
+
+
+def _slots_in(value: Any) -> set[str]:
+    if isinstance(value, list):
+        return set[str]().union(*map(_slots_in, value))
+    if not isinstance(value, dict):
+        return set()
+    own = {value["x-slot"]} if isinstance(value.get("x-slot"), str) else set()
+    return own.union(*map(_slots_in, value.values()))
+
+
+def _params_of(package: str, name: str) -> type[MethodParams]:
+    if package == METHODS_PACKAGE:
+        return get_method(name).params
+    part: type[Part] = load(package, name, "part").PART
+    return part.Params

@@ -32,7 +32,7 @@ def read(logits: torch.Tensor, histories: list[History], wants: list[Want]) -> l
     greedy: list[int] = []
     sampled: list[int] = []
     for index, want in enumerate(wants):
-        if want.draw is not None or want.probs or want.margin:
+        if want.chooses:
             (greedy if histories[index].seq.sampling.greedy else sampled).append(index)
         if want.logits:
             rows[index].logits = logits[index]

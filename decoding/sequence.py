@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from turnout.cost import Meter
 from turnout.types import FinishReason, SamplingParams, Sharing, Token
+
+if TYPE_CHECKING:
+    from decoding.constraints.base import Constraint
 
 DEFAULT_SHARING = Sharing()
 
@@ -35,9 +38,11 @@ class Sequence:
         sharing: whose cache its tokens belong to; what others may not find is computed again.
         lossy: whether its cache may come from KV that was stored or reused with a loss.
         tenant: whose request it is; a model's time is shared equally between tenants.
+        patient: whether it gives way, at every step, to sequences that are not.
 
     Attributes:
         tokens: prompt and answer; only `append` and `extend` add to it, nothing ever shortens it.
+        constraint: what the answer's text must fit; None: nothing. Set by who made the sequence; forks have their own.
         generated: the answer's tokens, with provenance.
         finish_reason: set when the answer ends; only `reopen` takes it back.
         meter: the work done for it.
@@ -45,12 +50,14 @@ class Sequence:
 
     __slots__ = (
         "_ends",
+        "constraint",
         "finish_reason",
         "generated",
         "lossy",
         "meter",
         "num_prompt_tokens",
         "output_counts",
+        "patient",
         "prompt_set",
         "sampling",
         "seed",
@@ -70,6 +77,7 @@ class Sequence:
         sharing: Sharing = DEFAULT_SHARING,
         tenant: str = "default",
         lossy: bool = False,
+        patient: bool = False,
     ) -> None:
         self.tokens: list[int] = list(prompt)
         if not self.tokens:
@@ -81,6 +89,8 @@ class Sequence:
         self.sharing = sharing
         self.lossy = lossy
         self.tenant = tenant
+        self.patient = patient
+        self.constraint: Constraint | None = None
         self.generated: list[Token] = []
         self.finish_reason: FinishReason | None = None
         self.meter = Meter()
@@ -98,6 +108,11 @@ class Sequence:
     def finished(self) -> bool:
         """Whether the answer has ended."""
         return self.finish_reason is not None
+
+    @property
+    def answer(self) -> list[int]:
+        """The answer's tokens so far."""
+        return self.tokens[self.num_prompt_tokens :]
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -150,12 +165,13 @@ class Sequence:
     def fork(self, seed: int | None = None) -> Sequence:
         """An independent continuation of the same tokens, with counters of its own."""
         seed = self.seed if seed is None else seed
-        twin = Sequence(self.tokens, self.sampling, seed, (), None, self.sharing, self.tenant, self.lossy)
+        twin = Sequence(self.tokens, self.sampling, seed, (), None, self.sharing, self.tenant, self.lossy, self.patient)
         twin.num_prompt_tokens = self.num_prompt_tokens
         twin.prompt_set = self.prompt_set
         twin.generated = list(self.generated)
         twin.output_counts = dict(self.output_counts)
         twin.finish_reason = self.finish_reason
         twin.stop = self.stop.clone() if self.stop is not None else None
+        twin.constraint = self.constraint.clone() if self.constraint is not None else None
         twin._ends = self._ends
         return twin

@@ -48,7 +48,6 @@ class SkipSearch:
         self._trials: list[Bits] = []
         self._scores: list[float] = []
         self._without_gain = 0
-        self._trial: Bits | None = None
         self._best = self._every_second_layer()
         self.score = -1.0
 
@@ -71,23 +70,19 @@ class SkipSearch:
     def propose(self) -> frozenset[int]:
         """The set to try next: the first is the one in use."""
         if not self._trials:
-            self._trial = self._best
-        elif len(self._trials) % ADVICE_EVERY == 0:
-            self._trial = self._advised()
-        else:
-            self._trial = self._any()
-        return self._set(self._trial)
+            return self.best
+        return self._set(self._advised() if len(self._trials) % ADVICE_EVERY == 0 else self._any())
 
-    def report(self, score: float) -> None:
-        """How well the proposed set predicted."""
-        assert self._trial is not None
-        self._trials.append(self._trial)
+    def report(self, tried: frozenset[int], score: float) -> None:
+        """How well a proposed set predicted; several requests may be trying theirs at once."""
+        trial = np.zeros(self._size, dtype=np.int8)
+        trial[[index - 2 for index in tried]] = 1
+        self._trials.append(trial)
         self._scores.append(score)
         if score > self.score:
-            self._best, self.score, self._without_gain = self._trial, score, 0
+            self._best, self.score, self._without_gain = trial, score, 0
         else:
             self._without_gain += 1
-        self._trial = None
 
     def _every_second_layer(self) -> Bits:
         """Both sub-layers of every second layer, as many as there may be."""

@@ -14,7 +14,7 @@ from decoding.sequence import Sequence
 from decoding.stretch import stretch_lengths
 from decoding.switching.base import BackgroundReader
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict, Verifier
+from decoding.verifiers.base import Verdict, Verifier, with_rejected
 from turnout.types import Segment
 
 # Tokens a draft model may lack before it reads along: few forwards, and a short catch-up at the next draft.
@@ -112,7 +112,7 @@ class Speculation:
     async def _verify(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
         """One forward over the draft; tokens of it, and one of the target's own."""
         started = time.perf_counter()
-        verdict = self._reported(await self._target.verify(seq, draft.tree, self._verifier, want))
+        verdict = self._reported(draft.tree, await self._target.verify(seq, draft.tree, self._verifier, want))
         emitted = seq.extend(verdict.tokens, self._sizes)
         verify_s = time.perf_counter() - started
         seq.meter.speculation.add_round(
@@ -168,10 +168,12 @@ class Speculation:
                     return Draft(tree, order[: place + 1], depth, time.perf_counter() - started)
         return Draft(DraftTree.empty(self._target.name), order, 0, time.perf_counter() - started, plain)
 
-    def _reported(self, verdict: Verdict) -> Verdict:
-        """The tokens with as many alternatives as the request asked for: what else was read is for drafters."""
-        asked = self._seq.sampling.logprobs or 0
-        return replace(verdict, tokens=tuple(token._replace(top=token.top[:asked]) for token in verdict.tokens))
+    def _reported(self, tree: DraftTree, verdict: Verdict) -> Verdict:
+        """The tokens with what the request asked for: alternatives that were read beside are for drafters."""
+        asked = self._seq.sampling
+        tokens = with_rejected(tree, verdict) if asked.token_details else verdict.tokens
+        most = asked.logprobs or 0
+        return replace(verdict, tokens=tuple(token._replace(top=token.top[:most]) for token in tokens))
 
     def _learn(self, seq: Sequence, draft: Draft, verdict: Verdict, seconds: float) -> None:
         for arm in self._arms:

@@ -131,7 +131,7 @@ def _draw(row: Row, key: int) -> int:
 async def tokens_written(model: Model, seq: Sequence, step: tuple[int, ...]) -> list[Token]:
     """A drafted step as tokens of the answer, with what the request reports about tokens: one forward, if anything."""
     want = reported(seq)
-    if not want.logprob:
+    if not want.reads_logits:
         return [Token(token, model.name) for token in step]
     rows = await model.extend(seq, step[:-1], want | Want(draw=None, logits=True), every=True)
     return [emitted(token, row, model.name, TokenKind.DECODED) for token, row in zip(step, rows, strict=True)]

@@ -13,9 +13,8 @@ LONGEST_STRETCH = 8
 
 def reported(seq: Sequence) -> Want:
     """What the request itself wants to hear about each emitted token; draws nothing."""
-    if seq.sampling.logprobs is None:
-        return Want(draw=None)
-    return Want(draw=None, logprob=True, top=seq.sampling.logprobs)
+    asked = seq.sampling
+    return Want(draw=None, entropy=asked.token_details, logprob=asked.logprobs is not None, top=asked.logprobs or 0)
 
 
 class Stretch:

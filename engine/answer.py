@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from decoding.model import ModelPool, Request
-from decoding.noise import derive_seed
 from decoding.sequence import Sequence
+from engine.beginning import begin
 from engine.delivered import Delivery, deliveries, notes_of
 from engine.prepare import Prepared
 from engine.routing import Routing
 from engine.sharing import Share, private
-from engine.text import Detokenizer, StopStrings, TextTokenizer
+from engine.spans import spanned
+from engine.structures import check_answer
+from engine.text import StopStrings, TextTokenizer
 from engine.usage import token_out, usage_of
 from turnout.calls import Chunk, Decided, Event, Regained, Usage
 from turnout.errors import Code, Interrupted, TurnoutError
-from turnout.types import FinishReason, SamplingParams, Token
+from turnout.tracing import current, header, within
+from turnout.types import FinishReason, Token
 
 if TYPE_CHECKING:
     from engine.handover import HandOver
 
 FIRST = 0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -41,6 +47,7 @@ class Answer:
 
     def last_chunk(self) -> Chunk:
         """The rest of its text, and why it ended."""
+        check_answer(self.sequence)
         reason = self.sequence.finish_reason or FinishReason.LENGTH
         text = self.delivery.text(self.text.take(final=True))
         self.delivery.end()
@@ -61,6 +68,15 @@ def _expire(deadline_s: float, queue: _Events, tasks: list[asyncio.Task[None]]) 
         task.cancel()
 
 
+def _tell(run: AnswerRun, answered: Callable[[AnswerRun], None] | None) -> None:
+    """The caller has its answer, and is told of nothing that comes after it."""
+    try:
+        if answered is not None:
+            answered(run)
+    except Exception:
+        log.exception("request %s: what comes after its answer failed", run.request_id)
+
+
 class AnswerRun:
     """Runs a prepared call; iterate `events` once. Leaving the iteration early frees everything.
 
@@ -74,6 +90,11 @@ class AnswerRun:
         routing: decides where the call has no plan yet.
         share: says whose cache the prompt belongs to.
         running: the runs of the pool; this one is among them while it runs.
+        answered: told of the run when all of it has been answered.
+
+    Attributes:
+        prepared: the call as it runs: as its router decided, where it has one.
+        answers: its answers.
     """
 
     def __init__(
@@ -85,9 +106,10 @@ class AnswerRun:
         routing: Routing | None = None,
         share: Share = private,
         running: set[AnswerRun] | None = None,
+        answered: Callable[[AnswerRun], None] | None = None,
     ) -> None:
         self.request_id = prepared.call.request_id
-        self._prepared = prepared
+        self.prepared = prepared
         self._routing = routing
         self._share = share
         self._models = models
@@ -99,24 +121,14 @@ class AnswerRun:
         self._notes: list[str] = []
         self._extra: dict[str, Any] = {}
         self._running = running if running is not None else set()
+        self._answered = answered
         self._tasks: list[asyncio.Task[None]] = []
         self._handover: HandOver | None = None
-        self.answers = [Answer(each, *self._begin(each), left) for each, left in enumerate(deliveries(prepared.call))]
+        self.answers = [Answer(each, *self.fresh(each), left) for each, left in enumerate(deliveries(prepared.call))]
 
-    def _begin(self, index: int) -> tuple[Sequence, StopStrings]:
-        prepared = self._prepared
-        text = StopStrings(Detokenizer(self._tokenizer, prepared.prompt), prepared.call.sampling.stop)
-        seed = derive_seed(prepared.seed, index)
-        eos = self._tokenizer.eos_ids
-        tenant = prepared.call.tenant
-        sharing, lossy = self._share(tenant, prepared.prompt), prepared.call.cache == "lossy"
-        sequence = Sequence(prepared.prompt, self._sampling, seed, eos, text, sharing, tenant, lossy)
-        return sequence, text
-
-    @property
-    def _sampling(self) -> SamplingParams:
-        """The call's, with the room there is."""
-        return self._prepared.call.sampling.model_copy(update={"max_tokens": self._prepared.max_tokens})
+    def fresh(self, index: int) -> tuple[Sequence, StopStrings]:
+        """An answer as it is before its first token."""
+        return begin(self.prepared, self._tokenizer, self._share, index)
 
     async def events(self) -> AsyncIterator[Event]:
         """Chunks as they come, then the usage.
@@ -131,7 +143,7 @@ class AnswerRun:
         queue: _Events = asyncio.Queue()
         tasks = self._tasks = [asyncio.create_task(self._drive(answer, queue)) for answer in self.answers]
         self._running.add(self)
-        deadline_s = self._prepared.call.deadline_s
+        deadline_s = self.prepared.call.deadline_s
         loop = asyncio.get_running_loop()
         timer = None
         if deadline_s is not None:
@@ -157,7 +169,9 @@ class AnswerRun:
         if self._handover is not None and self._handover.packed:
             moved = self._handover.moved([answer.sequence.meter for answer in self.answers])
             raise Interrupted("the replica has handed the call over", moved)
-        yield self._usage()
+        usage = self._usage()
+        _tell(self, self._answered)
+        yield usage
 
     def leave(self, again: bool = False) -> bool:
         """Stop between two tokens: what is there is sent, then `events` raises Interrupted with what to take along.
@@ -168,7 +182,7 @@ class AnswerRun:
         Returns:
             Whether it does: a call that has no method yet, and an answer that would be made again, stay.
         """
-        plan = self._prepared.plan
+        plan = self.prepared.plan
         if self._handover is not None or plan is None or not (again or self._continues):
             return False
         from engine.handover import HandOver
@@ -182,18 +196,19 @@ class AnswerRun:
     @property
     def _continues(self) -> bool:
         """Whether answers go on from their first tokens."""
-        plan = self._prepared.plan
-        return plan is not None and plan.method.continues(plan.params, self._sampling.greedy)
+        plan = self.prepared.plan
+        return plan is not None and plan.method.continues(plan.params, self.prepared.sampling.greedy)
 
     async def _drive(self, answer: Answer, queue: _Events) -> None:
         """Run one answer's method; its chunks go into the queue, then None (or the error). Frees its memory."""
-        call = self._prepared.call
+        call = self.prepared.call
         request = Request(call.request_id, answer.sequence, call.tenant)
         try:
             if answer.index != FIRST:
                 # The first answer computes the prompt; the others find its blocks in the pool.
                 await self.answers[FIRST].started.wait()
-            await self._run(answer, request, queue)
+            with within("answer", call.trace, index=answer.index):
+                await self._run(answer, request, queue)
             if not answer.delivery.finished:
                 queue.put_nowait(answer.last_chunk())
             queue.put_nowait(None)
@@ -208,25 +223,29 @@ class AnswerRun:
             queue.put_nowait(error)
         finally:
             answer.started.set()
-            if self._prepared.plan is not None:
-                request.notes += self._prepared.plan.notes
+            if self.prepared.plan is not None:
+                request.notes += self.prepared.plan.notes
             self._notes += [note for note in request.notes if note not in self._notes]
             self._extra.update(request.extra)
             _release(answer.sequence, self._models)
 
     async def _run(self, answer: Answer, request: Request, queue: _Events) -> None:
         models = self._models
-        if self._prepared.plan is None:
+        if self.prepared.plan is None:
             if answer.index != FIRST:
                 return  # routing has failed, and the whole call with it
-            models = await self._route(answer, queue)
+            with within("route", header()):
+                models = await self._route(answer, queue)
         if answer.index == FIRST:
             await self._resume()
         request.sequence = answer.sequence
-        plan = self._prepared.plan
+        plan = self.prepared.plan
         assert plan is not None
         if answer.sequence.finished or answer.delivery.finished:
             return
+        if (span := current()) is not None:
+            span.update_name(f"method {plan.method.name}")
+            models = spanned(models)
         async with aclosing(plan.method.run(request, models, plan.params)) as segments:  # type: ignore[type-var]
             async for segment in segments:
                 if segment.tokens:
@@ -235,7 +254,7 @@ class AnswerRun:
 
     async def _resume(self) -> None:
         """Let the answers begin with what was delivered, where their method goes on from there; take over what came."""
-        call = self._prepared.call
+        call = self.prepared.call
         begun = [answer for answer in self.answers if answer.delivery]
         for answer in begun:
             if self._continues or answer.delivery.finished:
@@ -272,17 +291,17 @@ class AnswerRun:
             The models for the first answer.
         """
         assert self._routing is not None
-        asked, before = self._prepared, first.sequence
-        self._prepared, models = await self._routing.route(asked, before, self._models)
+        asked, before = self.prepared, first.sequence
+        self.prepared, models = await self._routing.route(asked, before, self._models)
         if asked.call.tells_decision and self._routing.decision is not None:
             queue.put_nowait(Decided(self._routing.decision.as_json()))
         self._notes += self._routing.notes
-        if self._prepared.prompt == asked.prompt:
+        if self.prepared.prompt == asked.prompt:
             for answer in self.answers:
-                answer.sequence.sampling = self._sampling
+                answer.sequence.sampling = self.prepared.sampling
             return models
         for answer in self.answers:
-            answer.sequence, answer.text = self._begin(answer.index)
+            answer.sequence, answer.text = self.fresh(answer.index)
         first.sequence.meter = before.meter
         _release(before, self._models)
         return self._models
@@ -305,7 +324,6 @@ class AnswerRun:
     def _usage(self) -> Usage:
         seconds = (self._first_token_s, time.perf_counter() - self._started)
         sequences = [answer.sequence for answer in self.answers]
-        routing = self._routing
-        route = routing.shown(self._prepared.call.explain) if routing is not None else None
+        route = self._routing.shown(self.prepared.call.explain) if self._routing is not None else None
         large = self._models.models[self._large]
-        return usage_of(self._prepared, sequences, large, seconds, self._extra, tuple(self._notes), route)
+        return usage_of(self.prepared, sequences, large, seconds, self._extra, tuple(self._notes), route)

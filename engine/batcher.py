@@ -15,11 +15,14 @@ from engine.device import Device
 from engine.forwards import Forwards, Outcome
 from engine.memory import StepMemory, age
 from engine.ordering import note_started
+from engine.patience import longest_step
 from engine.runner import Feed, Runner
 from engine.scheduler import Forward, Limits, Load, StepTime, load_of, plan_step
+from engine.spans import forward_span
 from engine.waiting import WaitingWork
 from engine.work import Work
 from turnout.errors import Code, TurnoutError
+from turnout.tracing import end
 
 log = logging.getLogger(__name__)
 
@@ -84,16 +87,20 @@ class Batcher:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens that these still have to feed, as far as is known without a look at the cache."""
-        return sum(max(work.total - work.cached, 1) for work in self._waiting)
+        """Tokens that those in a hurry still have to feed, as far as is known without a look at the cache."""
+        return sum(max(work.total - work.cached, 1) for work in self._waiting.of(patient=False))
+
+    def has(self, patient: bool) -> bool:
+        """Whether somebody waits for an operation that is in no hurry, or for one that is."""
+        return self._waiting.has(patient)
 
     def tenants(self) -> set[str]:
-        """Whose operations wait or run."""
-        return self._waiting.tenants()
+        """Whose operations wait or run, of those whose turn on the device is next."""
+        return self._waiting.tenants(self.device.patient)
 
     def load(self) -> Load:
         """What waits, in the eyes of other models on the device."""
-        return load_of(self._waiting if self.times is not None else (), self.limits, self.times)
+        return load_of(self._waiting.of(self.device.patient) if self.times is not None else (), self.limits, self.times)
 
     async def submit(self, work: Work) -> list[Row]:
         """Queue an operation and wait for its rows.
@@ -162,7 +169,8 @@ class Batcher:
 
     def _plan(self) -> Steps:
         """Choose the step's operations, reserve their memory, and lay out what each feeds."""
-        candidates = self._waiting.candidates()
+        patient = self.device.patient
+        candidates = self._waiting.candidates(patient)
         contested = len(self.device.tenants()) > 1
         if not candidates or (contested and self.device.others_first(self.tenants())):
             return []
@@ -176,6 +184,7 @@ class Batcher:
             self.device.owed,
             contested,
             lambda: [member.load() for member in self.device.members if member is not self],
+            longest_step(candidates if patient else (), self.limits, self.times),
         )
         steps: Steps = []
         for share in shares:
@@ -186,9 +195,11 @@ class Batcher:
                 self._waiting.finish(work, [])  # no room to read ahead: the cache stays short, which is never wrong
         stuck = [] if steps else [work for work in candidates if not work.background]
         if stuck:
-            oldest = min(stuck, key=lambda work: age(work.table))
+            oldest = min(stuck, key=lambda work: (work.patient, age(work.table)))
             if tokens := memory.squeeze(oldest, self.limits.token_budget):
                 steps.append((oldest, oldest.feed(tokens)))
+        if not steps and patient and any(work.patient for work in candidates) and self.device.forgo():
+            return self._plan()  # no memory can be had for them: those in a hurry must not wait for their turn to end
         if self.limits.order != "fifo":
             note_started(fresh, {work for work, _ in steps} | {work for work in fresh if work.started})
         for _, feed in steps:
@@ -202,17 +213,21 @@ class Batcher:
         for feed in feeds:
             feed.table.in_flight = True
         outcomes: Works[Outcome]
+        span = forward_span(self.name, steps)
         try:
             outcomes, seconds = await self._forwards.run(feeds)
         except Exception as error:
+            end(span, type(error).__name__)
             log.exception("forward pass of %s failed", self.name)
             outcomes = await self._forwards.run_each(feeds) if len(feeds) > 1 else [error]
         else:
+            end(span)
             self._learn(steps, seconds)
         self._resolve(steps, outcomes)
 
     def _learn(self, steps: Steps, seconds: float) -> None:
         """Keep the recent step time, the cost model, and what tenants are owed up to date."""
+        self.device.took(all(work.patient for work, _ in steps), seconds)
         if all(len(feed.tokens) == 1 and feed.depth == WHOLE for _, feed in steps):
             self.step_seconds = seconds if not self.step_seconds else 0.9 * self.step_seconds + 0.1 * seconds
         if self.times is None or any(feed.depth != WHOLE for _, feed in steps):
@@ -234,26 +249,13 @@ class Batcher:
                 continue
             work.meter(feed, self.name, self.num_parameters, self.runner.plan.num_layers)
             work.keep_traces(feed, outcome)
-            self._enter(work, feed)
+            _enter(work, feed, self.runner.plan.keeps_trees)
             if len(feed.tokens) < work.remaining:
                 work.rows.extend(outcome)
             elif work.on_row is None:
                 self._waiting.finish(work, [*work.rows, *outcome])
             else:
                 self._hand_over(work, outcome[0])
-
-    def _enter(self, work: Work, feed: Feed) -> None:
-        """Let the cache know what was computed."""
-        if feed.tree is None:
-            feed.table.filled(feed.tokens)
-            return
-        if work.sketch is not None:
-            assert feed.states is not None
-            feed.table.tail.sketched(work.sketch, feed.cached_nodes, feed.states)
-            return
-        feed.table.filled(feed.tokens[: len(feed.tokens) - len(feed.tree.fed_tokens) + feed.cached_nodes])
-        if work.grows and (self.runner.plan.keeps_trees or feed.tree.is_chain):
-            feed.table.tail.grown(feed.tree)
 
     def _hand_over(self, work: Work, row: Row) -> None:
         """Let a stretch of decoding take its next token; it goes on from the end of the queue."""
@@ -270,6 +272,20 @@ class Batcher:
             self._waiting.refuse(work, error)
         else:
             self._waiting.renew(work)
+
+
+def _enter(work: Work, feed: Feed, keeps_trees: bool) -> None:
+    """Let the cache know what was computed."""
+    if feed.tree is None:
+        feed.table.filled(feed.tokens)
+        return
+    if work.sketch is not None:
+        assert feed.states is not None
+        feed.table.tail.sketched(work.sketch, feed.cached_nodes, feed.states)
+        return
+    feed.table.filled(feed.tokens[: len(feed.tokens) - len(feed.tree.fed_tokens) + feed.cached_nodes])
+    if work.grows and (keeps_trees or feed.tree.is_chain):
+        feed.table.tail.grown(feed.tree)
 
 
 def _land(steps: Steps) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from engine.fairness import FairShare
+from engine.patience import Floor
 from engine.scheduler import Load
 
 T = TypeVar("T")
@@ -26,6 +27,10 @@ class Member(Protocol):
         """What waits there."""
         ...
 
+    def has(self, patient: bool) -> bool:
+        """Whether somebody waits there for an operation that is in no hurry, or for one that is."""
+        ...
+
 
 class Device:
     """Serialises forwards of all models on one torch device; whoever asked first goes first.
@@ -38,6 +43,7 @@ class Device:
         changed: set when an operation has come, gone or run.
         members: queues of the models that live here.
         owed: what the tenants of these models are owed of the device's time.
+        floor: what operations in no hurry get of it in any case.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,9 +53,30 @@ class Device:
         self.changed = asyncio.Event()
         self.members: list[Member] = []
         self.owed = FairShare()
+        self.floor = Floor()
+
+    @property
+    def patient(self) -> bool:
+        """Whether operations in no hurry may be in the next step: nobody waits for others, or it is their turn."""
+        return not self._has(patient=False) or (self.floor.due and self._has(patient=True))
+
+    def took(self, patient: bool, seconds: float) -> None:
+        """Account for a step, where both kinds of operations wait."""
+        if self.floor.share and self._has(patient=True) and self._has(patient=False):
+            self.floor.took(patient, seconds)
+
+    def forgo(self) -> bool:
+        """Give up the turn of operations in no hurry, none of which can run; False: nobody else waits for it."""
+        if not (self.floor.due and self._has(patient=False)):
+            return False
+        self.floor.forgo()
+        return True
+
+    def _has(self, patient: bool) -> bool:
+        return any(member.has(patient) for member in self.members)
 
     def tenants(self) -> set[str]:
-        """Whose operations wait or run on any of the models."""
+        """Whose operations wait on any of the models, of those whose turn is next."""
         return set().union(*(member.tenants() for member in self.members))
 
     def others_first(self, tenants: Collection[str]) -> bool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractContextManager, aclosing, nullcontext
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from decoding.artifacts import Artifacts
 from decoding.model import Model, ModelPool, Score
 from decoding.sequence import Sequence
 from engine.answer import AnswerRun
+from engine.audit import Audits
 from engine.forecast import prompt_token_seconds, waiting_seconds
 from engine.places import Places
 from engine.prepare import Intake, Prepared, encode_tokens
@@ -21,6 +22,7 @@ from engine.text import TextTokenizer
 from router.decision import Decision
 from router.routing import Router
 from turnout.calls import (
+    Begun,
     CacheStats,
     Event,
     GenerateCall,
@@ -30,8 +32,10 @@ from turnout.calls import (
     ScoreCall,
     ScoredTokens,
     TokenOut,
+    Usage,
 )
 from turnout.errors import invalid, not_found, out_of_range
+from turnout.tracing import begin, end, header_of
 from turnout.types import SamplingParams, TokenKind
 
 SCARCE = 0.75  # share of a model's blocks in use beyond which shadows give way
@@ -80,6 +84,7 @@ class Endpoint:
 
     Attributes:
         routing: chooses a method where a call leaves it open; None: the default method is used.
+        audits: compute a share of the lossless answers again; None: they are not.
         share: says whose cache a prompt belongs to.
     """
 
@@ -103,8 +108,12 @@ class Endpoint:
         self.max_length = min(model.max_length for model in members.values())
         self.vocab_size = min(model.vocab_size for model in members.values())
         self._places = places
+        # What is in no hurry takes nobody's place.
+        self._patient_places = places.beside()
+        self._began = time.time()
         self._rate = _Rate()
         self.routing: PoolRouting | None = None
+        self.audits: Audits | None = None
         self.share: Share = private
         self._running: set[AnswerRun] = set()
 
@@ -115,16 +124,33 @@ class Endpoint:
             TurnoutError: a refusal before the first event, RESOURCE_EXHAUSTED when too many calls wait for a place;
                 DEADLINE_EXCEEDED or INTERNAL later.
         """
-        prepared = self._intake().prepare(call)
-        async with aclosing(self._events(prepared)) as events:  # type: ignore[type-var]
-            async for event in events:
-                self._rate.count(event)
-                yield event
+        span, failed = begin(f"pool {self.name}", call.trace, request_id=call.request_id), ""
+        if span is not None:
+            call = replace(call, trace=header_of(span))
+        try:
+            prepared = self._intake().prepare(call)
+            constraint = await self.tokenizer.structures.admit(call.sampling, self.vocab_size)
+            prepared = replace(prepared, constraint=constraint)
+            untold = call.tells_prompt
+            async with aclosing(self._events(prepared)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    if untold:
+                        untold = False
+                        yield Begun(len(prepared.prompt))
+                    self._rate.count(event)
+                    yield event
+        except BaseException as error:
+            failed = type(error).__name__
+            raise
+        finally:
+            end(span, failed)
 
     async def _events(self, prepared: Prepared) -> AsyncIterator[Event]:
         call = prepared.call
-        with self._beside():
-            async with self._places.hold(call.tenant, call.deadline_s):
+        patient = call.priority == "batch"
+        places = self._patient_places if patient else self._places
+        with nullcontext() if patient else self._beside():
+            async with _held(places, call) as queue_s:
                 if prepared.plan is None:
                     assert self.routing is not None
                     events = self.routing.recorded(prepared, Routing(self.routing.router, self._intake()), self._run)
@@ -132,14 +158,16 @@ class Endpoint:
                     events = self._run(prepared, self.pool)
                 async with aclosing(events):  # type: ignore[type-var]
                     async for event in events:
-                        yield event
+                        yield replace(event, queue_s=queue_s) if isinstance(event, Usage) else event
 
     def _run(self, prepared: Prepared, models: ModelPool, routing: Routing | None = None) -> AsyncIterator[Event]:
         large = self.roles["large"]
         # A shadow is nobody's answer: it is not handed over.
         asked = routing is None or (self.routing is not None and routing.router is self.routing.router)
         running = self._running if asked else None
-        return AnswerRun(prepared, models, self.tokenizer, large, routing, self.share, running).events()
+        answered = self.audits.offer if asked and self.audits is not None else None
+        run = AnswerRun(prepared, models, self.tokenizer, large, routing, self.share, running, answered)
+        return run.events()
 
     def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
         """Stop calls between two tokens: each ends with Interrupted, with what another replica goes on with.
@@ -159,9 +187,14 @@ class Endpoint:
         lengths = (self.max_length, self.vocab_size)
         return Intake(self.name, members, self.tokenizer, *lengths, *default, routed=self.routing is not None)
 
-    def _beside(self) -> AbstractContextManager[None]:
-        """A call is in progress: shadows wait, and are dropped where it finds the pool full."""
-        return self.routing.beside(self._full) if self.routing is not None else nullcontext()
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """A call is in progress: shadows and audits wait, and are dropped where it finds the pool full."""
+        with ExitStack() as stack:
+            for background in (self.routing, self.audits):
+                if background is not None:
+                    stack.enter_context(background.beside(self._full))
+            yield
 
     def _full(self) -> bool:
         """Whether a call that comes now must wait for a place, or memory for it is scarce."""
@@ -218,7 +251,7 @@ class Endpoint:
                 finally:
                     model.release(seq)
         return [
-            _scored(self.tokenizer, model.name, completion, score)
+            _scored(self.tokenizer, model.name, completion, score, len(prompt))
             for completion, score in zip(completions, scores, strict=True)
         ]
 
@@ -227,7 +260,15 @@ class Endpoint:
         large = self.members[self.roles["large"]]
         total = sum(model.num_parameters for model in self.members.values())
         pool = ModelDescription(
-            self.name, large.architecture, total, self.vocab_size, self.max_length, self.roles, self.default_method
+            self.name,
+            large.architecture,
+            total,
+            self.vocab_size,
+            self.max_length,
+            self.roles,
+            self.default_method,
+            self.default_params,
+            routed=self.routing is not None,
         )
         members = [
             ModelDescription(m.name, m.architecture, m.num_parameters, m.vocab_size, m.max_length, {}, "plain")
@@ -254,6 +295,9 @@ class Endpoint:
             members=members,
             waiting_s=sum(map(waiting_seconds, self.members.values(), members)),
             prompt_token_s=sum(map(prompt_token_seconds, self.members.values())),
+            batch_requests=self._patient_places.num_held + self._patient_places.num_waiting,
+            audit=self.audits.stats() if self.audits is not None else None,
+            began=self._began,
         )
 
     def encode(self, text: str) -> list[int]:
@@ -264,12 +308,30 @@ class Endpoint:
         """Text of token ids."""
         return self.tokenizer.decode(ids)
 
+    async def close_background(self) -> None:
+        """Cancel shadows and audits; what is under way for callers goes on."""
+        for background in (self.audits, self.routing):
+            if background is not None:
+                await background.close()
+
     async def close(self) -> None:
-        """Cancel what runs, shadows first."""
-        if self.routing is not None:
-            await self.routing.close()
+        """Cancel what runs, shadows and audits first."""
+        await self.close_background()
+        self.tokenizer.structures.close()
         for member in self.members.values():
             await member.close()
+
+
+@asynccontextmanager
+async def _held(places: Places, call: GenerateCall) -> AsyncIterator[float]:
+    """A place for a call, and the time it was waited for, in seconds."""
+    queued, asked = begin("queue", call.trace), time.perf_counter()
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(places.hold(call.tenant, call.deadline_s))
+        finally:
+            end(queued)
+        yield time.perf_counter() - asked
 
 
 class _Rate:
@@ -296,7 +358,9 @@ class _Rate:
             self._last, self._tokens, self._since = self._tokens / elapsed, 0, time.monotonic()
 
 
-def _scored(tokenizer: TextTokenizer, source: str, completion: tuple[int, ...], score: Score) -> ScoredTokens:
+def _scored(
+    tokenizer: TextTokenizer, source: str, completion: tuple[int, ...], score: Score, num_prompt: int
+) -> ScoredTokens:
     text = tokenizer.text
     tokens = tuple(
         TokenOut(
@@ -309,4 +373,4 @@ def _scored(tokenizer: TextTokenizer, source: str, completion: tuple[int, ...], 
         )
         for token, logprob, top in zip(completion, score.token_logprobs, score.top, strict=True)
     )
-    return ScoredTokens(tokens, score.greedy)
+    return ScoredTokens(tokens, score.greedy, num_prompt)

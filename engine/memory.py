@@ -53,7 +53,8 @@ class StepMemory:
         blocks = min(-(-work.total // pool.block_size) + ROOM_BLOCKS, pool.num_blocks)
         if not alone:
             unheld = sum(pool.is_cached(block) for block in found)
-            if blocks - len(found) > pool.num_available - unheld - self._outstanding():
+            lacking = blocks - len(found) + unheld + self._outstanding(work.patient) - pool.num_available
+            if lacking > 0 and lacking > self._takeable(work):
                 self._is_full = True
                 return False
         table.promised = blocks
@@ -64,9 +65,18 @@ class StepMemory:
             self._note(table)
         return True
 
-    def _outstanding(self) -> int:
+    def _takeable(self, work: Work) -> int:
+        """Blocks that only sequences in no hurry hold, for one that is."""
+        if work.patient:
+            return 0
+        tables = [table for table in self._tables.values() if table.seq.patient]
+        return sum(table.pool.is_exclusive(block) for table in tables for block in table.blocks)
+
+    def _outstanding(self, patient: bool) -> int:
+        """Blocks promised and not taken; who is in a hurry need not mind what others were promised."""
         if self._promised is None:
-            self._promised = sum(max(table.promised - len(table.blocks), 0) for table in self._tables.values())
+            tables = [table for table in self._tables.values() if patient or not table.seq.patient]
+            self._promised = sum(max(table.promised - len(table.blocks), 0) for table in tables)
         return self._promised
 
     def _is_computed_elsewhere(self, table: BlockTable, num_found: int) -> bool:
@@ -116,6 +126,10 @@ class StepMemory:
         """A cache to give up for `work`: idle ones first, then those of younger sequences; the youngest of them."""
         waiting = {w.table for w in self._candidates if not w.background}
         held = [t for t in self._tables.values() if t.blocks and t not in self._settled and t is not work.table]
+        if work.patient:
+            held = [t for t in held if t.seq.patient]
+        elif patient := [t for t in held if t.seq.patient]:
+            return max(patient, key=age)
         idle = [t for t in held if t not in waiting]
         younger = [t for t in held if age(t) > age(work.table)]
         return max(idle or younger, key=age, default=None)
@@ -124,8 +138,11 @@ class StepMemory:
         """Nothing fitted: give one sequence everything the others hold.
 
         Returns:
-            Tokens it may feed now; their blocks are reserved.
+            Tokens it may feed now; their blocks are reserved. 0 where that would take from somebody in more of a hurry.
         """
+        others = [table for table in self._tables.values() if table.blocks and table is not work.table]
+        if work.patient and not all(table.seq.patient for table in others):
+            return 0
         for table in self._tables.values():
             if table is not work.table:
                 table.drop()

@@ -92,7 +92,9 @@ class EngineModel:
         self.pool = BlockPool(num_blocks, engine.block_size)
         self.store = plan.cache(num_blocks * engine.block_size, device.torch_device)
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)
-        limits = Limits(engine.token_budget, engine.max_batch, engine.max_slowdown, engine.order, engine.max_overtaken)
+        device.floor.share = engine.batch_share
+        pace = (engine.max_slowdown, engine.order, engine.max_overtaken, engine.batch_slowdown)
+        limits = Limits(engine.token_budget, engine.max_batch, *pace)
         self.step_time = profile(Probe(runner, num_blocks, self.max_length, engine.max_batch, engine.token_budget))
         self.batcher = Batcher(name, self.num_parameters, runner, device, limits, self.step_time)
         self.batcher.step_seconds = self.step_time.seconds(fed=1, attended=1, sequences=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from decoding.artifacts import Artifacts
 from decoding.calibrated import check_default
+from engine.audit import Audits
 from engine.endpoint import DefaultMethod, Endpoint
 from engine.places import Places
 from engine.routing import PoolRouting
@@ -75,17 +76,21 @@ def open_parts(name: str, config: TurnoutConfig) -> Parts:
     )
 
 
-def prepare(loaded: Endpoint, pool: PoolConfig) -> None:
-    """Check the default method against the loaded models, and open the routing where there is one.
+def prepare(loaded: Endpoint, config: TurnoutConfig) -> None:
+    """Check the default method against the loaded models; open the routing and the audits where there are any.
 
     Raises:
         TurnoutError: a calibration, a policy, an artifact or the log's file is at fault; names the field.
     """
+    pool = config.pools[loaded.name]
     field = f"pools.{loaded.name}.default"
     check_default(loaded.pool, pool.default.name, pool.default.params, field)
     if pool.routing is not None:
         alone = pool.replicas == 1 and pool.autoscaling is None
         loaded.routing = PoolRouting(pool.routing, loaded.name, loaded.pool, alone=alone)
+    if config.telemetry.audit is not None:
+        dtype = config.models[pool.large].dtype
+        loaded.audits = Audits(config.telemetry.audit, loaded.pool, loaded.tokenizer, dtype)
 
 
 def check_vocabulary(pool: str, small: str, large: str, mine: TextTokenizer, other: TextTokenizer) -> None:

@@ -33,6 +33,10 @@ class Places:
         self._turns: dict[str, int] = {}  # when each tenant was last given a place
         self._turn = 0
 
+    def beside(self) -> Places:
+        """As many places again, for calls that take none of these."""
+        return Places(self._name, self._limit, self._max_waiting)
+
     @property
     def num_held(self) -> int:
         """Calls worked on."""

@@ -93,7 +93,7 @@ class LocalPool(Endpoint):
         parts = open_parts(name, config)
         shared = (parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
         loaded = cls(name, models, *shared, tuple(devices.values()))
-        prepare(loaded, pool)
+        prepare(loaded, config)
         reuse_spans(pool, models.values())
         loaded.stores = open_stores(config, models, parts.tokenizer, parts.folder, parts.artifacts.folder)
         loaded.share = share_of(config, loaded.stores)

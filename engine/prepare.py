@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
+from decoding.constraints.base import Constraint
 from engine.delivered import check_delivered
 from engine.text import TextTokenizer
 from router.decision import Decision
@@ -46,6 +47,7 @@ class Prepared:
         prompt: token ids.
         seed: given or drawn.
         max_tokens: most tokens of an answer that the context has room for.
+        constraint: what answers must fit, compiled; each takes a clone. None: nothing.
     """
 
     call: GenerateCall
@@ -53,6 +55,12 @@ class Prepared:
     prompt: list[int]
     seed: int
     max_tokens: int
+    constraint: Constraint | None = None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The call's, with the room there is."""
+        return self.call.sampling.model_copy(update={"max_tokens": self.max_tokens})
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +152,7 @@ class Intake:
             prompt = encode_prompt(longer, self.tokenizer, self.vocab_size)
             if len(prompt) < self.max_length:
                 left = min(sampling.max_tokens, self.max_length - len(prompt))
-                return Prepared(longer, plan, prompt, prepared.seed, left)
+                return replace(prepared, call=longer, plan=plan, prompt=prompt, max_tokens=left)
         return replace(prepared, call=call, plan=plan, max_tokens=min(sampling.max_tokens, prepared.max_tokens))
 
 
@@ -199,7 +207,8 @@ def encode_prompt(call: GenerateCall, tokenizer: TextTokenizer, vocab_size: int)
     if call.messages is not None:
         if not call.messages:
             raise invalid("messages", "is empty; at least one message is needed")
-        return encode_tokens("messages", tuple(tokenizer.encode_chat(call.messages)), tokenizer, vocab_size)
+        ids = tokenizer.encode_chat(call.messages, call.tools)
+        return encode_tokens("messages", tuple(ids), tokenizer, vocab_size)
     assert call.prompt is not None
     return encode_tokens("prompt", call.prompt, tokenizer, vocab_size)
 

@@ -165,7 +165,7 @@ class PoolRouting:
     def _offer(self, prepared: Prepared, intake: Intake, runs: Runs, answers: list[str]) -> None:
         assert self.shadows is not None
         shadows = self.shadows
-        again = replace(prepared, call=replace(prepared.call, deadline_s=shadows.config.timeout_s))
+        again = replace(prepared, call=replace(prepared.call, deadline_s=shadows.config.timeout_s, trace=""))
 
         async def run() -> None:
             routing, seen = Routing(self._shadow_router, intake), _Seen()
@@ -226,7 +226,8 @@ def _outcome(usage: Usage | None) -> dict[str, Any]:
 
 def _asked_again(call: GenerateCall) -> dict[str, Any]:
     """The call as the body of an HTTP request, for `turnout route explain`."""
-    body: dict[str, Any] = {"model": call.model, **call.sampling.model_dump(mode="json", exclude_defaults=True)}
+    asked = call.sampling.model_dump(mode="json", exclude_defaults=True, exclude={"token_details", "structure"})
+    body: dict[str, Any] = {"model": call.model, **asked}
     if call.messages is not None:
         body["messages"] = [{"role": turn.role, "content": turn.content} for turn in call.messages]
         logprobs = body.pop("logprobs", None)
@@ -240,4 +241,6 @@ def _asked_again(call: GenerateCall) -> dict[str, Any]:
         if (value := getattr(call.limits, name)) is not None
     }
     body["decoding"] = {"session": call.session, "limits": limits}
+    if call.sampling.structure is not None:
+        body["decoding"]["structure"] = call.sampling.structure.short
     return body

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from decoding.constraints.ahead import Ahead
 from decoding.logits import History
 from decoding.model import Row, Want
 from decoding.readout import read
@@ -70,6 +71,7 @@ class Runner:
         self.store = store
         self.block_size = block_size
         self.device = device
+        self._ahead = Ahead()
 
     @torch.inference_mode()
     def run(self, feeds: Sequence[Feed]) -> list[list[Row]]:
@@ -78,6 +80,10 @@ class Runner:
         Returns:
             For each feed, the rows it asked for.
         """
+        with self._ahead.of([history for feed in feeds for _, history, want in feed.reads if want.chooses]):
+            return self._run_all(feeds)
+
+    def _run_all(self, feeds: Sequence[Feed]) -> list[list[Row]]:
         depths = list(dict.fromkeys(feed.depth for feed in feeds))
         if len(depths) == 1:
             return self._run(feeds, depths[0])

@@ -84,6 +84,7 @@ class Limits:
         max_slowdown: how many times longer than the decodes alone a step with decodes may take.
         order: which prompts start first; see `engine.ordering`.
         max_overtaken: how often a prompt may be overtaken.
+        patient_slowdown: how many times longer than one of a single token a step of work in no hurry may take.
     """
 
     token_budget: int
@@ -91,6 +92,7 @@ class Limits:
     max_slowdown: float = 1.75
     order: Order = "fifo"
     max_overtaken: int = DEFAULT_MAX_OVERTAKEN
+    patient_slowdown: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ def plan_step(
     owed: FairShare | None = None,
     contested: bool = False,
     neighbours: Callable[[], Sequence[Load]] = tuple,
+    longest: float = inf,
 ) -> list[Share]:
     """Choose what the next step feeds.
 
@@ -185,27 +188,25 @@ def plan_step(
         owed: what tenants are owed.
         contested: whether more than one tenant has work for the device.
         neighbours: what waits for the other models of the device; asked only where it matters.
+        longest: what the step may take at most, in seconds; one operation gets something in any case.
 
     Returns:
         Shares in order of precedence: if memory runs out, the first ones keep theirs.
     """
-    return _Plan(waiting, limits, times, owed or FairShare()).make(admit, contested, neighbours)
+    return _Plan(waiting, limits, times, owed or FairShare(), longest).make(admit, contested, neighbours)
 
 
 class _Plan:
     """One step being put together; see `plan_step`."""
 
     def __init__(
-        self,
-        waiting: Sequence[Waiting],
-        limits: Limits,
-        times: StepTime | None,
-        owed: FairShare,
+        self, waiting: Sequence[Waiting], limits: Limits, times: StepTime | None, owed: FairShare, longest: float
     ) -> None:
         self._waiting = waiting
         self._limits = limits
         self._times = times
         self._owed = owed
+        self._longest = longest
         self._neighbours: Sequence[Load] = ()
         self._alone: dict[str, float] = {}  # seconds of each tenant's own step; empty when there is one tenant
         self._forward = Forward()
@@ -225,8 +226,10 @@ class _Plan:
         if self._times is not None and contested:
             self._make_fair(decodes, others, admit, self._times)
         else:
-            self._take_decodes(decodes, inf)
-            self._take_others(self._ordered(others), self._stall_free_limit(), admit)
+            self._take_decodes(decodes, self._longest)
+            if not self._shares:
+                self._take_decodes(decodes[:1], inf)
+            self._take_others(self._ordered(others), min(self._stall_free_limit(), self._longest), admit)
         return self._shares
 
     def _make_fair(
@@ -242,7 +245,7 @@ class _Plan:
         for load in self._neighbours:
             for tenant in load.alone.keys() - here.keys():
                 elsewhere[tenant] = elsewhere.get(tenant, 0.0) + load.alone[tenant]
-        limit = self._owed.longest_step(here, elsewhere)
+        limit = min(self._owed.longest_step(here, elsewhere), self._longest)
         self._alone = here
         equal = limit / (len(here) + len(elsewhere))
         # Whose own step is all that a part is measured by, or who is owed time, is served in full.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
+from engine.structures import Structures
 from turnout.calls import ChatMessage
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.tools import Tool
 
 REPLACEMENT = "\ufffd"
 # Tokens decoded before a new one, so that tokenizers that look back (spaces, joined bytes) see enough.
@@ -47,23 +49,39 @@ class TextTokenizer:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         return vocabulary
 
+    @cached_property
+    def structures(self) -> Structures:
+        """What answers can be constrained to, in these tokens."""
+        usable = self._tokenizer.is_fast and self.eos_ids
+        return Structures(self.eos_ids, self._tokenizer.backend_tokenizer.to_str if usable else None)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text; special tokens spelled out in it are not special."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return self._prefix + ids
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
 
         Raises:
-            TurnoutError: INVALID_ARGUMENT when there is no chat template or it refuses the conversation.
+            TurnoutError: INVALID_ARGUMENT when there is no chat template, it refuses the conversation, or it has no
+                place for tools.
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use a plain prompt")
-        turns = [{"role": m.role, "content": m.content} for m in messages]
+        turns = [_turn(message) for message in messages]
+        ids = self._rendered(turns, None)
+        if not tools:
+            return ids
+        with_tools = self._rendered(turns, [tool.for_template for tool in tools])
+        if with_tools == ids:
+            raise invalid("tools", "this model's chat template has no place for tools")
+        return with_tools
+
+    def _rendered(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[int]:
         try:
             ids: list[int] = self._tokenizer.apply_chat_template(
-                turns, add_generation_prompt=True, tokenize=True, return_dict=False
+                turns, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
             )
         except Exception as error:
             raise TurnoutError(
@@ -79,6 +97,15 @@ class TextTokenizer:
     def _text(self, token_id: int) -> str:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
+
+
+def _turn(message: ChatMessage) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [call.for_template for call in message.tool_calls]
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
 
 
 def _eos_ids(tokenizer: Any, path: Path) -> set[int]:

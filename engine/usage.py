@@ -20,7 +20,10 @@ def token_out(token: Token, tokenizer: TextTokenizer) -> TokenOut:
     """A token as clients see it."""
     text = tokenizer.text
     top = tuple((other, text(other), logprob) for other, logprob in token.top)
-    return TokenOut(token.id, text(token.id), token.source, token.kind, token.logprob, token.entropy_bits, top)
+    rejected = tuple(text(other) for other in token.rejected)
+    return TokenOut(
+        token.id, text(token.id), token.source, token.kind, token.logprob, token.entropy_bits, top, rejected
+    )
 
 
 def usage_of(

@@ -15,6 +15,7 @@ class WaitingWork:
 
     def __init__(self) -> None:
         self._works: dict[Work, None] = {}
+        self._patient: set[Work] = set()  # those of them that are in no hurry
         self._order = count()
 
     def __len__(self) -> int:
@@ -32,6 +33,8 @@ class WaitingWork:
         if work.table.arrival is None:
             work.table.arrival = work.order
         self._works[work] = None
+        if work.patient:
+            self._patient.add(work)
 
     def renew(self, work: Work) -> None:
         """The operation has got one token and wants the next: it goes behind all others."""
@@ -41,16 +44,17 @@ class WaitingWork:
     def discard(self, work: Work) -> None:
         """Nobody waits for it any more."""
         self._works.pop(work, None)
+        self._patient.discard(work)
 
     def finish(self, work: Work, rows: list[Row]) -> None:
         """Hand out its rows."""
-        self._works.pop(work, None)
+        self.discard(work)
         if not work.future.done():
             work.future.set_result(rows)
 
     def refuse(self, work: Work, error: Exception) -> None:
         """Let it fail."""
-        self._works.pop(work, None)
+        self.discard(work)
         if not work.future.done():
             work.future.set_exception(error)
 
@@ -59,18 +63,35 @@ class WaitingWork:
         for work in self._works:
             work.future.cancel()
         self._works.clear()
+        self._patient.clear()
 
-    def tenants(self) -> set[str]:
+    def of(self, patient: bool) -> list[Work]:
+        """Those that are in no hurry, or those that are."""
+        return [work for work in self._works if work.patient is patient]
+
+    def has(self, patient: bool) -> bool:
+        """Whether somebody waits for such an operation."""
+        works = self._patient if patient else self._works
+        return any(work.patient is patient and not work.background for work in works)
+
+    def tenants(self, patient: bool) -> set[str]:
         """Whose operations wait, background ones left out."""
-        return {work.tenant for work in self._works if not work.background}
+        works = self._patient if patient else self._works
+        return {work.tenant for work in works if work.patient is patient and not work.background}
 
-    def candidates(self) -> list[Work]:
-        """What could run now, brought up to date; one operation per cache."""
+    def candidates(self, patient: bool) -> list[Work]:
+        """What could run now, brought up to date; one operation per cache.
+
+        Args:
+            patient: those that are in no hurry, and what others read ahead; or those only that are in a hurry.
+        """
         found: list[Work] = []
         busy: set[BlockTable] = set()
         # What somebody waits for goes before background work on the same cache.
         for background in (False, True):
             for work in [work for work in self._works if work.background is background]:
+                if work.patient is not patient and (work.patient or not background):
+                    continue
                 if work.table in busy or work.future.done():
                     continue
                 if work.started or background:

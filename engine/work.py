@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,10 @@ from decoding.sketch import WHOLE, Depth, Sketch
 from decoding.tree import DraftTree
 from engine.cache.table import BlockTable
 from engine.runner import Feed
+from turnout.tracing import current
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +44,7 @@ class Work:
         remaining: tokens still to feed, as of the last `refresh`.
         order: place in the order of submission, or of the last token of a stretch.
         overtaken: operations submitted after it that started before it.
+        span: what it is part of, of a traced request.
     """
 
     table: BlockTable
@@ -60,11 +66,17 @@ class Work:
     remaining: int = 0
     order: int = 0
     overtaken: int = 0
+    span: Span | None = field(default_factory=current)
 
     @property
     def tenant(self) -> str:
         """Whose request it belongs to."""
         return self.table.seq.tenant
+
+    @property
+    def patient(self) -> bool:
+        """Whether it gives way to operations that are not."""
+        return self.table.seq.patient
 
     @property
     def atomic(self) -> int:
@@ -224,7 +236,7 @@ class Work:
         ]
         if self.grows:
             return nodes
-        extra = [(index, History(seq), self.want_extra) for index in range(first + len(tree), fed)]
+        extra = [(index, History(seq, free=True), self.want_extra) for index in range(first + len(tree), fed)]
         return [(first - 1, History(seq), want), *nodes, *extra]
 
     def keep_traces(self, feed: Feed, rows: list[Row]) -> None:

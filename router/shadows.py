@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from decoding.model import Model, ModelPool
 from router.hashing import share_of
-from turnout.config import ShadowConfig
 from turnout.errors import Code, TurnoutError
 
 OPERATIONS = frozenset(
@@ -23,6 +22,35 @@ OPERATIONS = frozenset(
 log = logging.getLogger(__name__)
 
 Run = Callable[[], Awaitable[None]]
+
+
+class Background(Protocol):
+    """How much runs in the background; `turnout.config.ShadowConfig` and `AuditConfig` say so."""
+
+    @property
+    def share(self) -> float:
+        """Of the requests, from 0 to 1."""
+        ...
+
+    @property
+    def beside(self) -> int:
+        """Requests in progress beside which it still runs."""
+        ...
+
+    @property
+    def max_running(self) -> int:
+        """Begun and not finished, at most."""
+        ...
+
+    @property
+    def max_waiting(self) -> int:
+        """Waiting, at most; more are dropped."""
+        ...
+
+    @property
+    def timeout_s(self) -> float:
+        """From the begin of one until it is dropped, seconds."""
+        ...
 
 
 class Gate:
@@ -86,17 +114,18 @@ class Shadows:
         seed: of the choice of requests.
     """
 
-    def __init__(self, config: ShadowConfig, seed: int = 0) -> None:
+    def __init__(self, config: Background, seed: int = 0) -> None:
         self.config = config
         self.gate = Gate(config.beside)
         self._seed = seed
         self._waiting: deque[tuple[str, Run]] = deque()
         self._running: set[asyncio.Task[None]] = set()
+        self._due: set[asyncio.Task[None]] = set()
         self._closed = False
         self.num_dropped = 0
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._running)
+        return len(self._waiting) + len(self._running) + len(self._due)
 
     def wants(self, tenant: str, request_id: str) -> bool:
         """Whether a request is one of the share: the same ones always."""
@@ -117,11 +146,21 @@ class Shadows:
         finally:
             self.gate.leave()
 
-    def offer(self, request_id: str, run: Run) -> None:
-        """A request has been answered; `run` is to run it again."""
+    def offer(self, request_id: str, run: Run, due: bool = False) -> None:
+        """A request has been answered; `run` is to run it again.
+
+        Args:
+            request_id: whose it was.
+            run: does it.
+            due: at once, whoever is in progress; a full pool does not end it.
+        """
         if self._closed:
             return
-        if len(self._running) < self.config.max_running:
+        if due:
+            task = asyncio.create_task(self._tried(request_id, run))
+            self._due.add(task)
+            task.add_done_callback(self._due.discard)
+        elif len(self._running) < self.config.max_running:
             self._begin(request_id, run)
         elif len(self._waiting) < self.config.max_waiting:
             self._waiting.append((request_id, run))
@@ -144,7 +183,9 @@ class Shadows:
     async def close(self) -> None:
         """End all and wait for it; nothing begins any more."""
         self._closed = True
-        await asyncio.gather(*self.drop(), return_exceptions=True)
+        for task in self._due:
+            task.cancel()
+        await asyncio.gather(*self.drop(), *self._due, return_exceptions=True)
 
     def _begin(self, request_id: str, run: Run) -> None:
         task = asyncio.create_task(self._run(request_id, run))
@@ -159,9 +200,12 @@ class Shadows:
             self._begin(*self._waiting.popleft())
 
     async def _run(self, request_id: str, run: Run) -> None:
+        # Before it holds anything: a shadow that has not begun costs nothing.
+        await self.gate.passed()
+        await self._tried(request_id, run)
+
+    async def _tried(self, request_id: str, run: Run) -> None:
         try:
-            # Before it holds anything: a shadow that has not begun costs nothing.
-            await self.gate.passed()
             await run()
         except TurnoutError as error:
             if error.code in (Code.DEADLINE_EXCEEDED, Code.CANCELLED):

@@ -7,10 +7,17 @@ from typing import Any, Literal
 
 from turnout.cost import CostReport, Meter, ModelMeter, SpeculationMeter
 from turnout.errors import TurnoutError, invalid
+from turnout.pool_stats import AuditDiff as AuditDiff
+from turnout.pool_stats import AuditStats as AuditStats
+from turnout.pool_stats import CacheStats as CacheStats
+from turnout.pool_stats import MemberStats as MemberStats
+from turnout.pool_stats import PoolStats as PoolStats
+from turnout.tools import Tool, ToolCall
 from turnout.types import NO_LIMITS, FinishReason, RouteLimits, SamplingParams, TokenKind
 
 CacheClass = Literal["exact", "lossy"]
 CACHE_CLASSES: tuple[CacheClass, ...] = ("exact", "lossy")
+Priority = Literal["interactive", "batch"]
 
 
 def cache_class(given: str) -> CacheClass:
@@ -27,10 +34,15 @@ def cache_class(given: str) -> CacheClass:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation; `role` is system, user or assistant."""
+    """One turn of a conversation; `role` is system, user, assistant or tool.
+
+    `tool_calls` are what an assistant asked for; a tool's turn names the call it answers in `tool_call_id`.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,13 @@ class GenerateCall:
         moved: what the replica that answered so far handed over; None where it could not.
         tells_decision: whether a routed answer begins with a `Decided`, so that the call can be made again.
         decided: what was decided when the call was made before (`router.decision.Decision` as JSON); None: decide.
+        priority: "batch" gives way to every call that is "interactive", within a step.
+        batch_id: the batch it belongs to, for records of use; "" without.
+        key_id: which of the tenant's keys it came with; "" without.
+        billed: whether the tenant pays for it: what we ask on our own account is nobody's.
+        trace: `traceparent` of the span it is in, "" where it is not traced; as it arrives, the caller's.
+        whole: whether nobody reads a stream of it before its end: then it comes in large parts.
+        tools: offered to the model by the chat template.
     """
 
     request_id: str
@@ -125,11 +144,22 @@ class GenerateCall:
     moved: Moved | None = None
     tells_decision: bool = False
     decided: dict[str, Any] | None = None
+    key_id: str = ""
+    billed: bool = True
+    priority: Priority = "interactive"
+    batch_id: str = ""
+    tells_prompt: bool = False
+    whole: bool = False
+    trace: str = ""
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOut:
-    """One emitted token as a client sees it; `top` is (id, text, log-probability in nats)."""
+    """One emitted token as a client sees it.
+
+    `top` is (id, text, log-probability in nats); `rejected` are the texts of drafted tokens refused in its place.
+    """
 
     id: int
     text: str
@@ -138,6 +168,7 @@ class TokenOut:
     logprob: float | None = None
     entropy_bits: float | None = None
     top: tuple[tuple[int, str, float], ...] = ()
+    rejected: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +206,7 @@ class Usage:
 
     `seed` reproduces the call; `ttft_s` and `wall_s` are seconds from arrival at the pool; `notes` say what was done
     otherwise than asked, and which calibration set a parameter; `drift` is how far the pool's entropies are from it.
+    `queue_s` is the time it waited for a place in the pool before that, in seconds.
     `route` is the decision of a routed request (`router.decision.Decision`), without features, scores and limits
     unless the call asked for an explanation; None where the request was not routed.
     """
@@ -194,6 +226,7 @@ class Usage:
     notes: tuple[str, ...] = ()
     drift: DriftReading | None = None
     route: dict[str, Any] | None = None
+    queue_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +248,22 @@ class Regained:
     """An answer that is made again has a token that its client has already: it gets on. Clients never see it."""
 
 
-Event = Chunk | Usage | Failure | Decided | Regained
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The prompt has been read: it comes with the first event of a call with `tells_prompt`. Clients never see it."""
+
+    prompt_tokens: int
+
+
+Event = Chunk | Usage | Failure | Decided | Regained | Begun
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreCall:
-    """Log-likelihood of `completion` after `prompt` under one model (text or token ids each)."""
+    """Log-likelihood of `completion` after `prompt` under one model (text or token ids each).
+
+    `key_id` and `billed` are as in `GenerateCall`.
+    """
 
     request_id: str
     model: str
@@ -228,19 +271,25 @@ class ScoreCall:
     completions: tuple[str | tuple[int, ...], ...]
     tenant: str = "default"
     top: int = 0
+    key_id: str = ""
+    billed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """One scored completion: tokens with `logprob` filled, in order."""
+    """One scored completion: tokens with `logprob` filled, in order; and how many its prompt has, inside the server."""
 
     tokens: tuple[TokenOut, ...]
     greedy: tuple[bool, ...]
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A name a request may put in `model`. `roles` is empty for a member model, role -> member for a pool."""
+    """A name a request may put in `model`. `roles` is empty for a member model, role -> member for a pool.
+
+    `default_params` are the pool's own for `default_method`; `routed`: a router chooses where none is named.
+    """
 
     name: str
     architecture: str
@@ -249,6 +298,8 @@ class ModelDescription:
     max_length: int
     roles: dict[str, str]
     default_method: str
+    default_params: dict[str, Any] = field(default_factory=dict)
+    routed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,96 +311,3 @@ class MethodDescription:
     seeds: tuple[int, ...]
     lossless: bool
     params_schema: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """What the prefix stores of a pool's models did since it was loaded, all models together.
-
-    Attributes:
-        health: of Redis: ok; degraded, some node is left alone; off, none can be reached.
-        lookups: sequences whose prefix was looked for.
-        tokens: tokens that were found, by where: device (the models' own blocks), memory, redis.
-        faults: what went wrong and became a miss, by kind.
-        dropped: values that were not written, by reason.
-        writes: values written.
-        bytes_read: from Redis.
-        bytes_written: to Redis.
-        memory_bytes: held in this process's memory.
-        regret_s: time that the other choice between fetching and computing would have saved, by its own forecasts.
-    """
-
-    health: Literal["ok", "degraded", "off"]
-    lookups: int
-    tokens: dict[str, int]
-    faults: dict[str, int]
-    dropped: dict[str, int]
-    writes: int
-    bytes_read: int
-    bytes_written: int
-    memory_bytes: int
-    regret_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class MemberStats:
-    """What one model of a pool holds right now.
-
-    Attributes:
-        model: its name.
-        sequences: sequences that hold cache.
-        used_blocks: blocks referenced by a sequence.
-        cached_blocks: blocks that are reusable, not in use.
-        total_blocks: all there are.
-        waiting: operations waiting for a forward pass.
-        waiting_tokens: tokens these still have to feed.
-        step_seconds: recent time of a decode step, in seconds.
-        place: where it runs: node and process of its actor; "" in the pool's own process.
-        restarts: how often its actor was started again.
-    """
-
-    model: str
-    sequences: int
-    used_blocks: int
-    cached_blocks: int
-    total_blocks: int
-    waiting: int
-    waiting_tokens: int
-    step_seconds: float
-    place: str = ""
-    restarts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """What a pool holds right now; all zero when idle (`cached_blocks` are reusable, not in use).
-
-    Attributes:
-        requests: calls in progress, shadows of routing left out.
-        sequences: sequences that hold cache, summed over models.
-        used_blocks: blocks referenced by a sequence, summed over models.
-        waiting: operations waiting for a forward pass.
-        shadows: shadows of routing that wait or run.
-        shadows_dropped: shadows that were not finished, since the pool was loaded.
-        cache: what its prefix stores did; None: it has none.
-        members: its models, one by one.
-        waiting_s: time that the waiting operations will take the models, one after the other, by forecast, in seconds.
-        prompt_token_s: time that a token of a prompt takes the models, one after the other, by forecast, in seconds.
-        place: where the replica itself runs: its node and process; "" where it is no process of its own.
-    """
-
-    requests: int
-    sequences: int
-    used_blocks: int
-    cached_blocks: int
-    total_blocks: int
-    waiting: int
-    tokens_per_second: float
-    step_seconds: dict[str, float]
-    shadows: int = 0
-    shadows_dropped: int = 0
-    cache: CacheStats | None = None
-    members: tuple[MemberStats, ...] = ()
-    waiting_s: float = 0.0
-    prompt_token_s: float = 0.0
-    place: str = ""

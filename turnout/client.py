@@ -104,7 +104,7 @@ def _translated() -> Iterator[None]:
     except grpc.RpcError as failure:
         # grpc.aio and grpc raise different classes; both have these two methods.
         call: Any = failure
-        raise wire.error(call.code(), call.details()) from None
+        raise wire.error(call.code(), call.details(), call.trailing_metadata()) from None
 
 
 class Client:
@@ -113,9 +113,12 @@ class Client:
     Args:
         address: host:port.
         credentials: for TLS; None is a plain connection.
+        api_key: an API key or a signed token; "" where the server asks for none. It is sent as it is: over a plain
+            connection everybody on the way can read it.
     """
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None, api_key: str = "") -> None:
+        self._metadata = wire.credentials(api_key)
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
@@ -128,25 +131,30 @@ class Client:
         """Generate and wait for the whole answer. Give exactly one of `prompt` and `messages`."""
         request = wire.generate_request(prompt, messages, options)
         with _translated():
-            return wire.result(self._stub.Generate(request))
+            return wire.result(self._stub.Generate(request, metadata=self._metadata))
 
     def stream(
         self, prompt: Prompt | None = None, *, messages: Messages | None = None, **options: Unpack[Options]
     ) -> Stream:
         """Generate and read along. Give exactly one of `prompt` and `messages`."""
-        return Stream(self._stub.StreamGenerate(wire.generate_request(prompt, messages, options)))
+        return Stream(
+            self._stub.StreamGenerate(wire.generate_request(prompt, messages, options), metadata=self._metadata)
+        )
 
     def score(
         self, prompt: Prompt, completions: Iterable[Prompt], *, model: str = "", top: int = 0
     ) -> list[ScoredTokens]:
         """Log-likelihood of each completion after the prompt, token by token."""
         with _translated():
-            return wire.scored(self._stub.Score(wire.score_request(prompt, completions, model, top)))
+            request = wire.score_request(prompt, completions, model, top)
+            return wire.scored(self._stub.Score(request, metadata=self._metadata))
 
     def models(self, timeout_s: float | None = None) -> list[ModelDescription]:
         """Names that `model` may be: each pool, then its members. A pool without a replica starts one for it."""
         with _translated():
-            return wire.models(self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s))
+            return wire.models(
+                self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s, metadata=self._metadata)
+            )
 
     def healthy(self, timeout_s: float | None = None) -> bool:
         """Whether every pool answers; one that sleeps is left asleep."""
@@ -160,7 +168,7 @@ class Client:
     def methods(self) -> list[MethodDescription]:
         """Decoding methods and the schemas of their parameters."""
         with _translated():
-            return wire.methods(self._stub.ListMethods(pb.ListMethodsRequest()))
+            return wire.methods(self._stub.ListMethods(pb.ListMethodsRequest(), metadata=self._metadata))
 
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""
@@ -181,9 +189,12 @@ class AsyncClient:
     Args:
         address: host:port.
         credentials: for TLS; None is a plain connection.
+        api_key: an API key or a signed token; "" where the server asks for none. It is sent as it is: over a plain
+            connection everybody on the way can read it.
     """
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None, api_key: str = "") -> None:
+        self._metadata = wire.credentials(api_key)
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
@@ -196,25 +207,30 @@ class AsyncClient:
         """Generate and wait for the whole answer. Give exactly one of `prompt` and `messages`."""
         request = wire.generate_request(prompt, messages, options)
         with _translated():
-            return wire.result(await self._stub.Generate(request))
+            return wire.result(await self._stub.Generate(request, metadata=self._metadata))
 
     def stream(
         self, prompt: Prompt | None = None, *, messages: Messages | None = None, **options: Unpack[Options]
     ) -> AsyncStream:
         """Generate and read along. Give exactly one of `prompt` and `messages`."""
-        return AsyncStream(self._stub.StreamGenerate(wire.generate_request(prompt, messages, options)))
+        return AsyncStream(
+            self._stub.StreamGenerate(wire.generate_request(prompt, messages, options), metadata=self._metadata)
+        )
 
     async def score(
         self, prompt: Prompt, completions: Iterable[Prompt], *, model: str = "", top: int = 0
     ) -> list[ScoredTokens]:
         """Log-likelihood of each completion after the prompt, token by token."""
         with _translated():
-            return wire.scored(await self._stub.Score(wire.score_request(prompt, completions, model, top)))
+            request = wire.score_request(prompt, completions, model, top)
+            return wire.scored(await self._stub.Score(request, metadata=self._metadata))
 
     async def models(self, timeout_s: float | None = None) -> list[ModelDescription]:
         """Names that `model` may be: each pool, then its members. A pool without a replica starts one for it."""
         with _translated():
-            return wire.models(await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s))
+            return wire.models(
+                await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s, metadata=self._metadata)
+            )
 
     async def healthy(self, timeout_s: float | None = None) -> bool:
         """Whether every pool answers; one that sleeps is left asleep."""
@@ -228,7 +244,7 @@ class AsyncClient:
     async def methods(self) -> list[MethodDescription]:
         """Decoding methods and the schemas of their parameters."""
         with _translated():
-            return wire.methods(await self._stub.ListMethods(pb.ListMethodsRequest()))
+            return wire.methods(await self._stub.ListMethods(pb.ListMethodsRequest(), metadata=self._metadata))
 
     async def close(self) -> None:
         """Close the connection; running calls are cancelled."""

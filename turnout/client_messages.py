@@ -15,6 +15,7 @@ from turnout.calls import (
     CacheClass,
     ChatMessage,
     Chunk,
+    DriftReading,
     MethodDescription,
     ModelDescription,
     ScoredTokens,
@@ -24,14 +25,22 @@ from turnout.calls import (
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.proto import generation_pb2 as pb
+from turnout.registry import validated
+from turnout.structure import Structure
 from turnout.types import FinishReason, TokenKind
 
 Prompt = str | Sequence[int]
 Messages = Iterable[ChatMessage | Mapping[str, str]]
 SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
-PLAIN_OPTIONS = frozenset({"model", "method", "deadline_s", "request_id", "session", "explain", "cache"})
+PLAIN_OPTIONS = frozenset(
+    {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "token_details"}
+)
 METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
+RETRY_AFTER = "retry-after-s"
+RETRY_IN_MESSAGE = re.compile(r"; try again in (\d+\.\d) s$")
 FIELD_OF_MESSAGE = re.compile(r"^([A-Za-z_][\w.]*): ")
+# Ray Serve's sentence, with the name of an application or without one.
+UNKNOWN_APPLICATION = re.compile(r"Application (metadata not set|'.*' not found)\. Ping ")
 
 
 class Sampling(TypedDict, total=False):
@@ -61,6 +70,8 @@ class Options(Sampling, total=False):
     `method` and `params` (how to decode), `deadline_s` (seconds the call may take), `request_id` (for logs), and for
     routing `session`, `limits` (any of max_cost, max_latency_s, quality) and `explain` (say why in the usage).
     `cache` is exact, or lossy: KV that was stored or reused with a loss may be used.
+    `token_details` reports each token's entropy, and drafted tokens that were refused in its place.
+    `structure` is what the answer's text must fit: one of json_schema, json_object (True), regex, grammar and choice.
     """
 
     model: str
@@ -72,6 +83,8 @@ class Options(Sampling, total=False):
     explain: bool
     limits: Mapping[str, float]
     cache: CacheClass
+    token_details: bool
+    structure: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +146,26 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
             raise invalid("params", f"must be JSON-like: {error}") from None
     elif name == "limits":
         _assign(name, request.limits, dict(value))
+    elif name == "structure":
+        _set_structure(request.structure, value)
     elif name in PLAIN_OPTIONS:
         _assign(name, request, {name: value})
     elif name in SAMPLING_FIELDS:
         value = (value,) if name == "stop" and isinstance(value, str) else value
         _assign(f"sampling.{name}", request.sampling, {name: value})
     else:
-        allowed = sorted({*SAMPLING_FIELDS, *PLAIN_OPTIONS, "limits", "params"})
+        allowed = sorted({*SAMPLING_FIELDS, *PLAIN_OPTIONS, "limits", "params", "structure"})
         raise invalid(name, f"unknown; allowed here: {', '.join(allowed)}")
+
+
+def _set_structure(message: pb.Structure, value: Mapping[str, Any]) -> None:
+    structure = validated(Structure, dict(value), "structure")
+    if structure.kind == "choice":
+        message.choice.texts.extend(structure.choices)
+    elif structure.kind == "json_object":
+        message.json_object = True
+    else:
+        setattr(message, structure.kind, structure.value)
 
 
 def _assign(field: str, message: Any, values: dict[str, Any]) -> None:
@@ -184,6 +209,7 @@ def _token(message: pb.TokenInfo) -> TokenOut:
         logprob=message.logprob if message.HasField("logprob") else None,
         entropy_bits=message.entropy_bits if message.HasField("entropy_bits") else None,
         top=tuple((top.id, top.text, top.logprob) for top in message.top),
+        rejected=tuple(message.rejected),
     )
 
 
@@ -211,8 +237,14 @@ def usage(message: pb.Usage) -> Usage:
         ttft_s=message.ttft_s,
         wall_s=message.wall_s,
         notes=tuple(message.notes),
+        drift=_drift(message.drift) if message.HasField("drift") else None,
         route=_route(message.route) if message.HasField("route") else None,
+        queue_s=message.queue_s,
     )
+
+
+def _drift(message: pb.Drift) -> DriftReading:
+    return DriftReading(message.calibration, message.version, message.index, message.limit, message.answers)
 
 
 def _route(message: pb.Route) -> dict[str, Any]:
@@ -263,6 +295,8 @@ def models(message: pb.ListModelsResponse) -> list[ModelDescription]:
             max_length=each.max_length,
             roles=dict(each.roles),
             default_method=each.default_method,
+            default_params=_values(each.default_params),
+            routed=each.routed,
         )
         for each in message.models
     ]
@@ -276,9 +310,21 @@ def methods(message: pb.ListMethodsResponse) -> list[MethodDescription]:
     ]
 
 
-def error(code: grpc.StatusCode, details: str | None) -> TurnoutError:
+def credentials(api_key: str) -> tuple[tuple[str, str], ...]:
+    """Metadata that says who calls."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+
+def error(code: grpc.StatusCode, details: str | None, metadata: Iterable[tuple[str, Any]] | None = ()) -> TurnoutError:
     """A failed call as the error that the server meant."""
+    retry = next((float(value) for key, value in metadata or () if key == RETRY_AFTER), None)
     message = details or code.name
+    if code is grpc.StatusCode.NOT_FOUND and UNKNOWN_APPLICATION.match(message):
+        # What a proxy says that was started a moment ago, and has not heard yet what it stands before.
+        return TurnoutError(Code.UNAVAILABLE, "nothing is served there at the moment; try again")
+    if retry is None and (told := RETRY_IN_MESSAGE.search(message)):
+        retry = float(told[1])  # of a stream that is refused, Ray Serve passes on code and message only
     found = FIELD_OF_MESSAGE.match(message)
     known = code.name in Code.__members__
-    return TurnoutError(Code[code.name] if known else Code.INTERNAL, message, found[1] if found and known else None)
+    field = found[1] if found and known else None
+    return TurnoutError(Code[code.name] if known else Code.INTERNAL, message, field, retry)

@@ -8,11 +8,15 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from turnout.access_config import AccessConfig
+from turnout.batches_config import BatchesConfig
 from turnout.cluster_config import AutoscalingConfig, PlacementConfig
+from turnout.console_config import ConsoleConfig
 from turnout.errors import invalid
 from turnout.kvstore_config import KVStoreConfig as KVStoreConfig
 from turnout.kvstore_config import TenantSharing as TenantSharing
 from turnout.registry import explain, get_method, load
+from turnout.telemetry_config import TelemetryConfig
 
 DEMO_PREFIX = "demo:"
 POLICIES_PACKAGE = "router.policies"
@@ -63,6 +67,14 @@ class EngineConfig(Section):
     shared_attention: Annotated[
         bool, Field(description="read the keys of a prefix that requests of a step share once for all of them")
     ] = True
+    batch_share: Annotated[
+        float,
+        Field(ge=0, lt=1, description="share of the time that work of batches gets while interactive requests wait"),
+    ] = 0.0
+    batch_slowdown: Annotated[
+        float,
+        Field(ge=1, description="how many times longer than one of a single token a step of batches may take"),
+    ] = 4.0
     threads: Annotated[int | None, Field(ge=1, description="CPU threads of a forward; absent: all cores")] = None
     kernels: Annotated[
         Literal["auto", "native", "torch"],
@@ -107,7 +119,7 @@ class RouteLogConfig(Section):
 
     path: Annotated[str, Field(min_length=1, description="the file; replicas beside others put their process id in")]
     max_bytes: Annotated[int, Field(ge=4096, description="size at which a new file is begun, bytes")] = 64 << 20
-    backups: Annotated[int, Field(ge=0, le=1000, description="full files kept: PATH.1 is the newest")] = 5
+    backups: Annotated[int, Field(ge=1, le=1000, description="full files kept: PATH.1 is the newest")] = 5
     texts: Annotated[bool, Field(description="write prompts and answers too")] = False
 
 
@@ -189,6 +201,7 @@ class ServerConfig(Section):
     grpc_port: Annotated[int, Field(ge=1, le=65535, description="gRPC, on all interfaces")] = 9000
     http_port: Annotated[int, Field(ge=1, le=65535, description="HTTP, on http_host")] = 8000
     http_host: Annotated[str, Field(description="address HTTP listens on; 0.0.0.0: all interfaces")] = "127.0.0.1"
+    max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30, description="largest request, bytes")] = 4 << 20
     request_timeout_s: Annotated[float, Field(gt=0, description="longest a request may take, seconds")] = 600.0
     shutdown_grace_s: Annotated[
         float, Field(gt=0, description="time running requests have to end when the server stops, seconds")
@@ -219,6 +232,12 @@ class TurnoutConfig(Section):
     server: Annotated[ServerConfig, Field(description="addresses and limits")] = ServerConfig()
     ray: Annotated[RayConfig, Field(description="the Ray cluster")] = RayConfig()
     kvstore: Annotated[KVStoreConfig, Field(description="the prefix store that processes share")] = KVStoreConfig()
+    telemetry: Annotated[TelemetryConfig, Field(description="traces, logs, goals, audits")] = TelemetryConfig()
+    console: Annotated[ConsoleConfig, Field(description="the web page")] = ConsoleConfig()
+    batches: Annotated[BatchesConfig | None, Field(description="files of many requests; absent: none are taken")] = None
+    access: Annotated[
+        AccessConfig | None, Field(description="tenants, keys, limits, usage; absent: everybody is one tenant")
+    ] = None
 
     @model_validator(mode="after")
     def _check_references(self) -> TurnoutConfig:
@@ -296,7 +315,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-class _StrictLoader(yaml.SafeLoader):
+class _StrictLoader(yaml.CSafeLoader):
     """Safe YAML that refuses a key given twice, where YAML readers usually keep the last one silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

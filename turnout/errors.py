@@ -15,6 +15,8 @@ class Code(StrEnum):
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     OUT_OF_RANGE = "OUT_OF_RANGE"
     NOT_FOUND = "NOT_FOUND"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
@@ -29,13 +31,15 @@ class TurnoutError(Exception):
         code: what kind of outcome this is.
         message: one sentence that names the field and, for a bad value, what is allowed.
         field: dotted name of the field at fault, as the caller spelled it; None when no field is.
+        retry_after_s: when the same call may be let in, in seconds from now; None: nothing is known.
     """
 
-    def __init__(self, code: Code, message: str, field: str | None = None) -> None:
+    def __init__(self, code: Code, message: str, field: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(code, message, field)
         self.code = code
         self.message = message
         self.field = field
+        self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         return self.message

@@ -8,6 +8,8 @@ from typing import Annotated, Literal, NamedTuple, NewType
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from turnout.structure import Structure
+
 TenantId = NewType("TenantId", str)
 RequestId = NewType("RequestId", str)
 BlockHash = NewType("BlockHash", bytes)
@@ -79,7 +81,8 @@ class Token(NamedTuple):
 
     `source` is the name of the model that wrote it: for an accepted draft token, the drafting one.
     `logprob` and `top` (id, log-probability) are in nats under the raw logits of the model that decided;
-    `entropy_bits` is that distribution's entropy before temperature, in bits.
+    `entropy_bits` is that distribution's entropy before temperature, in bits. `rejected` are drafted tokens that were
+    refused in its place, where the request asked for details.
     """
 
     id: int
@@ -88,6 +91,7 @@ class Token(NamedTuple):
     logprob: float | None = None
     entropy_bits: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    rejected: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Segment:
 
 class SamplingParams(BaseModel):
     """How tokens are chosen. Applied in this order: logit bias, repetition, presence and frequency
-    penalties, temperature, top-k, top-p, min-p.
+    penalties, structure, temperature, top-k, top-p, min-p.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -136,6 +140,10 @@ class SamplingParams(BaseModel):
     logprobs: Annotated[
         int | None, Field(ge=0, le=20, description="alternatives reported per token; absent: no log-probabilities")
     ] = None
+    structure: Annotated[Structure | None, Field(description="what the answer's text must fit; absent: nothing")] = None
+    token_details: Annotated[
+        bool, Field(description="report each token's entropy, and drafted tokens refused in its place")
+    ] = False
 
     @property
     def greedy(self) -> bool:

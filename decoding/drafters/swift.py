@@ -92,14 +92,16 @@ class SwiftDrafter(Drafter):
         count, base = self.params.context, seq.num_prompt_tokens - 1
         if base < 1:
             return
-        depth = Depth(skipped=search.propose())
+        tried = search.propose()
         twin = model.fork(seq)
         try:
-            rows = await model.sketch(twin, Sketch.chain(base, tuple(seq.tokens[base : base + count]), 0, depth), TOP)
+            written = tuple(seq.tokens[base : base + count])
+            rows = await model.sketch(twin, Sketch.chain(base, written, 0, Depth(skipped=tried)), TOP)
         finally:
             model.release(twin)
-        written = [token.id for token in seq.generated[:count]]
-        search.report(sum(row.top[0][0] == token for row, token in zip(rows, written, strict=True)) / count)
+        expected = [token.id for token in seq.generated[:count]]
+        right = sum(row.top[0][0] == token for row, token in zip(rows, expected, strict=True))
+        search.report(tried, right / count)
 
     def _with_leaves(self, seq: Sequence, path: list[Step], most: int, source: str) -> DraftTree:
         """The chain goes first among its siblings; leaves are added while there is room, the first places first."""

@@ -32,9 +32,13 @@ WHERE = "method.params.drafter.drafter"
 class VocabTrimParams(MethodParams):
     """Parameters of `vocab_trim`."""
 
-    drafter: Annotated[PartChoice, Field(description="the drafter it is put around, one of the small model's")] = (
-        PartChoice(name="model_chain")
-    )
+    drafter: Annotated[
+        PartChoice,
+        Field(
+            description="the drafter it is put around, one of the small model's",
+            json_schema_extra={"x-slot": "drafters"},
+        ),
+    ] = PartChoice(name="model_chain")
     keep: Annotated[int, Field(ge=1, le=1_000_000, description="ids that can be drafted, ends of the answer apart")] = (
         32_768
     )
@@ -123,7 +127,7 @@ class TrimmedModel:
         ends = [end for end in seq.end_ids if end < logits.shape[1]]
         kept = logits.masked_fill(self._dropped.to(logits.device), NEG_INF)
         kept[:, ends] = logits[:, ends]
-        again = read(kept, [History(seq, path) for path in paths], [want] * len(rows))
+        again = read(kept, [History(seq, path, free=True) for path in paths], [want] * len(rows))
         for row, whole in zip(again, rows, strict=True):
             row.hidden = whole.hidden
         return again

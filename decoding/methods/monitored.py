@@ -25,12 +25,18 @@ SOURCE = "injected"
 class MonitoredParams(MethodParams):
     """Parameters of `monitored`. Method and monitor are a name, or an object of the name and parameters."""
 
-    inner: Annotated[PartChoice, Field(description="the method that writes, which must append as it goes")] = (
-        PartChoice(name="plain")
-    )
-    monitor: Annotated[PartChoice, Field(description="who watches: trim, enough; `turnout parts monitors`")] = (
-        PartChoice(name="trim")
-    )
+    inner: Annotated[
+        PartChoice,
+        Field(
+            description="the method that writes, which must append as it goes", json_schema_extra={"x-slot": "methods"}
+        ),
+    ] = PartChoice(name="plain")
+    monitor: Annotated[
+        PartChoice,
+        Field(
+            description="who watches: trim, enough; `turnout parts monitors`", json_schema_extra={"x-slot": "monitors"}
+        ),
+    ] = PartChoice(name="trim")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -49,6 +55,8 @@ async def monitored(request: Request, models: ModelPool, params: MonitoredParams
     have a source of their own and count towards the answer's length.
     """
     inner = get_method(params.inner.name, f"{FIELD}.inner")
+    if request.sequence.constraint is not None:
+        raise invalid("structure", "does not go with method 'monitored', which puts words of its own into the answer")
     monitor: Monitor = params.monitor.make(MONITORS, f"{FIELD}.monitor")
     monitor.begin(request, models)
     seq = request.sequence

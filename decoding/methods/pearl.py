@@ -19,7 +19,7 @@ from decoding.lengths.fixed import FixedLength
 from decoding.model import ModelPool, Request
 from decoding.pace import Pace
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict, Verifier
+from decoding.verifiers.base import Verdict, Verifier, with_rejected
 from decoding.verifiers.match import MatchVerifier
 from decoding.verifiers.rejection import RejectionVerifier
 from turnout.errors import invalid
@@ -98,6 +98,7 @@ class Pearl:
         seq = request.sequence
         self._seq, self._small, self._large, self._sizes = seq, models.small, models.large, models.sizes
         self._match = params.verifier == "match"
+        self._details = seq.sampling.token_details
         self._drafter = ModelChainDrafter(candidates=Candidates.FIXED if self._match else Candidates.DRAWN)
         self._length: LengthPolicy = UntilEnd(seq.end_ids)
         self._verifier: Verifier = MatchVerifier() if self._match else RejectionVerifier()
@@ -116,11 +117,14 @@ class Pearl:
             (block, draft_s), (verdict, verify_s) = await side_by_side(
                 timed(self._draft, depth), timed(self._large.verify, seq, tail, verifier)
             )
-            emitted = list(seq.extend(verdict.tokens[: len(tail)] if depth else verdict.tokens, self._sizes))
+            written = with_rejected(tail, verdict) if self._details else verdict.tokens
+            emitted = list(seq.extend(written[: len(tail)] if depth else written, self._sizes))
             kept = [1 + place for place in range(min(len(verdict.path), len(emitted)))]
             self._tail = self._nothing
             if depth and not seq.finished and len(verdict.path) == len(tail):
                 token, stays = await self._first(block, verdict)
+                if self._details and not stays:
+                    token = token._replace(rejected=block.tokens[:1])
                 emitted += seq.extend([token], self._sizes)
                 if stays:
                     kept.append(0)

@@ -57,10 +57,13 @@ class SpeculativeParams(MethodParams):
         PartChoice | tuple[ArmParams, ...],
         Field(
             description="who proposes tokens; or a list of {drafter, length, nodes} for `select` to choose from,"
-            ' in which "none" stands for plain decoding'
+            ' in which "none" stands for plain decoding',
+            json_schema_extra={"x-slot": "drafters"},
         ),
     ] = PartChoice(name="model_chain")
-    length: Annotated[PartChoice, Field(description="how deep a draft goes")] = PartChoice(name="fixed")
+    length: Annotated[
+        PartChoice, Field(description="how deep a draft goes", json_schema_extra={"x-slot": "lengths"})
+    ] = PartChoice(name="fixed")
     draft_length: Annotated[
         int | None, Field(ge=1, le=64, description="deepest draft, whatever the length policy says; absent: its own")
     ] = None
@@ -71,12 +74,14 @@ class SpeculativeParams(MethodParams):
         PartChoice,
         Field(
             description="match: output equals plain decoding with the same seed; rejection: same distribution, and the"
-            " most accepted tokens for a draft drawn independently; others: `turnout parts verifiers`"
+            " most accepted tokens for a draft drawn independently; others: `turnout parts verifiers`",
+            json_schema_extra={"x-slot": "verifiers"},
         ),
     ] = PartChoice(name="match")
-    select: Annotated[PartChoice, Field(description="which of several drafters drafts a round")] = PartChoice(
-        name="first"
-    )
+    select: Annotated[
+        PartChoice,
+        Field(description="which of several drafters drafts a round", json_schema_extra={"x-slot": "selectors"}),
+    ] = PartChoice(name="first")
     fallback: Annotated[
         Literal["refuse", "plain"],
         Field(

@@ -41,7 +41,11 @@ class StepSpeculationParams(MethodParams):
     """Parameters of `step_speculation`."""
 
     scorer: Annotated[
-        PartChoice, Field(description="judges drafted steps: self_grade, reward_model; `turnout parts scorers`")
+        PartChoice,
+        Field(
+            description="judges drafted steps: self_grade, reward_model; `turnout parts scorers`",
+            json_schema_extra={"x-slot": "scorers"},
+        ),
     ] = PartChoice(name="self_grade")
     separators: Annotated[
         tuple[Mark, ...],

@@ -75,6 +75,7 @@ class ModelQuestions:
             sharing=seq.sharing,
             tenant=seq.tenant,
             lossy=seq.lossy,
+            patient=seq.patient,
         )
         yes, no = ({continuation_ids(codec, word)[0] for word in words} for words in (YES, NO))
         self._yes, self._no = sorted(yes - no), sorted(no - yes)

@@ -11,12 +11,13 @@ from typing import ClassVar
 
 import torch
 
+from decoding.constraints.base import allows
 from decoding.drafters.base import Candidates
 from decoding.model import Row, Want
 from decoding.parts import Part
 from decoding.sequence import Sequence
 from decoding.stretch import reported
-from decoding.tree import DraftTree
+from decoding.tree import ROOT, DraftTree
 from turnout.types import Token, TokenKind
 
 PACKAGE = "decoding.verifiers"
@@ -77,6 +78,28 @@ def want_of(verifier: Verifier, seq: Sequence) -> Want:
     if extra.logprob and verifier.want.draw is None:
         extra = extra | Want(draw=None, logits=True)
     return verifier.want | extra
+
+
+def with_rejected(draft: DraftTree, verdict: Verdict) -> tuple[Token, ...]:
+    """A verdict's tokens, each with the candidates that were judged in its place and did not stay, in draw order."""
+    tokens = []
+    for token, node in zip(verdict.tokens, (ROOT, *verdict.path), strict=False):
+        candidates = (draft.tokens[child] for child in draft.children(node))
+        rejected = tuple(dict.fromkeys(each for each in candidates if each != token.id))
+        tokens.append(token._replace(rejected=rejected) if rejected else token)
+    return tuple(tokens)
+
+
+def fitting(seq: Sequence, draft: DraftTree) -> list[bool]:
+    """For each draft token, whether it may stand where it does, as far as the answer has a structure.
+
+    A verifier that asks the target whether a token has a probability need not ask: it has none where this is false.
+    """
+    if seq.constraint is None:
+        return [True] * len(draft)
+    paths = [tuple(draft.tokens[each] for each in draft.path(parent)) for parent in draft.parents]
+    masks = seq.constraint.masks(seq.answer, paths)
+    return [allows(mask, token) for mask, token in zip(masks, draft.tokens, strict=True)]
 
 
 def probs_of(row: Row) -> torch.Tensor:

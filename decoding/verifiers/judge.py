@@ -13,7 +13,7 @@ from decoding.noise import Purpose, gumbel, noise_key
 from decoding.sequence import Sequence
 from decoding.step_heads import StateHead
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict, Verifier, emitted, probs_of
+from decoding.verifiers.base import Verdict, Verifier, emitted, fitting, probs_of
 from decoding.verifiers.rejection import RejectionVerifier
 from turnout.registry import MethodParams
 from turnout.types import Token, TokenKind
@@ -72,12 +72,12 @@ class JudgeVerifier(Verifier):
         """See `Verifier.judge`."""
         path: list[int] = []
         tokens: list[Token] = []
-        node = ROOT
+        node, fits = ROOT, fitting(seq, draft)
         while True:
             row, children = rows[node + 1], draft.children(node)
             accepted, own = self._standard(seq, draft, children, row, len(path), target)
             if accepted is None:
-                accepted = next((child for child in children if self._right(rows[child + 1])), None)
+                accepted = next((each for each in children if fits[each] and self._right(rows[each + 1])), None)
             if accepted is None:
                 tokens.append(own)
                 return Verdict(tuple(path), tuple(tokens))

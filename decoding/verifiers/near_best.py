@@ -11,7 +11,7 @@ from decoding.drafters.base import Candidates
 from decoding.model import Draw, Row, Want
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict, Verifier
+from decoding.verifiers.base import Verdict, Verifier, fitting
 from turnout.registry import MethodParams
 from turnout.types import Token, TokenKind
 
@@ -53,7 +53,7 @@ class NearBestVerifier(Verifier):
 
     def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
         """See `Verifier.judge`."""
-        path = self._longest(draft, rows)
+        path = self._longest(seq, draft, rows)
         above = [ROOT, *path]
         tokens = [
             _token(draft.tokens[node], rows[parent + 1], draft.source, TokenKind.ACCEPTED)
@@ -64,14 +64,15 @@ class NearBestVerifier(Verifier):
         tokens.append(_token(row.token, row, target, kind))
         return Verdict(tuple(path), tuple(tokens))
 
-    def _longest(self, draft: DraftTree, rows: list[Row]) -> list[int]:
+    def _longest(self, seq: Sequence, draft: DraftTree, rows: list[Row]) -> list[int]:
         """The longest path that stays, the most probable of several."""
-        reached = {ROOT: (0, 0.0)}  # length and log-probability of each path
+        reached, fits = {ROOT: (0, 0.0)}, fitting(seq, draft)  # length and log-probability of each path
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-            if parent in reached:
-                length, logprob = reached[parent]
-                if length + 1 < self.params.least or self.stays(token, rows[parent + 1]):
-                    reached[node] = (length + 1, logprob + dict(rows[parent + 1].top).get(token, -math.inf))
+            if parent not in reached or not fits[node]:
+                continue
+            length, logprob = reached[parent]
+            if length + 1 < self.params.least or self.stays(token, rows[parent + 1]):
+                reached[node] = (length + 1, logprob + dict(rows[parent + 1].top).get(token, -math.inf))
         return draft.path(max(reached, key=lambda node: reached[node]))
 
     def stays(self, token: int, row: Row) -> bool:

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -19,11 +18,11 @@ from engine.loading import load_checkpoint
 from engine.pool import LocalPool
 from tests.actors.hosts import RemotePool, close_in_process, open_in_process, open_local
 from tests.decoding.head_models import save_head
-from training.random_models import BYTE_VOCAB, byte_tokenizer, llama_config, random_model
+from tests.near_pair import WIDTH, save_near_pair
+from training.random_models import BYTE_VOCAB
 from turnout.config import EngineConfig, ModelConfig, PoolConfig, TurnoutConfig
 
-WIDTH, EXIT = 32, 2
-SHAPE: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 64}
+EXIT = 2
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,16 +34,7 @@ def _one_thread() -> None:
 def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints `large` and `small`, which often, not always, agree; in `artifacts` random heads for `large`."""
     folder = tmp_path_factory.mktemp("models")
-    large = random_model(llama_config(num_hidden_layers=4, **SHAPE), seed=2, spread=0.25)
-    with torch.no_grad():
-        large.model.layers[3].self_attn.o_proj.weight.mul_(0.2)
-        large.model.layers[3].mlp.down_proj.weight.mul_(0.2)
-        large.model.norm.weight.mul_(2.0)
-    small = random_model(llama_config(num_hidden_layers=3, **SHAPE), seed=2)
-    small.load_state_dict(large.state_dict(), strict=False)
-    for name, model in (("small", small), ("large", large)):
-        model.save_pretrained(folder / name)
-        byte_tokenizer().save_pretrained(folder / name)
+    save_near_pair(folder)
     digest = load_checkpoint(folder / "large", torch.float32, torch.device("cpu")).digest
     heads = {
         "eesd": (ExitHead(WIDTH, 4, 2, 8, inner=24), {"exit_layer": EXIT}),

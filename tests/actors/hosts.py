@@ -189,7 +189,7 @@ class RemotePool(Endpoint):
     def __init__(self, name: str, config: TurnoutConfig, members: dict[str, RemoteModel]) -> None:
         parts = open_parts(name, config)
         super().__init__(name, members, parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
-        prepare(self, config.pools[name])
+        prepare(self, config)
 
     async def settle(self) -> None:
         """Wait until everything that was said has been applied."""

@@ -135,7 +135,7 @@ class NearPool(Endpoint):
             supervisors[name] = Supervisor(starter, life, vocab_size, settings, exchange)
         members = {name: RemoteModel(name, each) for name, each in supervisors.items()}
         pool = cls("pair", members, parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
-        prepare(pool, parts.config)
+        prepare(pool, config)
         pool.starters, pool.supervisors = starters, supervisors
         for each in supervisors.values():
             each.attach(None)

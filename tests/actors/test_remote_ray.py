@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,9 +17,12 @@ from actors.remote import RemoteModel
 from engine.pool import LocalPool
 from tests.actors.hosts import OneLife, RemotePool, open_local, poll, spec_of
 from tests.actors.test_remote_methods import OTHERS, SAMPLED, assert_said, replies, told
+from tests.constrained import random_schema
 from tests.engine.harness import ask_all, call_of, random_prompts
 from turnout.config import TurnoutConfig
 from turnout.errors import TurnoutError
+from turnout.structure import Structure
+from turnout.types import FinishReason
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -103,6 +107,27 @@ async def test_many_at_once(pools: tuple[LocalPool, RemotePool]) -> None:
     ]
     expected, got = [await ask_all(pool, calls) for pool in pools]  # type: ignore[arg-type]
     assert_said(got, expected)
+    await assert_idle(pools[1])
+
+
+async def test_structures_hold_in_actors(pools: tuple[LocalPool, RemotePool]) -> None:
+    """What a schema asks for is compiled in each process anew."""
+    draw = random.Random(7)
+    calls = [
+        call_of(
+            "x:",
+            *CASES[place % 2],
+            max_tokens=60,
+            temperature=0.9,
+            seed=place,
+            n=1 + place % 3 // 2,
+            structure=Structure.model_validate({"json_schema": random_schema(draw)}),
+        )
+        for place in range(20)
+    ]
+    expected, got = [await ask_all(pool, calls) for pool in pools]  # type: ignore[arg-type]
+    assert [(reply.texts, reply.reasons) for reply in got] == [(reply.texts, reply.reasons) for reply in expected]
+    assert sum(reason is FinishReason.STOP for reply in got for reason in reply.reasons) >= 10
     await assert_idle(pools[1])
 
 

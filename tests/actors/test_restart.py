@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,11 +20,12 @@ from actors.lives import Life, Starter
 from actors.pool import ActorPool
 from tests.actors.faulty_hosts import DEADLY, POISON
 from tests.actors.hosts import open_local, poll
-from tests.engine.harness import Reply, answer, call_of, random_prompts
+from tests.engine.harness import Reply, answer, ask_all, call_of, random_prompts
 from turnout.calls import GenerateCall
 from turnout.cluster_config import PlacementConfig
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
+from turnout.structure import Structure
 
 # One loop for all: the pool belongs to it. Starting processes takes its time on a machine that is busy.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -173,6 +175,24 @@ async def test_a_stopped_actor_is_ended_and_another_dies_while_they_join(
     assert killed
     await poll(lambda: not lives(stopped), "the stopped process ended", 30)
     await poll(lambda: pool.generation is not None and pool.generation > (generation or 0), "they joined", START_S)
+
+
+async def test_an_actor_killed_under_answers_with_a_structure(pool: ActorPool, placed: TurnoutConfig):
+    """The next one makes their constraints anew, where the answers were."""
+    structure = Structure(kind="regex", value="([a-h][0-9]{2};){12,15}")
+    options = {**SAMPLED, "ignore_eos": False, "structure": structure}
+    calls = [call_of(f"{i}:", *METHODS[(0, 2)[i % 2]], **{**options, "seed": i, "n": 1 + i % 2}) for i in range(4)]
+    local = open_local(placed)
+    wanted = await ask_all(local, calls)
+    await local.close()
+    restarts = pool.supervisors[1].restarts
+    tasks = await under_way(pool, calls)
+    os.kill(pid_of(pool, 1), signal.SIGKILL)
+    got = await asyncio.gather(*tasks)
+    assert pool.supervisors[1].restarts == restarts + 1
+    assert [told(each) for each in got] == [told(each) for each in wanted]
+    assert all(re.fullmatch(structure.value, text) for reply in got for text in reply.texts)
+    await assert_idle(pool)
 
 
 async def test_both_actors_killed_at_once(pool: ActorPool, wanted: dict[str, Reply], record_property: Any):

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 
+from actors.dock import Dock
 from actors.parcels import meta_of
 from actors.rendezvous import Meeting, reach_store
+from actors.shelf import Shelf
 from actors.transport import GroupBroken, Transport, between_gpus, gpu_of
 from tests.actors.test_pickling import DTYPES, LAYOUTS, same
 from turnout.errors import Code, Interrupted, TurnoutError
@@ -370,14 +372,17 @@ async def test_a_member_that_dies_while_it_joins_is_named() -> None:
 
 
 async def test_what_was_meant_for_another_generation_is_neither_sent_nor_waited_for(trio: list[Transport]) -> None:
+    shelves = [Shelf(owner, 0) for owner in range(2)]
+    docks = [Dock(shelf, transport) for shelf, transport in zip(shelves, trio[:2], strict=True)]
     tensor = torch.ones(10)
-    trio[0].ship([tensor], 1, 1, generation=0)
-    trio[0].refuse(1, 1, generation=0)
+    key = shelves[0].key(shelves[0].put(tensor))
+    coming = [(key, *meta_of(tensor))]
+    docks[0].ship([key.id], 1, 7)  # of generation 0
     begun = time.monotonic()
-    with pytest.raises(GroupBroken, match="group 0 is no more; this actor is in group 1"):
-        await trio[1].receive([meta_of(tensor)], 0, 1, SOON_S, generation=0)
+    with pytest.raises(GroupBroken, match="another generation"):
+        await docks[1].receive(0, 7, coming)
     assert time.monotonic() - begun < 1.0
     assert trio[1].broken is None
-    trio[0].ship([tensor], 1, 1, generation=1)
-    [arrived] = await trio[1].receive([meta_of(tensor)], 0, 1, SOON_S, generation=1)
-    assert torch.equal(arrived, tensor)
+    ticket = (1 << 32) + 8
+    docks[0].ship([key.id], 1, ticket)
+    assert torch.equal((await docks[1].receive(0, ticket, coming))[key], tensor)

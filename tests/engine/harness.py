@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from copy import deepcopy
 from dataclasses import dataclass
@@ -203,3 +204,13 @@ def random_prompts(count: int, longest: int, seed: int = 0, vocab_size: int = 25
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others work until it holds, for five seconds at most."""
+    try:
+        async with asyncio.timeout(5):
+            while not condition():
+                await asyncio.sleep(0)
+    except TimeoutError:
+        raise AssertionError(asyncio.all_tasks()) from None

@@ -13,7 +13,7 @@ from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.match import MatchVerifier
 from engine.pool import LocalPool
-from tests.engine.harness import ask, call_of
+from tests.engine.harness import ask, call_of, until
 from turnout.calls import Chunk
 from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
@@ -61,15 +61,6 @@ def gate(pool: LocalPool) -> Iterator[Gate]:
     gate = Gate(pool)
     yield gate
     gate.open()
-
-
-async def until(condition: Any) -> None:
-    try:
-        async with asyncio.timeout(5):
-            while not condition():
-                await asyncio.sleep(0)
-    except TimeoutError:
-        raise AssertionError(asyncio.all_tasks()) from None
 
 
 async def settled(pool: LocalPool, gate: Gate) -> None:

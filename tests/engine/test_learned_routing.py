@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ import numpy as np
 import pytest
 
 from decoding.artifacts import SUFFIX
+from deployments.batches.answerer import Answerer, Task
+from deployments.batches.best_of import best_of_params, chances_of, looking, looks, shared_out, with_samples
+from deployments.batches.inputs import Fault
+from deployments.batches.lines import Line
+from deployments.batches.workplace import Workplace
 from engine.pool import LocalPool
 from router.difficulty import drift
 from tests.engine.harness import Reply, answer, ask, call_of, pair_config, random_prompts
@@ -175,3 +181,33 @@ async def test_a_cascade_on_engines_is_one_models_answer(pair_folder: Path):
         assert owners["large"].usage.cost.spent.flops > owners["small"].usage.cost.spent.flops
     assert (pool.stats().sequences, pool.stats().used_blocks) == (0, 0)
     await pool.close()
+
+
+def test_samples_of_a_job_are_shared_out_among_its_lines(pair_folder: Path, artifacts: Path, tmp_path: Path):
+    params = best_of_params(2.0, {"most": 5})
+    pool = pair_config(pair_folder, block_size=8)
+    with_artifacts = pool.pools["pair"].model_copy(update={"artifacts": str(artifacts)})
+    config = pool.model_copy(update={"pools": {"pair": with_artifacts}})
+    rows = [
+        Line(number, f"id-{number}", "/v1/completions", {"prompt": list(prompt), "max_tokens": 4})
+        for number, prompt in enumerate(PROMPTS[:16], 1)
+    ]
+
+    def answers(name: str, config: TurnoutConfig, rows: Iterable[Line | Fault]) -> list[dict[str, Any]]:
+        place = Workplace(tmp_path / name)
+        place.open({}, fresh=False)
+        place.stage(rows, 8, None)
+        made = Answerer(Task(place.folder, config, "pair", 0, 8))
+        try:
+            made({"block": place.blocks()})
+        finally:
+            made._run(made._service._backends["pair"]._replica._pool.close())  # type: ignore[attr-defined]
+        return list(place.records(answered=True))
+
+    chances = chances_of(answers("looked", looking(config, "pair", params), looks(rows)), "small")
+    counts = shared_out(chances, params)
+    assert len(set(counts.values())) > 1
+    assert sum(counts.values()) <= 32
+    done = answers("done", config, with_samples(rows, counts, params))
+    used = [record["response"]["body"]["usage"]["turnout"] for record in done]
+    assert [each["params"]["k"] for each in used] == [counts[number] for number in range(1, 17)]

@@ -178,7 +178,7 @@ def test_the_search_finds_a_planted_set_sooner_than_chance() -> None:
             chosen = search.propose()
             assert len(chosen) == 8
             assert chosen <= set(range(2, 22))
-            search.report(score(chosen))
+            search.report(chosen, score(chosen))
         advised = [s for trial, s in enumerate(search._scores) if trial and trial % 25 == 0]
         at_random = [s for trial, s in enumerate(search._scores) if trial % 25]
         found.append(sum(advised) / len(advised) - sum(at_random) / len(at_random))
@@ -186,7 +186,17 @@ def test_the_search_finds_a_planted_set_sooner_than_chance() -> None:
     stuck = SkipSearch(12, 0.4, most_without_gain=5)
     trials = 0
     while not stuck.done:
-        stuck.propose()
-        stuck.report(0.5)
+        stuck.report(stuck.propose(), 0.5)
         trials += 1
     assert trials == 6
+
+
+def test_requests_of_one_tenant_may_try_their_sets_at_once() -> None:
+    """Both have proposed before either has its score, as where they are in one batch."""
+    search = SkipSearch(12, 0.4)
+    search.report(search.propose(), 0.1)
+    one, other = search.propose(), search.propose()
+    assert one != other
+    search.report(one, 0.5)
+    search.report(other, 0.2)
+    assert (search.best, search.score) == (one, 0.5)

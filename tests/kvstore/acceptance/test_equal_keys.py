@@ -34,7 +34,7 @@ if sys.argv[2] == "bare":
     hazmat = "cryptography.hazmat.primitives"
     names = ["ciphers", "ciphers.aead", "hashes", "kdf", "kdf.hkdf"]
     whole = ["cryptography", "cryptography.hazmat", hazmat, *(f"{hazmat}.{name}" for name in names)]
-    sys.modules.update({name: MagicMock() for name in ["pydantic", *whole]})
+    sys.modules.update({name: MagicMock() for name in ["pydantic", "pydantic_core", *whole]})
     sys.modules["pydantic"].BaseModel = object
     sys.modules[f"{hazmat}.kdf.hkdf"].HKDF = HKDF
 from kvstore.keys import Chain, Keyring, fingerprint, redis_key

@@ -66,6 +66,7 @@ def is_of_value(key: bytes) -> bool:
     return key.count(b":") == 5
 
 
+@pytest.mark.timing
 async def test_nobody_asks_a_stopped_redis_and_it_is_used_again(process: RedisProcess, client: RedisStore) -> None:
     calls = RecordingStore(client)
     async with working(calls, fetch_timeout_s=BUDGET_S) as worker, working(None) as without:

@@ -1,0 +1,57 @@
+"""Masks worked out beside the forward pass whose rows they are for: what they depend on is known before it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+from decoding.constraints.base import Constraint
+from decoding.logits import History, bound_rows
+
+# Tokens in all masks of a step below which waking a thread costs more than they do.
+LEAST = 60_000
+
+Asked = tuple[Constraint, list[int], list[tuple[int, ...]]]
+
+
+class Ahead:
+    """Asks constraints what they will be asked after a forward, on a thread of its own.
+
+    A constraint remembers its answers; whoever asks before the thread did works it out itself. Nothing depends on
+    what the thread has done, or that it has done anything. The thread ends when this is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+
+    @contextmanager
+    def of(self, rows: Rows[History]) -> Iterator[None]:
+        """Ask from now on until the context ends; at its end the thread is idle."""
+        asked = [
+            (seq.constraint, seq.answer, [rows[i].path for i in places])
+            for seq, places in bound_rows(rows).items()
+            if seq.constraint is not None
+        ]
+        if not asked or sum(constraint.vocab_size * len(paths) for constraint, _, paths in asked) < LEAST:
+            yield
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        over = threading.Event()
+        work = self._thread.submit(_ask, asked, over)
+        try:
+            yield
+        finally:
+            over.set()
+            if not work.cancel():
+                wait([work])
+
+
+def _ask(asked: list[Asked], over: threading.Event) -> None:
+    for constraint, answer, paths in asked:
+        if over.is_set():
+            return
+        constraint.masks(answer, paths)

@@ -1,0 +1,323 @@
+"""Constraints by llguidance: a structure is compiled once for a tokenizer, and every answer walks it on its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from decoding.constraints.base import ALL, EIGHT, Constraint, Mask
+from decoding.constraints.larks import barren
+from decoding.constraints.schemas import endless
+from turnout.errors import Code, TurnoutError, invalid
+from turnout.structure import JSON_FORM, Structure
+
+FIELD = "structure"
+# What one grammar may cost: to compile, and at each token. Beyond, the grammar is refused or the answer fails.
+LIMITS = LLParserLimits(
+    max_items_in_row=2000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=100_000,
+    step_max_items=20_000,
+    max_lexer_states=50_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+MAX_MESSAGE = 400
+ESCAPES = re.compile(rb"(?:\\u(?!007[fF])[0-9a-fA-F]{4})+|\\[^u]")
+MOST_FOUND = 512  # masks of one answer's paths
+MOST_MATCHES = 256
+
+Respell = Callable[[list[int]], list[int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a pool.
+
+    Attributes:
+        definition: of the tokenizer, as JSON of the tokenizers library.
+        end_ids: tokens that end an answer, at least one.
+    """
+
+    definition: str
+    end_ids: frozenset[int]
+
+
+class Compiler:
+    """Compiles structures for one vocabulary. May be used by several threads.
+
+    Args:
+        vocabulary: of the models that will be constrained.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._end_ids = vocabulary.end_ids
+        self._tokenizer = LLTokenizer(vocabulary.definition, eos_token=min(vocabulary.end_ids))
+
+    def compile(self, structure: Structure) -> GrammarConstraint:
+        """The constraint of an answer that has not begun.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT, saying what is wrong with the structure: it is no valid grammar, uses what
+                is not supported, is too large, or no text fits it.
+        """
+        if structure.kind == "json_schema":
+            schema = structure.schema_value
+            reason = "it is false" if schema is False else endless(schema, self.patterns())
+            if reason is not None:
+                raise invalid(FIELD, f"no text fits the JSON schema: {reason}")
+        elif structure.kind == "grammar":
+            reason = barren(structure.value)
+            if reason is not None:
+                raise invalid(FIELD, f"no text fits the grammar: {reason}")
+        try:
+            matcher = LLMatcher(self._tokenizer, _grammar(structure), limits=LIMITS, log_level=0)
+        except ValueError as error:
+            raise _refused(structure, str(error)) from None
+        if matcher.is_error():
+            raise _refused(structure, matcher.get_error())
+        plain = self._respelled if structure.kind == "json_schema" else None
+        constraint = GrammarConstraint(matcher, self._end_ids, self._tokenizer.vocab_size, plain)
+        constraint.masks([], [()])
+        if constraint.failure:
+            raise _refused(structure, constraint.failure)
+        return constraint
+
+    def patterns(self) -> Patterns:
+        """Says what names match what patterns."""
+        return Patterns(self._tokenizer)
+
+    def _respelled(self, tokens: list[int]) -> list[int] | None:
+        text = self._tokenizer.decode_bytes(tokens)
+        plain = respelled(text)
+        return None if plain == text else self._tokenizer.tokenize_bytes(plain)
+
+
+class Patterns:
+    """Whether names match patterns of a JSON schema, as the library that follows it takes them.
+
+    Args:
+        tokenizer: any.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[tuple[str, str], bool | None] = {}
+        self._matchers: dict[str, LLMatcher] = {}
+
+    def __call__(self, pattern: str, name: str) -> bool | None:
+        """None where it is no pattern, or others enough have been looked at."""
+        if (pattern, name) not in self._known and len(self._known) < MOST_MATCHES:
+            self._known[pattern, name] = self._match(pattern, name)
+        return self._known.get((pattern, name))
+
+    def _match(self, pattern: str, name: str) -> bool | None:
+        matcher = self._matchers.get(pattern)
+        if matcher is None:
+            grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+            matcher = self._matchers[pattern] = LLMatcher(self._tokenizer, grammar, limits=LIMITS, log_level=0)
+        if matcher.is_error():
+            return None
+        fresh, tokens = (
+            matcher.deep_copy(),
+            self._tokenizer.tokenize_bytes(json.dumps(name, ensure_ascii=False).encode()),
+        )
+        taken = fresh.try_consume_tokens(tokens)
+        return None if fresh.is_error() else taken == len(tokens) and fresh.is_accepting()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What may follow somewhere, and why nothing may."""
+
+    mask: Mask | None
+    failure: str = ""
+
+
+class GrammarConstraint:
+    """Walks a grammar along an answer. Implements `decoding.constraints.base.Constraint`.
+
+    A matcher stands somewhere, after tokens that are remembered with it; a call goes back to where these agree with
+    what is asked and on from there, so that what it says depends on the tokens alone. A matcher that has failed
+    stays so: then another one begins anew. What was found after one answer is remembered until another is asked about.
+
+    Args:
+        origin: a matcher at the beginning, which never moves.
+        end_ids: tokens that end an answer.
+        vocab_size: tokens that the matcher knows.
+        respell: for JSON, the answer with every character as it is written plainly; None: it is already.
+
+    Attributes:
+        failure: why the grammar cannot be followed from where it was asked last; then only the end is allowed there.
+    """
+
+    def __init__(
+        self, origin: LLMatcher, end_ids: frozenset[int], vocab_size: int, respell: Respell | None = None
+    ) -> None:
+        self.end_ids = end_ids
+        self.failure = ""
+        self._origin = origin
+        self.vocab_size = vocab_size
+        self._respell = respell
+        self._matcher = origin.deep_copy()
+        self._at: list[int] = []  # where it stands
+        self._answer: list[int] = []
+        self._sure = 0  # so many of `_at` are the answer's
+        self._found: dict[tuple[int, ...], Found] = {}  # after the answer and a path
+        self._lock = threading.Lock()
+
+    def masks(self, answer: list[int], paths: Rows[tuple[int, ...]]) -> list[Mask | None]:
+        """See `Constraint.masks`."""
+        with self._lock:
+            self._turn_to(answer)
+            if len(self._found) > MOST_FOUND:
+                self._found.clear()
+            # In this order each path has most in common with the one before it.
+            for path in sorted(set(paths) - self._found.keys()):
+                self._found[path] = self._read() if self._go(path) else Found(None)
+            found = [self._found[path] for path in paths]
+            self.failure = found[-1].failure if found else ""
+            return [each.mask for each in found]
+
+    def accepts(self, tokens: list[int]) -> bool:
+        """See `Constraint.accepts`."""
+        with self._lock:
+            self._turn_to(tokens)
+            if not (self._go(()) and self._matcher.is_accepting()) or self._matcher.is_error():
+                return False
+            # A declared property whose name is spelled with escapes passes for an additional one.
+            plain = self._respell(tokens) if self._respell is not None else None
+            if plain is None:
+                return True
+            fresh = self._origin.deep_copy()
+            return fresh.try_consume_tokens(plain) == len(plain) and fresh.is_accepting()
+
+    def clone(self) -> GrammarConstraint:
+        """See `Constraint.clone`."""
+        with self._lock:
+            twin = type(self)(self._origin, self.end_ids, self.vocab_size, self._respell)
+            if not self._matcher.is_error():
+                twin._matcher, twin._at = self._matcher.deep_copy(), list(self._at)
+                twin._answer, twin._sure, twin._found = list(self._answer), self._sure, dict(self._found)
+            return twin
+
+    def _turn_to(self, answer: list[int]) -> None:
+        """What is found from now on is found after this answer."""
+        if self._answer != answer:
+            self._answer, self._found = list(answer), {}
+            self._sure = agreeing(self._at, self._answer)
+
+    def _go(self, path: tuple[int, ...]) -> bool:
+        """Stand after the answer and a path; False where they are no beginning of a text that fits."""
+        if self._matcher.is_error():
+            self._matcher, self._at, self._sure = self._origin.deep_copy(), [], 0
+        rest = [*self._answer[self._sure :], *path]
+        kept = agreeing(self._at[self._sure :], rest)
+        back = len(self._at) - self._sure - kept
+        if back:
+            self._matcher.rollback(back)
+            del self._at[self._sure + kept :]
+        new = rest[kept:]
+        if not self.end_ids.isdisjoint(new):
+            return False
+        taken = self._matcher.try_consume_tokens(new) if new else 0
+        self._at += new[:taken]
+        self._sure = min(len(self._at), len(self._answer))
+        return taken == len(new)
+
+    def _read(self) -> Found:
+        matcher, ends = self._matcher, [end for end in self.end_ids if end < self.vocab_size]
+        # Written in place, and without the interpreter's lock.
+        mask = np.zeros(-(-self.vocab_size // 32) * 4, dtype=np.uint8)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        accepting = matcher.is_accepting()
+        for end in ends:
+            bit = 1 << end % EIGHT
+            mask[end // EIGHT] = mask[end // EIGHT] | bit if accepting else mask[end // EIGHT] & (ALL ^ bit)
+        if not matcher.is_error() and mask.any():
+            return Found(mask)
+        failure = matcher.get_error() or "no token of the vocabulary goes on from here"
+        mask[:] = 0
+        for end in ends:
+            mask[end // EIGHT] |= 1 << end % EIGHT
+        return Found(mask, failure)
+
+
+def respelled(text: bytes) -> bytes:
+    """JSON with every character as `json.dumps` writes it, numbers and blanks as they are."""
+    if b"\\" not in text:
+        return text
+    return ESCAPES.sub(lambda found: _plain(found[0]), text)
+
+
+def _plain(escapes: bytes) -> bytes:
+    try:
+        return json.dumps(json.loads(b'"%s"' % escapes), ensure_ascii=False)[1:-1].encode()
+    except ValueError:
+        return escapes  # half of a surrogate pair
+
+
+def agreeing(one: list[int], other: list[int]) -> int:
+    """How many tokens two lists have in common at their start."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:
+        return shorter
+    return next(place for place in range(shorter) if one[place] != other[place])
+
+
+def check_whole(constraint: Constraint, tokens: list[int]) -> None:
+    """An answer that ended has the text it was to have.
+
+    Args:
+        constraint: the answer's.
+        tokens: of the answer, without the one that ended it.
+
+    Raises:
+        TurnoutError: RESOURCE_EXHAUSTED: the grammar became too complex; INTERNAL: the text does not fit.
+    """
+    if constraint.accepts(tokens):
+        return
+    constraint.masks(tokens, [()])
+    if constraint.failure:
+        why = _short(constraint.failure)
+        raise TurnoutError(Code.RESOURCE_EXHAUSTED, f"{FIELD}: could not be followed to its end: {why}")
+    raise TurnoutError(Code.INTERNAL, f"{FIELD}: the answer does not fit it")
+
+
+def _grammar(structure: Structure) -> str:
+    """In llguidance's notation."""
+    match structure.kind:
+        case "json_schema":
+            schema = structure.schema_value
+            return LLMatcher.grammar_from_json_schema({} if schema is True else schema, overrides=JSON_FORM)
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=JSON_FORM)
+        case "regex":
+            return LLMatcher.grammar_from_regex(structure.value)
+        case "grammar":
+            return LLMatcher.grammar_from_lark(structure.value)
+        case "choice":
+            texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in structure.choices)
+            return LLMatcher.grammar_from_lark("start: " + texts.replace("\x7f", "\\u007f"))
+
+
+def _refused(structure: Structure, why: str) -> TurnoutError:
+    if "nsatisfiable" in why or "NoExtension" in why:
+        return invalid(FIELD, f"no text fits the {_named(structure)}: {_short(why)}")
+    return invalid(FIELD, f"the {_named(structure)} is refused: {_short(why)}")
+
+
+def _named(structure: Structure) -> str:
+    return structure.kind.replace("_", " ").replace("json", "JSON")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_MESSAGE else line[:MAX_MESSAGE] + "..."

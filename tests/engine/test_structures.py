@@ -1,0 +1,270 @@
+"""Structures through the whole engine: answers validate, end by themselves, and what cannot be followed is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from engine import structures as engine_structures
+from engine.pool import LocalPool
+from engine.structures import KEPT, Structures
+from tests.constrained import random_schema
+from tests.engine.harness import answer, ask, ask_all, call_of
+from tests.engine.resuming import Client, run
+from turnout.calls import Delivered
+from turnout.errors import Code, TurnoutError
+from turnout.structure import Structure
+from turnout.types import FinishReason
+
+SCHEMAS = 24
+MANY = 200
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("plain", {}),
+    ("speculative", {"drafter": "model_chain"}),
+    ("speculative", {"drafter": "model_tree", "verifier": "rejection"}),
+    ("entropy_adaptive", {"threshold": 2.0, "window": 2, "min_stay": 1}),
+    ("random_switch", {}),
+    ("cascade", {"threshold": -1.0}),
+    ("best_of", {"k": 2}),
+    ("pearl", {}),
+]
+
+
+def schema(value: Any) -> Structure:
+    return Structure.model_validate({"json_schema": value})
+
+
+def made_schemas() -> list[dict[str, Any]]:
+    draw = random.Random(8)
+    return [random_schema(draw) for _ in range(MANY)]
+
+
+@pytest.mark.parametrize("count", [SCHEMAS, pytest.param(MANY, marks=pytest.mark.exactness)])
+async def test_every_finished_answer_validates(pool: LocalPool, count: int) -> None:
+    calls = [
+        call_of(
+            f"Item {place}:", *METHODS[place % len(METHODS)], max_tokens=160, temperature=0.9, structure=schema(made)
+        )
+        for place, made in enumerate(made_schemas()[:count])
+    ]
+    finished = 0
+    for call, reply in zip(calls, await ask_all(pool, calls), strict=True):
+        assert call.sampling.structure is not None
+        if reply.reasons[0] is FinishReason.STOP:
+            jsonschema.validate(json.loads(reply.text), call.sampling.structure.schema_value)
+            finished += 1
+        else:
+            assert len(reply.ids) == 160
+    assert finished >= 0.9 * count
+
+
+async def test_open_objects_have_every_name_once(pool: LocalPool) -> None:
+    """Additional properties are none of those declared, and these are what they were declared to be."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        assert len({name for name, _ in pairs}) == len(pairs)
+        return dict(pairs)
+
+    wanted = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"]}
+    calls = [
+        call_of(f"{place}", *METHODS[place % 3], max_tokens=60, temperature=0.9, seed=place, structure=schema(wanted))
+        for place in range(12)
+    ]
+    whole = [reply.text for reply in await ask_all(pool, calls) if reply.reasons == [FinishReason.STOP]]
+    assert len(whole) >= 2
+    for text in whole:
+        jsonschema.validate(json.loads(text, object_pairs_hook=once), wanted)
+
+
+async def test_a_call_moves_on_with_its_structure(pool: LocalPool) -> None:
+    """Handed over again and again: what goes on elsewhere makes its constraint anew and is held to it."""
+    for method, params in METHODS[:2]:
+        call = call_of([*b"Person:"], method, params, max_tokens=80, temperature=0.8, structure=schema(PERSON))
+        whole, client, moved, moves = await answer(pool, call), Client.of(call), None, 0
+        while client.usage is None:
+            moved = await run(pool, replace(call, moved=moved), client, 3, again=True)
+            moves += moved is not None
+        assert moves > 1
+        assert client.ids[0] == whole.ids
+        assert client.texts[0] == whole.text
+        if whole.reasons == [FinishReason.STOP]:
+            jsonschema.validate(json.loads(client.texts[0]), PERSON)
+
+
+@pytest.mark.parametrize(("method", "params"), METHODS, ids=str)
+async def test_every_method_ends_with_a_whole_text(pool: LocalPool, method: str, params: dict[str, Any]) -> None:
+    for temperature in (0.0, 1.0):
+        reply = await ask(
+            pool,
+            "Who?",
+            method,
+            params,
+            max_tokens=60,
+            temperature=temperature,
+            structure=Structure(kind="regex", value="[a-z]{3,6} (is|was) [0-9]{2}"),
+        )
+        assert reply.reasons == [FinishReason.STOP]
+        assert re.fullmatch("[a-z]{3,6} (is|was) [0-9]{2}", reply.text)
+
+
+async def test_lossless_methods_give_the_plain_answer(pool: LocalPool) -> None:
+    lossless = [("plain", {}), ("speculative", {"drafter": "model_chain"}), ("speculative", {"drafter": "copyspec"})]
+    calls = [
+        call_of("Person:", method, params, max_tokens=80, temperature=0.8, structure=schema(PERSON))
+        for method, params in lossless
+    ]
+    plain, *others = await ask_all(pool, calls)
+    assert [reply.ids for reply in others] == [plain.ids] * len(others)
+
+
+async def test_several_answers_each_fit(pool: LocalPool) -> None:
+    reply = await ask(pool, "x", n=4, temperature=1.0, max_tokens=100, structure=Structure(kind="json_object"))
+    for text, reason in zip(reply.texts, reply.reasons, strict=True):
+        if reason is FinishReason.STOP:
+            assert isinstance(json.loads(text), dict)
+        else:
+            assert text.startswith("{")
+    reply = await ask(pool, "x", n=4, temperature=1.0, structure=Structure.model_validate({"choice": ["yes", "no"]}))
+    assert set(reply.texts) <= {"yes", "no"}
+    assert reply.reasons == [FinishReason.STOP] * 4
+
+
+async def test_a_cut_answer_says_so(pool: LocalPool) -> None:
+    reply = await ask(pool, "x", max_tokens=3, structure=Structure(kind="regex", value="[a-z]{9}"))
+    assert reply.reasons == [FinishReason.LENGTH]
+    assert re.fullmatch("[a-z]{3}", reply.text)
+
+
+async def test_stop_strings_still_hold(pool: LocalPool) -> None:
+    reply = await ask(pool, "x", max_tokens=40, stop=("7",), structure=Structure(kind="regex", value="abc7def"))
+    assert reply.text == "abc"
+    assert reply.reasons == [FinishReason.STOP]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 4, 9])
+async def test_an_answer_goes_on_elsewhere(pool: LocalPool, kept: int) -> None:
+    for method, params in METHODS[:3]:
+        call = call_of("Person:", method, params, max_tokens=80, temperature=0.8, structure=schema(PERSON))
+        whole = await answer(pool, call)
+        tokens = tuple(whole.ids[:kept])
+        call = call_of("Person:", method, params, max_tokens=80, temperature=0.8, structure=schema(PERSON))
+        rest = await answer(pool, replace(call, delivered=(Delivered(tokens, kept),)))
+        assert rest.ids == whole.ids[kept:]
+        json.loads(whole.text[:kept] + rest.text)
+
+
+async def test_entropies_are_of_the_free_distribution(pool: LocalPool) -> None:
+    """The switch looks at what the model is unsure of, not at what the structure leaves it."""
+    bound = await ask(pool, "x", logprobs=1, structure=Structure.model_validate({"choice": ["abc"]}))
+    assert bound.text == "abc"
+    assert bound.tokens[0].logprob is not None
+    assert bound.tokens[0].logprob < -0.01
+    free = await ask(pool, "x", logprobs=1)
+    assert bound.tokens[0].top == free.tokens[0].top
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "said"),
+    [
+        ({"structure": schema(False)}, "structure", "no text fits"),
+        ({"structure": Structure(kind="regex", value="(")}, "structure", "regex"),
+        ({"structure": schema({"type": "array", "uniqueItems": True})}, "structure", "uniqueItems"),
+        ({"structure": schema(PERSON), "ignore_eos": True}, "ignore_eos", "ends where"),
+    ],
+)
+async def test_refused_before_anything_is_computed(
+    pool: LocalPool, options: dict[str, Any], field: str, said: str
+) -> None:
+    for _ in range(2):
+        with pytest.raises(TurnoutError) as refused:
+            await ask(pool, "x", **options)
+        assert refused.value.code is Code.INVALID_ARGUMENT
+        assert refused.value.field == field
+        assert said in refused.value.message
+    assert pool.stats().used_blocks == 0
+
+
+async def test_a_method_that_puts_in_words_is_refused(pool: LocalPool) -> None:
+    with pytest.raises(TurnoutError, match="monitored") as refused:
+        await ask(pool, "x", "monitored", structure=schema(PERSON))
+    assert refused.value.code is Code.INVALID_ARGUMENT
+
+
+async def test_a_slow_structure_is_given_up_and_nobody_waits(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    made = pool.tokenizer.structures
+    gate, begun = threading.Event(), threading.Event()
+    compile_one = Structures._compile
+
+    def slow(self: Structures, structure: Structure) -> Any:
+        if structure.value == "slow":
+            begun.set()
+            gate.wait(30)
+        return compile_one(self, structure)
+
+    monkeypatch.setattr(Structures, "_compile", slow)
+    monkeypatch.setattr(engine_structures, "COMPILE_S", 0.2)
+    waiting = asyncio.create_task(ask(pool, "x", structure=Structure(kind="regex", value="slow")))
+    assert await asyncio.to_thread(begun.wait, 10)
+    assert (await ask(pool, "x")).ids  # plain calls go on
+    queued = asyncio.create_task(ask(pool, "x", structure=Structure(kind="regex", value="queued")))
+    with pytest.raises(TurnoutError, match="too complex") as refused:
+        await waiting
+    assert refused.value.code is Code.INVALID_ARGUMENT
+    with pytest.raises(TurnoutError, match="others wait") as busy:
+        await queued
+    assert busy.value.code is Code.RESOURCE_EXHAUSTED
+    gate.set()
+    assert (await ask(pool, "x", structure=Structure(kind="regex", value="slow"))).text == "slow"
+    assert len(made) >= 1
+
+
+async def test_the_latest_structures_are_kept(pool: LocalPool) -> None:
+    made = pool.tokenizer.structures
+    for number in range(KEPT + 5):
+        assert (await ask(pool, "x", structure=Structure(kind="regex", value=f"{number}x"))).text == f"{number}x"
+    assert len(made) == KEPT
+
+
+async def test_a_turn_that_comes_late_still_has_its_whole_time(
+    pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_one = Structures._compile
+
+    def slow(self: Structures, structure: Structure) -> Any:
+        if structure.value.startswith("late"):
+            done = time.monotonic() + 0.3  # the work itself, on the thread that compiles
+            while time.monotonic() < done:
+                time.sleep(0.01)
+        return compile_one(self, structure)
+
+    monkeypatch.setattr(Structures, "_compile", slow)
+    monkeypatch.setattr(engine_structures, "COMPILE_S", 0.5)
+    replies = [ask(pool, "x", structure=Structure(kind="regex", value=f"late{number}")) for number in range(2)]
+    assert [reply.text for reply in await asyncio.gather(*replies)] == ["late0", "late1"]
+
+
+async def test_the_thread_ends_with_its_pool_and_comes_back_where_it_is_asked(pool: LocalPool) -> None:
+    made = pool.tokenizer.structures
+    assert (await ask(pool, "x", structure=Structure(kind="regex", value="before"))).text == "before"
+    before = made._thread
+    assert before is not None
+    made.close()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        before.submit(print)
+    assert (await ask(pool, "x", structure=Structure(kind="regex", value="after"))).text == "after"
