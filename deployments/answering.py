@@ -21,6 +21,7 @@ Output = tuple[Chunk, ...] | Usage
 
 async def answer(service: GenerationService, job: Job) -> tuple[list[Chunk], Usage]:
     """All choices of all prompts, numbered in order, and what they used together."""
+    await service.check(job.calls)
     answers = await _together([_answer_one(service, call, job.echo) for call in job.calls])
     chunks = [
         replace(chunk, index=place * call.sampling.n + chunk.index)
@@ -46,6 +47,7 @@ async def stream(service: GenerationService, job: Job) -> AsyncGenerator[Output,
             async for part in outputs:
                 yield part
         return
+    await service.check(job.calls)
     queue: asyncio.Queue[Output | None] = asyncio.Queue()
     tasks = [
         asyncio.create_task(_pump(_stream_one(service, call, place * call.sampling.n, job.echo), queue))
@@ -73,12 +75,12 @@ async def stream(service: GenerationService, job: Job) -> AsyncGenerator[Output,
 async def _stream_one(
     service: GenerationService, call: GenerateCall, first_index: int, echo: bool
 ) -> AsyncGenerator[Output, None]:
-    echoed = await _echo(service, call) if echo else None
     async with aclosing(service.stream(call)) as batches:
         async for batch in batches:
-            if echoed is not None:
+            if echo:
+                # Not before the call has been let in.
+                echo, echoed = False, await _echo(service, call)
                 yield tuple(replace(echoed, index=first_index + index) for index in range(call.sampling.n))
-                echoed = None
             chunks = tuple(
                 replace(chunk, index=first_index + chunk.index) for chunk in batch if isinstance(chunk, Chunk)
             )
@@ -99,10 +101,16 @@ async def _echo(service: GenerationService, call: GenerateCall) -> Chunk:
     _, first_text = await service.tokens(call.model, ids[:1])
     tokens: tuple[TokenOut, ...] = (TokenOut(ids[0], first_text, "prompt", TokenKind.DECODED),)
     if len(ids) > 1:
-        top = call.sampling.logprobs
-        [scored] = await service.score(ScoreCall(call.request_id, call.model, ids[:1], (ids[1:],), call.tenant, top))
+        [scored] = await service.score(_reading(call, ids))
         tokens += scored.tokens
     return Chunk(0, text, tokens)
+
+
+def _reading(call: GenerateCall, ids: tuple[int, ...]) -> ScoreCall:
+    """The log-probabilities of a prompt that the call itself reads, and is billed for, already."""
+    return ScoreCall(
+        call.request_id, call.model, ids[:1], (ids[1:],), call.tenant, call.sampling.logprobs or 0, billed=False
+    )
 
 
 async def _pump(outputs: AsyncGenerator[Output, None], queue: asyncio.Queue[Output | None]) -> None:

@@ -198,10 +198,18 @@ def deploy(config: TurnoutConfig, load: PoolLoader = load_engine) -> None:
         TurnoutError: a pool failed to load.
     """
     try:
-        serve.run(build_app(config, load), name=APP_NAME, route_prefix="/", logging_config=QUIET)
+        serve.run(build_app(config, load), name=APP_NAME, route_prefix="/", logging_config=_logging(config))
     except RuntimeError as error:
         reason = _start_failure() or str(error)
         raise TurnoutError(Code.UNAVAILABLE, f"the application did not start: {reason}") from None
+
+
+def _logging(config: TurnoutConfig) -> LoggingConfig:
+    """Serve's log: warnings only; where the log of requests goes there, JSON."""
+    logs = config.telemetry.logs
+    if logs is None or logs.path is not None:
+        return QUIET
+    return LoggingConfig(encoding="JSON", log_level="INFO", enable_access_log=False)
 
 
 def _start_failure() -> str | None:

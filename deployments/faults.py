@@ -38,5 +38,5 @@ def respell(error: TurnoutError, spelling: Mapping[str, str]) -> TurnoutError:
             message = error.message
             if message.startswith(error.field):
                 message = field + message.removeprefix(error.field)
-            return TurnoutError(error.code, message, field)
+            return TurnoutError(error.code, message, field, error.retry_after_s)
     return error

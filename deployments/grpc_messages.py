@@ -26,6 +26,8 @@ from turnout.cost import Cost, ModelMeter
 from turnout.errors import invalid
 from turnout.proto import generation_pb2 as pb
 from turnout.registry import validated
+from turnout.structure import KINDS as STRUCTURE_KINDS
+from turnout.structure import Structure
 from turnout.types import FinishReason, RouteLimits, SamplingParams, TokenKind
 
 LARGEST_EXACT_INTEGER = 2.0**53
@@ -50,7 +52,7 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
     return GenerateCall(
         request_id=request_id(request.request_id),
         model=request.model,
-        sampling=parse_sampling(_sampling_values(request.sampling), "sampling"),
+        sampling=parse_sampling(_sampling_values(request), "sampling"),
         prompt=prompt,
         messages=messages if kind == "chat" else None,
         method=request.method or None,
@@ -66,7 +68,7 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
 def spelling(request: pb.GenerateRequest) -> dict[str, str]:
     """What our field names are called in this message."""
     names = {name: f"sampling.{name}" for name in SamplingParams.model_fields}
-    names |= {"messages": "chat.messages", "method.params": "params"}
+    names |= {"messages": "chat.messages", "method.params": "params", "structure": "structure"}
     if request.WhichOneof("input") == "prompt_ids":
         names["prompt"] = "prompt_ids"
     return names
@@ -96,14 +98,24 @@ def _text_or_ids(value: pb.TextOrIds, field: str) -> str | tuple[int, ...]:
             raise invalid(field, "is needed: set text or token_ids")
 
 
-def _sampling_values(sampling: pb.Sampling) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for field, value in sampling.ListFields():
+def _sampling_values(request: pb.GenerateRequest) -> dict[str, Any]:
+    values: dict[str, Any] = {"token_details": request.token_details, "structure": _structure(request)}
+    for field, value in request.sampling.ListFields():
         if field.name == "logit_bias":
             values[field.name] = dict(value)
         else:
             values[field.name] = tuple(value) if field.is_repeated else value
     return values
+
+
+def _structure(request: pb.GenerateRequest) -> Structure | None:
+    kind = request.structure.WhichOneof("kind")
+    if kind is None:
+        if request.HasField("structure"):
+            raise invalid("structure", f"must hold exactly one of {', '.join(STRUCTURE_KINDS)}")
+        return None
+    value = getattr(request.structure, kind)
+    return validated(Structure, {kind: list(value.texts) if kind == "choice" else value}, "structure")
 
 
 def struct_values(struct: struct_pb2.Struct, field: str) -> dict[str, Any]:
@@ -180,6 +192,7 @@ def _fill_token(message: pb.TokenInfo, token: TokenOut) -> None:
         message.entropy_bits = token.entropy_bits
     for top_id, text, logprob in token.top:
         message.top.add(id=top_id, text=text, logprob=logprob)
+    message.rejected.extend(token.rejected)
 
 
 def usage_message(usage: Usage) -> pb.Usage:
@@ -199,9 +212,12 @@ def usage_message(usage: Usage) -> pb.Usage:
         ttft_s=usage.ttft_s,
         wall_s=usage.wall_s,
         notes=usage.notes,
+        queue_s=usage.queue_s,
     )
     if usage.route is not None:
         _fill_route(message.route, usage.route)
+    if usage.drift is not None:
+        message.drift.CopyFrom(pb.Drift(**asdict(usage.drift)))
     for name, meter in usage.models.items():
         counts = {count: getattr(meter, count) for count in METER_COUNTS}
         message.models.add(model=name, flops=meter.flops, **counts)
@@ -243,6 +259,8 @@ def models_message(models: list[ModelDescription]) -> pb.ListModelsResponse:
             max_length=model.max_length,
             roles=model.roles,
             default_method=model.default_method,
+            default_params=struct(model.default_params),
+            routed=model.routed,
         )
     return message
 

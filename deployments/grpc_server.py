@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 
 import grpc
 from grpc_health.v1 import health_pb2
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments import grpc_messages as messages
+from deployments.access import grpc_status as access
+from deployments.access.callers import Caller
+from deployments.bodies import parsed
 from deployments.faults import guarded, respell
 from deployments.grpc_wire import parse
 from deployments.service import GenerationService, request_id
-from turnout.errors import TurnoutError
+from turnout.calls import GenerateCall
+from turnout.errors import Code, TurnoutError
 from turnout.proto import generation_pb2 as pb
 
 HEALTH_SERVICES = ("", "turnout.v1.Generation", "grpc.health.v1.Health")
@@ -28,16 +33,33 @@ class GrpcServicer:
 
     service: GenerationService
 
+    def _caller(self, grpc_context: RayServegRPCContext, data: bytes) -> Caller:
+        """Who calls; refuses what is too large before it is looked at."""
+        caller = access.caller_of(self.service.callers, grpc_context)
+        limit = self.service.max_body_bytes
+        if len(data) > limit:
+            raise TurnoutError(Code.RESOURCE_EXHAUSTED, f"message: at most {limit} bytes", "message")
+        return caller
+
+    async def _asked(
+        self, grpc_context: RayServegRPCContext, data: bytes, names: dict[str, str]
+    ) -> tuple[GenerateCall, str]:
+        """The call that a message asks for, and what the model it asks for is called; `names` gets its spelling."""
+        with self.service.metrics.counting():
+            caller = self._caller(grpc_context, data)
+        with self.service.metrics.counting(caller.tenant):
+            await self.service.knock(caller)
+            call = caller.attributed(await parsed(data, lambda body: _generate_call(body, names)))
+            model = self.service.model_name(call.model, caller.limits)
+            return replace(call, trace=_traceparent(grpc_context)), model
+
     async def Generate(  # noqa: N802 - the RPC's name
         self, data: bytes, grpc_context: RayServegRPCContext
     ) -> pb.GenerateResponse:
         """Answer when complete."""
         names: dict[str, str] = {}
         with _status(grpc_context, names):
-            request = parse(pb.GenerateRequest, data)
-            names.update(messages.spelling(request))
-            call = messages.generate_call(request)
-            model = self.service.model_name(call.model)
+            call, model = await self._asked(grpc_context, data, names)
             return messages.answer_message(call.request_id, model, await self.service.generate(call))
         return pb.GenerateResponse()
 
@@ -47,10 +69,7 @@ class GrpcServicer:
         """Answer as it is written."""
         names: dict[str, str] = {}
         with _status(grpc_context, names):
-            request = parse(pb.GenerateRequest, data)
-            names.update(messages.spelling(request))
-            call = messages.generate_call(request)
-            model = self.service.model_name(call.model)
+            call, model = await self._asked(grpc_context, data, names)
             async with aclosing(self.service.stream(call)) as batches:
                 async for batch in batches:
                     yield messages.chunk_message(call.request_id, model, batch)
@@ -63,7 +82,12 @@ class GrpcServicer:
     ) -> pb.ScoreResponse:
         """Log-likelihood of completions."""
         with _status(grpc_context, {}):
-            call = messages.score_call(parse(pb.ScoreRequest, data))
+            with self.service.metrics.counting():
+                caller = self._caller(grpc_context, data)
+            with self.service.metrics.counting(caller.tenant):
+                await self.service.knock(replace(caller, priority="interactive"))
+                asked = await parsed(data, lambda body: messages.score_call(parse(pb.ScoreRequest, body)))
+            call = caller.attributed(asked)
             return messages.score_message(call.request_id, await self.service.score(call))
         return pb.ScoreResponse()
 
@@ -72,8 +96,9 @@ class GrpcServicer:
     ) -> pb.ListModelsResponse:
         """Pools and their members."""
         with _status(grpc_context, {}):
+            caller = self._caller(grpc_context, data)
             parse(pb.ListModelsRequest, data)
-            return messages.models_message(await self.service.models())
+            return messages.models_message(await self.service.models_for(caller))
         return pb.ListModelsResponse()
 
     async def ListMethods(  # noqa: N802 - the RPC's name
@@ -81,6 +106,7 @@ class GrpcServicer:
     ) -> pb.ListMethodsResponse:
         """Decoding methods."""
         with _status(grpc_context, {}):
+            self._caller(grpc_context, data)
             parse(pb.ListMethodsRequest, data)
             return messages.methods_message(await self.service.methods())
         return pb.ListMethodsResponse()
@@ -110,6 +136,17 @@ class GrpcServicer:
         yield
 
 
+def _generate_call(data: bytes, names: dict[str, str]) -> GenerateCall:
+    request = parse(pb.GenerateRequest, data)
+    names.update(messages.spelling(request))
+    return messages.generate_call(request)
+
+
+def _traceparent(context: RayServegRPCContext) -> str:
+    """The caller's, from the metadata; "" without."""
+    return next((str(value) for key, value in context.invocation_metadata() if key == "traceparent"), "")
+
+
 @contextmanager
 def _status(context: RayServegRPCContext, names: dict[str, str]) -> Iterator[None]:
     """Turn a TurnoutError of the block into the call's status; the block's caller goes on behind it."""
@@ -117,6 +154,4 @@ def _status(context: RayServegRPCContext, names: dict[str, str]) -> Iterator[Non
         with guarded(request_id()):
             yield
     except TurnoutError as error:
-        known = respell(error, names)
-        context.set_code(grpc.StatusCode[known.code.name])
-        context.set_details(known.message)
+        access.tell(context, respell(error, names))

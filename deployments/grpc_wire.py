@@ -82,10 +82,10 @@ def _find_fault(descriptor: Any, data: memoryview) -> tuple[tuple[str, ...], str
     place = 0
     while place < len(data):
         tag, place = _varint(data, place)
+        if place < 0:
+            return (), "is malformed protobuf"
         field = descriptor.fields_by_number.get(tag >> 3)
         path = (field.name,) if field is not None else ()
-        if place < 0:
-            return path, "is malformed protobuf"
         length = 0
         match tag & 7:
             case 0:

@@ -7,19 +7,26 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from uuid import uuid4
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from deployments import answering
+from deployments.access import http as access
+from deployments.access.callers import Caller, CallerOf
 from deployments.answering import Output
+from deployments.batches import http as batches
+from deployments.bodies import TOO_LARGE, parsed, read_body
+from deployments.console import http as console
 from deployments.faults import guarded, respell
+from deployments.metrics import OTHER
 from deployments.openai_format import (
     HTTP_STATUS,
     ChatFormat,
@@ -29,13 +36,15 @@ from deployments.openai_format import (
     model_object,
     usage_object,
 )
+from deployments.openapi import document as openapi
 from deployments.schemas import Job, chat_job, completion_job, read_json
 from deployments.service import GenerationService
-from turnout.calls import Usage
-from turnout.errors import Code, TurnoutError
+from deployments.shapes import form_of
+from turnout.calls import PoolStats, Usage
+from turnout.errors import Code, TurnoutError, invalid, not_found
 
-MAX_BODY_BYTES = 32 << 20
-RETRY_AFTER_S = 1
+RETRY_AFTER_S = 1.0
+COUNTED = frozenset({"/v1/completions", "/v1/chat/completions"})  # as over gRPC: generations, and nothing else
 
 
 class EventStream(StreamingResponse):
@@ -57,21 +66,28 @@ def build_http(service: GenerationService) -> FastAPI:
     """The ASGI application over a service."""
     app = FastAPI(title="Turnout", docs_url=None, redoc_url=None, openapi_url=None)
     started = int(time.time())
-    _add_error_handlers(app)
+    app.state.callers = service.callers
+    _add_error_handlers(app, service)
+    app.include_router(access.router(service))
+    app.include_router(console.router(service.console))
+    app.include_router(batches.router(service, service.batches))
+    app.include_router(openapi.router_of(service))
 
     @app.get("/v1/models")
-    async def list_models() -> Response:
-        models = await service.models()
+    async def list_models(caller: CallerOf) -> Response:
+        models = await service.models_for(caller)
         return JSONResponse({"object": "list", "data": [model_object(model, started) for model in models]})
 
     @app.get("/v1/models/{name}")
-    async def get_model(name: str) -> Response:
-        service.model_name(name)
-        found = [model for model in await service.models() if model.name == name]
+    async def get_model(name: str, caller: CallerOf) -> Response:
+        models = await service.models_for(caller)
+        found = [model for model in models if model.name == name]
+        if not found:
+            raise not_found("model", name, [model.name for model in models])
         return JSONResponse(model_object(found[0], started))
 
     @app.get("/v1/methods")
-    async def list_methods() -> Response:
+    async def list_methods(_: CallerOf) -> Response:
         methods = [
             {
                 "name": method.name,
@@ -84,12 +100,12 @@ def build_http(service: GenerationService) -> FastAPI:
         return JSONResponse({"object": "list", "data": methods})
 
     @app.post("/v1/completions")
-    async def complete(request: Request) -> Response:
-        return await _respond(service, request, completion_job, CompletionFormat())
+    async def complete(request: Request, caller: CallerOf) -> Response:
+        return await _respond(service, request, caller, completion_job, CompletionFormat())
 
     @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await _respond(service, request, chat_job, ChatFormat())
+    async def chat(request: Request, caller: CallerOf) -> Response:
+        return await _respond(service, request, caller, chat_job, ChatFormat())
 
     @app.get("/healthz")
     async def health() -> Response:
@@ -115,8 +131,13 @@ async def _status(service: GenerationService) -> dict[str, Any]:
         if isinstance(stats, TurnoutError):
             errors[name] = stats.message
         else:
-            pools[name] = finite([asdict(each) for each in stats])
+            pools[name] = finite([asdict(_without_texts(each)) for each in stats])
     return {"pools": pools, "errors": errors}
+
+
+def _without_texts(stats: PoolStats) -> PoolStats:
+    """What anybody may read: nothing of what a tenant was answered."""
+    return stats if stats.audit is None else replace(stats, audit=replace(stats.audit, last=()))
 
 
 def finite(value: Any) -> Any:
@@ -129,20 +150,33 @@ def finite(value: Any) -> Any:
 
 
 async def _respond(
-    service: GenerationService, request: Request, translate: Callable[[dict[str, Any]], Job], form: Format
+    service: GenerationService,
+    request: Request,
+    caller: Caller,
+    translate: Callable[[dict[str, Any]], Job],
+    form: Format,
 ) -> Response:
     call_id = form.prefix + uuid4().hex
-    data = await _body(request)
+    data = await read_body(request, service.max_body_bytes)
+    await service.knock(caller)
     with guarded(call_id):
-        job = translate(read_json(data)).named(call_id)
+        job = (
+            (await parsed(data, lambda body: translate(read_json(body))))
+            .named(call_id)
+            .traced(request.headers.get("traceparent", ""))
+        )
+        job = replace(job, calls=tuple(map(caller.attributed, job.calls)))
+        model = service.model_name(job.calls[0].model, caller.limits)
+        request.state.counted = True  # what is refused from now on, the service counts
         try:
-            return await _run(service, job, form, call_id)
+            return await _run(service, job, form, call_id, model)
         except TurnoutError as error:
             raise respell(error, job.spelling) from None
 
 
-async def _run(service: GenerationService, job: Job, form: Format, call_id: str) -> Response:
-    head = {"id": call_id, "created": int(time.time()), "model": service.model_name(job.calls[0].model)}
+async def _run(service: GenerationService, job: Job, form: Format, call_id: str, model: str) -> Response:
+    head = {"id": call_id, "created": int(time.time()), "model": model}
+    form = form_of(form, job)
     logprobs = job.calls[0].sampling.logprobs is not None
     if job.stream:
         outputs = answering.stream(service, job)
@@ -189,23 +223,36 @@ def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
 
-async def _body(request: Request) -> bytes:
-    parts = bytearray()
-    async for part in request.stream():
-        parts += part
-        if len(parts) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"body: at most {MAX_BODY_BYTES} bytes")
-    return bytes(parts)
+def _headers(error: TurnoutError) -> dict[str, str] | None:
+    if error.code is Code.UNAUTHENTICATED:
+        return {"WWW-Authenticate": "Bearer"}
+    if error.retry_after_s is None and error.code is not Code.RESOURCE_EXHAUSTED:
+        return None
+    return {"Retry-After": str(math.ceil(error.retry_after_s or RETRY_AFTER_S))}
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _tenant(request: Request) -> str:
+    """Whose request it is, as far as that is known."""
+    return getattr(request.state, "tenant", OTHER)
+
+
+def _add_error_handlers(app: FastAPI, service: GenerationService) -> None:
     @app.exception_handler(TurnoutError)
-    async def refused(_: Request, error: TurnoutError) -> Response:
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if error.code is Code.RESOURCE_EXHAUSTED else None
-        return JSONResponse(error_body(error), status_code=HTTP_STATUS[error.code], headers=headers)
+    async def refused(request: Request, error: TurnoutError) -> Response:
+        if request.url.path in COUNTED and not getattr(request.state, "counted", False):
+            service.metrics.refused_early(error, _tenant(request))
+        return JSONResponse(error_body(error), status_code=HTTP_STATUS[error.code], headers=_headers(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        fault = invalid(".".join(map(str, first["loc"][1:])), first["msg"])
+        return JSONResponse(error_body(fault), status_code=HTTP_STATUS[fault.code])
 
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:
+        if request.url.path in COUNTED and error.status_code == TOO_LARGE:
+            service.metrics.refused_early(TurnoutError(Code.RESOURCE_EXHAUSTED, error.detail, "body"), _tenant(request))
         message = f"{request.method} {request.url.path}: {error.detail}"
         body = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)

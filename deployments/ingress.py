@@ -10,7 +10,9 @@ from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.remote import RemoteBackend
 from deployments.service import GenerationService
+from deployments.telemetry.request_log import RequestLog
 from turnout.config import TurnoutConfig
+from turnout.tracing import set_up
 
 
 @serve.ingress()
@@ -19,7 +21,16 @@ class Ingress(GrpcServicer):
 
     def __init__(self, config: TurnoutConfig, pools: dict[str, DeploymentHandle]) -> None:
         backends = {name: _backend(name, config, handle) for name, handle in pools.items()}
-        self.service = GenerationService(config, backends, Metrics())
+        told = config.telemetry
+        set_up(told.traces, "ingress")
+        log = RequestLog(told.logs) if told.logs is not None else None
+        self.service = GenerationService(config, backends, Metrics(told.slo, config.pools), log)
+
+    def __del__(self) -> None:
+        """Serve calls this before it ends the process."""
+        service = getattr(self, "service", None)  # there is none where it could not be made
+        if service is not None:
+            service.close()
 
     def __serve_build_asgi_app__(self) -> object:
         """The HTTP side."""

@@ -1,92 +1,224 @@
-"""For Prometheus: requests by outcome, tokens by model, TTFT and TPOT, drift of entropies, prefix stores."""
+"""The metrics of an ingress: what it counts itself, and what the pools' replicas say when somebody asks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from deployments.cache_metrics import CacheCollector
-from turnout.calls import PoolStats, Usage
+from deployments.telemetry import catalogue as of
+from deployments.telemetry.catalogue import Metric
+from deployments.telemetry.pool_metrics import PoolCollector
+from turnout.calls import GenerateCall, PoolStats, Usage
+from turnout.config import PoolConfig
+from turnout.cost import ModelMeter, SpeculationMeter
+from turnout.errors import TurnoutError
+from turnout.telemetry_config import SloConfig
+from turnout.types import RouteLimits, SamplingParams
 
-TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+DEFAULT_SLO = SloConfig()
+OTHER = "other"
+DEEPEST = 15  # depths of drafts that are counted apart
+BATCH_STATES = ("waiting", "running", "done", "failed")
+KINDS = ("prompt", "cached", "catchup", "decode", "draft", "generated", "discarded")
+# First parts of the names of fields that a refusal may blame; what a caller made up is none of them.
+FIELDS = frozenset(
+    {
+        *SamplingParams.model_fields, *RouteLimits.model_fields, *GenerateCall.__dataclass_fields__,
+        "access", "authorization", "body", "message", "completions", "decoding", "tenant", "x-turnout-priority",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When parts of an answer reached the ingress, in seconds since the request's arrival.
+
+    Attributes:
+        first_token_s: the first token.
+        whole_s: the last one.
+        answers: how many were written side by side.
+    """
+
+    first_token_s: float
+    whole_s: float
+    answers: int = 1
 
 
 class Metrics:
-    """The metrics of one ingress process, in a registry of their own."""
+    """The metrics of one ingress process, in a registry of their own.
 
-    def __init__(self) -> None:
+    Args:
+        slo: what a good request keeps.
+        pools: as configured.
+
+    Attributes:
+        known_tenant: whether a tenant has time series of its own; all others share one.
+    """
+
+    def __init__(self, slo: SloConfig = DEFAULT_SLO, pools: Mapping[str, PoolConfig] | None = None) -> None:
         self._registry = CollectorRegistry()
-        self._caches = CacheCollector()
-        self._registry.register(self._caches)
-        self._requests = Counter(
-            "turnout_requests", "Finished requests.", ("model", "outcome"), registry=self._registry
-        )
-        self._tokens = Counter(
-            "turnout_generated_tokens",
-            "Tokens written, by the model that wrote them.",
-            ("model",),
-            registry=self._registry,
-        )
-        self._ttft = Histogram(
-            "turnout_ttft_seconds", "Time to first token.", ("model",), buckets=TTFT_BUCKETS_S, registry=self._registry
-        )
-        self._tpot = Histogram(
-            "turnout_tpot_seconds",
-            "Time per output token.",
-            ("model",),
-            buckets=TPOT_BUCKETS_S,
-            registry=self._registry,
-        )
+        self._slo = slo
+        self._caches, self._pools = CacheCollector(), PoolCollector(pools or {})
+        for collector in (self._caches, self._pools):
+            self._registry.register(collector)
+        self._counters: dict[Metric, Counter] = {}
+        self._gauges: dict[Metric, Gauge] = {}
+        self._histograms: dict[Metric, Histogram] = {}
+        # Looking a series up by its labels takes the library longer than counting in it.
+        self._counted: dict[tuple[Metric, tuple[str, ...]], Counter] = {}
+        self._observed: dict[tuple[Metric, str], Histogram] = {}
+        for metric in of.COUNTED:
+            self._make(metric)
+        self.batch_lines(dict.fromkeys(BATCH_STATES, 0))
+        self.access_faults(0)
+        self.known_tenant: Callable[[str], bool] = lambda name: name == "default"
 
-        labels = ("method", "tenant")
-        self._drafted = Counter("turnout_draft_tokens", "Tokens proposed by drafters.", labels, registry=self._registry)
-        self._accepted = Counter(
-            "turnout_accepted_draft_tokens", "Proposed tokens that were accepted.", labels, registry=self._registry
-        )
-        self._rounds = Counter("turnout_draft_rounds", "Verifications of drafts.", labels, registry=self._registry)
-        self._draft_s = Counter("turnout_draft_seconds", "Time spent drafting.", labels, registry=self._registry)
+    def _make(self, metric: Metric) -> None:
+        described = (metric.name, metric.meaning, metric.labels)
+        if metric.kind == "counter":
+            self._counters[metric] = Counter(*described, registry=self._registry)
+        elif metric.kind == "gauge":
+            self._gauges[metric] = Gauge(*described, registry=self._registry)
+        else:
+            self._histograms[metric] = Histogram(*described, buckets=metric.buckets, registry=self._registry)
 
-        labels = ("model", "calibration")
-        self._drift = Gauge(
-            "turnout_entropy_drift",
-            "Population stability index of the last answers' entropies against those calibrated on.",
-            labels,
-            registry=self._registry,
-        )
-        self._drift_limit = Gauge(
-            "turnout_entropy_drift_limit", "Index beyond which to calibrate again.", labels, registry=self._registry
-        )
+    def _add(self, metric: Metric, amount: float, *labels: str) -> None:
+        if amount:
+            self._counter(metric, *labels).inc(amount)
 
-    def finished(self, model: str, outcome: str) -> None:
+    def _counter(self, metric: Metric, *labels: str) -> Counter:
+        found = self._counted.get((metric, labels))
+        if found is None:
+            found = self._counted[metric, labels] = self._counters[metric].labels(*labels)
+        return found
+
+    def _histogram(self, metric: Metric, model: str) -> Histogram:
+        found = self._observed.get((metric, model))
+        if found is None:
+            found = self._observed[metric, model] = self._histograms[metric].labels(model)
+        return found
+
+    def finished(self, model: str, outcome: str, tenant: str = "default") -> None:
         """Count a request; `model` must be a known name, so that clients cannot make up time series."""
-        self._requests.labels(model, outcome).inc()
+        self._add(of.REQUESTS, 1, model, outcome)
+        self._add(of.TENANT_REQUESTS, 1, self._tenant(tenant), outcome)
 
-    def used(self, model: str, tenant: str, usage: Usage) -> None:
-        """Count the tokens and the times of an answer; `tenant` must be a known one."""
+    def refused(self, error: TurnoutError) -> None:
+        """Count a refusal, by what was at fault."""
+        field = (error.field or "").partition(".")[0]
+        self._add(of.REFUSALS, 1, error.code.value, field if field in FIELDS else OTHER)
+
+    def refused_early(self, error: TurnoutError, tenant: str = OTHER) -> None:
+        """Count a request that was refused before anybody knew what it asks for, or even whose it is."""
+        self.finished("", error.code.value, tenant)
+        self.refused(error)
+
+    @contextmanager
+    def counting(self, tenant: str = OTHER) -> Iterator[None]:
+        """What is refused in the context is counted, as by `refused_early`."""
+        try:
+            yield
+        except TurnoutError as error:
+            self.refused_early(error, tenant)
+            raise
+
+    def used(self, model: str, tenant: str, usage: Usage, times: Times | None = None, large: str = "") -> None:
+        """Count the tokens, the times and the cost of an answer.
+
+        Args:
+            model: what the request asked for; a known name.
+            tenant: whose it was.
+            usage: what it took.
+            times: as the ingress saw it; absent: as the pool did.
+            large: the pool's large model.
+        """
+        tenant = self._tenant(tenant)
+        times = times or Times(usage.queue_s + usage.ttft_s, usage.queue_s + usage.wall_s)
+        self._observe(model, usage, times)
         for name, meter in usage.models.items():
-            self._tokens.labels(name).inc(meter.generated_tokens)
-        self._ttft.labels(model).observe(usage.ttft_s)
-        if usage.completion_tokens > 1:
-            self._tpot.labels(model).observe((usage.wall_s - usage.ttft_s) / (usage.completion_tokens - 1))
-
-        drafts = usage.speculation
-        if drafts.rounds:
-            self._drafted.labels(usage.method, tenant).inc(drafts.draft_tokens)
-            self._accepted.labels(usage.method, tenant).inc(drafts.accepted_tokens)
-            self._rounds.labels(usage.method, tenant).inc(drafts.rounds)
-            self._draft_s.labels(usage.method, tenant).inc(drafts.draft_s)
-
+            self._count_model(name, usage.method, meter)
+        self._add(of.PROMPT, usage.prompt_tokens, model)
+        self._add(of.CACHED, usage.cached_tokens, model)
+        self._add(of.COMPLETION, usage.completion_tokens, model, usage.method)
+        if large in usage.models:
+            self._add(of.LARGE, usage.models[large].generated_tokens, model, usage.method)
+        self._add(of.SWITCHES, usage.switches, model, usage.method)
+        for kind, tokens in (
+            ("prompt", usage.prompt_tokens),
+            ("cached", usage.cached_tokens),
+            ("completion", usage.completion_tokens),
+        ):
+            self._add(of.TENANT_TOKENS, tokens, tenant, kind)
+        self._count_cost(model, usage)
+        if usage.speculation.rounds:
+            self._count_drafts(usage.method, tenant, usage.speculation)
         # Only calibrations that exist have a reading, so clients cannot make up series here either.
         if usage.drift is not None:
-            self._drift.labels(model, usage.drift.calibration).set(usage.drift.index)
-            self._drift_limit.labels(model, usage.drift.calibration).set(usage.drift.limit)
+            self._gauges[of.DRIFT].labels(model, usage.drift.calibration).set(usage.drift.index)
+            self._gauges[of.DRIFT_LIMIT].labels(model, usage.drift.calibration).set(usage.drift.limit)
+
+    def _observe(self, model: str, usage: Usage, times: Times) -> None:
+        """Times, and whether they keep the goals."""
+        self._histogram(of.REQUEST_S, model).observe(times.whole_s)
+        self._histogram(of.QUEUE_S, model).observe(usage.queue_s)
+        self._histogram(of.TTFT_S, model).observe(times.first_token_s)
+        tpot_s = 0.0
+        tokens = usage.completion_tokens / times.answers
+        if tokens > 1:
+            tpot_s = (usage.wall_s - usage.ttft_s) / (tokens - 1)
+            self._histogram(of.TPOT_S, model).observe(tpot_s)
+        missed = {"ttft": times.first_token_s > self._slo.ttft_s, "tpot": tpot_s > self._slo.tpot_s}
+        for goal, miss in missed.items():
+            self._counter(of.MISSED, model, goal).inc(miss)
+        self._counter(of.GOOD, model).inc(not any(missed.values()))
+
+    def _count_model(self, name: str, method: str, meter: ModelMeter) -> None:
+        self._counter(of.GENERATED, name).inc(meter.generated_tokens)
+        self._add(of.FORWARDS, meter.forwards, name, method)
+        for kind in KINDS:
+            self._add(of.WORK, getattr(meter, f"{kind}_tokens"), name, method, kind)
+
+    def _count_cost(self, model: str, usage: Usage) -> None:
+        for way, cost in (("spent", usage.cost.spent), ("large_only", usage.cost.large_only)):
+            self._add(of.PAPER, cost.paper * usage.completion_tokens, model, way)
+            self._add(of.FLOPS, cost.flops, model, way)
+            self._add(of.WALL_S, cost.wall_s, model, way)
+
+    def _count_drafts(self, method: str, tenant: str, drafts: SpeculationMeter) -> None:
+        # Also where nothing was: a share needs both of its parts.
+        self._counter(of.DRAFTED, method, tenant).inc(drafts.draft_tokens)
+        self._counter(of.ACCEPTED, method, tenant).inc(drafts.accepted_tokens)
+        self._counter(of.ROUNDS, method, tenant).inc(drafts.rounds)
+        self._counter(of.DRAFT_S, method, tenant).inc(drafts.draft_s)
+        self._add(of.EMITTED, drafts.emitted_tokens, method)
+        self._add(of.VERIFY_S, drafts.verify_s, method)
+        for metric, counts in ((of.REACHED, drafts.drafted_at), (of.KEPT, drafts.accepted_at)):
+            for depth, count in enumerate(counts[:DEEPEST]):
+                self._add(metric, count, method, str(depth))
+            self._add(metric, sum(counts[DEEPEST:]), method, f"{DEEPEST}+")
+
+    def batch_lines(self, counts: Mapping[str, int]) -> None:
+        """How many lines of batches there are, by state: one of BATCH_STATES."""
+        for state, count in counts.items():
+            self._gauges[of.BATCH_LINES].labels(state).set(count)
+
+    def access_faults(self, number: int) -> None:
+        """How many files of `access`, or tenants in them, are not used as they are now."""
+        self._gauges[of.ACCESS_FAULTS].set(number)
 
     def stores(self, pools: Mapping[str, Iterable[PoolStats]]) -> None:
-        """Take over what the replicas of each pool say of their prefix stores."""
+        """Take over what the replicas of each pool that answered say of themselves and of their prefix stores."""
+        pools = {name: list(stats) for name, stats in pools.items()}
         self._caches.update(pools)
+        self._pools.update(pools)
 
     def render(self) -> bytes:
         """The text exposition format."""
         return generate_latest(self._registry)
+
+    def _tenant(self, name: str) -> str:
+        return name if self.known_tenant(name) else OTHER

@@ -12,6 +12,8 @@ from turnout.errors import Code, TurnoutError
 HTTP_STATUS = {
     Code.INVALID_ARGUMENT: 400,
     Code.OUT_OF_RANGE: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
     Code.NOT_FOUND: 404,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.CANCELLED: 499,
@@ -27,7 +29,10 @@ def error_body(error: TurnoutError) -> dict[str, Any]:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     code = error.code.value.lower()
     if error.code is Code.RESOURCE_EXHAUSTED:
-        kind, code = "rate_limit_error", "rate_limit_exceeded"
+        code = "insufficient_quota" if error.field == "tenant.budget" else "rate_limit_exceeded"
+        kind = "rate_limit_error"
+    elif error.code is Code.UNAUTHENTICATED:
+        code = "invalid_api_key"
     elif error.code is Code.NOT_FOUND and error.field == "model":
         code = "model_not_found"
     return {"error": {"message": error.message, "type": kind, "param": error.field, "code": code}}
@@ -63,7 +68,9 @@ def usage_object(usage: Usage) -> dict[str, Any]:
             "cost": asdict(usage.cost),
             "ttft_s": usage.ttft_s,
             "wall_s": usage.wall_s,
+            "queue_s": usage.queue_s,
             "notes": list(usage.notes),
+            "drift": asdict(usage.drift) if usage.drift is not None else None,
             "route": usage.route,
         },
     }

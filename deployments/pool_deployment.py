@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from decoding.parts import with_parts
 from deployments.backend import Batch, Pool, merge
 from deployments.coalesce import Pace, coalesce
 from deployments.faults import guarded
@@ -30,7 +31,9 @@ from turnout.calls import (
 from turnout.config import TurnoutConfig
 from turnout.errors import TurnoutError
 from turnout.registry import all_methods
+from turnout.tracing import flush, set_up
 
+WHOLE_GAP_S = 0.5  # between parts of an answer that nobody reads before its end
 PoolLoader = Callable[[str, TurnoutConfig], Pool]
 
 
@@ -59,13 +62,15 @@ class PoolReplica:
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Batches of events; the last event is Usage or Failure."""
-        self._pace.streams += 1
+        read = not call.whole
+        self._pace.streams += read
         try:
-            async with aclosing(coalesce(self._events(call), lambda: self._pace.gap_s)) as batches:
+            gap_s = (lambda: self._pace.gap_s) if read else (lambda: WHOLE_GAP_S)
+            async with aclosing(coalesce(self._events(call), gap_s)) as batches:
                 async for batch in batches:
                     yield batch
         finally:
-            self._pace.streams -= 1
+            self._pace.streams -= read
 
     async def complete(self, call: GenerateCall) -> Batch:
         """The whole answer in one piece; where it failed, what there is of it, and the Failure."""
@@ -88,7 +93,9 @@ class PoolReplica:
     def methods(self) -> list[MethodDescription]:
         """Every registered decoding method."""
         return [
-            MethodDescription(info.name, info.summary, info.seeds, info.lossless, info.params.model_json_schema())
+            MethodDescription(
+                info.name, info.summary, info.seeds, info.lossless, with_parts(info.params.model_json_schema())
+            )
             for info in all_methods()
         ]
 
@@ -141,6 +148,7 @@ class ServedPool(PoolReplica):
 
     def __init__(self, name: str, config: TurnoutConfig, load: PoolLoader) -> None:
         self._closed = True  # until there is a pool
+        set_up(config.telemetry.traces, f"pool-{name}")
         super().__init__(name, config, load)
         self._place = f"{ray.util.get_node_ip_address()} pid {os.getpid()}"
         self._closed = False
@@ -172,4 +180,8 @@ class ServedPool(PoolReplica):
         if self._closed:
             return None
         self._closed = True
-        return self._pool.close()
+        return self._stop()
+
+    async def _stop(self) -> None:
+        await self._pool.close()
+        flush()

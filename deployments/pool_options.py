@@ -10,6 +10,7 @@ from typing import Any
 
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from deployments.access.holding import MOST_HELD
 from turnout.config import PoolConfig, TurnoutConfig
 from turnout.sources import sources_digest
 
@@ -68,7 +69,7 @@ def ingress_options(config: TurnoutConfig) -> dict[str, Any]:
     return {
         "name": "ingress",
         # Never the bottleneck: pools refuse, and their refusal names the pool.
-        "max_ongoing_requests": sum(_num_admitted(pool) for pool in config.pools.values()) + 64,
+        "max_ongoing_requests": sum(_num_admitted(pool) for pool in config.pools.values()) + MOST_HELD + 64,
         "ray_actor_options": {"num_cpus": 0},
         "graceful_shutdown_timeout_s": config.server.request_timeout_s,
         "health_check_period_s": HEALTH_PERIOD_S,
@@ -100,7 +101,8 @@ def most_replicas(pool: PoolConfig) -> int:
 
 def num_in_replica(pool: PoolConfig) -> int:
     """Calls that are in one replica at most."""
-    return pool.max_ongoing_requests + pool.max_queued_requests + CONTROL_CALLS
+    # Those of batches take no places of others, and as many of their own.
+    return 2 * (pool.max_ongoing_requests + pool.max_queued_requests) + CONTROL_CALLS
 
 
 def _num_admitted(pool: PoolConfig) -> int:
@@ -147,6 +149,7 @@ def pool_version(name: str, config: TurnoutConfig, load: Callable[..., Any]) -> 
         "models": {member: config.models[member].model_dump(mode="json") for member in (pool.small, pool.large)},
         "engine": config.engine.model_dump(mode="json"),
         "kvstore": config.kvstore.model_dump(mode="json"),
+        "telemetry": config.telemetry.model_dump(mode="json", include={"traces", "audit"}),
         "load": f"{load.__module__}.{load.__qualname__}",
     }
     return _digest(json.dumps(values, sort_keys=True), sources_digest())

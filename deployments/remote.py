@@ -27,6 +27,7 @@ from turnout.calls import (
     Usage,
 )
 from turnout.errors import Code, Interrupted, TurnoutError
+from turnout.tracing import begin, end, header_of
 
 CONTROL_TIMEOUT_S = 5.0
 # How a stream may end whose other end is gone; Serve translates the first of them only.
@@ -63,14 +64,17 @@ class RemoteBackend:
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Batches as the replica sends them, each token once, whatever becomes of the replica."""
-        replay = Replay(replace(call, tells_decision=self._routed), self._name)
-        async with aclosing(self._stream(replay)) as batches:
-            async for batch in batches:
-                yield batch
+        with self._spanned(replace(call, tells_decision=self._routed)) as asked:
+            async with aclosing(self._stream(Replay(asked, self._name))) as batches:
+                async for batch in batches:
+                    yield batch
 
     async def complete(self, call: GenerateCall) -> Batch:
         """The whole answer at once."""
-        replay = Replay(replace(call, tells_decision=self._routed), self._name)
+        with self._spanned(replace(call, tells_decision=self._routed)) as asked:
+            return await self._complete(Replay(asked, self._name))
+
+    async def _complete(self, replay: Replay) -> Batch:
         collected: list[Event] = []
         try:
             *events, last = await self._ask(self._handle.complete.remote(replay.call))
@@ -122,6 +126,18 @@ class RemoteBackend:
         """A prompt as token ids and as text."""
         answer: tuple[tuple[int, ...], str] = await self._replayed("tokens", lambda: self._handle.tokens.remote(prompt))
         return answer
+
+    @contextmanager
+    def _spanned(self, call: GenerateCall) -> Iterator[GenerateCall]:
+        """The call in a span for the choice of a replica and all attempts; in none where it is not traced."""
+        span = begin(f"replica of {self._name}", call.trace)
+        if span is None:
+            yield call
+            return
+        try:
+            yield replace(call, trace=header_of(span))
+        finally:
+            end(span)
 
     async def _stream(self, replay: Replay) -> AsyncGenerator[Batch, None]:
         """All attempts of a call, as one stream."""

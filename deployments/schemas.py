@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deployments.answer_forms import ResponseFormat, structure_of
 from deployments.faults import respell
-from deployments.service import parse_sampling, request_id, session_name
-from turnout.calls import ChatMessage, GenerateCall, cache_class
+from deployments.service import ROLES, parse_sampling, request_id, session_name
+from deployments.tools import CalledTool, ToolBody, ToolChoice, offered
+from turnout.calls import CACHE_CLASSES, ChatMessage, GenerateCall, cache_class
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import explain
+from turnout.tools import ToolCall
 from turnout.types import RouteLimits, SamplingParams
 
 # OpenAI clients send these; they change nothing here.
@@ -21,8 +25,10 @@ IGNORED_FIELDS = frozenset(
     {"metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
     | {"service_tier", "store", "user"}
 )
-SAMPLING_FIELDS = frozenset(SamplingParams.model_fields)
+# What the bodies ask for by other names: see `Decoding` and `response_format`.
+SAMPLING_FIELDS = frozenset(SamplingParams.model_fields) - {"token_details", "structure"}
 MAX_PROMPTS = 128
+ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 has no other way to write one
 B = TypeVar("B", bound="CommonBody")
 
 
@@ -44,7 +50,12 @@ class Decoding(_Body):
     params: dict[str, Any] = {}
     session: Annotated[str, Field(description="what the caller groups requests by, for routing")] = ""
     explain: Annotated[bool, Field(description="say in the usage why the request was routed as it was")] = False
+    tokens: Annotated[bool, Field(description="report each token with its source, entropy and refused drafts")] = False
     limits: RouteLimits = RouteLimits()
+    structure: Annotated[
+        dict[str, Any] | None,
+        Field(description="what the text must fit: one of json_schema, json_object, regex, grammar and choice"),
+    ] = None
 
 
 class CommonBody(_Body):
@@ -54,8 +65,9 @@ class CommonBody(_Body):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     decoding: Decoding = Decoding()
-    deadline_s: float | None = None
-    cache: str = ""
+    deadline_s: Annotated[float | None, Field(json_schema_extra={"exclusiveMinimum": 0})] = None
+    cache: Annotated[str, Field(json_schema_extra={"enum": ["", *CACHE_CLASSES]})] = ""
+    response_format: ResponseFormat | None = None
 
 
 class CompletionBody(CommonBody):
@@ -68,15 +80,19 @@ class CompletionBody(CommonBody):
 class ChatTurn(_Body):
     """One message; text content may come in parts."""
 
-    role: str
-    content: str | list[dict[str, Any]]
+    role: Annotated[str, Field(json_schema_extra={"enum": [*ROLES, "developer"]})]
+    content: str | list[dict[str, Any]] | None = None
     name: Annotated[str | None, Field(description="accepted and ignored")] = None
+    tool_calls: list[CalledTool] = []
+    tool_call_id: str = ""
 
 
 class ChatBody(CommonBody):
     """POST /v1/chat/completions."""
 
     messages: list[ChatTurn] = []
+    tools: list[ToolBody] = []
+    tool_choice: ToolChoice | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
 
@@ -98,6 +114,12 @@ class Job:
         calls = (replace(call, request_id=f"{call_id}.{place}") for place, call in enumerate(self.calls))
         return replace(self, calls=tuple(calls))
 
+    def traced(self, traceparent: str) -> Job:
+        """The same job in the caller's trace, where it has one."""
+        if not traceparent:
+            return self
+        return replace(self, calls=tuple(replace(call, trace=traceparent) for call in self.calls))
+
 
 def read_json(data: bytes) -> dict[str, Any]:
     """Parse a body.
@@ -115,12 +137,17 @@ def read_json(data: bytes) -> dict[str, Any]:
         raise invalid("body", "is malformed JSON: nested too deeply, or a number is too long") from None
     if not isinstance(values, dict):
         raise invalid("body", "must be a JSON object")
+    if ESCAPED_SURROGATE.search(data):
+        _check_surrogates(values)
+    return {name: value for name, value in values.items() if value is not None and name not in IGNORED_FIELDS}
+
+
+def _check_surrogates(values: dict[str, Any]) -> None:
     for name, value in values.items():
         try:
             json.dumps([name, value], ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
             raise invalid(name.encode("ascii", "replace").decode(), "holds half a surrogate pair") from None
-    return {name: value for name, value in values.items() if value is not None and name not in IGNORED_FIELDS}
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -158,7 +185,15 @@ def chat_job(values: dict[str, Any]) -> Job:
     if "messages" not in rest:
         raise invalid("messages", "is needed")
     messages = tuple(_message(turn, f"messages.{place}") for place, turn in enumerate(body.messages))
-    return _job(body, sampling, [(None, messages)], names, echo=False)
+    tools, called = offered(body.tools, body.tool_choice)
+    if called is not None:
+        if structure_of(body.response_format, body.decoding.structure)[0] is not None:
+            raise invalid("tools", "conflict with response_format and decoding.structure; give one of them")
+        body = body.model_copy(update={"decoding": body.decoding.model_copy(update={"structure": called.short})})
+    job = _job(body, sampling, [(None, messages)], names, echo=False)
+    if called is not None:
+        names["structure"] = "tools"
+    return replace(job, calls=tuple(replace(call, tools=tools) for call in job.calls))
 
 
 def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
@@ -221,14 +256,35 @@ def _spelling() -> dict[str, str]:
 
 def _message(turn: ChatTurn, field: str) -> ChatMessage:
     role = "system" if turn.role == "developer" else turn.role
-    if isinstance(turn.content, str):
-        return ChatMessage(role, turn.content)
+    calls = tuple(_called(each, f"{field}.tool_calls.{place}") for place, each in enumerate(turn.tool_calls))
+    if calls and role != "assistant":
+        raise invalid(f"{field}.tool_calls", "are an assistant's")
+    if (role == "tool") != bool(turn.tool_call_id):
+        raise invalid(f"{field}.tool_call_id", "belongs to role tool, and is needed there")
+    if turn.content is None and not calls:
+        raise invalid(f"{field}.content", "is needed")
+    return ChatMessage(role, _text(turn.content or "", field), calls, turn.tool_call_id)
+
+
+def _called(call: CalledTool, field: str) -> ToolCall:
+    try:
+        arguments = json.loads(call.function.arguments)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise invalid(f"{field}.function.arguments", "must be a JSON object, as text")
+    return ToolCall(call.id, call.function.name, call.function.arguments)
+
+
+def _text(content: str | list[dict[str, Any]], field: str) -> str:
+    if isinstance(content, str):
+        return content
     texts = []
-    for place, part in enumerate(turn.content):
+    for place, part in enumerate(content):
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise invalid(f"{field}.content.{place}", 'must be a text part: {"type": "text", "text": ...}')
         texts.append(part["text"])
-    return ChatMessage(role, "".join(texts))
+    return "".join(texts)
 
 
 def _job(
@@ -243,6 +299,8 @@ def _job(
         session = session_name(body.decoding.session)
     except TurnoutError as error:
         raise respell(error, names) from None
+    structure, names["structure"] = structure_of(body.response_format, body.decoding.structure)
+    sampling = sampling.model_copy(update={"token_details": body.decoding.tokens, "structure": structure})
     calls = tuple(
         GenerateCall(
             request_id=request_id(),

@@ -5,17 +5,28 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import uuid4
 
-from deployments.backend import Backend, Batch
+from deployments.access.admission import Admission
+from deployments.access.callers import Caller, Callers
+from deployments.access.holding import Holding
+from deployments.access.ticket import Ticket
+from deployments.audit import AuditLog
+from deployments.backend import Backend, Batch, merge
+from deployments.deadline import Deadline, Limit
 from deployments.faults import guarded, internal
 from deployments.metrics import Metrics
+from deployments.telemetry.request_log import RequestLog
+from deployments.telemetry.watching import Seen, Watch
+from turnout import tracing
+from turnout.access_config import UNLIMITED, TenantLimits
 from turnout.calls import (
     Chunk,
+    Event,
     GenerateCall,
     MethodDescription,
     ModelDescription,
@@ -32,7 +43,7 @@ from turnout.types import MAX_SEED, SamplingParams
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SESSION_LENGTH = 256
 HEALTH_TIMEOUT_S = 6.0  # a little longer than a pool waits for its replicas
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 Health = Literal["ok", "degraded", "unavailable"]
 
 
@@ -80,51 +91,119 @@ def session_name(given: str) -> str:
 class GenerationService:
     """Everything that gRPC and HTTP have in common. All methods raise TurnoutError only."""
 
-    def __init__(self, config: TurnoutConfig, backends: Mapping[str, Backend], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: TurnoutConfig,
+        backends: Mapping[str, Backend],
+        metrics: Metrics,
+        log: RequestLog | None = None,
+    ) -> None:
         self._config = config
+        self.console = config.console
+        self.batches = config.batches
         self._backends = backends
         self.metrics = metrics
+        self.callers = Callers(config.access)
+        metrics.known_tenant = self.callers.knows
+        self.admission = Admission(config, self.callers)
+        self._holding = Holding()
+        self._watch = Watch(metrics, log)
+        self._log = log
+        self._audits = AuditLog(log.write, log.texts) if log is not None else None
         self._pool_of = _pools_by_model(config)
         self._models: list[ModelDescription] | None = None
         self._methods: list[MethodDescription] | None = None
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Batches as they are written, the last one ending in Usage. Closing it cancels the request."""
-        with self._counted(call.model, call.request_id):
+        with self._watched(call, "stream") as seen:
             call, backend = self._admit(call)
-            deadline = _Deadline(call.deadline_s)
+            call = seen.admitted(call)
+            deadline = Deadline(call.deadline_s)
             usage: Usage | None = None
-            async with aclosing(backend.stream(call)) as batches:
+            async with (
+                self._let_in(call, self._pool_of[call.model]) as ticket,
+                aclosing(backend.stream(call)) as batches,
+            ):
                 async for batch in deadline.over(batches):
+                    shown = ticket.served(batch)
+                    if not seen.first_s and any(map(_writes, shown)):
+                        seen.first()
                     if isinstance(batch[-1], Usage):
-                        usage = batch[-1]
-                    yield batch
+                        usage = seen.usage = batch[-1]
+                    if shown:
+                        yield shown
             if usage is None:
                 raise internal(call.request_id)
-            self.metrics.used(call.model, call.tenant, usage)
 
     async def generate(self, call: GenerateCall) -> Answer:
         """The whole answer."""
-        with self._counted(call.model, call.request_id):
+        with self._watched(call, "generate") as seen:
             call, backend = self._admit(call)
-            async with _Deadline(call.deadline_s).guard():
-                *chunks, usage = await backend.complete(call)
+            call = seen.admitted(call)
+            async with self._let_in(call, self._pool_of[call.model]) as ticket, Deadline(call.deadline_s).guard():
+                *chunks, usage = await _whole(backend, call, ticket)
             if not isinstance(usage, Usage):
                 raise internal(call.request_id)
-            self.metrics.used(call.model, call.tenant, usage)
+            seen.usage = usage
             choices = sorted((chunk for chunk in chunks if isinstance(chunk, Chunk)), key=lambda chunk: chunk.index)
             return Answer(tuple(choices), usage)
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion."""
-        with self._counted(call.model, call.request_id):
-            model = self.model_name(call.model)
+        with self._watched(call, "score"):
+            model = self.model_name(call.model, self.callers.limits(call.tenant))
             if not call.completions:
                 raise invalid("completions", "must not be empty")
             if not 0 <= call.top <= 20:
                 raise invalid("top", f"must be from 0 to 20 (got {call.top})")
-            async with self._limit():
-                return await self._backend(model).score(replace(call, model=model))
+            call = replace(call, model=model)
+            async with self._let_in(call, self._pool_of[model]) as ticket:
+                async with self._limit():
+                    scored = await self._backend(model).score(call)
+                ticket.scored(scored[0].prompt_tokens + sum(len(each.tokens) for each in scored))
+                return scored
+
+    async def knock(self, caller: Caller) -> None:
+        """Refuse a request that could not be let in now, before it is looked at.
+
+        Raises:
+            TurnoutError: RESOURCE_EXHAUSTED.
+        """
+        try:
+            self.admission.knock(caller)
+        except TurnoutError as error:
+            await self._holding.hold(caller.tenant, error)
+            raise
+
+    async def check(self, calls: Sequence[GenerateCall]) -> None:
+        """Refuse calls of one request that could not all be let in now, before any of them has begun.
+
+        Raises:
+            TurnoutError: see `Admission.check`.
+        """
+        with self.metrics.counting(calls[0].tenant):
+            try:
+                self.admission.check(calls)
+            except TurnoutError as error:
+                await self._holding.hold(calls[0].tenant, error)
+                raise
+
+    @asynccontextmanager
+    async def _let_in(self, call: GenerateCall | ScoreCall, pool: str) -> AsyncGenerator[Ticket, None]:
+        """A request that is let in; where limits or the pool have no room for it, its tenant may have to wait."""
+        try:
+            with self.admission.admit(call, pool) as ticket:
+                yield ticket
+        except TurnoutError as error:
+            if self.admission.counts:
+                await self._holding.hold(call.tenant, error)
+            raise
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest request."""
+        return self._config.server.max_body_bytes
 
     async def tokens(self, model: str, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
         """A prompt as token ids and as text, in the tokenizer of the model's pool."""
@@ -165,11 +244,27 @@ class GenerationService:
 
     async def exposition(self) -> bytes:
         """All metrics as text; what a pool counts is as of now, or of the last time it answered."""
-        self.metrics.stores(_answered(await self.stats()))
+        answered = _answered(await self.stats())
+        self.metrics.stores(answered)
+        self.metrics.access_faults(len(self.callers.faults))
+        if self._audits is not None:
+            self._audits.take(answered)
         return self.metrics.render()
 
-    def model_name(self, given: str) -> str:
-        """Resolve a request's `model`; empty means the only pool.
+    async def models_for(self, caller: Caller) -> list[ModelDescription]:
+        """Those that a caller may ask."""
+        return [each for each in await self.models() if caller.limits.allows_pool(self._pool_of[each.name])]
+
+    def close(self) -> None:
+        """Write what is not written yet: usage, log and spans."""
+        self.admission.close()
+        self.callers.close()
+        if self._log is not None:
+            self._log.close()
+        tracing.flush()
+
+    def model_name(self, given: str, limits: TenantLimits = UNLIMITED) -> str:
+        """Resolve a request's `model`; empty means the only pool. A refusal names those within the caller's limits.
 
         Raises:
             TurnoutError: NOT_FOUND, or INVALID_ARGUMENT where empty is ambiguous.
@@ -177,14 +272,16 @@ class GenerationService:
         if given in self._pool_of:
             return given
         if given:
-            raise not_found("model", given[:100], list(self._pool_of))
+            known = [name for name, pool in self._pool_of.items() if limits.allows_pool(pool)]
+            raise not_found("model", given[:100], known)
         if len(self._backends) == 1:
             return next(iter(self._backends))
-        raise invalid("model", f"is needed here; pools: {', '.join(sorted(self._backends))}")
+        pools = sorted(filter(limits.allows_pool, self._backends))
+        raise invalid("model", f"is needed here; pools: {', '.join(pools)}")
 
-    def _limit(self) -> _Limit:
+    def _limit(self) -> Limit:
         """The longest that anything may take."""
-        return _Deadline(self._config.server.request_timeout_s).guard()
+        return Deadline(self._config.server.request_timeout_s).guard()
 
     def _label(self, model: str) -> str:
         """The model's name for metrics; unknown names share the empty one, so that callers cannot make up series."""
@@ -197,7 +294,8 @@ class GenerationService:
         return self._backends[self._pool_of[model]]
 
     def _admit(self, call: GenerateCall) -> tuple[GenerateCall, Backend]:
-        model = self.model_name(call.model)
+        limits = self.callers.limits(call.tenant) if call.billed else UNLIMITED
+        model = self.model_name(call.model, limits)
         _check_input(call)
         limit_s = self._config.server.request_timeout_s
         wanted_s = limit_s if call.deadline_s is None else call.deadline_s
@@ -207,24 +305,29 @@ class GenerationService:
         if sampling.seed is None:
             # Here, and not where it is used: so the call can be made again and gives the same answer.
             sampling = sampling.model_copy(update={"seed": secrets.randbelow(MAX_SEED)})
-        deadline_s = min(wanted_s, limit_s)
-        return replace(call, model=model, sampling=sampling, deadline_s=deadline_s), self._backend(model)
+        # A batch says itself how long it has: in no hurry, a request may wait longer than any client would.
+        deadline_s = wanted_s if call.batch_id else min(wanted_s, limit_s)
+        counts = self.admission.counts and call.billed
+        call = replace(call, model=model, sampling=sampling, deadline_s=deadline_s, tells_prompt=counts)
+        return call, self._backend(model)
 
     @contextmanager
-    def _counted(self, model: str, call_id: str) -> Iterator[None]:
-        label = self._label(model)
-        outcome = "OK"
-        try:
-            with guarded(call_id):
-                yield
-        except TurnoutError as error:
-            outcome = error.code.value
-            raise
-        except BaseException:  # a cancelled task or a closed generator
-            outcome = Code.CANCELLED.value
-            raise
-        finally:
-            self.metrics.finished(label, outcome)
+    def _watched(self, call: GenerateCall | ScoreCall, kind: str) -> Iterator[Seen]:
+        label = self._label(call.model)
+        large = self._config.pools[self._pool_of[label]].large if label else ""
+        with self._watch.over(call, kind, label, large) as seen, guarded(call.request_id):
+            yield seen
+
+
+async def _whole(backend: Backend, call: GenerateCall, ticket: Ticket) -> Batch:
+    """A whole answer; where it counts, in large parts, so that what is cut short counts too."""
+    if not ticket.counts:
+        return await backend.complete(call)
+    events: list[Event] = []
+    async with aclosing(backend.stream(replace(call, whole=True))) as batches:
+        async for batch in batches:
+            events += ticket.served(batch)
+    return merge(events)
 
 
 async def _stats(name: str, backend: Backend) -> list[PoolStats] | TurnoutError:
@@ -249,6 +352,11 @@ def _pools_by_model(config: TurnoutConfig) -> dict[str, str]:
     return found
 
 
+def _writes(event: Event) -> bool:
+    """Whether it is a part of the answer that a client sees."""
+    return isinstance(event, Chunk) and bool(event.tokens or event.text)
+
+
 def _check_input(call: GenerateCall) -> None:
     if call.messages is not None:
         if not call.messages:
@@ -261,41 +369,3 @@ def _check_input(call: GenerateCall) -> None:
         raise invalid("prompt", "is needed: text, token ids or messages")
     elif not call.prompt:
         raise invalid("prompt", "must not be empty")
-
-
-class _Deadline:
-    """One point in time for a whole request, queueing included."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds
-        self._at = None if seconds is None else asyncio.get_running_loop().time() + seconds
-
-    async def over(self, batches: AsyncGenerator[Batch, None]) -> AsyncGenerator[Batch, None]:
-        """The same batches; the clock runs while we wait for them, not while the client reads."""
-        while True:
-            async with self.guard():
-                try:
-                    batch = await anext(batches)
-                except StopAsyncIteration:
-                    return
-            yield batch
-
-    def guard(self) -> _Limit:
-        """Raise DEADLINE_EXCEEDED when the block is still waiting at the deadline."""
-        return _Limit(self._at, self._seconds)
-
-
-class _Limit:
-    def __init__(self, at: float | None, seconds: float | None) -> None:
-        self._timeout = asyncio.timeout_at(at)
-        self._seconds = seconds
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError:
-            message = f"deadline_s: the call took longer than {self._seconds:g} s"
-            raise TurnoutError(Code.DEADLINE_EXCEEDED, message, "deadline_s") from None

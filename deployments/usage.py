@@ -39,6 +39,8 @@ def combine(usages: Sequence[Usage]) -> Usage:
         ),
         ttft_s=min(usage.ttft_s for usage in usages),
         wall_s=max(usage.wall_s for usage in usages),
+        queue_s=max(usage.queue_s for usage in usages),
+        drift=next((usage.drift for usage in reversed(usages) if usage.drift is not None), None),
         notes=tuple(dict.fromkeys(note for usage in usages for note in usage.notes)),
     )
 

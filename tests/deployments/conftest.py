@@ -14,6 +14,7 @@ from ray import serve
 
 from deployments.app import RunningServer, deploy, end_app, start_local_ray, start_serve
 from tests.deployments.fake_pool import load_pool
+from turnout.batches_config import BatchesConfig
 from turnout.calls import PoolStats
 from turnout.config import TurnoutConfig, parse_config
 
@@ -54,9 +55,10 @@ def served_config() -> TurnoutConfig:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[tuple[TurnoutConfig, Path | None]]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TurnoutConfig, Path | None]]:
     """Ray and Serve, and nothing served."""
-    config = served_config()
+    batches = BatchesConfig(folder=str(tmp_path_factory.mktemp("batches")))
+    config = served_config().model_copy(update={"batches": batches})
     folder = start_local_ray(config)
     start_serve(config)
     yield config, folder

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import string
 from collections.abc import AsyncIterator
+from pathlib import Path
 from time import perf_counter
 
 from deployments.backend import Pool
 from deployments.pool_deployment import load_engine
 from engine.places import Places
 from turnout.calls import (
+    Begun,
     Chunk,
     Event,
     GenerateCall,
@@ -31,10 +34,13 @@ from turnout.types import FinishReason, TokenKind
 CONTEXT = 4096
 VOCAB = 256
 METHODS = ["entropy_adaptive", "plain"]
+TOOL_CALL = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 
 
 class FakePool:
-    """Prompt words steer it: `slow` waits between tokens, `crash` raises, `die` ends the process."""
+    """Prompt words steer it: `tool` has it call one,
+    `slow` waits between tokens, `crash` raises, `die` and `die_once=FILE` end the process.
+    """
 
     def __init__(self, name: str, config: TurnoutConfig, step_s: float = 0.002) -> None:
         self.name = name
@@ -68,7 +74,7 @@ class FakePool:
         for completion in call.completions:
             ids = self.encode(completion) if isinstance(completion, str) else completion
             tokens = tuple(self._token(i, 0, logprobs=1) for i in ids)
-            scored.append(ScoredTokens(tokens, tuple(True for _ in tokens)))
+            scored.append(ScoredTokens(tokens, tuple(True for _ in tokens), len(call.prompt)))
         return scored
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
@@ -78,14 +84,16 @@ class FakePool:
             step_s = 0.2 if "slow" in text else 0.0 if "fast" in text else self.step_s
             if "wait" in text:
                 await asyncio.sleep(3600)
-            letters = string.ascii_lowercase if "short" not in text else "ab"
+            letters = TOOL_CALL if "tool" in text else string.ascii_lowercase if "short" not in text else "ab"
             limit = call.sampling.max_tokens
             for place, letter in enumerate(itertools.islice(itertools.cycle(letters), limit)):
                 if place == 3 and "crash" in text:
                     raise ZeroDivisionError("secret /etc/path")
-                if place == 3 and "die" in text:
+                if place == 3 and _dies(text):
                     os._exit(1)
                 await asyncio.sleep(step_s)
+                if place == 0 and call.tells_prompt:
+                    yield Begun(len(ids))
                 last = place == limit - 1
                 for index in range(call.sampling.n):
                     if call.delivered and place < len(call.delivered[index].tokens):
@@ -133,6 +141,16 @@ class FakePool:
             num_prompt, num_tokens, 0, models, drafts, 1, cost, call.method or "entropy_adaptive",
             dict(call.params), call.sampling.seed or 7, min(0.001, wall_s), wall_s,
         )  # fmt: skip
+
+
+def _dies(text: str) -> bool:
+    once = re.search(r"die_once=(\S+)", text)
+    if once is None:
+        return "die" in text
+    mark = Path(once[1])
+    first = not mark.exists()
+    mark.touch()
+    return first
 
 
 def load_fake_pool(name: str, config: TurnoutConfig) -> FakePool:

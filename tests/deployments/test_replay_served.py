@@ -13,6 +13,9 @@ from tests.deployments.served_pool import ServedPool, call, kill, kill_after, re
 from turnout.calls import Chunk, ScoreCall, Usage
 from turnout.errors import Code, TurnoutError
 
+# The module's pool is one backend, which lives in one loop.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

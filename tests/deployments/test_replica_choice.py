@@ -25,6 +25,8 @@ from tests.deployments.served_pool import ServedPool, call, read_one, served_poo
 from turnout.calls import ChatMessage, GenerateCall
 
 LONG = "All that follows is said of one house and one street. " * 40
+# The served pool is one backend, which lives in one loop.
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
 def longest(first: GenerateCall, second: GenerateCall) -> int:
@@ -290,6 +292,7 @@ def pool(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield served
 
 
+@IN_ONE_LOOP
 async def test_served_prompts_gather_and_spread(pool: ServedPool) -> None:
     async def where(prompt: str, **changes: Any) -> str:
         got = await read_one(pool.backend, call(prompt, f"{prompt[-12:]}{changes}", **changes))
@@ -305,6 +308,7 @@ async def test_served_prompts_gather_and_spread(pool: ServedPool) -> None:
     assert len({await where("step=0.001", max_tokens=2, session=f"s{i % 3}") for i in range(12)}) <= 2
 
 
+@IN_ONE_LOOP
 async def test_a_served_session_stays_on_its_replica_under_load(pool: ServedPool) -> None:
     first = (await read_one(pool.backend, call("step=0.001", session="mine", max_tokens=2))).sources
     load = [asyncio.create_task(read_one(pool.backend, call("step=0.02", f"l{i}", session="mine"))) for i in range(10)]

@@ -19,6 +19,9 @@ from tests.deployments.scripted_pool import expected, load_scripted, scripted_co
 from tests.deployments.served_pool import ServedPool, call, read_one, served_pool
 from turnout.config import TurnoutConfig
 
+# The pool is one backend, which lives in one loop.
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
+
 
 def with_block_size(config: TurnoutConfig, size: int) -> TurnoutConfig:
     return config.model_copy(update={"engine": config.engine.model_copy(update={"block_size": size})})
@@ -36,6 +39,7 @@ def pool(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield served
 
 
+@IN_ONE_LOOP
 async def test_no_call_fails_while_replicas_are_replaced(pool: ServedPool) -> None:
     before = await pool.pids()
     updated = asyncio.Event()
@@ -64,6 +68,7 @@ async def test_no_call_fails_while_replicas_are_replaced(pool: ServedPool) -> No
     assert len(got.sources) > 1  # it took longer than a replica that is to stop is given
 
 
+@IN_ONE_LOOP
 async def test_what_does_not_concern_a_replica_leaves_it_alone(pool: ServedPool) -> None:
     before = await pool.pids()
     await asyncio.to_thread(pool.run, with_replicas(with_block_size(pool.config, 32), 3))

@@ -14,6 +14,9 @@ from tests.deployments.scripted_pool import expected, load_scripted, scripted_co
 from tests.deployments.served_pool import ServedPool, call, read_one, served_pool
 from turnout.errors import Code, TurnoutError
 
+# The module's pool is one backend, which lives in one loop.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 SCALING = {
     "min_replicas": 0,
     "max_replicas": 2,

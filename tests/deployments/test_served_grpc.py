@@ -9,8 +9,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from ray import serve
 
-from deployments.app import RunningServer
+from deployments.app import QUIET, RunningServer
 from tests.deployments.conftest import assert_freed, poll, stats
 from turnout.client import AsyncClient, Client, Stream
 from turnout.errors import Code, TurnoutError
@@ -223,6 +224,25 @@ def test_the_standard_health_check(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as refusal:
         stub.Check(health_pb2.HealthCheckRequest(service="other"), timeout=10)
     assert refusal.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_proxy_that_does_not_know_whom_to_ask_is_asked_again(client: Client) -> None:
+    """As one that was just started does not, and says NOT_FOUND; here it has two applications to choose from."""
+
+    def code() -> Code | None:
+        try:
+            client.methods()
+        except TurnoutError as refusal:
+            return refusal.code
+        return None
+
+    serve.run(serve.deployment(object).bind(), name="other", route_prefix="/other", logging_config=QUIET)
+    try:
+        poll(lambda: code() is not None, "the proxy knows both")
+        assert code() is Code.UNAVAILABLE
+    finally:
+        serve.delete("other")
+    poll(lambda: code() is None, "the proxy knows one")
 
 
 def test_a_call_that_ends_its_replica_twice_is_refused_and_the_pool_comes_back(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""What a choice among many replicas costs whoever makes it: `python -m deployments.choice_cost`, a JSON object.
+"""What a choice among many replicas costs whoever makes it: `python -m scripts.choice_cost`, a JSON object.
 
 Times `PrefixRouter` on replicas that are made up, and reading and writing what replicas say of themselves as Serve's
 long poll does.

@@ -1,0 +1,1 @@
+"""Tenants: who calls, what they may do, and what they used."""

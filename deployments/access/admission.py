@@ -1,0 +1,206 @@
+"""Whether a tenant's request is let in: limits and budgets. One event loop, one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+
+from deployments.access.buckets import Bucket
+from deployments.access.callers import Caller, Callers
+from deployments.access.estimate import estimated_tokens
+from deployments.access.permission import check_permission
+from deployments.access.recording import Books
+from deployments.access.spending import period_end
+from deployments.access.ticket import Account, Ticket, priority_of
+from turnout.access_config import TenantLimits
+from turnout.calls import GenerateCall, Priority, ScoreCall
+from turnout.config import TurnoutConfig
+from turnout.errors import Code, TurnoutError, invalid
+
+BUSY_RETRY_S = 1.0
+BATCH_RATE_KEPT = 0.5  # share of a rate that batches leave alone
+
+
+def _kept(priority: Priority) -> float:
+    """Of a rate, what is left alone: a tenant's batches leave half to its other requests."""
+    return BATCH_RATE_KEPT if priority == "batch" else 0.0
+
+
+class Admission:
+    """Lets requests in and counts what they use; without a section `access`, everything, and nothing.
+
+    Limits hold in each ingress process by itself, of which there is one but while it is replaced.
+
+    Args:
+        config: the whole configuration.
+        callers: knows the tenants' limits.
+        clock: seconds.
+        now: the time.
+
+    Raises:
+        TurnoutError: usage cannot be recorded.
+    """
+
+    def __init__(
+        self,
+        config: TurnoutConfig,
+        callers: Callers,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._config = config
+        self._callers = callers
+        self._clock = clock
+        self._now = now
+        self._accounts: dict[str, Account] = {}
+        self._books = Books(config.access.usage if config.access is not None else None, now)
+
+    @property
+    def counts(self) -> bool:
+        """Whether anything is limited or recorded at all."""
+        return self._config.access is not None
+
+    def admit(self, call: GenerateCall | ScoreCall, pool: str) -> Ticket:
+        """Let a request in; the ticket is a context that lasts as long as the request.
+
+        Raises:
+            TurnoutError: PERMISSION_DENIED: pool or method; RESOURCE_EXHAUSTED: a limit, with the time to try again;
+                UNAUTHENTICATED: the tenant is gone; UNAVAILABLE: usage cannot be recorded.
+        """
+        if not self.counts or not call.billed:
+            return Ticket(None, call, None, 0, 0.0)
+        limits = self._callers.limits(call.tenant)
+        check_permission(call, pool, self._config.pools[pool], limits)
+        priority, now = priority_of(call), self._clock()
+        account = self._check_room(call.tenant, limits, priority)
+        estimate = estimated_tokens(call)
+        self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, estimate, _kept(priority))
+        self._books.promise()
+        account.running[priority] += 1
+        if limits.requests_per_minute is not None:
+            account.requests.add(1, limits.requests_per_minute, now)
+        if limits.tokens_per_minute is not None:
+            account.tokens.add(estimate, limits.tokens_per_minute, now)
+        return Ticket(self, call, account, estimate, now)
+
+    def knock(self, caller: Caller) -> None:
+        """Refuse a request that could not be let in now, whatever it asks for: before it costs the time to read it.
+
+        Raises:
+            TurnoutError: RESOURCE_EXHAUSTED, as `admit`.
+        """
+        if self.counts:
+            account, limits = self._check_room(caller.tenant, caller.limits, caller.priority), caller.limits
+            kept = _kept(caller.priority)
+            self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, 1, kept)
+
+    def check(self, calls: Sequence[GenerateCall]) -> None:
+        """Refuse calls of one request that could not all be let in now, before any of them has begun.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: there are never that many; RESOURCE_EXHAUSTED, UNAUTHENTICATED: as `admit`.
+        """
+        if not self.counts or len(calls) == 1:
+            return
+        tenant, priority = calls[0].tenant, priority_of(calls[0])
+        limits, account = self._callers.limits(tenant), self._accounts.setdefault(tenant, Account())
+        tokens = sum(map(estimated_tokens, calls))
+        for name, limit, needed in (
+            ("concurrency", limits.concurrency, len(calls)),
+            ("requests_per_minute", limits.requests_per_minute, len(calls)),
+            ("tokens_per_minute", limits.tokens_per_minute, tokens),
+        ):
+            if limit is not None and needed > limit:
+                raise invalid("prompt", f"needs {needed} of tenant.{name} at once, which allows {limit:g}: send fewer")
+        running, kept = account.running[priority], _kept(priority)
+        if limits.concurrency is not None and running + len(calls) > limits.concurrency:
+            left = f"{limits.concurrency - running} left, {len(calls)} needed"
+            raise _exceeded("concurrency", limits.concurrency, left, BUSY_RETRY_S)
+        self._check_rate("requests_per_minute", limits.requests_per_minute, account.requests, len(calls), kept)
+        self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, tokens, kept)
+
+    def charge(self, tenant: str, account: Account, tokens: float, requests: float = 0) -> None:
+        """Count what a running request takes of its tenant's rates; a negative number gives back."""
+        try:
+            limits = self._callers.limits(tenant)
+        except TurnoutError:  # it has been removed meanwhile
+            return
+        if limits.tokens_per_minute is not None and tokens:
+            account.tokens.add(tokens, limits.tokens_per_minute, self._clock())
+        if limits.requests_per_minute is not None and requests:
+            account.requests.add(requests, limits.requests_per_minute, self._clock())
+
+    def elapsed_s(self, ticket: Ticket) -> float:
+        """Seconds since a request was let in."""
+        return self._clock() - ticket.began
+
+    def ended(self, ticket: Ticket, outcome: str) -> None:
+        """A request is over: what it used is recorded."""
+        assert ticket.account is not None
+        ticket.account.running[ticket.priority] -= 1
+        self._books.ended(ticket, outcome)
+
+    def left(self, tenant: str, limits: TenantLimits) -> dict[str, float]:
+        """What is left of each of a tenant's limits just now."""
+        account, now = self._accounts.get(tenant, Account()), self._clock()
+        found: dict[str, float] = {}
+        if limits.concurrency is not None:
+            found["concurrency"] = limits.concurrency - account.running["interactive"]
+        for name in ("requests", "tokens"):
+            limit = getattr(limits, f"{name}_per_minute")
+            if limit is not None:
+                found[f"{name}_per_minute"] = limit - getattr(account, name).used(limit, now)
+        if limits.budget is not None:
+            found["budget"] = limits.budget.amount - self._books.spent(tenant, limits.budget)
+        return found
+
+    def used(self, tenant: str) -> dict[str, float]:
+        """What a tenant has used this month: tokens, FLOPs and seconds."""
+        return self._books.used(tenant)
+
+    def flush(self) -> bool:
+        """Wait until the records of what has ended are written; whether they were."""
+        return self._books.flush()
+
+    def close(self) -> None:
+        """Write the records that wait."""
+        self._books.close()
+
+    def _check_room(self, tenant: str, limits: TenantLimits, priority: Priority) -> Account:
+        """Whether one more request fits, as far as that does not depend on what it asks for."""
+        self._check_budget(tenant, limits)
+        account = self._accounts.setdefault(tenant, Account())
+        if limits.concurrency is not None and account.running[priority] >= limits.concurrency:
+            raise _exceeded("concurrency", limits.concurrency, "0 left", BUSY_RETRY_S)
+        self._check_rate("requests_per_minute", limits.requests_per_minute, account.requests, 1, _kept(priority))
+        return account
+
+    def _check_budget(self, tenant: str, limits: TenantLimits) -> None:
+        budget = limits.budget
+        if budget is None:
+            return
+        now = self._now()
+        spent = self._books.spent(tenant, budget)
+        if spent >= budget.amount:
+            end = period_end(budget.per, now)
+            shown = f"{budget.amount:g} {budget.unit} a {budget.per}"
+            message = f"tenant.budget: {shown} allowed, {spent:g} spent; it begins anew at {end:%Y-%m-%dT%H:%MZ}"
+            raise TurnoutError(
+                Code.RESOURCE_EXHAUSTED, message, "tenant.budget", max((end - now) / timedelta(seconds=1), 1.0)
+            )
+
+    def _check_rate(self, name: str, limit: float | None, bucket: Bucket, needed: float, kept: float) -> None:
+        if limit is None:
+            return
+        now = self._clock()
+        wait_s = bucket.wait_s(needed + kept * limit, limit, now)
+        if wait_s > 0:
+            left = max(limit - bucket.used(limit, now), 0.0)
+            raise _exceeded(name, limit, f"{int(left)} left, {needed:g} needed", wait_s)
+
+
+def _exceeded(name: str, limit: float, left: str, wait_s: float) -> TurnoutError:
+    field_name = f"tenant.{name}"
+    message = f"{field_name}: {limit:g} allowed, {left}; try again in {max(wait_s, 0.1):.1f} s"
+    return TurnoutError(Code.RESOURCE_EXHAUSTED, message, field_name, wait_s)

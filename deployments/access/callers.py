@@ -1,0 +1,217 @@
+"""Who calls: the tenant behind a key or a signed token, the same for gRPC and HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
+
+from deployments.access.keys import KeyRecord, is_key, parse_key
+from deployments.access.signed import SignedTokens, refused
+from deployments.access.tenants_file import Tenant, Tenants, read_tenants, unrecorded
+from deployments.access.watched import POLL_S, Watched
+from turnout.access_config import UNLIMITED, AccessConfig, TenantLimits
+from turnout.calls import GenerateCall, Priority, ScoreCall
+from turnout.errors import Code, TurnoutError, invalid
+
+EVERYBODY = "default"
+PRIORITIES: tuple[Priority, ...] = ("interactive", "batch")
+PRIORITY_HEADER = "x-turnout-priority"
+C = TypeVar("C", GenerateCall, ScoreCall)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is.
+
+    Attributes:
+        tenant: its name.
+        limits: what it may do.
+        key_id: of its key or its token's; "" without.
+        priority: of its generations.
+    """
+
+    tenant: str = EVERYBODY
+    limits: TenantLimits = UNLIMITED
+    key_id: str = ""
+    priority: Priority = "interactive"
+
+    def attributed(self, call: C) -> C:
+        """The same call as the caller's."""
+        if isinstance(call, GenerateCall):
+            return replace(call, tenant=self.tenant, key_id=self.key_id, priority=self.priority)
+        return replace(call, tenant=self.tenant, key_id=self.key_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    """A tenants file, by what is looked for in it."""
+
+    tenants: Mapping[str, Tenant]
+    keys: Mapping[str, tuple[str, KeyRecord]]
+
+    @classmethod
+    def of(cls, found: Tenants) -> _Directory:
+        keys = {record.id: (name, record) for name, tenant in found.tenants.items() for record in tenant.keys}
+        return cls(found.tenants, keys)
+
+
+class Callers:
+    """Tells who calls, as the configuration's section and the tenants file have it just now.
+
+    Args:
+        config: the section; None: everybody is one tenant, without limits.
+        poll_s: how often files are looked at, in seconds.
+
+    Raises:
+        TurnoutError: a file is broken.
+    """
+
+    def __init__(self, config: AccessConfig | None = None, poll_s: float = POLL_S) -> None:
+        self.config = config
+        self._file: Watched[_Directory] | None = None
+        self._signed: SignedTokens | None = None
+        if config is not None and config.jwt is not None:
+            self._signed = SignedTokens(config.jwt, poll_s)
+        if config is not None and config.tenants_file is not None:
+            path = Path(config.tenants_file).expanduser()
+            self._file = Watched(path, lambda at: _Directory.of(read_tenants(at)), poll_s)
+
+    def of(self, authorization: str | None, priority: str | None = None) -> Caller:
+        """The caller with these credentials.
+
+        Args:
+            authorization: as HTTP's header of this name; None: none are given.
+            priority: which its request asks for; None or "": it does not say.
+
+        Raises:
+            TurnoutError: UNAUTHENTICATED; PERMISSION_DENIED, for the priority; INVALID_ARGUMENT.
+        """
+        if self.config is None:
+            tenant, key_id, limits = EVERYBODY, "", UNLIMITED
+        else:
+            tenant, key_id = self._known(authorization, self.config)
+            limits = self._limits(tenant)
+        return Caller(tenant, limits, key_id, _allowed(priority, limits))
+
+    def limits(self, tenant: str) -> TenantLimits:
+        """What a tenant may do now; one that is gone may do nothing new.
+
+        Raises:
+            TurnoutError: UNAUTHENTICATED; PERMISSION_DENIED: it has a budget, and nothing records what is spent.
+        """
+        return UNLIMITED if self.config is None else self._limits(tenant)
+
+    def knows(self, tenant: str) -> bool:
+        """Whether the configuration or the tenants file names a tenant."""
+        if self.config is None:
+            return tenant == EVERYBODY
+        return tenant == self.config.anonymous or (self._file is not None and tenant in self._file.value.tenants)
+
+    def all_limits(self) -> dict[str, TenantLimits]:
+        """The tenants of the file; without a file, none are known."""
+        if self._file is None:
+            return {}
+        return {name: tenant.limits for name, tenant in self._file.value.tenants.items()}
+
+    @property
+    def faults(self) -> list[str]:
+        """Why files, or tenants in them, are not used as they are now."""
+        watched = (self._file, self._signed)
+        found = [each.fault for each in watched if each is not None and each.fault is not None]
+        if self._file is not None and not self._recorded:
+            faults = (unrecorded(*each) for each in self._file.value.tenants.items())
+            found += [fault.message for fault in faults if fault is not None]
+        return found
+
+    @property
+    def _recorded(self) -> bool:
+        return self.config is not None and self.config.usage is not None
+
+    def close(self) -> None:
+        """Look at files no more."""
+        for each in (self._file, self._signed):
+            if each is not None:
+                each.close()
+
+    def _known(self, authorization: str | None, config: AccessConfig) -> tuple[str, str]:
+        """Tenant and key."""
+        if not authorization:
+            if config.anonymous is None:
+                raise refused("is needed: Bearer and an API key" + (" or a token" if config.jwt else ""))
+            return config.anonymous, ""
+        scheme, _, credential = authorization.strip().partition(" ")
+        credential = credential.strip()
+        if scheme.lower() != "bearer" or not credential:
+            raise refused("must be Bearer and an API key" + (" or a token" if config.jwt else ""))
+        if self._signed is not None and not is_key(credential):
+            return self._signed.tenant_of(credential)
+        return self._holder(credential)
+
+    def _holder(self, credential: str) -> tuple[str, str]:
+        parsed = parse_key(credential)
+        if self._file is None or parsed is None:
+            raise refused("the API key is not known")
+        key_id, secret = parsed
+        tenant, record = self._file.value.keys.get(key_id, ("", None))
+        if record is None or not record.opened_by(secret):
+            raise refused("the API key is not known")
+        ended = record.ended(datetime.now(UTC))
+        if ended is not None:
+            raise refused(f"the API key {key_id} has {'expired' if ended == 'expired' else 'been revoked'}")
+        return tenant, key_id
+
+    def _limits(self, name: str) -> TenantLimits:
+        if self._file is None:
+            return TenantLimits()
+        tenant = self._file.value.tenants.get(name)
+        if tenant is None or tenant.disabled:
+            raise refused(f"tenant {name!r} is {'disabled' if tenant else 'not known'}")
+        fault = None if self._recorded else unrecorded(name, tenant)
+        if fault is not None:
+            raise TurnoutError(Code.PERMISSION_DENIED, fault.message, fault.field)
+        return tenant.limits
+
+
+def _allowed(asked: str | None, limits: TenantLimits) -> Priority:
+    if not asked:
+        return limits.priority
+    for known in PRIORITIES:
+        if asked == known:
+            if known == "interactive" and limits.max_priority == "batch":
+                message = f"{PRIORITY_HEADER}: this tenant's requests are of priority batch"
+                raise TurnoutError(Code.PERMISSION_DENIED, message, PRIORITY_HEADER)
+            return known
+    raise invalid(PRIORITY_HEADER, f"must be one of {', '.join(PRIORITIES)} (got {asked[:40]!r})")
+
+
+async def caller_of(request: Request) -> Caller:
+    """FastAPI dependency: who sends a request. The application has its `Callers` in `app.state.callers`.
+
+    Raises:
+        TurnoutError: see `Callers.of`.
+    """
+    callers: Callers = request.app.state.callers
+    caller = callers.of(request.headers.get("authorization"), request.headers.get(PRIORITY_HEADER))
+    request.state.tenant = caller.tenant
+    return caller
+
+
+async def operator_of(request: Request) -> Caller:
+    """FastAPI dependency, for what is about other tenants: as `caller_of`, but operators only.
+
+    Raises:
+        TurnoutError: PERMISSION_DENIED, and see `Callers.of`.
+    """
+    caller = await caller_of(request)
+    if not caller.limits.operator:
+        raise TurnoutError(Code.PERMISSION_DENIED, f"tenant {caller.tenant!r} is no operator")
+    return caller
+
+
+CallerOf = Annotated[Caller, Depends(caller_of)]
+OperatorOf = Annotated[Caller, Depends(operator_of)]

@@ -1,0 +1,45 @@
+"""Refusals that are answered late: whoever comes back before the time it was told waits here for a part of it.
+
+Without this a tenant over its limits that takes no notice of refusals has as many of them as the machine can make, and
+everybody else waits behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from math import inf
+
+from turnout.errors import Code, TurnoutError
+
+MOST_HELD = 128  # of all tenants; more are answered at once
+LONGEST_S = 1.0
+
+
+class Holding:
+    """Knows who was told to wait, in one event loop.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[str, float] = {}  # until when, by tenant
+        self._num_held = 0
+
+    async def hold(self, tenant: str, error: TurnoutError) -> None:
+        """Return when a refusal may be answered: at once, where the tenant was not told to wait just before."""
+        if error.code is not Code.RESOURCE_EXHAUSTED:
+            return
+        wait_s, now = min(error.retry_after_s or LONGEST_S, LONGEST_S), self._clock()
+        early = now < self._told.get(tenant, -inf)
+        self._told[tenant] = now + wait_s
+        if not early or self._num_held >= MOST_HELD:
+            return
+        self._num_held += 1
+        try:
+            await asyncio.sleep(wait_s)
+        finally:
+            self._num_held -= 1

@@ -1,0 +1,181 @@
+"""Signed tokens (JWT) of an identity provider: whose key signed, what it says, and for which tenant."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from deployments.access.watched import POLL_S, Watched
+from turnout.access_config import TENANT_PATTERN, JwtConfig
+from turnout.errors import Code, TurnoutError, invalid
+
+MAX_LENGTH = 8192  # of a token, characters
+KEY_TYPES = {"RSA": ("RS", "PS"), "EC": ("ES",), "OKP": ("EdDSA",)}
+CURVES = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
+CLASSES = {
+    "RSA": (rsa.RSAPublicKey,),
+    "EC": (ec.EllipticCurvePublicKey,),
+    "OKP": (ed25519.Ed25519PublicKey, ed448.Ed448PublicKey),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A public key; `algorithms` are those it can verify."""
+
+    id: str
+    key: Any
+    algorithms: frozenset[str]
+
+
+def read_keys(path: Path, jwks: bool, algorithms: tuple[str, ...]) -> tuple[SigningKey, ...]:
+    """The public keys of a file: a JSON Web Key Set, or one as PEM.
+
+    Raises:
+        TurnoutError: it cannot be read, a key is secret or of no kind that `algorithms` need.
+    """
+    field = "access.jwt.jwks_file" if jwks else "access.jwt.key_file"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise invalid(field, f"cannot read {path}: {error.strerror}") from None
+    keys = _jwks(data, algorithms, field) if jwks else (_pem(data, algorithms, field),)
+    if not any(key.algorithms for key in keys):
+        raise invalid(field, f"no key in it verifies one of {', '.join(algorithms)}")
+    return keys
+
+
+def _pem(data: bytes, algorithms: tuple[str, ...], field: str) -> SigningKey:
+    try:
+        key = load_pem_public_key(data)
+    except (ValueError, TypeError):
+        raise invalid(field, "must be one public key as PEM") from None
+    found = next((kind for kind, classes in CLASSES.items() if isinstance(key, classes)), "")
+    return SigningKey("", key, _of_curve(key, _fitting(found, algorithms)))
+
+
+def _jwks(data: bytes, algorithms: tuple[str, ...], field: str) -> tuple[SigningKey, ...]:
+    try:
+        entries = json.loads(data)["keys"]
+        found = []
+        for entry in entries:
+            kind = entry["kty"]
+            # A symmetric key signs as well as it verifies; a private one has no business here.
+            if kind not in KEY_TYPES or "d" in entry:
+                raise invalid(field, f"key {str(entry.get('kid', ''))[:60]!r} must be public (RSA, EC or OKP)")
+            fitting = _fitting(kind, algorithms)
+            if "alg" in entry:
+                fitting &= {entry["alg"]}
+            if fitting and entry.get("use", "sig") == "sig":
+                parsed = jwt.PyJWK(entry, algorithm=min(fitting))
+                found.append(SigningKey(str(entry.get("kid", "")), parsed.key, _of_curve(parsed.key, fitting)))
+    except (ValueError, KeyError, TypeError, AttributeError, jwt.PyJWTError):
+        raise invalid(field, "is no JSON Web Key Set of public keys") from None
+    return tuple(found)
+
+
+def _fitting(kind: str, algorithms: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name for name in algorithms if name.startswith(KEY_TYPES.get(kind, ())))
+
+
+def _of_curve(key: Any, algorithms: frozenset[str]) -> frozenset[str]:
+    """An elliptic curve goes with one algorithm only."""
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        return algorithms
+    return algorithms & {CURVES.get(key.curve.name, "")}
+
+
+class SignedTokens:
+    """Verifies tokens as the configuration says.
+
+    Args:
+        config: the section.
+        poll_s: how often its file is looked at, in seconds.
+
+    Raises:
+        TurnoutError: its file is broken.
+    """
+
+    def __init__(self, config: JwtConfig, poll_s: float = POLL_S) -> None:
+        self._config = config
+        path = Path(config.jwks_file or config.key_file or "").expanduser()
+        self._keys = Watched(path, lambda at: read_keys(at, config.jwks_file is not None, config.algorithms), poll_s)
+
+    def tenant_of(self, token: str) -> tuple[str, str]:
+        """The tenant that a token names, and the id of the key that signed it.
+
+        Raises:
+            TurnoutError: UNAUTHENTICATED; says what is wrong with the token, and nothing that is in it.
+        """
+        if len(token) > MAX_LENGTH:
+            raise refused(f"a token has at most {MAX_LENGTH} characters")
+        config = self._config
+        try:
+            head = jwt.get_unverified_header(token)
+            key, claims = self._verified(token, self._candidates(str(head.get("kid", "")), str(head.get("alg", ""))))
+        except jwt.ExpiredSignatureError:
+            raise refused("the token has expired") from None
+        except jwt.InvalidAudienceError:
+            raise refused("the token is for another audience") from None
+        except jwt.InvalidIssuerError:
+            raise refused("the token is of another issuer") from None
+        except jwt.ImmatureSignatureError:
+            raise refused("the token is not valid yet") from None
+        except jwt.MissingRequiredClaimError as error:
+            raise refused(f"the token has no {error.claim}") from None
+        except (jwt.PyJWTError, ValueError, TypeError):
+            raise refused("the token is malformed, or its signature is wrong") from None
+        tenant = claims.get(config.tenant_claim)
+        if not isinstance(tenant, str) or not TENANT_PATTERN.fullmatch(tenant):
+            raise refused(f"the token's claim {config.tenant_claim!r} names no tenant")
+        return tenant, key.id or "jwt"
+
+    def _verified(self, token: str, keys: list[SigningKey]) -> tuple[SigningKey, dict[str, Any]]:
+        """The key that signed a token, and what the token says; without an id, each that could have is tried."""
+        config = self._config
+        for key in keys:
+            try:
+                claims: dict[str, Any] = jwt.decode(
+                    token,
+                    key.key,
+                    algorithms=sorted(key.algorithms),
+                    audience=config.audience,
+                    issuer=config.issuer,
+                    leeway=config.leeway_s,
+                    options={"require": ["exp", "iss", "aud"]},
+                )
+            except jwt.InvalidSignatureError:
+                if key is keys[-1]:
+                    raise
+            else:
+                return key, claims
+        raise refused("no key is known that could have signed the token")
+
+    def _candidates(self, key_id: str, algorithm: str) -> list[SigningKey]:
+        if algorithm not in self._config.algorithms:
+            raise refused(f"a token must be signed with one of {', '.join(self._config.algorithms)}")
+        return [
+            key
+            for key in self._keys.value
+            if algorithm in key.algorithms and (key.id == key_id or not key.id or not key_id)
+        ]
+
+    @property
+    def fault(self) -> str | None:
+        """Why its file, as it is now, is not used."""
+        return self._keys.fault
+
+    def close(self) -> None:
+        """Look at the file no more."""
+        self._keys.close()
+
+
+def refused(reason: str) -> TurnoutError:
+    """Nobody we know; the reason shows nothing of the credential."""
+    return TurnoutError(Code.UNAUTHENTICATED, f"authorization: {reason}", "authorization")

@@ -1,0 +1,202 @@
+"""The actor of a job: a pool of models that answers block after block."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import uvloop
+
+from deployments.batches.disk import named
+from deployments.batches.journal import Journal
+from deployments.batches.lines import Line, Result, answer_line, failed, request_id_of, seed_of
+from deployments.batches.local_backend import LocalBackend
+from deployments.batches.persistence import persistently
+from deployments.batches.workplace import Spent, Workplace
+from deployments.metrics import Metrics
+from deployments.pool_deployment import PoolReplica
+from deployments.service import GenerationService
+from turnout.calls import GenerateCall, Usage
+from turnout.config import TurnoutConfig
+from turnout.errors import Code, TurnoutError
+
+log = logging.getLogger(__name__)
+
+HELD_S = 0.2  # between looks whether a block's other process has ended
+# Seconds: models that are lost come back within minutes; a line may also be too long for the memory there is.
+PASSING = {Code.UNAVAILABLE: 300.0, Code.RESOURCE_EXHAUSTED: 5.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What an actor needs to know.
+
+    Attributes:
+        folder: the job's.
+        config: the pool's configuration.
+        pool: its name.
+        seed: from which requests that name none get theirs.
+        concurrency: requests that are answered at once.
+    """
+
+    folder: Path
+    config: TurnoutConfig
+    pool: str
+    seed: int
+    concurrency: int
+
+    @property
+    def alone(self) -> TurnoutConfig:
+        """The configuration of this one pool, for a process that serves nobody."""
+        pool = self.config.pools[self.pool]
+        places = {"max_ongoing_requests": self.concurrency, "max_queued_requests": self.concurrency}
+        return self.config.model_copy(
+            update={
+                "pools": {self.pool: pool.model_copy(update=places)},
+                "server": self.config.server.model_copy(update={"request_timeout_s": 86400.0}),
+                "access": None,
+                "batches": None,
+            }
+        )
+
+
+class Answerer:
+    """Answers blocks, several at once, so that the engine's batch never runs dry.
+
+    Args:
+        task: what it works on.
+        load: makes the pool; None: the real engine.
+    """
+
+    def __init__(self, task: Task, load: Callable[[str, TurnoutConfig], Any] | None = None) -> None:
+        from deployments.pool_deployment import load_engine
+
+        self._task = task
+        self._place = Workplace(task.folder)
+        self._job = self._place.job_id
+        self._name = uuid4().hex
+        self._loop = uvloop.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="answers").start()
+        self._service = self._run(self._open(load or load_engine))
+        self._room = asyncio.Semaphore(task.concurrency)
+
+    async def _open(self, load: Callable[[str, TurnoutConfig], Any]) -> GenerationService:
+        task = self._task
+        replica = PoolReplica(task.pool, task.alone, load)
+        return GenerationService(task.alone, {task.pool: LocalBackend(replica)}, Metrics())
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Answer the blocks that are named; Ray Data calls this from several threads.
+
+        Raises:
+            TurnoutError: UNAVAILABLE: the disk is full, or failed.
+        """
+        for block in batch["block"]:
+            self._run(self.answer(str(block)))
+        return batch
+
+    def _run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def answer(self, block: str) -> None:
+        """Answer what a block still lacks.
+
+        Raises:
+            TurnoutError: UNAVAILABLE: the disk is full, or failed; or the models have been away for long.
+        """
+        with named(str(self._task.folder)):
+            if self._place.is_done(block) or (begun := await self._begin(block)) is None:
+                return
+            started = time.perf_counter()
+            with closing(begun) as journal:
+                lines = await asyncio.to_thread(self._place.lines, block)
+                spent = _so_far(journal)
+                asked = [
+                    asyncio.create_task(self._one(line, journal, spent)) for line in lines if line.number not in journal
+                ]
+                try:
+                    await asyncio.gather(*asked)
+                finally:
+                    for each in asked:
+                        each.cancel()
+                    await asyncio.gather(*asked, return_exceptions=True)
+                await asyncio.to_thread(journal.sync)
+                spent.rows, spent.seconds = len(lines), time.perf_counter() - started
+                await asyncio.to_thread(self._place.finish, block, spent)
+
+    async def _begin(self, block: str) -> Journal | None:
+        while True:
+            try:
+                return self._place.begin(block)
+            except BlockingIOError:
+                log.warning("block %s is still held by another process", block)
+                await asyncio.sleep(HELD_S)
+
+    async def _one(self, line: Line, journal: Journal, spent: Spent) -> None:
+        request_id = request_id_of(self._job, line.number)
+        noted = False
+
+        async def ask() -> Result:
+            nonlocal noted
+            async with self._room:
+                if not noted:
+                    self._place.ask(self._name, line.number)
+                    noted = True
+                return await answer_line(
+                    self._service, line, request_id, self._attributed, seed_of(self._task.seed, line.number)
+                )
+
+        try:
+            result = await persistently(ask, PASSING)
+        except TurnoutError as error:
+            if error.code is Code.UNAVAILABLE:
+                raise  # nothing is wrong with the line: it is asked when the job is run again
+            result = failed(line, request_id, error)
+        self._keep(result, journal, spent)
+
+    def _keep(self, result: Result, journal: Journal, spent: Spent) -> None:
+        journal.append(result)
+        if result.usage is not None:
+            spent.add(_spent(result.usage))
+
+    def _attributed(self, call: GenerateCall) -> GenerateCall:
+        return replace(call, batch_id=self._job)
+
+
+def _spent(usage: Usage) -> Spent:
+    cost = usage.cost
+    return Spent(
+        answered=1,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        flops=cost.spent.flops,
+        flops_large_only=cost.large_only.flops,
+    )
+
+
+def _so_far(journal: Journal) -> Spent:
+    """What the answers that a journal holds already used."""
+    spent = Spent()
+    for _, record in journal.entries(answered=True):
+        usage = record["response"]["body"]["usage"]
+        cost = usage["turnout"]["cost"]
+        spent.add(
+            Spent(
+                answered=1,
+                prompt_tokens=usage["prompt_tokens"],
+                cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+                completion_tokens=usage["completion_tokens"],
+                flops=cost["spent"]["flops"],
+                flops_large_only=cost["large_only"]["flops"],
+            )
+        )
+    return spent

@@ -1,0 +1,208 @@
+"""One line of a batch: what may stand in it, the call it asks for, and the line that is written for its answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deployments import answering
+from deployments.faults import guarded, respell
+from deployments.openai_format import (
+    HTTP_STATUS,
+    ChatFormat,
+    CompletionFormat,
+    Format,
+    error_body,
+    usage_object,
+)
+from deployments.schemas import Job, chat_job, completion_job, read_json
+from deployments.service import GenerationService
+from deployments.shapes import form_of
+from turnout.calls import GenerateCall, Usage
+from turnout.errors import TurnoutError, invalid
+from turnout.types import MAX_SEED
+
+MAX_ID_LENGTH = 512
+MALFORMED = "invalid_line"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How bodies of one endpoint are read, and answers written."""
+
+    read: Callable[[dict[str, Any]], Job]
+    form: Callable[[], Format]
+
+
+ENDPOINTS = {
+    "/v1/chat/completions": Shape(chat_job, ChatFormat),
+    "/v1/completions": Shape(completion_job, CompletionFormat),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request of a batch.
+
+    Attributes:
+        number: of its line in the file, from 1.
+        custom_id: what the caller knows it by.
+        endpoint: which of `ENDPOINTS` it is for.
+        body: as it would be posted there.
+    """
+
+    number: int
+    custom_id: str
+    endpoint: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What becomes of a line.
+
+    Attributes:
+        number: of the line.
+        ok: whether it was answered.
+        record: the JSON object that is written for it.
+        usage: what the answer used; None without one.
+    """
+
+    number: int
+    ok: bool
+    record: dict[str, Any]
+    usage: Usage | None = None
+
+
+def read_line(number: int, data: bytes, endpoint: str | None = None) -> Line:
+    """A line of an OpenAI batch file.
+
+    Args:
+        number: from 1.
+        data: UTF-8.
+        endpoint: which one all lines must be for; None: any.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field and what is allowed.
+    """
+    values = read_json(data)
+    custom_id = checked_id(values.get("custom_id"))
+    method = values.get("method", "POST")
+    if method != "POST":
+        raise invalid("method", f"must be POST (got {str(method)[:20]!r})")
+    url = values.get("url", endpoint)
+    allowed = [endpoint] if endpoint is not None else list(ENDPOINTS)
+    if url not in allowed:
+        raise invalid("url", f"must be {' or '.join(allowed)} (got {str(url)[:100]!r})")
+    body = values.get("body")
+    if not isinstance(body, dict):
+        raise invalid("body", "must be a JSON object: the request")
+    if body.get("stream"):
+        raise invalid("body.stream", "must be absent or false in a batch")
+    return Line(number, custom_id, url, body)
+
+
+def checked_id(value: Any) -> str:
+    """A line's `custom_id`.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT.
+    """
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_LENGTH:
+        raise invalid("custom_id", f"must be a string of 1 to {MAX_ID_LENGTH} characters")
+    return value
+
+
+def seed_of(seed: int, number: int) -> int:
+    """The seed of a line that names none: the same each time the job is run.
+
+    Args:
+        seed: the job's.
+        number: the line's.
+    """
+    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % MAX_SEED
+
+
+def request_id_of(job: str, number: int) -> str:
+    """The id under which a line is asked, each time it is."""
+    return "batch_req_" + hashlib.blake2b(f"{job}/{number}".encode(), digest_size=12).hexdigest()
+
+
+async def answer_line(
+    service: GenerationService,
+    line: Line,
+    request_id: str,
+    attributed: Callable[[GenerateCall], GenerateCall],
+    seed: int,
+) -> Result:
+    """Ask for a line's answer.
+
+    Args:
+        service: whom to ask.
+        line: the request.
+        request_id: its id.
+        attributed: whose call it is, and of which priority.
+        seed: used where the body has none.
+
+    Raises:
+        TurnoutError: the request was refused or has failed.
+    """
+    shape = ENDPOINTS[line.endpoint]
+    with guarded(request_id):
+        job = shape.read(read_json(json.dumps(line.body).encode())).named(request_id)
+        job = replace(job, calls=tuple(attributed(_seeded(call, seed)) for call in job.calls))
+        model = service.model_name(job.calls[0].model)
+        form = form_of(shape.form(), job)
+        try:
+            chunks, usage = await answering.answer(service, job)
+        except TurnoutError as error:
+            raise respell(error, job.spelling) from None
+        logprobs = job.calls[0].sampling.logprobs is not None
+        body = {
+            "id": request_id,
+            "object": form.whole,
+            "created": int(time.time()),
+            "model": model,
+            "choices": [form.choice(chunk, logprobs) for chunk in chunks],
+            "usage": usage_object(usage),
+        }
+    return Result(line.number, True, _record(request_id, line.custom_id, 200, body), usage)
+
+
+def failed(line: Line, request_id: str, error: TurnoutError) -> Result:
+    """A line that was refused or failed, in the form of OpenAI's error files."""
+    record = _record(request_id, line.custom_id, HTTP_STATUS[error.code], error_body(error))
+    return Result(line.number, False, record)
+
+
+def unread(number: int, request_id: str, custom_id: str | None, error: TurnoutError) -> Result:
+    """A line that is no request; its message begins with the line's number."""
+    return _unanswered(number, request_id, custom_id, MALFORMED, f"line {number}: {error.message}", error.field)
+
+
+def not_asked(line: Line, request_id: str, code: str, message: str) -> Result:
+    """A line that was not answered in time."""
+    return _unanswered(line.number, request_id, line.custom_id, code, message, None)
+
+
+def _unanswered(
+    number: int, request_id: str, custom_id: str | None, code: str, message: str, param: str | None
+) -> Result:
+    error = {"code": code, "message": message, "param": param, "line": number}
+    return Result(number, False, {"id": request_id, "custom_id": custom_id, "response": None, "error": error})
+
+
+def _record(request_id: str, custom_id: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    return {"id": request_id, "custom_id": custom_id, "response": response, "error": None}
+
+
+def _seeded(call: GenerateCall, seed: int) -> GenerateCall:
+    if call.sampling.seed is not None:
+        return call
+    return replace(call, sampling=call.sampling.model_copy(update={"seed": seed}))

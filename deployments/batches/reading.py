@@ -1,0 +1,71 @@
+"""Reading a batch's file, which may be large, beside requests that somebody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Generator, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+PIECE = 1 << 20  # bytes
+AT_ONCE = 16  # items read by one visit to a thread
+
+
+def numbered_lines(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not empty, with their numbers from 1.
+
+    Of a line that is longer than `most` bytes, `most + 1` are given, and no more is ever held.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        number = 0
+        while data := file.readline(most + 1):
+            number += 1
+            rest = data
+            while len(data) > most and not rest.endswith(b"\n"):
+                if not (rest := file.readline(PIECE)):
+                    break
+            if data.strip():
+                yield number, data
+
+
+class ReadAhead(Generic[T]):
+    """Items of a generator that reads files, a few at a time, in a thread.
+
+    Args:
+        items: closed by `close`.
+    """
+
+    def __init__(self, items: Generator[T, None, None]) -> None:
+        self._items = items
+        self._ready: deque[T] = deque()
+        self._reading: asyncio.Task[list[T]] | None = None
+        self._over = False
+
+    async def next(self) -> T | None:
+        """The next item, each to one caller only; None: there are no more.
+
+        Raises:
+            Exception: what reading raises, to all who wait for it.
+        """
+        while not self._ready and not self._over:
+            if self._reading is None:
+                self._reading = asyncio.create_task(asyncio.to_thread(lambda: list(islice(self._items, AT_ONCE))))
+            reading = self._reading
+            found = await asyncio.shield(reading)  # who gives up waiting does not end it: others wait too
+            if self._reading is reading:
+                self._reading, self._over = None, not found
+                self._ready.extend(found)
+        return self._ready.popleft() if self._ready else None
+
+    async def close(self) -> None:
+        """Close the generator, once nothing reads it any more."""
+        if self._reading is not None:
+            await asyncio.gather(self._reading, return_exceptions=True)
+        self._items.close()

@@ -1,0 +1,130 @@
+"""Files and batches as they are kept and shown."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+ENDED: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})
+BatchState = Literal["waiting", "running", "done", "failed"]  # of a line
+MAX_ERRORS = 100  # listed in a batch; all of them are in its error file
+
+
+class FileRecord(BaseModel):
+    """A file of a tenant's; times in seconds since 1970."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    tenant: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+
+    def shown(self, retention_s: float) -> dict[str, Any]:
+        """OpenAI's file object."""
+        return {
+            **self.model_dump(exclude={"tenant"}),
+            "object": "file",
+            "status": "processed",
+            "expires_at": self.created_at + int(retention_s),
+        }
+
+
+class Counts(BaseModel):
+    """Lines of a batch."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchFault(BaseModel):
+    """Why a line, or the whole batch, was refused."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchUsage(BaseModel):
+    """Tokens of all answers so far."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, prompt: int, cached: int, completion: int) -> None:
+        """One more answer."""
+        self.input_tokens += prompt
+        self.cached_tokens += cached
+        self.output_tokens += completion
+
+
+class BatchRecord(BaseModel):
+    """A batch; times in seconds since 1970.
+
+    Attributes:
+        tenant: whose it is, and `key_id` with which key it was made: its calls are theirs.
+        seed: from which lines that name none get theirs.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    tenant: str
+    key_id: str
+    seed: int
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    status: Status = "validating"
+    errors: list[BatchFault] = []
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: Counts = Counts()
+    usage: BatchUsage = BatchUsage()
+    metadata: dict[str, str] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.status in ENDED
+
+    def shown(self) -> dict[str, Any]:
+        """OpenAI's batch object."""
+        errors = {"object": "list", "data": [each.model_dump() for each in self.errors]} if self.errors else None
+        used = self.usage
+        return {
+            **self.model_dump(exclude={"tenant", "key_id", "seed", "errors", "usage"}),
+            "object": "batch",
+            "errors": errors,
+            "usage": {
+                "input_tokens": used.input_tokens,
+                "input_tokens_details": {"cached_tokens": used.cached_tokens},
+                "output_tokens": used.output_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": used.input_tokens + used.output_tokens,
+            },
+        }
+
+
+def progress_of(record: BatchRecord, num_asked: int = 0) -> dict[BatchState, int]:
+    """A batch's lines by state, of which so many are being asked just now."""
+    counts = record.request_counts
+    left = counts.total - counts.completed - counts.failed
+    running = min(num_asked, left)
+    return {"waiting": left - running, "running": running, "done": counts.completed, "failed": counts.failed}

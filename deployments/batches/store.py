@@ -1,0 +1,246 @@
+"""Files and batches on disk: a folder per tenant, a file per record, each written whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from deployments.batches.disk import named
+from deployments.batches.records import BatchRecord, FileRecord
+from turnout.batches_config import BatchesConfig
+from turnout.errors import Code, TurnoutError, invalid
+from turnout.whole_files import whole, write_whole
+
+KEPT = "the folder of batches"
+IDS = re.compile(r"(file-|batch_)[0-9a-f]{24}")
+LEFT_OVER_S = 86400.0  # no upload takes longer
+Record = TypeVar("Record", FileRecord, BatchRecord)
+Kind = Literal["files", "batches"]
+
+
+class BatchStore:
+    """What tenants have uploaded and asked for. Every method blocks, and raises TurnoutError where the disk fails.
+
+    Args:
+        config: where it is, and its limits.
+    """
+
+    def __init__(self, config: BatchesConfig) -> None:
+        self.config = config
+        self._root = Path(config.folder).expanduser()
+        with named(KEPT):
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._ended: set[Path] = set()  # records that have been found to have ended: they do not change any more
+
+    @contextmanager
+    def turn(self) -> Iterator[bool]:
+        """Whether this process is the one that works on the batches, for as long as the context lasts.
+
+        The system takes the lock back when the process ends, however it ends.
+        """
+        with named(KEPT):
+            handle = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(handle)
+
+    def add_file(
+        self,
+        tenant: str,
+        filename: str,
+        purpose: Literal["batch", "batch_output"],
+        data: Iterable[bytes],
+        file_id: str | None = None,
+    ) -> FileRecord:
+        """Keep a file.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: it is too large, or empty; RESOURCE_EXHAUSTED: the tenant keeps too many.
+        """
+        folder = self._folder(tenant, "files")
+        if purpose == "batch" and sum(1 for _ in folder.glob("*.json")) >= self.config.max_files:
+            message = f"file: {self.config.max_files} files are kept already; delete some"
+            raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, "file")
+        file_id = file_id or f"file-{secrets.token_hex(12)}"
+        size, most = 0, self.config.max_file_bytes
+        with named(KEPT), whole(folder / f"{file_id}.data") as part, part.open("wb") as out:
+            for piece in data:
+                size += len(piece)
+                if purpose == "batch" and size > most:
+                    raise invalid("file", f"must have at most {most} bytes")
+                out.write(piece)
+            if not size:
+                raise invalid("file", "must not be empty")
+        record = FileRecord(
+            id=file_id,
+            tenant=tenant,
+            bytes=size,
+            created_at=int(time.time()),
+            filename=filename[:255],
+            purpose=purpose,
+        )
+        self._save(folder / f"{file_id}.json", record)
+        return record
+
+    def file(self, tenant: str, file_id: str) -> FileRecord:
+        """A file of the tenant's.
+
+        Raises:
+            TurnoutError: NOT_FOUND, also where it is another tenant's.
+        """
+        return self._record(tenant, "files", file_id, FileRecord)
+
+    def files(self, tenant: str) -> list[FileRecord]:
+        """The tenant's files, the newest first."""
+        return self._records(self._folder(tenant, "files"), FileRecord)
+
+    def content(self, tenant: str, file_id: str) -> Path:
+        """Where a file of the tenant's lies.
+
+        Raises:
+            TurnoutError: NOT_FOUND.
+        """
+        self.file(tenant, file_id)
+        return self._folder(tenant, "files") / f"{file_id}.data"
+
+    def delete_file(self, tenant: str, file_id: str) -> None:
+        """Forget a file.
+
+        Raises:
+            TurnoutError: NOT_FOUND; INVALID_ARGUMENT: a batch still reads it.
+        """
+        self.file(tenant, file_id)
+        for batch in self.batches(tenant):
+            if batch.input_file_id == file_id and not batch.ended:
+                raise invalid("file_id", f"is being read by {batch.id}; cancel that first")
+        self._remove_file(self._folder(tenant, "files"), file_id)
+
+    def add_batch(self, record: BatchRecord) -> None:
+        """Keep a new batch; whoever works on batches finds it.
+
+        Raises:
+            TurnoutError: RESOURCE_EXHAUSTED: too many of the tenant's have not ended.
+        """
+        if sum(not each.ended for each in self.batches(record.tenant)) >= self.config.max_batches:
+            message = f"batches: {self.config.max_batches} have not ended yet; wait for one, or cancel some"
+            raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, "batches")
+        with named(KEPT):
+            self.work_folder(record).mkdir(mode=0o700)
+        self.save_batch(record)
+
+    def save_batch(self, record: BatchRecord) -> None:
+        """Keep what has become of a batch."""
+        self._save(self._folder(record.tenant, "batches") / f"{record.id}.json", record)
+
+    def batch(self, tenant: str, batch_id: str) -> BatchRecord:
+        """A batch of the tenant's.
+
+        Raises:
+            TurnoutError: NOT_FOUND, also where it is another tenant's.
+        """
+        record = self._record(tenant, "batches", batch_id, BatchRecord)
+        if self.is_cancelled(record) and record.status in ("validating", "in_progress"):
+            record.status = "cancelling"
+        return record
+
+    def batches(self, tenant: str) -> list[BatchRecord]:
+        """The tenant's batches, the newest first."""
+        return self._records(self._folder(tenant, "batches"), BatchRecord)
+
+    def unfinished(self) -> list[BatchRecord]:
+        """Batches of all tenants that have not ended, the oldest first."""
+        paths, found = set(self._root.glob("*/batches/*.json")), list[BatchRecord]()
+        self._ended &= paths
+        for path in paths - self._ended:
+            record = _read(path, BatchRecord)
+            if record is not None and record.ended:
+                self._ended.add(path)
+            elif record is not None:
+                found.append(record)
+        return sorted(found, key=lambda each: (each.created_at, each.id))
+
+    def cancel(self, record: BatchRecord) -> None:
+        """Leave word that a batch is to end; whoever works on it looks for it."""
+        with named(KEPT):
+            (self.work_folder(record) / "cancel").touch()
+
+    def is_cancelled(self, record: BatchRecord) -> bool:
+        """Whether such word has been left."""
+        return (self.work_folder(record) / "cancel").exists()
+
+    def work_folder(self, record: BatchRecord) -> Path:
+        """Where the work on a batch is kept until it ends."""
+        return self._folder(record.tenant, "batches") / f"{record.id}.work"
+
+    def sweep(self, now: float) -> None:
+        """Forget what is older than its retention, and the work of batches that have ended."""
+        oldest = now - self.config.retention_s
+        with named(KEPT):
+            for tenant in [path for path in self._root.iterdir() if path.is_dir()]:
+                batches = self._records(tenant / "batches", BatchRecord)
+                for batch in [each for each in batches if each.ended]:
+                    shutil.rmtree(tenant / "batches" / f"{batch.id}.work", ignore_errors=True)
+                    if batch.created_at < oldest:
+                        (tenant / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
+                read = {each.input_file_id for each in batches if not each.ended}
+                for file in self._records(tenant / "files", FileRecord):
+                    if file.created_at < oldest and file.id not in read:
+                        self._remove_file(tenant / "files", file.id)
+                for path in (tenant / "files").glob("*"):
+                    # What a process that ended in an upload left: half a file, or one without its record.
+                    half = path.name.startswith(".") or not path.with_suffix(".json").exists()
+                    if half and path.stat().st_mtime < now - LEFT_OVER_S:
+                        path.unlink(missing_ok=True)
+
+    def _folder(self, tenant: str, kind: Kind) -> Path:
+        # A tenant's name may be anything, and must not lead out of the folder.
+        folder = self._root / hashlib.sha256(tenant.encode()).hexdigest()[:32] / kind
+        with named(KEPT):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
+
+    def _record(self, tenant: str, kind: Kind, name: str, form: type[Record]) -> Record:
+        path = self._folder(tenant, kind) / f"{name}.json"
+        record = _read(path, form) if IDS.fullmatch(name) else None
+        if record is None or record.tenant != tenant:
+            field = "file_id" if kind == "files" else "batch_id"
+            raise TurnoutError(Code.NOT_FOUND, f"{field}: there is no {name[:100]!r}", field)
+        return record
+
+    def _records(self, folder: Path, form: type[Record]) -> list[Record]:
+        found = [record for path in folder.glob("*.json") if (record := _read(path, form)) is not None]
+        return sorted(found, key=lambda each: (-each.created_at, each.id))
+
+    def _save(self, path: Path, record: BaseModel) -> None:
+        with named(KEPT):
+            write_whole(path, record.model_dump_json().encode())
+
+    def _remove_file(self, folder: Path, file_id: str) -> None:
+        with named(KEPT):
+            (folder / f"{file_id}.json").unlink(missing_ok=True)
+            (folder / f"{file_id}.data").unlink(missing_ok=True)
+
+
+def _read(path: Path, form: type[Record]) -> Record | None:
+    """A record; None where it is gone, or is none of ours."""
+    try:
+        return form.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None

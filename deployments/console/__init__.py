@@ -1,0 +1,1 @@
+"""The console: a web page over the HTTP endpoints that every client uses."""

@@ -1,0 +1,52 @@
+"""The console's routes: its files at /console/, and the experiment reports it plots."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+
+from deployments.access.callers import CallerOf
+from deployments.console.assets import INDEX, Assets
+from deployments.console.reports import Reports
+from turnout.console_config import ConsoleConfig
+
+METHODS = ["GET", "HEAD"]
+
+
+def router(config: ConsoleConfig) -> APIRouter:
+    """The page, unless it is turned off, and the reports, where a folder of them is configured."""
+    routes = APIRouter(include_in_schema=False)
+    if config.enabled:
+        _add_page(routes, Assets())
+    if config.experiments is not None:
+        _add_reports(routes, Reports(Path(config.experiments).expanduser()))
+    return routes
+
+
+def _add_page(routes: APIRouter, assets: Assets) -> None:
+    @routes.api_route("/", methods=METHODS)
+    @routes.api_route("/console", methods=METHODS)
+    async def to_page() -> Response:
+        # Relative, so that it also holds behind a proxy that serves us under a path of its own.
+        return RedirectResponse("console/")
+
+    @routes.api_route("/console/", methods=METHODS)
+    async def page(request: Request) -> Response:
+        return assets.response(INDEX, request)
+
+    @routes.api_route("/console/{name}", methods=METHODS)
+    async def asset(name: str, request: Request) -> Response:
+        return assets.response(name, request)
+
+
+def _add_reports(routes: APIRouter, reports: Reports) -> None:
+    @routes.get("/v1/experiments")
+    async def list_reports(_: CallerOf) -> Response:
+        return JSONResponse({"object": "list", "data": await asyncio.to_thread(reports.listed)})
+
+    @routes.get("/v1/experiments/{name}")
+    async def report(name: str, _: CallerOf) -> Response:
+        return JSONResponse(await asyncio.to_thread(reports.read, name))

@@ -1,0 +1,227 @@
+"""The document itself, from the shapes of bodies and answers: `/openapi.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from deployments.batches.http import NewBatch
+from deployments.openapi import answers
+from deployments.schemas import IGNORED_FIELDS, MAX_PROMPTS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
+from turnout.types import SamplingParams
+
+if TYPE_CHECKING:
+    from deployments.service import GenerationService
+
+PATH = "/openapi.json"
+REF = "#/components/schemas/{model}"
+VERSION = "1"
+PARSED = (CompletionBody, ChatBody, SamplingParams, NewBatch)
+EVENTS = "`data:` lines with chunks of the answer, the last one `[DONE]`, where the body asks for a stream"
+STATUSES = {
+    "400": "a field is wrong: `param` names it, the message says what is allowed",
+    "401": "no key, or none that is known",
+    "403": "not allowed to this tenant",
+    "404": "no such thing",
+    "413": "the body is too large",
+    "429": "a limit is reached, or the server is full: try again after `Retry-After` seconds",
+    "503": "a pool cannot answer now",
+    "504": "it took longer than `deadline_s` or the server's limit",
+    "default": "refused or failed",
+}
+ALWAYS = ("default",)
+KEYED = ("401", "403", "default")
+NAMED = ("401", "403", "404", "default")
+ASKED = ("400", "401", "403", "404", "413", "429", "503", "504", "default")
+BATCHED = ("400", "401", "404", "429", "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path.
+
+    Attributes:
+        answer: JSON of status 200; a string: another media type.
+        body: schema of the request's body by media type.
+        query: schemas of query parameters by name.
+        errors: statuses beside 200.
+        also: statuses with the same answer as 200.
+    """
+
+    method: str
+    path: str
+    summary: str
+    answer: type[BaseModel] | str
+    errors: tuple[str, ...] = KEYED
+    body: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    query: tuple[tuple[str, dict[str, Any]], ...] = ()
+    also: tuple[str, ...] = ()
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Null is the same as leaving a field out."""
+    options = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
+    return {"anyOf": options if {"type": "null"} in options else [*options, {"type": "null"}]}
+
+
+def _endpoint_body(kind: type[CommonBody], needed: str, more: dict[str, Any], leave: frozenset[str]) -> Any:
+    def body(schemas: dict[str, Any]) -> dict[str, Any]:
+        own, sampling = schemas[kind.__name__]["properties"], schemas[SamplingParams.__name__]["properties"]
+        fields = {name: sampling[name] for name in sorted(SAMPLING_FIELDS - leave)} | own | more
+        stop = {"anyOf": [fields["stop"], {"type": "string", "minLength": 1, "maxLength": 256}]}
+        bias = {**fields["logit_bias"], "propertyNames": {"pattern": r"^[0-9]{1,9}$"}}
+        fields = {**fields, "stop": stop, "logit_bias": bias}
+        fields = {name: _nullable(schema) for name, schema in fields.items()}
+        fields |= {name: {"description": "accepted and ignored"} for name in sorted(IGNORED_FIELDS)}
+        fields[needed] = ({**own, **more})[needed]
+        return _json({"type": "object", "properties": fields, "required": [needed], "additionalProperties": False})
+
+    return body
+
+
+def _prompt() -> dict[str, Any]:
+    text, ids = {"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+    several = {"type": "array", "items": {"anyOf": [text, ids]}, "minItems": 1, "maxItems": MAX_PROMPTS}
+    return {"anyOf": [text, ids, several], "description": "a text, texts, token ids, or lists of token ids"}
+
+
+def _batch_body(schemas: dict[str, Any]) -> dict[str, Any]:
+    return _json({"$ref": REF.format(model=NewBatch.__name__)})
+
+
+def _file_body(_: dict[str, Any]) -> dict[str, Any]:
+    part = {"purpose": {"const": "batch"}, "file": {"type": "string", "contentMediaType": "application/octet-stream"}}
+    form = {"type": "object", "properties": part, "required": ["purpose", "file"]}
+    return {"multipart/form-data": {"schema": form}}
+
+
+def _limit(default: int) -> tuple[str, dict[str, Any]]:
+    return "limit", {"type": "integer", "minimum": 1, "maximum": 10_000, "default": default}
+
+
+AFTER = ("after", {"type": "string"})
+ORDER = ("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"})
+MOST_TOKENS = {"type": "integer", "minimum": 1, "maximum": 1_000_000, "description": "another name of max_tokens"}
+COMPLETION = _endpoint_body(CompletionBody, "prompt", {"prompt": _prompt()}, frozenset())
+CHAT = _endpoint_body(ChatBody, "messages", {"max_completion_tokens": MOST_TOKENS}, frozenset({"logprobs"}))
+
+ALL = (
+    Operation("get", "/v1/models", "Names that a request may put in `model`.", answers.ModelList),
+    Operation("get", "/v1/models/{name}", "One of them.", answers.ModelObject, NAMED),
+    Operation("get", "/v1/methods", "Decoding methods and their parameters.", answers.MethodList),
+    Operation("post", "/v1/completions", "Continue prompts.", answers.CompletionAnswer, ASKED, COMPLETION),
+    Operation("post", "/v1/chat/completions", "Answer a conversation.", answers.ChatAnswer, ASKED, CHAT),
+    Operation("get", "/v1/tenant", "The caller's limits and what it used.", answers.TenantObject),
+    Operation("get", "/v1/tenants", "Those of all tenants, for operators.", answers.TenantList),
+    Operation("get", "/healthz", "Whether every pool answers.", answers.Health, ALWAYS, also=("503",)),
+    Operation("get", "/status", "What the replicas of each pool hold right now.", answers.StatusAnswer, ALWAYS),
+    Operation("get", "/metrics", "Metrics for Prometheus.", "text/plain", ALWAYS),
+)
+BATCHES = (
+    Operation("post", "/v1/files", "Upload a file of requests.", answers.FileObject, BATCHED, _file_body),
+    Operation("get", "/v1/files", "The caller's files.", answers.FileList, BATCHED,
+              query=(("purpose", {"type": "string"}), AFTER, _limit(10_000), ORDER)),
+    Operation("get", "/v1/files/{file_id}", "One of them.", answers.FileObject, BATCHED),
+    Operation("get", "/v1/files/{file_id}/content", "What is in it.", "application/jsonl", BATCHED),
+    Operation("delete", "/v1/files/{file_id}", "Delete it.", answers.DeletedFile, BATCHED),
+    Operation("post", "/v1/batches", "Answer the requests of a file.", answers.BatchObject, BATCHED, _batch_body),
+    Operation("get", "/v1/batches", "The caller's batches.", answers.BatchList, BATCHED, query=(AFTER, _limit(20))),
+    Operation("get", "/v1/batches/{batch_id}", "One of them.", answers.BatchObject, BATCHED),
+    Operation("post", "/v1/batches/{batch_id}/cancel", "Stop it.", answers.BatchObject, BATCHED),
+)  # fmt: skip
+
+
+def document(batches: bool, keys: bool = False, anonymous: bool = True) -> dict[str, Any]:
+    """The document, in OpenAPI 3.1.
+
+    Args:
+        batches: whether files and batches are served.
+        keys: whether requests may carry a key.
+        anonymous: whether they may carry none.
+    """
+    operations = ALL + (BATCHES if batches else ())
+    told = [each.answer for each in operations if not isinstance(each.answer, str)]
+    wanted: list[Any] = [(kind, "serialization") for kind in (*told, answers.ErrorAnswer)]
+    wanted += [(kind, "validation") for kind in PARSED]
+    names, made = models_json_schema(wanted, ref_template=REF)
+    schemas = made["$defs"]
+    parsed = {kind.__name__: schemas[names[kind, "validation"]["$ref"].rpartition("/")[2]] for kind in PARSED}
+    refs = {kind: names[kind, "serialization"] for kind in told}
+    paths: dict[str, dict[str, Any]] = {}
+    for each in operations:
+        paths.setdefault(each.path, {})[each.method] = _operation(each, parsed, refs)
+    for kind in (CompletionBody, ChatBody, SamplingParams):
+        schemas.pop(names[kind, "validation"]["$ref"].rpartition("/")[2])
+    _allow_none_finite(schemas)
+    components: dict[str, Any] = {"schemas": schemas, "responses": _responses()}
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Turnout", "version": VERSION, "description": "OpenAI's API, and `decoding` beside it."},
+        "paths": paths,
+        "components": components,
+    }
+    if keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}, *([{}] if anonymous else [])]
+    return found
+
+
+def _operation(each: Operation, parsed: dict[str, Any], refs: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    if isinstance(each.answer, str):
+        content = {each.answer: {"schema": {"type": "string"}}}
+    else:
+        content = _json(refs[each.answer])
+    if each.errors is ASKED:
+        content["text/event-stream"] = {"schema": {"type": "string", "description": EVENTS}}
+    responses = {status: {"description": each.summary, "content": content} for status in ("200", *each.also)}
+    responses |= {status: {"$ref": f"#/components/responses/{status}"} for status in each.errors}
+    parameters = [
+        {"name": part[1:-1], "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for part in each.path.split("/")
+        if part.startswith("{")
+    ] + [{"name": name, "in": "query", "schema": schema} for name, schema in each.query]
+    found: dict[str, Any] = {"summary": each.summary, "parameters": parameters, "responses": responses}
+    if each.body is not None:
+        found["requestBody"] = {"required": True, "content": each.body(parsed)}
+    return found
+
+
+def _responses() -> dict[str, Any]:
+    content = _json({"$ref": REF.format(model=answers.ErrorAnswer.__name__)})
+    found: dict[str, Any] = {
+        status: {"description": description, "content": content} for status, description in STATUSES.items()
+    }
+    found["429"]["headers"] = {"Retry-After": {"required": True, "schema": {"type": "integer", "minimum": 1}}}
+    return found
+
+
+def _allow_none_finite(schemas: dict[str, Any]) -> None:
+    """Of what pools hold, a number that is not finite is told as null: JSON has no such number."""
+    for name in ("PoolStats", "MemberStats", "CacheStats"):
+        for schema in schemas[name]["properties"].values():
+            for each in (schema, schema.get("additionalProperties")):
+                if isinstance(each, dict) and each.get("type") == "number":
+                    each["type"] = ["number", "null"]
+
+
+def router_of(service: GenerationService) -> APIRouter:
+    """`/openapi.json` of what a service offers, to anybody: it tells nothing that the source does not."""
+    access = service.callers.config
+    told = document(service.batches is not None, access is not None, access is None or access.anonymous is not None)
+    routes = APIRouter()
+
+    @routes.get(PATH)
+    async def openapi() -> Response:
+        return JSONResponse(told)
+
+    return routes

@@ -1,0 +1,220 @@
+"""Tools in chat requests: what is offered, the form a call then has, and calls found in answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from decoding.constraints.schemas import endless
+from deployments.openai_format import Format
+from turnout.calls import Chunk
+from turnout.errors import invalid
+from turnout.registry import validated
+from turnout.structure import JSON_FORM, Structure
+from turnout.tools import Tool, ToolCall
+
+MAX_TOOLS = 128
+MARK, END_MARK = "<tool_call>\n", "\n</tool_call>"
+NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FunctionBody(_Part):
+    """A function that may be called."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    description: str = ""
+    parameters: Annotated[dict[str, Any], Field(description="JSON schema of the arguments")] = {}
+    strict: Annotated[bool | None, Field(description="accepted and ignored: arguments fit either way")] = None
+
+
+class ToolBody(_Part):
+    """One of `tools`."""
+
+    type: Literal["function"] = "function"
+    function: FunctionBody
+
+
+class NamedFunction(_Part):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedTool(_Part):
+    """`tool_choice` of one function."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class CalledFunction(_Part):
+    """What was called."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    arguments: Annotated[str, Field(description="a JSON object, as text")]
+
+
+class CalledTool(_Part):
+    """One of an assistant message's `tool_calls`."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def offered(tools: list[ToolBody], choice: ToolChoice | None) -> tuple[tuple[Tool, ...], Structure | None]:
+    """The tools of a body, and what the answer must fit so that a call among them can be read.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field.
+    """
+    if not tools:
+        if choice not in (None, "none"):
+            raise invalid("tool_choice", "needs tools")
+        return (), None
+    if len(tools) > MAX_TOOLS:
+        raise invalid("tools", f"at most {MAX_TOOLS} (got {len(tools)})")
+    functions = {each.function.name: each.function for each in tools}
+    if len(functions) < len(tools):
+        raise invalid("tools", "two have the same name")
+    _check_parameters(tools)
+    made = tuple(Tool(each.name, each.description, json.dumps(each.parameters)) for each in functions.values())
+    if choice == "none":
+        return made, None
+    if isinstance(choice, NamedTool):
+        if choice.function.name not in functions:
+            raise invalid("tool_choice.function.name", f"must be one of {', '.join(functions)}")
+        functions = {choice.function.name: functions[choice.function.name]}
+    schema = _call_schema(functions)
+    if choice in (None, "auto"):
+        return made, validated(Structure, {"grammar": _free_or_call(schema)}, "tools")
+    return made, validated(Structure, {"json_schema": schema}, "tools")
+
+
+def _check_parameters(tools: list[ToolBody]) -> None:
+    for place, each in enumerate(tools):
+        field, schema = f"tools.{place}.function.parameters", each.function.parameters
+        validated(Structure, {"json_schema": schema}, field)
+        if schema.get("type", "object") != "object":
+            raise invalid(f"{field}.type", "must be object: arguments are given by name")
+        reason = endless(schema)
+        if reason is not None:
+            raise invalid(field, f"no arguments fit the JSON schema: {reason}")
+
+
+def _call_schema(functions: dict[str, FunctionBody]) -> dict[str, Any]:
+    """JSON schema of a call of one of these."""
+    calls, definitions = [], {}
+    for place, (name, function) in enumerate(functions.items()):
+        own = f"tool_{place}"
+        definitions[own] = {"type": "object", **_moved(function.parameters, f"#/$defs/{own}")}
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{own}"}},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    return {"$defs": definitions, **(calls[0] if len(calls) == 1 else {"anyOf": calls})}
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """A schema that stands at another place than the root, its references with it."""
+    if isinstance(schema, list):
+        return [_moved(each, to) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: to + each.removeprefix("#") if key == "$ref" and isinstance(each, str) and each.startswith("#") else each
+        for key, each in ((key, _moved(each, to)) for key, each in schema.items())
+    }
+
+
+def _free_or_call(schema: dict[str, Any]) -> str:
+    """Any text that does not begin as a call; a call; or text with a marked call at its end."""
+    call = json.dumps({"x-guidance": JSON_FORM, **schema}, ensure_ascii=False)
+    return "\n".join(
+        [
+            "start: TEXT | call | trigger call END",
+            f"trigger[lazy]: TEXT {json.dumps(MARK)}",
+            f"END: {json.dumps(END_MARK)}",
+            r"TEXT: /([^{](.|\n)*)?/",
+            f"call: %json {call}",
+        ]
+    )
+
+
+def call_in(text: str) -> tuple[str, ToolCall | None]:
+    """What is said before a call, and the call; an answer without one is all said."""
+    said, mark, rest = ("", "", text) if text.startswith("{") else text.partition(MARK)
+    if not (mark or text.startswith("{")):
+        return text, None
+    try:
+        call = json.loads(rest.removesuffix(END_MARK))
+        made = ToolCall(f"call_{uuid4().hex[:24]}", call["name"], json.dumps(call["arguments"], ensure_ascii=False))
+    except (ValueError, KeyError, TypeError):
+        return text, None
+    return said, made
+
+
+class ToolFormat:
+    """The chat endpoint's format, with calls read out of the answers. A call comes at once, when it is whole."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
+        self.prefix, self.whole, self.part = form.prefix, form.whole, form.part
+        self._held: dict[int, str] = {}
+        self._begun: set[int] = set()
+
+    def choice(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
+        """A finished choice."""
+        made = self._form.choice(chunk, logprobs)
+        said, call = call_in(chunk.text)
+        if call is not None:
+            made["message"] |= {"content": said or None, "tool_calls": [_call_object(call)]}
+            made["finish_reason"] = "tool_calls"
+        return made
+
+    def delta(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
+        """New output of a choice; text that may become a call is held back."""
+        made = self._form.delta(chunk, logprobs)
+        text = self._held.pop(chunk.index, "") + made["delta"].pop("content")
+        call = None
+        if chunk.finish_reason is None:
+            shown = self._shown(chunk.index, text)
+            self._held[chunk.index] = text[shown:]
+            text = text[:shown]
+        elif chunk.index not in self._begun or MARK in text:
+            text, call = call_in(text)
+        if text:
+            self._begun.add(chunk.index)
+            made["delta"]["content"] = text
+        if call is not None:
+            made["delta"]["tool_calls"] = [{"index": 0, **_call_object(call)}]
+            made["finish_reason"] = "tool_calls"
+        return made
+
+    def _shown(self, index: int, text: str) -> int:
+        """How many characters are no part of a call, whatever comes next."""
+        if index not in self._begun and text.startswith("{"):
+            return 0
+        at = text.find(MARK)
+        if at >= 0:
+            return at
+        longest = next((n for n in range(len(MARK) - 1, 0, -1) if text.endswith(MARK[:n])), 0)
+        return len(text) - longest
+
+
+def _call_object(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

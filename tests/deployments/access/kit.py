@@ -1,0 +1,160 @@
+"""A service with tenants over a fake pool, and the same behind real gRPC and HTTP servers in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvicorn
+
+from deployments.access.keys import make_key
+from deployments.access.tenants_file import Tenant, Tenants, read_tenants, write_tenants
+from deployments.access.usage_record import UsageRecord
+from deployments.access.usage_totals import RecordFiles
+from deployments.grpc_server import GrpcServicer, RefusedError
+from deployments.grpc_wire import add_to_server
+from deployments.http import build_http
+from deployments.metrics import Metrics
+from deployments.pool_deployment import PoolReplica
+from deployments.service import GenerationService
+from tests.deployments.conftest import free_port
+from tests.deployments.fake_pool import load_fake_pool
+from tests.deployments.in_process import InProcessBackend
+from turnout.access_config import TenantLimits
+from turnout.config import TurnoutConfig, parse_config
+from turnout.proto import generation_pb2 as pb
+
+
+def house_config(folder: Path, access: dict[str, Any] | None = None, **server: Any) -> TurnoutConfig:
+    """Pools `demo` and `other`, and a section `access` with a tenants file and usage records in the folder."""
+    pair = {"small": "small", "large": "large"}
+    files = {"tenants_file": str(folder / "tenants.yaml"), "usage": {"folder": str(folder / "usage")}}
+    return parse_config(
+        {
+            "models": {name: {"path": "none"} for name in ("small", "large", "small-2", "large-2")},
+            "pools": {"demo": pair, "other": {"small": "small-2", "large": "large-2"}},
+            "server": server,
+            "access": {**files, **(access or {})},
+        }
+    )
+
+
+def write_house(folder: Path, tenants: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Writes a tenants file; the key of each tenant."""
+    keys, found = {}, {}
+    for name, limits in tenants.items():
+        keys[name], record = make_key()
+        found[name] = Tenant(limits=TenantLimits.model_validate(limits), keys=(record,))
+    write_tenants(folder / "tenants.yaml", Tenants(tenants=found))
+    return keys
+
+
+@dataclass
+class House:
+    """A service with tenants, the key of each, and where its files are."""
+
+    service: GenerationService
+    keys: dict[str, str]
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "tenants.yaml"
+
+    def key_id(self, tenant: str) -> str:
+        return self.keys[tenant].split("_")[1]
+
+    def change(self, name: str, **limits: Any) -> None:
+        """Other limits, as `turnout tenants set` would write them."""
+        tenants = read_tenants(self.file)
+        tenant = tenants.tenant(name).model_copy(update={"limits": TenantLimits.model_validate(limits)})
+        write_tenants(self.file, tenants.holding(name, tenant))
+
+    def records(self) -> list[UsageRecord]:
+        assert self.service.admission.flush()
+        return sorted(RecordFiles(self.folder / "usage").between(), key=lambda record: record.time)
+
+
+@contextmanager
+def house(
+    folder: Path, tenants: dict[str, dict[str, Any]], access: dict[str, Any] | None = None, **server: Any
+) -> Iterator[House]:
+    keys = write_house(folder, tenants)
+    config = house_config(folder, access, **server)
+    backends = {name: InProcessBackend(PoolReplica(name, config, load_fake_pool)) for name in config.pools}
+    service = GenerationService(config, backends, Metrics())
+    try:
+        yield House(service, keys, folder)
+    finally:
+        service.close()
+
+
+class Servicer(GrpcServicer):
+    """As Serve offers it: what it does not have is looked for only when it is called."""
+
+    List = None
+
+    async def StreamGenerate(self, data: bytes, grpc_context: Any) -> AsyncGenerator[pb.GenerateChunk, None]:
+        # Serve keeps the status that was set before an exception; a bare server writes its own over it.
+        with suppress(RefusedError):
+            async for message in super().StreamGenerate(data, grpc_context):
+                yield message
+
+
+class Served:
+    """A service's gRPC and HTTP endpoints, in a thread."""
+
+    def __init__(self, service: GenerationService) -> None:
+        self.grpc_port, self.http_port = free_port(), free_port()
+        self.service = service
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),))
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    async def _run(self) -> None:
+        self._stop = asyncio.Event()
+        servicer = Servicer()
+        servicer.service = self.service
+        rpc = grpc.aio.server()
+        add_to_server(servicer, rpc)
+        rpc.add_insecure_port(self.address)
+        await rpc.start()
+        http = uvicorn.Server(uvicorn.Config(build_http(self.service), port=self.http_port, log_level="error"))
+        serving = asyncio.ensure_future(http.serve())
+        while not http.started:
+            await asyncio.sleep(0.01)
+        self._ready.set()
+        await self._stop.wait()
+        http.should_exit = True
+        await serving
+        await rpc.stop(0)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._loop.close()
+
+
+@contextmanager
+def served(service: GenerationService) -> Iterator[Served]:
+    server = Served(service)
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,119 @@
+"""Connections that say nothing, or half of a request: nobody else notices."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments.app import RunningServer
+from tests.deployments.access.kit import House, Served, house, served
+
+# In a process of their own: each end of a connection is an open file.
+CLIENTS = """
+import resource, socket, sys
+port, count = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (count + 200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+opened = []
+for number in range(count):
+    opened.append(socket.create_connection(("127.0.0.1", port)))
+    if number % 2:
+        opened[-1].sendall(b"POST /v1/completions HTTP/1.1\\r\\nHost: x\\r\\n")
+sys.stdout.write("open\\n")
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[tuple[House, Served]]:
+    with house(tmp_path, {"acme": {}}) as made, served(made.service) as server:
+        yield made, server
+
+
+@contextmanager
+def files(needed: int) -> Iterator[None]:
+    """So many open files are allowed; the machine must let a process have them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard == resource.RLIM_INFINITY or hard >= needed, f"ulimit -Hn is {hard}"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def idle(port: int, count: int) -> Iterator[None]:
+    """So many connections are there for as long as the context lasts."""
+    command = [sys.executable, "-c", CLIENTS, str(port), str(count)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
+        assert clients.stdout is not None
+        assert clients.stdout.readline() == "open\n"
+        yield
+        clients.communicate()
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
+def listener(port: int) -> tuple[int, int]:
+    """The process that listens on a port, and how many files it has open."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        with suppress(OSError):
+            held = [str(path.readlink()) for path in folder.iterdir()]
+            if sockets & set(held):
+                return int(folder.parts[2]), len(held)
+    raise AssertionError(f"nobody listens on {port}")
+
+
+def typical(url: str, key: str, times: int = 11) -> float:
+    """Median seconds of some requests, each over a connection of its own."""
+    found = []
+    headers = {"Authorization": f"Bearer {key}"}
+    body = {"model": "demo", "prompt": "hi", "max_tokens": 3}
+    for _ in range(times):
+        began = time.monotonic()
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+        assert answer.json()["choices"][0]["text"] == "abc"
+        found.append(time.monotonic() - began)
+    return sorted(found)[times // 2]
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_idle_connections_hold_up_nobody(at: tuple[House, Served], count: int) -> None:
+    url, key = at[1].url, at[0].keys["acme"]
+    with files(count + 200):
+        before_s, before = typical(url, key), resident_bytes()
+        with idle(at[1].http_port, count):
+            during_s = typical(url, key)
+            assert (resident_bytes() - before) / count < 50_000 + 30e6 / count
+        assert during_s < 3 * before_s + 0.5
+        assert typical(url, key) < 3 * before_s + 0.5
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_idle_connections_to_what_is_served_hold_up_nobody(server: RunningServer, count: int) -> None:
+    """The same of the proxy that Serve has in front of the ingress."""
+    url = server.http_url
+    port = int(url.rpartition(":")[2])
+    before_s = typical(url, "nobody")
+    pid, held = listener(port)
+    before = resident_bytes(pid)
+    with idle(port, count):
+        during_s = typical(url, "nobody")
+        assert listener(port)[1] >= held + count
+        assert (resident_bytes(pid) - before) / count < 50_000 + 30e6 / count
+    assert during_s < 3 * before_s + 0.5
+    assert typical(url, "nobody") < 3 * before_s + 0.5

@@ -1,0 +1,193 @@
+"""What of the console's code needs no page, run by the Node that Playwright brings, beside the engine's own rules."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import playwright
+import pytest
+
+import deployments.console
+from decoding.parts import with_parts
+from engine.prepare import Intake
+from tests.deployments.conftest import poll
+from tests.deployments.console.held_stream import HeldStreams, token
+from turnout.registry import all_methods
+
+NODE = Path(playwright.__file__).parent / "driver" / "node"
+OWN = {"threshold": 0.016, "window": 1, "min_stay": 2}
+METHODS = [{"name": info.name, "params": with_parts(info.params.model_json_schema())} for info in all_methods()]
+
+
+class Code:
+    """The page's modules, outside of a page."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.copytree(Path(deployments.console.__file__).parent / "static", folder, dirs_exist_ok=True)
+        (folder / "package.json").write_text('{"type": "module"}', encoding="utf-8")
+        self._folder = folder
+
+    def run(self, imports: str, body: str, **given: Any) -> Any:
+        """What `body` returns; `given` are its variables."""
+        names = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in given.items())
+        script = (
+            f"{imports}\n{names}const out = await (async () => {{ {body} }})();\nconsole.log(JSON.stringify(out));\n"
+        )
+        path = self._folder / "run.js"
+        path.write_text(script, encoding="utf-8")
+        done = subprocess.run([NODE, path], capture_output=True, timeout=60, check=False, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Code:
+    return Code(tmp_path_factory.mktemp("code"))
+
+
+def test_a_link_holds_everything_and_a_spoilt_one_nothing(code: Code) -> None:
+    state = {"prompt": "né? 日本 🚀 <b>", "sides": [{"method": "plain", "params": {"model": "small"}}]}
+    body = """const link = encode(state);
+        const spoilt = [link.slice(0, -3), "%%%", encode([1]), encode(1)];
+        return [link, decode(link), ...spoilt.map(decode)];"""
+    link, again, *spoilt = code.run('import { decode, encode } from "./share.js";', body, state=state)
+    assert again == state
+    assert spoilt == [None] * 4
+    assert set(link) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
+
+
+def test_a_number_is_sent_as_it_was_typed_or_as_text(code: Code) -> None:
+    typed = [
+        "5",
+        " 0.25 ",
+        "-1",
+        "1e3",
+        "9007199254740991",
+        "9007199254740993",
+        "18446744073709551615",
+        "1e999",
+        "a",
+        " ",
+    ]
+    read = code.run('import { parsed } from "./schema_form.js";', "return typed.map(parsed);", typed=typed)
+    assert read[:5] == [5, 0.25, -1, 1000, 9007199254740991]
+    assert read[5:] == typed[5:]
+
+
+def test_every_parameter_of_every_method_has_a_field(code: Code) -> None:
+    body = """return methods.map(({ params }) => Object.entries(params.properties ?? {}).map(([name, schema]) => {
+        const field = resolve(schema, params);
+        return [name, Boolean(field.type || field.enum || field.choices || params["x-parts"]?.[field["x-slot"]]),
+          field.nullable === true];
+    }));"""
+    found = code.run('import { resolve } from "./schema_form.js";', body, methods=METHODS)
+    for info, fields in zip(all_methods(), found, strict=True):
+        assert [name for name, _, _ in fields] == list(info.params.model_fields)
+        assert [name for name, drawn, _ in fields if not drawn] == [], info.name
+        properties = info.params.model_json_schema().get("properties", {})
+        nullable = [name for name, schema in properties.items() if {"type": "null"} in schema.get("anyOf", [])]
+        assert [name for name, _, none in fields if none] == nullable
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "given"),
+    [
+        (OWN, "", {}),
+        (OWN, "", {"threshold": 0.25}),
+        (OWN, "entropy_adaptive", {}),
+        (OWN, "entropy_adaptive", {"window": 4}),
+        ({}, "entropy_adaptive", {}),
+        ({"calibration": "mine"}, "", {"threshold": 0.25}),
+    ],
+)
+def test_the_line_that_is_drawn_is_the_engines(
+    code: Code, own: dict[str, Any], name: str, given: dict[str, Any]
+) -> None:
+    model = {"default_method": "entropy_adaptive", "default_params": own, "routed": False}
+    drawn = _drawn(code, model, name, given)
+    intake = Intake("demo", {}, None, 10, 10, "entropy_adaptive", own)  # type: ignore[arg-type]
+    params = intake.plan(name or "entropy_adaptive", given).params
+    assert drawn == {"threshold": params.threshold, "window": params.window}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "given"),
+    [
+        ({"routed": True}, "", {}),
+        ({}, "plain", {}),
+        ({}, "cascade", {"threshold": 0.5}),
+        ({}, "entropy_adaptive", {"threshold": "much"}),
+        ({"default_params": {"calibration": "mine"}}, "", {}),
+        ({}, "", {"calibration": "mine"}),
+        ({"default_method": "gone"}, "", {}),
+    ],
+)
+def test_what_is_not_known_is_not_drawn(code: Code, model: dict[str, Any], name: str, given: dict[str, Any]) -> None:
+    whole = {"default_method": "entropy_adaptive", "default_params": {}, "routed": False, **model}
+    assert _drawn(code, whole, name, given)["threshold"] is None
+
+
+def _drawn(code: Code, model: dict[str, Any], name: str, given: dict[str, Any]) -> Any:
+    return code.run(
+        'import { inForce, switchRule } from "./in_force.js";',
+        "return switchRule(methods, inForce(methods, model, name, given));",
+        methods=METHODS, model=model, name=name, given=given,
+    )  # fmt: skip
+
+
+READ = """import { writeFileSync } from "node:fs";
+import { stream } from "./api.js";
+globalThis.sessionStorage = { getItem: () => null };"""
+ASK = """const real = globalThis.fetch;
+globalThis.fetch = (path, options) => real(new URL(path.slice(3), url), options);
+const seen = [];
+try {
+  for await (const event of stream("v1/chat/completions", { n: 1 }, undefined)) {
+    if (seen.push(event) === 2) writeFileSync(mark, "");
+  }
+} catch (error) { return [seen.length, error.constructor.name, error.message]; }
+return [seen.length, null, null];"""
+
+
+@pytest.mark.parametrize(
+    ("how", "events", "said"),
+    [
+        ("ends", 3, None),
+        ("cut", 2, "the connection to the server was lost"),
+        ("shut", 2, "the connection ended before the answer did"),
+        ("fault", 2, "the pool broke"),
+    ],
+)
+def test_a_stream_says_how_it_ended(code: Code, tmp_path: Path, how: str, events: int, said: str | None) -> None:
+    mark = tmp_path / "seen"
+    with HeldStreams() as streams, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(code.run, READ, ASK, url=streams.url, mark=str(mark))
+        held = streams.next()
+        assert held.body == {"n": 1}
+        held.send(token("é"))
+        held.send(token("\n\ndata: ", 1), token("日", 2))
+        poll(mark.exists, "both are read", 60)
+        if how == "ends":
+            held.end({})
+        elif how == "fault":
+            held.say('{"error": {"message": "the pool broke", "param": null}}')
+        elif how == "cut":
+            held.cut()
+        else:
+            held.shut()
+        assert asked.result(60) == [events, None if said is None else "ApiError", said]
+
+
+def test_an_arm_is_unbeaten_where_no_other_is_as_good_for_less(code: Code) -> None:
+    points = [{"quality": quality, "cost": cost} for quality, cost in ((1, 1), (1, 2), (2, 2), (2, 2), (0, 0), (3, 9))]
+    best = code.run(
+        'import { frontier } from "./experiments_page.js";',
+        "const best = frontier(points); return points.map((point) => best.has(point));",
+        points=points,
+    )
+    assert best == [True, False, True, True, True, True]

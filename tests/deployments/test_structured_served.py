@@ -1,0 +1,103 @@
+"""Structures and tool calls through the served application: HTTP whole and streamed, gRPC, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from deployments.app import RunningServer
+from tests.deployments.conftest import assert_freed
+from tests.deployments.fake_pool import TOOL_CALL
+from turnout.client import Client
+from turnout.errors import Code, TurnoutError
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"right": {"type": "boolean"}, "size": {"enum": ["small", "large"]}},
+    "required": ["right", "size"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+USER: Any = [{"role": "user", "content": "Is it?"}]
+
+
+@pytest.fixture
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.http_url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.http_url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def assert_fits(text: str) -> None:
+    made = json.loads(text)
+    assert made.keys() == SCHEMA["properties"].keys()
+    assert isinstance(made["right"], bool)
+    assert made["size"] in ("small", "large")
+
+
+def test_a_response_format_holds_whole_and_streamed(client: openai.OpenAI, server: RunningServer) -> None:
+    asked: Any = {"model": "real", "messages": USER, "max_tokens": 60, "seed": 3, "response_format": FORMAT}
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "stop"
+    assert_fits(whole.message.content or "")
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True) if chunk.choices]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == whole.message.content
+    assert chunks[-1].finish_reason == "stop"
+    assert_freed(server, "real")
+
+
+def test_what_cannot_be_followed_is_refused_in_the_bodys_own_words(http: httpx.Client, server: RunningServer) -> None:
+    refused = {"type": "json_schema", "json_schema": {"schema": {"type": "array", "uniqueItems": True}}}
+    for stream in (False, True):
+        body = {"model": "real", "messages": USER, "response_format": refused, "stream": stream}
+        answer = http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"].startswith("response_format")
+        assert "uniqueItems" in answer.json()["error"]["message"]
+    body = {"model": "real", "prompt": "x", "decoding": {"structure": {"regex": "a("}}}
+    assert http.post("/v1/completions", json=body).json()["error"]["param"] == "decoding.structure"
+    body = {"model": "real", "messages": USER, "tools": TOOLS}
+    assert http.post("/v1/chat/completions", json=body).json()["error"]["param"] == "tools"
+    assert_freed(server, "real")
+
+
+def test_a_tool_call_whole_and_streamed(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "demo", "messages": [{"role": "user", "content": "tool"}], "tools": TOOLS}
+    asked["max_tokens"] = len(TOOL_CALL)
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.content == "Let me see.\n"
+    [call] = whole.message.tool_calls or []
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Bern"})  # type: ignore[union-attr]
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True) if chunk.choices]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me see.\n"
+    calls = [each for chunk in chunks for each in chunk.delta.tool_calls or []]
+    assert [(each.function.name, each.function.arguments) for each in calls if each.function] == [
+        ("weather", call.function.arguments)  # type: ignore[union-attr]
+    ]
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+def test_a_structure_over_grpc(server: RunningServer) -> None:
+    with Client(server.grpc_address) as client:
+        options: dict[str, Any] = {"model": "real", "max_tokens": 20, "structure": {"regex": "[0-9]{3}-[a-c]{2}"}}
+        whole = client.generate("x", **options)
+        assert re.fullmatch("[0-9]{3}-[a-c]{2}", whole.text)
+        with client.stream("x", **options, method="speculative") as stream:
+            assert re.fullmatch("[0-9]{3}-[a-c]{2}", "".join(chunk.text for chunk in stream))
+        with pytest.raises(TurnoutError, match="no text fits") as refused:
+            client.generate("x", model="real", structure={"json_schema": False})
+        assert refused.value.code is Code.INVALID_ARGUMENT
+        assert refused.value.field == "structure"
