@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from turnout.calls import ChatMessage, Chunk, Event, Failure, GenerateCall, ModelDescription, Usage, cache_class
 from turnout.errors import Code, TurnoutError, invalid
@@ -47,12 +49,34 @@ class Question:
         return (*system, ChatMessage("user", self.text))
 
 
+ApiKeyFile = Annotated[Path | None, typer.Option(help="File with the API key, where the server asks for one.")]
+
+
+def read_api_key(path: Path | None) -> str:
+    """The key in a file; "" without one.
+
+    Raises:
+        TurnoutError: it cannot be read, or has no one line of text.
+    """
+    if path is None:
+        return ""
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise invalid("api_key_file", f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        key = ""
+    if not key.isprintable() or not key or " " in key:
+        raise invalid("api_key_file", f"{path} must hold one API key")
+    return key
+
+
 @contextmanager
-def connect(address: str) -> Iterator[Client]:
+def connect(address: str, api_key_file: Path | None = None) -> Iterator[Client]:
     """A client of the server at `host:port`; a server that is not there is said so in one sentence."""
     from turnout.client import Client
 
-    with Client(address) as client:
+    with Client(address, api_key=read_api_key(api_key_file)) as client:
         try:
             yield client
         except TurnoutError as error:
@@ -61,9 +85,11 @@ def connect(address: str) -> Iterator[Client]:
             raise
 
 
-def ask_server(question: Question, address: str, announce: Announce, show: Show) -> Usage:
+def ask_server(
+    question: Question, address: str, announce: Announce, show: Show, api_key_file: Path | None = None
+) -> Usage:
     """Ask a running server; `announce` gets its models first, `show` each chunk as it comes."""
-    with connect(address) as client:
+    with connect(address, api_key_file) as client:
         announce(client.models())
         with client.stream(
             None if question.chat else question.text,

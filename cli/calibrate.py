@@ -63,8 +63,8 @@ def calibrate(
     if pool and pool not in settings.pools:
         raise not_found("pool", pool, list(settings.pools))
     name = pool_for(pool, settings)
-    path = _artifact_path(settings, name, out or method)
-    asked = _questions(data, demo, count)
+    path = artifact_path(settings, name, out or method)
+    asked = questions(data, demo, count)
     how = {"max_tokens": max_tokens, "temperature": temperature}
     fixed = {"method": method, "params": parse_params(param or []), "num_points": points}
     outcome = asyncio.run(_measure(settings, name, asked, how, (seed, at_once, chat), fixed, target, path))
@@ -75,7 +75,7 @@ def calibrate(
         _show(outcome, path)
 
 
-def _artifact_path(settings: TurnoutConfig, pool: str, name: str) -> Path:
+def artifact_path(settings: TurnoutConfig, pool: str, name: str) -> Path:
     """Where the artifact goes; refused before anything is measured."""
     from pydantic import TypeAdapter, ValidationError
 
@@ -94,7 +94,8 @@ def _artifact_path(settings: TurnoutConfig, pool: str, name: str) -> Path:
     return folder / f"{name}{SUFFIX}"
 
 
-def _questions(data: Path | None, demo: str | None, count: int) -> QuestionSet:
+def questions(data: Path | None, demo: str | None, count: int) -> QuestionSet:
+    """What is asked: a file or a kind of the demo's problems, exactly one of them."""
     from training.calibration_data import demo_questions, read_questions
 
     if (data is None) == (demo is None):
@@ -117,7 +118,7 @@ async def _measure(
     from training.switch_runs import Bench
     from turnout.types import SamplingParams
 
-    pool = LocalPool.load(pool_name, _without_default(settings, pool_name))
+    pool = LocalPool.load(pool_name, without_default(settings, pool_name))
     try:
         seed, at_once, chat = run
         bench = Bench.of(pool, SamplingParams(**how), seed, at_once, chat)
@@ -133,7 +134,7 @@ async def _measure(
         await pool.close()
 
 
-def _without_default(settings: TurnoutConfig, name: str) -> TurnoutConfig:
+def without_default(settings: TurnoutConfig, name: str) -> TurnoutConfig:
     """The configuration with nothing in the pool that may ask for the calibration that is about to be made."""
     from turnout.config import MethodChoice
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.asking import Question, ask_here, ask_server, read_config
+from cli.asking import ApiKeyFile, Question, ask_here, ask_server, read_config
 from cli.output import console, print_json
 from cli.provenance import Answers, Marked, print_meters, summary
 from cli.route import print_route
@@ -22,6 +22,7 @@ Count = int | None
 def generate(
     prompt: Annotated[str, typer.Argument(help="The question, or with --raw the text to continue; - reads stdin.")],
     address: Annotated[str, typer.Option(help="gRPC address of a running server.")] = "localhost:9000",
+    api_key_file: ApiKeyFile = None,
     local: Annotated[bool, typer.Option("--local", help="Load the models here instead of asking a server.")] = False,
     config: Annotated[Path | None, typer.Option(help="With --local: configuration file; absent: demo.")] = None,
     model: Annotated[str, typer.Option(help="Pool or model; may be left out where there is one pool.")] = "",
@@ -39,9 +40,7 @@ def generate(
     presence_penalty: Annotated[Rate, typer.Option(help="Subtracted once per generated token.")] = None,
     frequency_penalty: Annotated[Rate, typer.Option(help="Subtracted per occurrence.")] = None,
     max_tokens: Annotated[Count, typer.Option(help="Most tokens generated.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="String that ends the answer; repeatable.")
-    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the answer; repeatable.")] = None,
     seed: Annotated[Count, typer.Option(help="Same seed, same tokens.")] = None,
     n: Annotated[Count, typer.Option("--n", "-n", help="Number of answers.")] = None,
     logprobs: Annotated[Count, typer.Option(help="Alternatives reported per token, in --json.")] = None,
@@ -78,15 +77,22 @@ def generate(
         explain=explain,
         cache=cache,
     )
-    _answer(question, None if local else address, config, plain, as_json)
+    _answer(question, None if local else address, config, plain, as_json, api_key_file)
 
 
-def _answer(question: Question, address: str | None, config: Path | None, plain: bool, as_json: bool) -> None:
+def _answer(
+    question: Question,
+    address: str | None,
+    config: Path | None,
+    plain: bool,
+    as_json: bool,
+    api_key_file: Path | None,
+) -> None:
     answers = Answers()
     marked = Marked(console(), question.model, streams=question.sampling.get("n", 1) == 1, marks=not plain)
     show = answers.add if as_json else marked.show
     if address is not None:
-        usage = ask_server(question, address, marked.announce, show)
+        usage = ask_server(question, address, marked.announce, show, api_key_file)
     else:
         usage = asyncio.run(ask_here(question, read_config(config), marked.announce, show))
     if as_json:

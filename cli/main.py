@@ -11,7 +11,24 @@ from typing import Annotated
 
 import typer
 
-from cli import bench, cache, calibrate, config, generate, methods, models, parts, profile, route, serve, status, train
+from cli import (
+    batch,
+    bench,
+    cache,
+    calibrate,
+    config,
+    experiment,
+    generate,
+    methods,
+    models,
+    parts,
+    profile,
+    route,
+    serve,
+    status,
+    tenants,
+    train,
+)
 from cli.output import print_error
 from turnout import __version__
 from turnout.errors import TurnoutError
@@ -27,6 +44,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
+app.command("batch")(batch.batch)
 app.command("methods")(methods.methods)
 app.command("parts")(parts.parts)
 app.command("models")(models.models)
@@ -38,6 +56,8 @@ app.add_typer(train.app, name="train")
 app.add_typer(bench.app, name="bench")
 app.add_typer(route.app, name="route")
 app.add_typer(cache.app, name="cache")
+app.add_typer(experiment.app, name="experiment")
+app.add_typer(tenants.app, name="tenants")
 
 
 def _print_version(wanted: bool) -> None:

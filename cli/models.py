@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from cli.asking import ApiKeyFile, connect
 from cli.output import print_json, print_table
 from cli.provenance import quantity
 
 
 def models(
     address: Annotated[str, typer.Option(help="gRPC address of a running server.")] = "localhost:9000",
+    api_key_file: ApiKeyFile = None,
     config: Annotated[Path | None, typer.Option(help="Read a configuration file instead of asking a server.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -23,9 +25,7 @@ def models(
     if config is not None:
         _show_config(config, as_json)
         return
-    from cli.asking import connect
-
-    with connect(address) as client:
+    with connect(address, api_key_file) as client:
         found = client.models()
     if as_json:
         print_json(found)

@@ -51,19 +51,21 @@ def serve(
         return
     settings = read_config(config)
     address = cluster or settings.ray.address
+    stays = cluster is None or wait
     server = _start_here(out, settings) if address is None else _start_there(out, settings, address)
-    out.print(f"serving {', '.join(settings.pools)}" + ("; Ctrl-C stops" if cluster is None or wait else ""))
+    told = _told_to_end() if stays else None  # before anything says that it serves
+    out.print(f"serving {', '.join(settings.pools)}" + ("; Ctrl-C stops" if stays else ""))
     out.print(f"  gRPC  {server.grpc_address}")
     out.print(f"  HTTP  {server.http_url}/v1")
     if server.store is not None:
         out.print(f"  store {server.store.url}, root key in {server.store.root_key_file} (see `turnout cache`)")
-    if cluster is not None and not wait:
+    if told is None:
         out.print(f"it goes on; `turnout serve --cluster {cluster} --stop` ends it")
         from deployments.cluster import leave
 
         leave()
         return
-    _stay(out, server)
+    _stay(out, server, told)
 
 
 def _start_here(out: Console, settings: TurnoutConfig) -> RunningServer:
@@ -82,10 +84,15 @@ def _start_there(out: Console, settings: TurnoutConfig, address: str) -> Running
         return deploy(settings, address, tell=out.print)
 
 
-def _stay(out: Console, server: RunningServer) -> None:
+def _told_to_end() -> threading.Event:
+    """Set by Ctrl-C and by SIGTERM from now on."""
     told = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: told.set())
+    return told
+
+
+def _stay(out: Console, server: RunningServer, told: threading.Event) -> None:
     try:
         told.wait()
     finally:

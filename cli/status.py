@@ -6,13 +6,14 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import typer
 
-from cli.asking import connect
+from cli.asking import ApiKeyFile, connect
 from cli.output import print_json, print_table
 from turnout.calls import ModelDescription
 from turnout.errors import Code, TurnoutError
@@ -26,6 +27,7 @@ Pools = dict[str, list[dict[str, Any]]]
 def status(
     address: Annotated[str, typer.Option(help="gRPC address of the server.")] = "localhost:9000",
     http: Annotated[str, typer.Option(help="HTTP address of the same server.")] = "http://localhost:8000",
+    api_key_file: ApiKeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, all metrics included.")] = False,
 ) -> None:
     """Ask a running server whether it is well.
@@ -39,7 +41,7 @@ def status(
     metrics = read_metrics(_get(http, "/metrics")[1])
     healthy = health in WELL
     # Who asks a pool for its models waits for a replica, and starts one where it sleeps.
-    models = read_models(address) if healthy and not errors and all(pools.values()) else []
+    models = read_models(address, api_key_file) if healthy and not errors and all(pools.values()) else []
     if as_json:
         found = {"healthy": healthy, "grpc_ms": grpc_ms, "health": health, "models": models}
         print_json({**found, "pools": pools, "errors": errors, "metrics": metrics})
@@ -70,13 +72,13 @@ def read_grpc(address: str) -> float:
     return 1000 * (time.perf_counter() - started)
 
 
-def read_models(address: str) -> list[ModelDescription]:
+def read_models(address: str, api_key_file: Path | None = None) -> list[ModelDescription]:
     """The pools and their models.
 
     Raises:
         TurnoutError: UNAVAILABLE: nothing answers there, or not in time.
     """
-    with connect(address) as client, _timely(address):
+    with connect(address, api_key_file) as client, _timely(address):
         return client.models(TIMEOUT_S)
 
 

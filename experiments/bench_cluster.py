@@ -20,8 +20,9 @@ from typing import Any
 import torch
 import uvloop
 
-from experiments.bench_hop import busy_note, ray_of_its_own
+from experiments.bench_hop import busy_note
 from experiments.machine import describe, one_line
+from experiments.own_ray import ray_of_its_own
 from experiments.peers.checkpoints import random_checkpoint
 from experiments.peers.workloads import RandomPrompts
 from experiments.placements.sides import Cores, Side, Turn, Work, open_actors, open_colocated, pin

@@ -11,13 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
-import os
-import secrets
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +19,12 @@ from typing import Any
 import ray
 import torch
 import uvloop
-from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 
 from actors.pickling import Handles, dumps, loads
 from actors.transport import Transport
 from experiments.hop.operations import Operation, Spoken, measure_operations
 from experiments.machine import describe, one_line
+from experiments.own_ray import ray_of_its_own
 from experiments.report import note, show
 from experiments.statistics import Interval, spread
 
@@ -133,32 +127,6 @@ async def measure_transfers(rounds: int) -> tuple[Interval, list[Transfer]]:
 
 def _ranks(*peers: Any) -> list[tuple[int, Any]]:
     return list(enumerate(peers))
-
-
-@contextmanager
-def ray_of_its_own() -> Iterator[None]:
-    """A Ray for this run; another one on the machine is left alone."""
-    environment = os.environ  # noqa: TID251 - Ray has no other way to pass these to its processes
-    environment.setdefault("RAY_AUTH_MODE", "token")
-    environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    environment.setdefault("RAY_worker_niceness", "0")  # workers run at 15 otherwise
-    environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    RayNativeConfig.initialize("")  # importing ray has read the authentication mode already
-    with tempfile.TemporaryDirectory(prefix="hop-", ignore_cleanup_errors=True) as folder:
-        ray.init(
-            address="local",
-            num_cpus=4,
-            object_store_memory=256 << 20,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=f"{folder}/ray",
-            _node_ip_address="127.0.0.1",
-        )
-        try:
-            yield
-        finally:
-            ray.shutdown()
 
 
 def to_markdown(

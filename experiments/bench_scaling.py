@@ -19,6 +19,7 @@ from experiments.scaling.shared_prefixes import Arm
 from experiments.statistics import spread
 
 RESULT = Path("docs/results/scaling.md")
+NAMES = {"prefix": "cached prompts and load", "load": "Ray's default: the less busy of two"}
 
 
 def steps_page(found: Scaled) -> list[str]:
@@ -56,36 +57,45 @@ def steps_page(found: Scaled) -> list[str]:
     ]
 
 
-def choice_page(rate: float, replicas: int, arms: list[Arm]) -> list[str]:
+def choice_page(rates: dict[str, float], replicas: int, arms: list[Arm]) -> list[str]:
     """The second part."""
     lines = [
         "## The choice of a replica",
         "",
-        f"{replicas} replicas, {rate:.1f} requests a second (Poisson), {shared_prefixes.PREFIXES} beginnings of"
-        f" {shared_prefixes.PREFIX_WORDS} words, one of them in {shared_prefixes.HOT:.0%} of the requests; each"
-        f" replica's cache holds {shared_prefixes.CACHE_TOKENS} tokens. Median of the rounds [smallest, largest], a new"
-        " server for each.",
-        "",
-        "| choice | rounds | prompt tokens cached | first token p50, ms | p95, ms | busiest replica's share of"
-        " the work | failed |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"{replicas} replicas, {shared_prefixes.PREFIXES} beginnings, one of them in {shared_prefixes.HOT:.0%} of the"
+        " requests; arrivals are Poisson. Median of the rounds [smallest, largest], a new server for each.",
     ]
-    names = {"prefix": "cached prompts and load", "load": "Ray's default: the less busy of two"}
-    for choice in shared_prefixes.CHOICES:
-        mine = [arm for arm in arms if arm.choice == choice]
-        values = [
-            spread([arm.hits for arm in mine]),
-            spread([1000 * arm.ttft_s[0] for arm in mine]),
-            spread([1000 * arm.ttft_s[1] for arm in mine]),
-            spread([arm.busiest for arm in mine]),
+    for kind, rate in rates.items():
+        how = shared_prefixes.KINDS[kind]
+        lines += [
+            "",
+            f"Beginnings {kind}: {how.words} words; each replica's cache holds {how.cache_tokens} tokens; {rate:.1f}"
+            " requests a second.",
+            "",
+            "| choice | rounds | prompt tokens cached | first token p50, ms | p95, ms | busiest replica's share of"
+            " the work | failed |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+            *(
+                _choice_row(choice, [arm for arm in arms if (arm.kind, arm.choice) == (kind, choice)])
+                for choice in NAMES
+            ),
         ]
-        hits, half, most, busiest = (
-            f"{value.value:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
-            for value, digits in zip(values, (2, 0, 0, 2), strict=True)
-        )
-        failed = sum(len(arm.failed) for arm in mine)
-        lines.append(f"| {names[choice]} | {len(mine)} | {hits} | {half} | {most} | {busiest} | {failed} |")
     return [*lines, ""]
+
+
+def _choice_row(choice: str, arms: list[Arm]) -> str:
+    values = [
+        spread([arm.hits for arm in arms]),
+        spread([1000 * arm.ttft_s[0] for arm in arms]),
+        spread([1000 * arm.ttft_s[1] for arm in arms]),
+        spread([arm.busiest for arm in arms]),
+    ]
+    hits, half, most, busiest = (
+        f"{value.value:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+        for value, digits in zip(values, (2, 0, 0, 2), strict=True)
+    )
+    failed = sum(len(arm.failed) for arm in arms)
+    return f"| {NAMES[choice]} | {len(arms)} | {hits} | {half} | {most} | {busiest} | {failed} |"
 
 
 def main() -> None:
@@ -108,9 +118,9 @@ def main() -> None:
         parts["steps"] = asdict(scaled)
         lines += steps_page(scaled)
     if chosen.only != "steps":
-        rate, arms = shared_prefixes.run(rounds, count, chosen.replicas)
-        parts["choice"] = {"rate": rate, "arms": [asdict(arm) for arm in arms]}
-        lines += choice_page(rate, chosen.replicas, arms)
+        rates, arms = shared_prefixes.run(rounds, count, chosen.replicas)
+        parts["choice"] = {"rates": rates, "arms": [asdict(arm) for arm in arms]}
+        lines += choice_page(rates, chosen.replicas, arms)
     page = "\n".join(lines)
     out = chosen.out or (None if chosen.quick or chosen.only else RESULT)
     if out is not None:

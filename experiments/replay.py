@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from enum import Enum
 
-from decoding.logits import History, penalise, process
-from decoding.model import Want
-from decoding.noise import Purpose, gumbel, noise_key
 from decoding.sequence import Sequence
+from engine.exactness import TIES, behind
 from engine.pool import LocalPool
 from turnout.calls import Chunk, GenerateCall, TokenOut
 from turnout.types import Token
 
-# float32 logits move by about 1e-5 with the shape of a batch: tokens this close, noise included, may change places.
-TIE_NATS = 1e-4
+TIE_NATS = TIES["float32"]
 
 
 class Verdict(Enum):
@@ -63,8 +60,8 @@ async def compare(
     if place is None:
         return Verdict.WRONG  # one answer is the beginning of the other
     before = [token.id for token in alone[:place]]
-    behind = [await _behind(pool, call, before, token) for token in (alone[place], got[place])]
-    return Verdict.TIE if max(behind) < tie_nats else Verdict.WRONG
+    apart = [await _behind(pool, call, before, token) for token in (alone[place], got[place])]
+    return Verdict.TIE if max(apart) < tie_nats else Verdict.WRONG
 
 
 async def _behind(pool: LocalPool, call: GenerateCall, before: list[int], token: TokenOut) -> float:
@@ -77,14 +74,6 @@ async def _behind(pool: LocalPool, call: GenerateCall, before: list[int], token:
     for id_ in before:
         seq.append(Token(id_, model.name))
     try:
-        [row] = await model.extend(seq, want=Want(draw=None, logits=True))
+        return await behind(model, seq, (), token.id)
     finally:
         model.release(seq)
-    assert row.logits is not None
-    logits, history = row.logits[None], History(seq)
-    if sampling.greedy:
-        scores = penalise(logits, [history])[0]
-    else:
-        key = noise_key(seq.seed, history.position, Purpose.SAMPLE)
-        scores = process(logits, [history])[0] + gumbel([key], logits.shape[1], logits.device)[0]
-    return float(scores.max() - scores[token.id])

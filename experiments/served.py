@@ -30,14 +30,19 @@ def on_free_ports(config: TurnoutConfig) -> TurnoutConfig:
 
 
 @contextmanager
-def running_server(config: TurnoutConfig) -> Iterator[tuple[int, float]]:
-    """`turnout serve` in a process of its own; yields its process id and the seconds it took to answer."""
+def running_server(config: TurnoutConfig, program: str = "cli.main") -> Iterator[tuple[int, float]]:
+    """`turnout serve` in a process of its own; yields its process id and the seconds it took to answer.
+
+    Args:
+        config: what it serves.
+        program: the module that is run as `turnout`.
+    """
     with tempfile.TemporaryDirectory(prefix="turnout-bench-") as folder:
         path = Path(folder) / "turnout.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
         started = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "serve", str(path)], stdout=subprocess.DEVNULL, start_new_session=True
+            [sys.executable, "-m", program, "serve", str(path)], stdout=subprocess.DEVNULL, start_new_session=True
         )
         try:
             _wait_until_it_answers(process, config.server.grpc_port)

@@ -19,7 +19,7 @@ import uvloop
 
 from engine.pool import LocalPool
 from experiments.machine import describe, one_line
-from experiments.process_memory import proportional_bytes
+from experiments.process_memory import own_bytes
 from experiments.replay import Verdict, answer, compare
 from experiments.report import show
 from turnout.calls import GenerateCall, TokenOut
@@ -102,7 +102,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class Report:
-    """The soak's result. `growth` is the fitted growth of memory after warm-up, as a share of its mean."""
+    """The soak's result.
+
+    Attributes:
+        memory_bytes: mean of what the process itself allocated.
+        growth: of it after warm-up, fitted, as a share of its mean.
+        memory: its samples, (seconds since the load began, bytes).
+    """
 
     seconds: float
     offered_per_s: float
@@ -115,6 +121,7 @@ class Report:
     leaks: list[str]
     faults: list[str]
     compared: dict[str, int]
+    memory: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def failures(self) -> list[str]:
@@ -178,7 +185,7 @@ async def load(pool: LocalPool, traffic: Traffic, rate: float, seconds: float, t
     due = next_sample = started
     while (now := time.perf_counter()) < started + seconds:
         if now >= next_sample:
-            tally.memory.append((now - started, proportional_bytes([os.getpid()])))
+            tally.memory.append((now - started, own_bytes(os.getpid())))
             next_sample += interval
         if now >= due:
             task = asyncio.create_task(one_call(pool, traffic, tally, sample))
@@ -249,6 +256,7 @@ async def soak(
         forward_share=forwards / elapsed,
         memory_bytes=float(np.mean([size for _, size in tally.memory])),
         growth=growth(tally.memory),
+        memory=tally.memory,
         leaks=left,
         faults=tally.faults[:20],
         compared=dict(compared),

@@ -90,7 +90,7 @@ def strike_of(part: str, at: float, until: float, done: list[Done], usual_s: flo
         at - start,
         min(usual) - at if usual else None,
         max(unusual) - at if unusual else 0.0,
-        dict(Counter(code for each in during for code in each.refusals)),
+        dict(Counter(code for each in during for when, code in each.refusals if at <= when < until)),
         max((each.seconds for each in during), default=0.0),
     )
 

@@ -56,7 +56,7 @@ class Done:
         number: which of the requests it was.
         begun: when it was first sent.
         ended: when its answer was whole, or it was given up.
-        refusals: why it had to be asked again, in order.
+        refusals: when and why it had to be asked again, in order.
         error: why it was given up; None: it has an answer.
         wrong: how its answer differs from the undisturbed one; None: not at all.
     """
@@ -66,7 +66,7 @@ class Done:
     method: str
     begun: float
     ended: float
-    refusals: tuple[str, ...] = ()
+    refusals: tuple[tuple[float, str], ...] = ()
     error: str | None = None
     wrong: str | None = None
 
@@ -74,6 +74,11 @@ class Done:
     def seconds(self) -> float:
         """From begin to end."""
         return self.ended - self.begun
+
+    @property
+    def codes(self) -> list[str]:
+        """Why it had to be asked again, in order."""
+        return [code for _, code in self.refusals]
 
 
 def mixed(tokens: int, seed: int = 0) -> list[Asked]:
@@ -216,7 +221,7 @@ class CheckingClient:
         Raises:
             Refused: there is none after `PATIENCE_S`, or asking again cannot help.
         """
-        number, begun, refusals = int(prompt), self.clock(), list[str]()
+        number, begun, refusals = int(prompt), self.clock(), list[tuple[float, str]]()
         self._count += 1
         mine = self._count
         self.running[mine] = begun
@@ -229,7 +234,7 @@ class CheckingClient:
                     if refusal.code in NOT_AGAIN or self.clock() - begun > PATIENCE_S:
                         error = refusal.code
                         raise
-                    refusals.append(refusal.code)
+                    refusals.append((self.clock(), refusal.code))
                     await asyncio.sleep(AGAIN_AFTER_S)
         except asyncio.CancelledError:
             error = "UNFINISHED"

@@ -250,7 +250,7 @@ def _report(
         median_s=float(np.median(before)),
         answered=dict(Counter(f"{each.method} over {each.client}" for each in load.done if each.error is None)),
         wrong=[f"{_named(each)}: {each.wrong}" for each in load.done if each.wrong is not None],
-        lost=[f"{_named(each)}: {each.error} after {each.refusals}" for each in load.done if each.error is not None],
+        lost=[f"{_named(each)}: {each.error} after {each.codes}" for each in load.done if each.error is not None],
         strikes=found,
         left=left,
         least_each=settings.least_each,

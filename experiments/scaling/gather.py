@@ -2,7 +2,7 @@
 
 Steps come from the engine's own probe of the demo pair; what a step costs beside its forward from runs of a pool in
 this process, alone and sixteen at once; hops and transfers from `docs/results/hop.json`; CPU time of proxy, ingress and
-controller from a server that is started twice; choices from `deployments.choice_cost`. Other runs of the pool are
+controller from a server that is started twice; choices from `scripts.choice_cost`. Other runs of the pool are
 kept: the simulator is to foretell them.
 """
 
@@ -93,6 +93,8 @@ async def measure_pool(seconds: float) -> tuple[parts.Pair, parts.Way, list[part
     config = TurnoutConfig.demo()
     config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": 1})})
     pool = LocalPool.load("demo", config)
+    settings = config.pools["demo"]
+    small, large = pool.engines[settings.small], pool.engines[settings.large]
     runs = PoolRuns(pool)
     observed = []
     try:
@@ -100,12 +102,14 @@ async def measure_pool(seconds: float) -> tuple[parts.Pair, parts.Way, list[part
         runs.speculation = SpeculationMeter()
         shapes = (*FITTED, *FORETOLD)
         rates = dict.fromkeys(shapes, 0.0)
+        forwards: dict[tuple[int, int], parts.Forward] = {}
         for number in range(ROUNDS):
             for draft, concurrency in shapes:
                 note(f"one pool, round {number + 1}, drafts of {draft}, {concurrency} at once")
                 rate = await runs.rate(draft, concurrency, seconds)
-                # What else the machine does only takes time away.
-                rates[draft, concurrency] = max(rate, rates[draft, concurrency])
+                # What else the machine does only takes time away; forwards are to be those of the same run.
+                if rate > rates[draft, concurrency]:
+                    rates[draft, concurrency], forwards[draft, concurrency] = rate, _forward(large)
         for (draft, concurrency), rate in rates.items():
             fitted = (draft, concurrency) in FITTED
             observed.append(
@@ -118,12 +122,10 @@ async def measure_pool(seconds: float) -> tuple[parts.Pair, parts.Way, list[part
                     fitted=fitted,
                 )
             )
-        settings = config.pools["demo"]
-        small, large = pool.engines[settings.small], pool.engines[settings.large]
-        step_s, row_s = _beside(large.step_time, observed)
+        step_s, row_s = _beside([forwards[shape].times() for shape in FITTED], observed)
         pair = parts.Pair(
             small=_forward(small),
-            large=_forward(large),
+            large=forwards[FITTED[-1]],
             step_s=step_s,
             row_s=row_s,
             kv_bytes=sum(_token_bytes(engine) for engine in (small, large)),
@@ -137,10 +139,10 @@ async def measure_pool(seconds: float) -> tuple[parts.Pair, parts.Way, list[part
     return pair, parts.Way(draft=DRAFT, acceptance=acceptance(runs.speculation.tokens_per_round, DRAFT)), observed
 
 
-def _beside(times: StepTime, observed: list[parts.Observed]) -> tuple[float, float]:
+def _beside(forwards: list[StepTime], observed: list[parts.Observed]) -> tuple[float, float]:
     """Seconds of a step, and of a row of it, beside the forward: from the time of a step with 1 and 16 rows."""
     spent = []
-    for each in observed[: len(FITTED)]:
+    for times, each in zip(forwards, observed, strict=False):
         rows = each.concurrency
         context = PROMPT + ANSWER // 2
         # Reading the prompt is a step of its own in every ANSWER.
@@ -202,7 +204,7 @@ def _sources(facts: dict[str, str]) -> dict[str, str]:
         "hop, transfer": f"{HOPS}, which names its machine",
         "proxy, ingress, control.idle, control.per_replica": f"CPU time of processes of a served demo pool; {where}",
         "replica": "assumed to be the ingress's: its own work for Serve cannot be told from its model's",
-        "choice, control.stats_bytes, control.byte_s": f"deployments.choice_cost, made-up replicas; {where}",
+        "choice, control.stats_bytes, control.byte_s": f"scripts.choice_cost, made-up replicas; {where}",
         "store": "assumed: 10 Gbit/s and 0.2 ms a server; see docs/results/redis_access.md for one machine",
         "prices": "assumed",
     }
@@ -246,4 +248,4 @@ if __name__ == "__main__":
         "--seconds", type=float, default=5.0, help="length of each run of the pool, of which there are 21"
     )
     given = parser.parse_args()
-    main(given.out, given.seconds, [sys.executable, "-m", "deployments.choice_cost"])
+    main(given.out, given.seconds, [sys.executable, "-m", "scripts.choice_cost"])

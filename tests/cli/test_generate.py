@@ -36,10 +36,12 @@ class FakeClient:
     answer: FakeStream
     described: list[ModelDescription]
     error: TurnoutError | None = None
+    api_key = ""
     asked: tuple[str, str | None, dict[str, Any]]
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, api_key: str = "") -> None:
         self._address = address
+        type(self).api_key = api_key
 
     def models(self) -> list[ModelDescription]:
         if self.error is not None:
@@ -101,6 +103,12 @@ def test_what_is_asked_reaches_the_server(run: Any, client: type[FakeClient]) ->
         "max_tokens": 9,
         "stop": ["x", "y"],
     }
+
+
+def test_a_key_is_read_from_its_file(run: Any, client: type[FakeClient], tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("tk_1_2\n", encoding="utf-8")
+    assert run("generate", "x", "--api-key-file", str(tmp_path / "key")).code == 0
+    assert client.api_key == "tk_1_2"
 
 
 def test_raw_text_is_sent_as_it_stands(run: Any, client: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:

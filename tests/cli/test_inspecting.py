@@ -101,7 +101,7 @@ class FakeClient:
     described: list[ModelDescription]
     asked: list[float | None]
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, api_key: str = "") -> None:
         self.address = address
 
     def models(self, timeout_s: float | None = None) -> list[ModelDescription]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from experiments.process_memory import proportional_bytes, tree
+from experiments.process_memory import own_bytes, proportional_bytes, tree
 
 
 def test_counts_what_a_grandchild_holds() -> None:
@@ -23,3 +25,15 @@ def test_counts_what_a_grandchild_holds() -> None:
         assert proportional_bytes(pids) > 64 << 20
         assert process.pid in tree(os.getpid())
         process.stdin.close()
+
+
+def test_what_a_process_allocated_is_its_own_and_what_it_maps_is_not(tmp_path: Path) -> None:
+    size = 64 << 20
+    file = tmp_path / "large"
+    file.write_bytes(bytes(size))
+    before = own_bytes(os.getpid())
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]) == 0  # every page is there now
+        assert own_bytes(os.getpid()) - before < size / 8
+    held = b"1" * size
+    assert own_bytes(os.getpid()) - before > 0.9 * len(held)

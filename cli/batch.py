@@ -1,0 +1,233 @@
+"""`turnout batch`: answer a file of requests, here or on a running server, and go on after a crash."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.asking import pool_for, read_config
+from cli.generate import parse_params
+from cli.output import console, print_json
+from turnout.errors import invalid
+
+if TYPE_CHECKING:
+    from deployments.batches.inputs import Defaults
+    from deployments.batches.offline import Progress
+    from router.policies.adaptive_best_of import AdaptiveBestOfParams
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="IN", help="OpenAI batch lines or prompts (.jsonl, .txt), or .parquet: a path, or a URL as s3://."
+    ),
+]
+Server = Annotated[
+    str | None, typer.Option(metavar="URL", help="Let a running server answer in its idle time, over HTTP.")
+]
+Params = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A method's parameter; repeatable.")]
+Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests that one copy answers at once; absent: 64.")]
+BestOf = Annotated[
+    float | None,
+    typer.Option(
+        metavar="AVERAGE",
+        min=1,
+        help="Samples a line, over the whole file: more where they are predicted to help (the pool needs a router's"
+        " artifact); --param: as of the routing policy adaptive_best_of.",
+    ),
+]
+Work = Annotated[
+    Path | None, typer.Option(help="Folder of the job, kept until --fresh; absent: OUT.work, or the like.")
+]
+Cluster = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Use a running Ray cluster; the folder must be shared by it.")
+]
+
+
+def batch(
+    source: Source,
+    target: Annotated[str, typer.Argument(metavar="OUT", help="Where answers go: .jsonl or .parquet.")],
+    errors: Annotated[str | None, typer.Option(help="Where failed lines go; absent: beside OUT.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration file; absent: the demo's.")] = None,
+    server: Server = None,
+    key_file: Annotated[Path | None, typer.Option(help="With --server: file with the key to send.")] = None,
+    window: Annotated[str, typer.Option(help="With --server: the longest it may take.")] = "24h",
+    model: Annotated[str, typer.Option(help="Pool or model; may be left out where there is one pool.")] = "",
+    method: Annotated[str | None, typer.Option(help="Decoding method (see `turnout methods`).")] = None,
+    best_of: BestOf = None,
+    param: Params = None,
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Plain prompts are messages, or texts to continue.")
+    ] = True,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Lines that name no seed get theirs from it.")] = 0,
+    concurrency: Concurrency = None,
+    actors: Annotated[int | None, typer.Option(min=1, help="Copies of the pool; absent: one.")] = None,
+    block_rows: Annotated[
+        int | None, typer.Option(min=1, help="Requests that are handed out together; absent: 256.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Look at so many lines only.")] = None,
+    work: Work = None,
+    cluster: Cluster = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever an earlier run did.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
+) -> None:
+    """Answer every line of a file. Run again after a crash, it goes on where it was: each line is written once.
+
+    Lines that are no requests are reported with their number, and the others served.
+    """
+    samples = _samples(best_of, method, server, param)
+    defaults = _defaults(chat, model, temperature, max_tokens, method, None if samples is not None else param)
+    places = (target, errors or f"{target}.errors.jsonl", work or _work_folder(target))
+    if server is not None:
+        _refuse_with_server(cluster=cluster, concurrency=concurrency, actors=actors, block_rows=block_rows)
+        _serve(source, places, server, key_file, defaults, window, limit, seed, fresh, as_json)
+        return
+    from deployments.batches.offline import Job
+
+    settings = read_config(config)
+    job = Job(
+        source=source,
+        target=target,
+        errors=places[1],
+        work=places[2].absolute(),
+        config=settings,
+        pool=pool_for(model, settings),
+        defaults=defaults,
+        seed=seed,
+        actors=actors or 1,
+        concurrency=concurrency or 64,
+        block_rows=block_rows or 256,
+        limit=limit,
+        best_of=samples,
+        address=cluster,
+    )
+    _work(job, fresh, as_json)
+
+
+def _samples(
+    average: float | None, method: str | None, server: str | None, param: list[str] | None
+) -> AdaptiveBestOfParams | None:
+    if average is None:
+        return None
+    for name, value in (("method", method), ("server", server)):
+        if value is not None:
+            raise invalid("best-of", f"does not go together with --{name}")
+    from deployments.batches.best_of import best_of_params
+
+    return best_of_params(average, parse_params(param or []))
+
+
+def _refuse_with_server(**given: Any) -> None:
+    """What only a job without a server heeds."""
+    for name, value in given.items():
+        if value is not None:
+            raise invalid(name.replace("_", "-"), "does not go together with --server")
+
+
+def _defaults(
+    chat: bool,
+    model: str,
+    temperature: float | None,
+    max_tokens: int | None,
+    method: str | None,
+    param: list[str] | None,
+) -> Defaults:
+    from deployments.batches.inputs import Defaults
+
+    given = {"model": model or None, "temperature": temperature, "max_tokens": max_tokens}
+    decoding = {"method": method, "params": parse_params(param or []) or None}
+    body = {name: value for name, value in given.items() if value is not None}
+    asked = {name: value for name, value in decoding.items() if value is not None}
+    return Defaults(chat, {**body, **({"decoding": asked} if asked else {})})
+
+
+def _work(job: Any, fresh: bool, as_json: bool) -> None:
+    from deployments.batches.offline import run
+
+    # What Ray has to say of nodes that end is no part of the output.
+    with redirect_stdout(sys.stderr), _bar() as show:
+        summary = run(job, lambda progress: show(progress.done, progress.rows, *_told(progress)), fresh)
+    if as_json:
+        print_json(summary)
+        return
+    out = console()
+    out.print(f"{summary.answered} answers in {summary.output}")
+    if summary.failed:
+        out.print(f"{summary.failed} lines failed: {summary.errors}")
+    out.print(
+        f"{summary.rate:.1f} lines/s, {summary.completion_tokens} tokens, {summary.cached_share:.0%} of the prompts"
+        f" cached, FLOPs {summary.cost_of_large:.2f} x the large model alone"
+    )
+
+
+def _told(progress: Progress) -> tuple[float, float | None, float | None]:
+    spent = progress.spent
+    cost = spent.flops / spent.flops_large_only if spent.flops_large_only else None
+    return progress.rate, progress.left_s, cost
+
+
+def _serve(
+    source: str,
+    places: tuple[str, str, Path],
+    server: str,
+    key_file: Path | None,
+    defaults: Defaults,
+    window: str,
+    limit: int | None,
+    seed: int,
+    fresh: bool,
+    as_json: bool,
+) -> None:
+    from deployments.batches.disk import named
+    from deployments.batches.served import ServedJob, run
+
+    with named(str(key_file)):
+        key = key_file.read_text().strip() if key_file is not None else ""
+    url = server.rstrip("/").removesuffix("/v1")
+    job = ServedJob(source, *places, server=url, defaults=defaults, window=window, key=key, limit=limit, seed=seed)
+    with _bar() as show:
+        found = run(job, lambda batch: show(*_counted(batch["request_counts"]), 0.0, None, None), fresh)
+    if as_json:
+        print_json(found)
+        return
+    counts = found["request_counts"]
+    console().print(f"{found['id']} {found['status']}: {counts['completed']} answers, {counts['failed']} lines failed")
+
+
+def _counted(counts: dict[str, int]) -> tuple[int, int]:
+    return counts["completed"] + counts["failed"], counts["total"]
+
+
+def _work_folder(target: str) -> Path:
+    """Beside a local output; in this folder for one elsewhere."""
+    return Path(f"{target.rpartition('/')[2]}.work") if "://" in target else Path(f"{target}.work")
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int, float, float | None, float | None], None]]:
+    """A bar on standard error, told of (lines done, all of them, lines a second, seconds left, cost beside large)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("batch"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[more]}"))
+    with Progress(*columns, console=console(stderr=True)) as bar:
+        task = bar.add_task("batch", total=None, more="")
+
+        def show(done: int, total: int, rate: float, left_s: float | None, cost: float | None) -> None:
+            parts = [f"{rate:.1f}/s"] if rate else []
+            parts += [f"{_clock(left_s)} left"] if left_s is not None else []
+            parts += [f"cost {cost:.2f} x large"] if cost is not None else []
+            bar.update(task, completed=done, total=total or None, more=", ".join(parts))
+
+        yield show
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,167 @@
+"""What interactive requests feel of a batch that saturates their pool: time to first token, with and without it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import numpy as np
+import typer
+
+from experiments.batch_chaos import write_prompts
+from experiments.machine import describe, one_line
+from experiments.report import note, show
+from experiments.served import on_free_ports, running_server
+from turnout.batches_config import BatchesConfig
+from turnout.config import TurnoutConfig
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "batch-priority.md"
+LIMIT = 1.5  # times the p95 without a batch
+MAX_TOKENS = 16
+WARM_UP = 10
+
+
+async def first_token_s(client: httpx.AsyncClient, prompt: str) -> float:
+    """Seconds from a request to the first text of its answer."""
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "stream": True,
+    }
+    started, first = time.perf_counter(), 0.0
+    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if not first and line.startswith("data: {") and json.loads(line[6:])["choices"]:
+                first = time.perf_counter() - started
+    return first
+
+
+async def interactive(client: httpx.AsyncClient, rate: float, seconds: float, seed: int) -> list[float]:
+    """Times to first token under an open loop: requests come at random, whether others have ended or not."""
+    drawn = random.Random(seed)
+    asked = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        prompt = f"What is {drawn.randint(1, 99)}*{drawn.randint(1, 99)}?"
+        asked.append(asyncio.create_task(first_token_s(client, prompt)))
+        await asyncio.sleep(drawn.expovariate(rate))
+    return list(await asyncio.gather(*asked))
+
+
+@asynccontextmanager
+async def saturating(client: httpx.AsyncClient, rows: int) -> AsyncIterator[str]:
+    """A batch that has more to do than the pool can, for as long as the context lasts; yields its id."""
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder) / "in.jsonl"
+        write_prompts(prompts, rows)
+        lines = []
+        for line in prompts.read_text().splitlines():
+            given = json.loads(line)
+            turn = {"role": "user", "content": given["prompt"]}
+            body = {"model": "demo", "messages": [turn], "max_tokens": 48, "temperature": 0}
+            lines.append(json.dumps({**_line(given["custom_id"]), "body": body}))
+    data = "\n".join(lines).encode()
+    file = await _ask(client, "/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"})
+    wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = await _ask(client, "/v1/batches", json=wanted)
+    while (await _batch(client, batch["id"]))["request_counts"]["completed"] == 0:  # noqa: ASYNC110 - it is another process
+        await asyncio.sleep(0.2)
+    try:
+        yield batch["id"]
+    finally:
+        await _ask(client, f"/v1/batches/{batch['id']}/cancel")
+
+
+def _line(custom_id: str) -> dict[str, str]:
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions"}
+
+
+async def _ask(client: httpx.AsyncClient, path: str, **content: Any) -> dict[str, Any]:
+    answer = await client.post(path, **content)
+    answer.raise_for_status()
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def _batch(client: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = (await client.get(f"/v1/batches/{batch_id}")).json()
+    return found
+
+
+async def measure(url: str, rate: float, seconds: float, rows: int) -> dict[str, Any]:
+    """TTFT without a batch, beside one, and without again, so that a drift of the machine is seen."""
+    async with httpx.AsyncClient(base_url=url, timeout=120.0) as client:
+        await interactive(client, rate, WARM_UP, seed=0)
+        before = await interactive(client, rate, seconds, seed=1)
+        async with saturating(client, rows) as batch_id:
+            done = (await _batch(client, batch_id))["request_counts"]["completed"]
+            started = time.monotonic()
+            beside = await interactive(client, rate, seconds, seed=1)
+            counts = (await _batch(client, batch_id))["request_counts"]
+            speed = (counts["completed"] - done) / (time.monotonic() - started)
+            saturated = counts["completed"] < counts["total"]
+        after = await interactive(client, rate, seconds, seed=1)
+    return {"alone": before + after, "beside": beside, "batch_rate": speed, "saturated": saturated}
+
+
+def page(found: dict[str, Any], rate: float) -> str:
+    """The report."""
+    rows = [
+        f"| {name} | {len(found[key])} | {_ms(found[key], 50)} | {_ms(found[key], 95)} | {_ms(found[key], 99)} |"
+        for name, key in (("without a batch", "alone"), ("beside a batch", "beside"))
+    ]
+    return (
+        "# Interactive requests beside a batch\n\n"
+        f"`make bench-batch`: {rate:g} chat requests a second at random to the served demo pair, over HTTP.\n\n"
+        f"Machine: {one_line(describe())}.\n\n"
+        "| time to first token, ms | requests | p50 | p95 | p99 |\n| --- | --- | --- | --- | --- |\n"
+        + "\n".join(rows)
+        + f"\n\np95 beside the batch is {ratio(found):.2f} x that without (at most {LIMIT} is wanted); the batch was"
+        f" answered at {found['batch_rate']:.1f} lines a second meanwhile.\n"
+    )
+
+
+def ratio(found: dict[str, Any]) -> float:
+    """p95 of the time to first token beside a batch, in times of that without."""
+    return float(np.percentile(found["beside"], 95) / np.percentile(found["alone"], 95))
+
+
+def _ms(seconds: list[float], share: int) -> str:
+    return f"{1000 * np.percentile(seconds, share):.1f}"
+
+
+def main(
+    rate: Annotated[float, typer.Option(help="Interactive requests a second.")] = 3.0,
+    seconds: Annotated[float, typer.Option(help="Of each part.")] = 120.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Briefly, and without a page.")] = False,
+) -> None:
+    """Measure, and write docs/results/batch-priority.md; exit status 1 where the limit does not hold."""
+    seconds = 20.0 if quick else seconds
+    with tempfile.TemporaryDirectory() as folder:
+        config = on_free_ports(TurnoutConfig.demo())
+        config = config.model_copy(update={"batches": BatchesConfig(folder=folder)})
+        with running_server(config):
+            url = f"http://{config.server.http_host}:{config.server.http_port}"
+            found = asyncio.run(measure(url, rate, seconds, int(400 * seconds)))
+    text = page(found, rate)
+    show(text)
+    if not quick:
+        PAGE.write_text(text)
+    if not found["saturated"]:
+        note("the batch was over too early: nothing is measured")
+    raise typer.Exit(0 if found["saturated"] and ratio(found) <= LIMIT else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,150 @@
+"""One cell of an experiment: what is asked of whom, and the address that all it depends on gives it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.grid.spec import DatasetChoice, LoadChoice
+from turnout.types import SamplingParams
+
+FORMAT = 1
+LIKELIHOOD = "likelihood"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A way of answering, on a pool, asked a dataset under a load, with a seed.
+
+    Attributes:
+        label: the way's name in reports; no part of the address.
+        params: of the method.
+        chunk: prompts that are saved together.
+        depends: digests of what else the outcome depends on: config, code, models, dataset, machine.
+    """
+
+    pool: str
+    label: str
+    method: str
+    params: dict[str, Any] = field(hash=False)
+    dataset: DatasetChoice = field(hash=False)
+    load: LoadChoice = field(hash=False)
+    seed: int = 0
+    sampling: SamplingParams = field(default=SamplingParams(), hash=False)
+    chunk: int = 16
+    depends: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        """For people, and to find the same cell in another experiment."""
+        return f"{self.pool} / {self.label} / {self.dataset.label} / {self.load.label} / seed {self.seed}"
+
+    @property
+    def likelihood(self) -> bool:
+        """Whether its scores are log-likelihoods, in nats a token, and not from 0 to 1."""
+        return self.dataset.scorer is not None and self.dataset.scorer.kind == LIKELIHOOD
+
+    @property
+    def place(self) -> tuple[str, str, str, int]:
+        """Cells that differ only in the way of answering have the same: they are compared."""
+        return (self.pool, self.dataset.label, self.load.label, self.seed)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "pool": self.pool,
+            "label": self.label,
+            "method": self.method,
+            "params": self.params,
+            "dataset": self.dataset.model_dump(mode="json"),
+            "load": self.load.model_dump(mode="json"),
+            "seed": self.seed,
+            "sampling": self.sampling.model_dump(mode="json"),
+            "chunk": self.chunk,
+            "depends": self.depends,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Cell:
+        """From plain data."""
+        dataset = DatasetChoice.model_validate(values["dataset"])
+        load, sampling = LoadChoice.model_validate(values["load"]), SamplingParams.model_validate(values["sampling"])
+        return cls(**{**values, "dataset": dataset, "load": load, "sampling": sampling})
+
+    @property
+    def address(self) -> str:
+        """Names the cell by all its outcome depends on: 24 hexadecimal digits.
+
+        Where a dataset lies and what it and the way of answering are called decides nothing.
+        """
+        values = self.as_dict()
+        del values["label"]
+        values["dataset"] = self.dataset.chat
+        text = json.dumps({"format": FORMAT, **values}, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+@dataclass(slots=True)
+class Record:
+    """One prompt's answer.
+
+    Attributes:
+        id: of the row.
+        score: None where it could not be scored.
+        text: the answer.
+        tokens: of it.
+        by_large: of these, written by the large model.
+        paper: parameters charged for its tokens, in tokens of the large model.
+        flops: of all processed.
+        flops_large_only: what the large model alone would have taken.
+        wall_s: seconds.
+        ttft_s: to the first token, seconds.
+        switches: hand-overs.
+        rounds: of speculation.
+        drafted_at: rounds whose draft reached so deep, by depth.
+        accepted_at: rounds that accepted so deep, by depth.
+        pieces: (model, kind, text) of stretches of tokens.
+        error: why there is no answer; it counts as a wrong one.
+        note: why there is no score, or a word about it.
+    """
+
+    id: str
+    score: float | None = None
+    text: str = ""
+    tokens: int = 0
+    by_large: int = 0
+    paper: float = 0.0
+    flops: float = 0.0
+    flops_large_only: float = 0.0
+    wall_s: float = 0.0
+    ttft_s: float = 0.0
+    switches: int = 0
+    rounds: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    pieces: list[tuple[str, str, str]] = field(default_factory=list)
+    error: str = ""
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is measured of a cell as a whole.
+
+    Attributes:
+        wall_s: seconds that answering took, all chunks together.
+        peak_bytes: largest resident memory of the process.
+        energy_j: joules that the machine's meters counted meanwhile; None: it has none.
+        stopped: why it ended before its last prompt; empty where it did not.
+        load: figures of an open-loop run (`experiments.load.metrics.Summary`), or None.
+        machine: what it ran on, for people.
+    """
+
+    wall_s: float = 0.0
+    peak_bytes: int = 0
+    energy_j: float | None = None
+    stopped: str = ""
+    load: dict[str, Any] | None = None
+    machine: dict[str, str] = field(default_factory=dict)

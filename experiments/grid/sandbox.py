@@ -1,0 +1,151 @@
+"""Running Python that nobody has read: a process of its own with little of everything, ended when its time is up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from experiments.grid import sandboxed
+from turnout.errors import Code, TurnoutError
+
+Outcome = Literal["passed", "failed", "timeout", "killed"]
+# What there may be a wall against, and the walls that keep it out; against pathname sockets no kernel has one yet.
+THREATS = {
+    "network": {"network"},
+    "TCP": {"network", "tcp"},
+    "processes of others": {"processes", "signals"},
+    "writing files": {"writes"},
+    "reading files": {"reads"},
+    "Unix sockets by path": set[str](),
+}
+MOST_SAID = 64 << 10  # bytes of its output that are read
+SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a program may use.
+
+    Attributes:
+        timeout_s: time on the clock, seconds.
+        cpu_s: processor time, seconds.
+        memory_bytes: address space.
+        file_bytes: largest file it writes.
+        processes: processes and threads beside the first.
+    """
+
+    timeout_s: float = 10.0
+    cpu_s: int = 5
+    memory_bytes: int = 512 << 20
+    file_bytes: int = 1 << 20
+    processes: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended.
+
+    Attributes:
+        outcome: passed, it ran to its last line; failed, it raised or left early; timeout; killed, by a limit.
+        reason: for people; empty where it passed.
+        walls: what the kernel kept it from, beside the limits: network, processes, writes, reads, tcp, signals.
+    """
+
+    outcome: Outcome
+    reason: str
+    walls: tuple[str, ...] = ()
+
+
+async def run_python(program: str, limits: Limits, given: Any = None) -> Ended:
+    """Run a program to its end, in an empty folder that is deleted afterwards.
+
+    It has the standard library, no environment, no standard input, and as far as the kernel lets us no network,
+    nothing to write to beside its folder, and nothing to read beside that and what Python itself needs; as root it
+    becomes nobody first. All it started ends with it.
+
+    Args:
+        program: Python source.
+        limits: what it may use.
+        given: plain data, its global `GIVEN`.
+
+    Raises:
+        TurnoutError: UNAVAILABLE: the sandbox cannot be built here; says nothing of the program.
+    """
+    done = secrets.token_hex(16)
+    task = {"program": program, "limits": asdict(limits), "done": done, "given": given}
+    with tempfile.TemporaryDirectory(prefix="turnout-sandbox-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o777)  # noqa: PTH101 - pathlib blocks no less, and is refused here
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-I", "-S", "-B", str(sandboxed.__file__)),
+            cwd=folder,
+            env={},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            said = await asyncio.wait_for(_talk(process, json.dumps(task).encode(), done.encode()), limits.timeout_s)
+            status = await asyncio.wait_for(process.wait(), 1.0)
+        except TimeoutError:
+            return Ended("timeout", f"not done after {limits.timeout_s:g} s")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    return _judged(said, status, done)
+
+
+async def _talk(process: asyncio.subprocess.Process, task: bytes, done: bytes) -> bytes:
+    """Hand the task over; what was said until the end, or until the word that ends it."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(task)
+        await process.stdin.drain()
+    process.stdin.close()
+    said = b""
+    while done not in said and (piece := await process.stdout.read(MOST_SAID)):
+        said = (said + piece)[-MOST_SAID:]
+    return said
+
+
+def _judged(said: bytes, status: int, done: str) -> Ended:
+    """The last line is the sandbox's own, by its word; a program that sets out to find the word in its process can."""
+    last = said.rstrip().rpartition(b"\n")[2]
+    try:
+        told = json.loads(last)
+    except ValueError:
+        told = None
+    if isinstance(told, dict) and told.get("done") == done:
+        if "fault" in told:
+            raise TurnoutError(Code.UNAVAILABLE, f"the sandbox cannot run here: {told['fault']}", "scorer")
+        walls = tuple(str(wall) for wall in told["walls"])
+        error = told.get("error")
+        return Ended("passed", "", walls) if error is None else Ended("failed", str(error)[:SHOWN], walls)
+    number = -status if status < 0 else status - 128
+    if number in (signal.SIGXCPU, signal.SIGKILL):
+        return Ended("killed", "used up its processor time or its memory")
+    if number > 0:
+        return Ended("killed", f"ended by signal {number}")
+    return Ended("failed", "left before its last line")
+
+
+async def walls_here() -> str:
+    """What this machine's kernel keeps a program from beside the limits, and what it does not, for a report.
+
+    Raises:
+        TurnoutError: UNAVAILABLE: the sandbox cannot be built here.
+    """
+    walls = (await run_python("", Limits())).walls
+    open_ = [what for what, against in THREATS.items() if not against & set(walls)]
+    return f"walls: {', '.join(walls) or 'none'}; not walled: {', '.join(open_)}"

@@ -1,0 +1,1 @@
+"""Ways to score an answer: a module each, named as its kind, that assigns its class to `SCORER`."""

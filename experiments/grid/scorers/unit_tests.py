@@ -1,0 +1,43 @@
+"""Python tests pass on the code in the answer."""
+
+from __future__ import annotations
+
+import re
+
+from engine.pool import LocalPool
+from experiments.grid.sandbox import Limits, run_python
+from experiments.grid.scoring import Item, Score, UnitTestsChoice
+
+FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+class UnitTestsScorer:
+    """1 where the tests end without an exception; see `experiments.grid.sandbox` for what they may do."""
+
+    generates = True
+
+    def __init__(self, choice: UnitTestsChoice) -> None:
+        self._choice = choice
+        self._limits = Limits(
+            timeout_s=choice.timeout_s,
+            cpu_s=choice.cpu_s,
+            memory_bytes=choice.memory_bytes,
+            file_bytes=choice.file_bytes,
+            processes=choice.processes,
+        )
+
+    async def score(self, item: Item, answer: str, pool: LocalPool, model: str) -> Score:
+        """See `Scorer.score`."""
+        prefix = str(item.fields[self._choice.prefix]) if self._choice.prefix else ""
+        program = "\n\n".join((prefix, code_of(answer), str(item.fields[self._choice.tests])))
+        ended = await run_python(program, self._limits)
+        return Score(float(ended.outcome == "passed"), ended.reason)
+
+
+def code_of(answer: str) -> str:
+    """The fenced pieces of an answer, one after the other; the whole answer where there are none."""
+    found = FENCED.findall(answer)
+    return "\n".join(found) if found else answer
+
+
+SCORER = UnitTestsScorer

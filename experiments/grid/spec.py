@@ -1,0 +1,174 @@
+"""The file that describes an experiment."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from experiments.grid.scoring import ScorerChoice
+from turnout.config import Section, TurnoutConfig, load_config, read_yaml
+from turnout.registry import validated
+from turnout.types import SamplingParams
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Group = Literal["registered", "speculation"]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Axis = Annotated[list[Any], Field(min_length=1)]
+
+
+class MethodAxis(Section):
+    """A method, and values of its parameters to try: every combination is one way of answering."""
+
+    name: Annotated[str, Field(description="as in `turnout methods`")]
+    params: dict[str, Any] = Field(default_factory=dict, description="parameters that stay the same")
+    grid: dict[str, Axis] = Field(default_factory=dict, description="values to try, by parameter")
+    label: Annotated[Name | None, Field(description="name in reports; absent: the method and what is tried")] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> MethodAxis:
+        both = sorted(set(self.params) & set(self.grid))
+        if both:
+            raise ValueError(f"{both[0]} stands in params and in grid")
+        return self
+
+    @property
+    def size(self) -> int:
+        """How many ways of answering it is."""
+        return math.prod(len(values) for values in self.grid.values())
+
+    def arms(self) -> list[tuple[str, dict[str, Any]]]:
+        """(label, parameters) of each."""
+        found = []
+        for values in itertools.product(*self.grid.values()):
+            tried = dict(zip(self.grid, values, strict=True))
+            words = [self.label or self.name, *(f"{name}={value}" for name, value in tried.items())]
+            if self.label is None:
+                words += [f"{name}={value}" for name, value in self.params.items()]
+            found.append((" ".join(words), {**self.params, **tried}))
+        return found
+
+
+class DatasetChoice(Section):
+    """Prompts and how answers to them are scored: a demo task, or a file."""
+
+    name: Annotated[Name | None, Field(description="in reports; absent: the task's or the file's name")] = None
+    demo: Annotated[
+        Literal["arithmetic", "edits", "lists", "passages", "templates"] | None, Field(description="a shipped task")
+    ] = None
+    path: Annotated[str | None, Field(description="a file of JSON lines (.jsonl) or Parquet (.parquet)")] = None
+    prompt: Annotated[str, Field(description="field of a row that holds the prompt")] = "prompt"
+    id: Annotated[str, Field(description="field that names a row; where no row has it: its number")] = "id"
+    chat: Annotated[bool, Field(description="ask as a chat message; false: continue the text")] = True
+    count: Annotated[int | None, Field(ge=1, description="only the first so many; absent: all, 40 of a task")] = None
+    scorer: Annotated[ScorerChoice | None, Field(description="how answers are scored; a task brings its own")] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> DatasetChoice:
+        if (self.demo is None) == (self.path is None):
+            raise ValueError("give either demo or path")
+        if self.path is not None and self.scorer is None:
+            raise ValueError("a file needs a scorer")
+        if self.demo is not None and self.scorer is not None:
+            raise ValueError("a demo task brings its own scorer")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Name in reports."""
+        return self.name or self.demo or Path(str(self.path)).stem
+
+
+class LoadChoice(Section):
+    """How prompts arrive: so many at once, or on a schedule that does not wait for answers."""
+
+    at_once: Annotated[int, Field(ge=1, le=1024, description="prompts answered at once, without a rate")] = 8
+    rate: Annotated[FiniteFloat | None, Field(gt=0, description="requests a second on average")] = None
+    schedule: Annotated[Literal["poisson", "constant", "bursts"], Field(description="of the arrivals")] = "poisson"
+    duration_s: Annotated[FiniteFloat, Field(gt=0, le=3600, description="length of the schedule, seconds")] = 10.0
+    ttft_s: Annotated[FiniteFloat, Field(gt=0, description="objective: time to first token, seconds")] = 0.5
+    tpot_s: Annotated[FiniteFloat, Field(gt=0, description="objective: time per output token, seconds")] = 0.05
+
+    @property
+    def label(self) -> str:
+        """Name in reports."""
+        return f"{self.at_once} at once" if self.rate is None else f"{self.schedule} {self.rate:g}/s"
+
+
+class StopRule(Section):
+    """When a cell may end before its last prompt: as soon as its difference from the baseline is known well enough.
+
+    Looked at after each chunk by a confidence sequence, so that looking often costs no false alarm.
+    """
+
+    margin: Annotated[FiniteFloat, Field(gt=0, le=1, description="difference in quality that matters")] = 0.02
+    alpha: Annotated[FiniteFloat, Field(gt=0, lt=1, description="chance of a wrong stop, over all looks")] = 0.05
+
+
+class ExperimentSpec(Section):
+    """A grid: every combination of pool, way of answering, dataset, load and seed is a cell."""
+
+    name: Annotated[Name, Field(description="of the experiment, among others in the same folder")]
+    config: Annotated[str | None, Field(description="configuration with models and pools; absent: the demo pair")] = (
+        None
+    )
+    pools: Annotated[tuple[str, ...], Field(description="names in the configuration; absent: all of them")] = ()
+    methods: Annotated[
+        list[Group | MethodAxis],
+        Field(min_length=1, description="registered: every method; speculation: every speculative part"),
+    ]
+    left_out: dict[str, Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=dict, description="ways of `registered` and `speculation` that are not run, by label, and why"
+    )
+    baseline: Annotated[str, Field(description="label of the way of answering that others are compared with")] = "plain"
+    datasets: Annotated[list[DatasetChoice], Field(min_length=1, description="what is asked")]
+    loads: Annotated[tuple[LoadChoice, ...], Field(min_length=1, description="how prompts arrive")] = (LoadChoice(),)
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, description="of what is drawn")] = (0,)
+    sampling: Annotated[SamplingParams, Field(description="of every answer")] = SamplingParams(
+        temperature=0.0, max_tokens=160
+    )
+    chunk: Annotated[int, Field(ge=1, le=10_000, description="prompts that are saved together")] = 16
+    workers: Annotated[int, Field(ge=0, le=4096, description="Ray actors that run cells; 0: this process")] = 1
+    gpus: Annotated[float, Field(ge=0, description="of each worker")] = 0.0
+    stop: Annotated[StopRule | None, Field(description="when to end a cell early; absent: never")] = None
+    max_cells: Annotated[int, Field(ge=1, description="more missing cells than this are asked about first")] = 500
+    margin: Annotated[FiniteFloat, Field(gt=0, le=1, description="loss of quality that does not matter")] = 0.02
+    price_per_hour: Annotated[
+        FiniteFloat | None, Field(ge=0, description="of a worker's machine, for estimates; absent: unknown")
+    ] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ExperimentSpec:
+        labels = [dataset.label for dataset in self.datasets]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise ValueError(f"datasets: two are called {twice!r}; give one of them a name")
+        return self
+
+
+def read_spec(path: Path) -> ExperimentSpec:
+    """An experiment's file, checked; paths in it count from its folder.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: cannot be read, or names the field at fault.
+    """
+    spec = validated(ExperimentSpec, read_yaml(path), "")
+    here = path.resolve().parent
+    datasets = [
+        dataset if dataset.path is None else dataset.model_copy(update={"path": str(here / dataset.path)})
+        for dataset in spec.datasets
+    ]
+    config = None if spec.config is None else str(here / spec.config)
+    return spec.model_copy(update={"datasets": datasets, "config": config})
+
+
+def config_of(spec: ExperimentSpec) -> TurnoutConfig:
+    """The configuration that holds an experiment's pools.
+
+    Raises:
+        TurnoutError: it cannot be read or is wrong.
+    """
+    return TurnoutConfig.demo() if spec.config is None else load_config(Path(spec.config))

@@ -1,0 +1,175 @@
+"""Where results are kept: cells by their address, and experiments by name, which list the cells they are made of."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.grid.cells import Cell, Facts, Record
+from experiments.grid.spec import ExperimentSpec
+from turnout.errors import Code, TurnoutError, invalid, not_found
+from turnout.whole_files import write_whole
+
+State = Literal["done", "refused", "failed", "partial", "absent"]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """An experiment as it was last run."""
+
+    spec: ExperimentSpec
+    cells: tuple[Cell, ...]
+    refused: dict[str, str]
+
+
+class Store:
+    """A folder. Every file is there whole or not at all, even after a power cut.
+
+    Args:
+        root: the folder; made when something is written.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def _cell(self, address: str) -> Path:
+        return self.root / "cells" / address[:2] / address
+
+    def _experiment(self, name: str) -> Path:
+        if not NAME.fullmatch(name):
+            raise invalid("name", f"must be letters, digits and . _ - (got {name!r})")
+        return self.root / "experiments" / name
+
+    def state(self, cell: Cell) -> State:
+        """How far a cell is."""
+        folder = self._cell(cell.address)
+        if (folder / "facts.json").is_file():
+            return "done"
+        if (folder / "failure.json").is_file():
+            failure = json.loads((folder / "failure.json").read_text(encoding="utf-8"))
+            return "refused" if failure["final"] else "failed"
+        return "partial" if any(folder.glob("chunk-*.jsonl")) else "absent"
+
+    def chunks(self, cell: Cell) -> dict[int, list[Record]]:
+        """What has been answered, by number of the chunk."""
+        found = {}
+        for path in sorted(self._cell(cell.address).glob("chunk-*.jsonl")):
+            lines = path.read_text(encoding="utf-8").splitlines()
+            found[int(path.stem.removeprefix("chunk-"))] = [_record(json.loads(line)) for line in lines]
+        return found
+
+    def records(self, cell: Cell) -> list[Record]:
+        """All answers of a cell, in the order of the dataset."""
+        return [record for _, records in sorted(self.chunks(cell).items()) for record in records]
+
+    def facts(self, cell: Cell) -> Facts | None:
+        """What was measured of a whole cell; None: it is not done."""
+        path = self._cell(cell.address) / "facts.json"
+        return Facts(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+    def progress(self, cell: Cell) -> Facts:
+        """What earlier runs of an unfinished cell measured."""
+        path = self._cell(cell.address) / "progress.json"
+        return Facts(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else Facts()
+
+    def failure(self, cell: Cell) -> str:
+        """Why a cell failed; empty: it did not."""
+        path = self._cell(cell.address) / "failure.json"
+        return str(json.loads(path.read_text(encoding="utf-8"))["message"]) if path.is_file() else ""
+
+    def save_chunk(self, cell: Cell, number: int, records: list[Record], so_far: Facts) -> None:
+        """Keep a chunk of answers.
+
+        Raises:
+            TurnoutError: RESOURCE_EXHAUSTED: the disk is full; UNAVAILABLE: it cannot be written.
+        """
+        folder = self._cell(cell.address)
+        self._write(folder / "cell.json", json.dumps(cell.as_dict(), indent=1))
+        self._write(folder / "progress.json", json.dumps(asdict(so_far)))
+        lines = (json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
+        self._write(folder / f"chunk-{number:06d}.jsonl", "".join(lines))
+
+    def finish(self, cell: Cell, facts: Facts) -> None:
+        """A cell is done."""
+        folder = self._cell(cell.address)
+        self._write(folder / "cell.json", json.dumps(cell.as_dict(), indent=1))
+        self._write(folder / "facts.json", json.dumps(asdict(facts), indent=1))
+        (folder / "failure.json").unlink(missing_ok=True)
+        (folder / "progress.json").unlink(missing_ok=True)
+
+    def fail(self, cell: Cell, message: str, final: bool = False) -> None:
+        """A cell was not done.
+
+        Args:
+            cell: which.
+            message: why.
+            final: whether it would be refused again as long as nothing changes; otherwise the next run tries it.
+        """
+        folder = self._cell(cell.address)
+        self._write(folder / "cell.json", json.dumps(cell.as_dict(), indent=1))
+        self._write(folder / "failure.json", json.dumps({"message": message, "final": final}))
+
+    def save(self, spec: ExperimentSpec, cells: list[Cell], refused: dict[str, str]) -> None:
+        """Keep what an experiment is made of."""
+        values = {
+            "spec": spec.model_dump(mode="json"),
+            "cells": [cell.as_dict() for cell in cells],
+            "refused": refused,
+        }
+        self._write(self._experiment(spec.name) / "experiment.json", json.dumps(values, indent=1))
+
+    def names(self) -> list[str]:
+        """Of all experiments, sorted."""
+        return sorted(path.parent.name for path in (self.root / "experiments").glob("*/experiment.json"))
+
+    def load(self, name: str) -> Saved:
+        """An experiment.
+
+        Raises:
+            TurnoutError: NOT_FOUND.
+        """
+        path = self._experiment(name) / "experiment.json"
+        if not path.is_file():
+            raise not_found("experiment", name, self.names())
+        values = json.loads(path.read_text(encoding="utf-8"))
+        cells = tuple(Cell.from_dict(each) for each in values["cells"])
+        return Saved(ExperimentSpec.model_validate(values["spec"]), cells, values["refused"])
+
+    def remove(self, name: str) -> int:
+        """Delete an experiment, and of its cells those that no other one has; how many these are.
+
+        Raises:
+            TurnoutError: NOT_FOUND.
+        """
+        mine = {cell.address for cell in self.load(name).cells}
+        others = {cell.address for other in self.names() if other != name for cell in self.load(other).cells}
+        shutil.rmtree(self._experiment(name))
+        gone = [folder for address in mine - others if (folder := self._cell(address)).is_dir()]
+        for folder in gone:
+            shutil.rmtree(folder)
+        return len(gone)
+
+    def every_facts(self) -> Iterator[tuple[Facts, int]]:
+        """Facts and number of answers of all cells that are done, for estimates."""
+        for path in (self.root / "cells").glob("*/*/facts.json"):
+            count = sum(len(chunk.read_bytes().splitlines()) for chunk in path.parent.glob("chunk-*.jsonl"))
+            yield Facts(**json.loads(path.read_text(encoding="utf-8"))), count
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text.encode())
+        except OSError as error:
+            code = Code.RESOURCE_EXHAUSTED if error.errno == errno.ENOSPC else Code.UNAVAILABLE
+            raise TurnoutError(code, f"store: cannot write {path}: {error.strerror or error}", "store") from None
+
+
+def _record(values: dict[str, Any]) -> Record:
+    return Record(**{**values, "pieces": [tuple(piece) for piece in values["pieces"]]})

@@ -1,0 +1,151 @@
+"""Two experiments side by side: what got worse, for people and for CI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.grid.store import Saved, Store
+from experiments.reports.table import Column, read_table
+from experiments.statistics import Interval
+from experiments.stats.hypotheses import ALPHA, corrected, paired_permutation
+from experiments.stats.intervals import Floats, bca_mean, paired_difference, ratio
+from experiments.stats.power import UNSEEN_SPREAD, statement, statement_of_nats
+
+COSTS = ("paper", "flops")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of one way of answering, then and now, on the prompts both have.
+
+    Attributes:
+        way: dataset, pool, load and label.
+        measure: quality, a cost meter, or time.
+        change: of quality the difference, else now over then.
+        p: of no change, adjusted for all figures compared.
+        worse: whether it is a regression.
+        prompts: compared.
+    """
+
+    way: str
+    measure: str
+    change: Interval
+    p: float
+    worse: bool
+    better: bool
+    prompts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All changes, and ways that only one of the two has.
+
+    Attributes:
+        lost: by way, why NOW, which asks for it, has not all of it: that is a regression too.
+        power: by dataset, pool and load, which change of quality is likely to be seen, whichever way has it.
+    """
+
+    changes: list[Change]
+    only_then: list[str]
+    only_now: list[str]
+    lost: dict[str, str]
+    power: list[str]
+
+    @property
+    def regressions(self) -> list[Change]:
+        """What got worse."""
+        return [change for change in self.changes if change.worse]
+
+
+def compare(then: Saved, now: Saved, store: Store, time_tolerance: float | None = None) -> Comparison:
+    """Compare what two experiments have in common: the same dataset, pool, load and label.
+
+    Quality and costs are tested together, with Holm's correction over all figures of all ways: where nothing changed,
+    the chance that any change is named is at most 5%, and that of an alarm, which is a change for the worse, about half
+    of that. Time differs between any two runs of a machine: it counts only where it is asked for, and only beyond a
+    tolerance.
+
+    Args:
+        then: before.
+        now: after.
+        store: of both.
+        time_tolerance: share by which time may grow; None: time is not looked at.
+    """
+    before, after = _columns(then, store), _columns(now, store)
+    both = [name for name in before if name in after]
+    drafts = [draft for name in both for draft in _drafts(name, before[name], after[name], time_tolerance)]
+    adjusted = corrected([draft.p for draft in drafts])
+    changes = [draft.judged(p, time_tolerance) for draft, p in zip(drafts, adjusted, strict=True)]
+    lost = {name: why for name, why in _unfinished(now, store).items() if name in before}
+    gone = [name for name in before if name not in after and name not in lost]
+    power = _power([draft for draft in drafts if draft.measure == "quality"], len(drafts))
+    return Comparison(changes, gone, [name for name in after if name not in before], lost, power)
+
+
+def _power(drafts: list[_Draft], comparisons: int) -> list[str]:
+    groups: dict[str, list[_Draft]] = {}
+    for draft in drafts:
+        groups.setdefault(draft.way.rpartition(": ")[0], []).append(draft)
+    said = []
+    for name, ways in groups.items():
+        spread = max(float(np.std(way.now - way.then)) for way in ways) or UNSEEN_SPREAD
+        state = statement_of_nats if ways[0].nats else statement
+        said.append(f"{name}: {state(min(len(way.now) for way in ways), spread, comparisons)}")
+    return said
+
+
+def _unfinished(saved: Saved, store: Store) -> dict[str, str]:
+    """By way, why a cell of it is not done."""
+    return {
+        f"{cell.dataset.label}, {cell.pool}, {cell.load.label}: {cell.label}": store.failure(cell)
+        or f"not run ({store.state(cell)})"
+        for cell in saved.cells
+        if store.state(cell) != "done"
+    }
+
+
+def _columns(saved: Saved, store: Store) -> dict[str, Column]:
+    table = read_table(saved, store)
+    return {
+        f"{group.name}: {column.label}": column for group in table.groups.values() for column in group.columns.values()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    way: str
+    measure: str
+    then: Floats
+    now: Floats
+    p: float
+    nats: bool
+
+    def judged(self, p: float, time_tolerance: float | None) -> Change:
+        if self.measure == "quality":
+            change = bca_mean(self.now - self.then) if self.nats else paired_difference(self.now, self.then)
+            worse, better = change.value < 0, change.value > 0
+        else:
+            change = ratio(self.now, self.then)
+            limit = 1.0 + (time_tolerance or 0.0) if self.measure == "time" else 1.0
+            worse = change.value > 1.0 and (change.low > limit or self.measure != "time")
+            better = change.value < 1.0
+        sure = p < ALPHA
+        return Change(self.way, self.measure, change, p, sure and worse, sure and better, len(self.then))
+
+
+def _drafts(name: str, then: Column, now: Column, time_tolerance: float | None) -> list[_Draft]:
+    known = set(then.scored)
+    prompts = [prompt for prompt in now.scored if prompt in known]
+    if not prompts:
+        return []
+    measures = {"quality": "score", **{cost: cost for cost in COSTS}}
+    if time_tolerance is not None:
+        measures["time"] = "wall_s"
+    found = []
+    for measure, field in measures.items():
+        before, after = then.mean(field, prompts), now.mean(field, prompts)
+        # The sign of a sum of differences is that of the ratio of sums: what is tested is what is judged.
+        found.append(_Draft(name, measure, before, after, paired_permutation(after - before), then.nats))
+    return found

@@ -1,0 +1,106 @@
+"""The answers of an experiment as a table: one row a prompt, one column a way of answering."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from experiments.grid.cells import Cell, Facts, Record
+from experiments.grid.store import Saved, Store
+from experiments.stats.intervals import Floats
+
+
+@dataclass(slots=True)
+class Column:
+    """One way of answering one dataset under one load, all seeds.
+
+    Attributes:
+        nats: as of its group.
+        records: by (seed, prompt).
+        facts: of each cell.
+    """
+
+    label: str
+    method: str
+    nats: bool
+    records: dict[tuple[int, str], Record] = field(default_factory=dict)
+    facts: list[Facts] = field(default_factory=list)
+
+    def mean(self, name: str, prompts: list[str]) -> Floats:
+        """A figure by prompt, averaged over seeds: what is drawn again for a prompt is no new prompt.
+
+        Args:
+            name: field of `Record`.
+            prompts: ids; each was answered.
+        """
+        values: dict[str, list[float]] = defaultdict(list)
+        for (_, prompt), record in self.records.items():
+            value = getattr(record, name)
+            if value is not None:
+                values[prompt].append(float(value))
+        return np.array([float(np.mean(values[prompt])) for prompt in prompts])
+
+    @property
+    def scored(self) -> list[str]:
+        """Prompts with a score under every seed that has them, in order."""
+        found: dict[str, bool] = {}
+        for (_, prompt), record in self.records.items():
+            found[prompt] = found.get(prompt, True) and record.score is not None
+        return [prompt for prompt, whole in found.items() if whole]
+
+
+@dataclass(slots=True)
+class Group:
+    """Columns that are compared: the same pool, dataset and load.
+
+    Attributes:
+        nats: whether scores are log-likelihoods, which have no bounds and so no points of 0.01.
+    """
+
+    pool: str
+    dataset: str
+    load: str
+    nats: bool
+    columns: dict[str, Column] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.dataset}, {self.pool}, {self.load}"
+
+
+@dataclass(slots=True)
+class Table:
+    """All that is known of an experiment.
+
+    Attributes:
+        groups: of closed-loop cells.
+        loads: cells under open-loop load, with their figures.
+        missing: by a cell's name, why it is not there.
+    """
+
+    groups: dict[tuple[str, str, str], Group] = field(default_factory=dict)
+    loads: list[tuple[Cell, Facts]] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def read_table(saved: Saved, store: Store) -> Table:
+    """Gather the cells of an experiment; what failed or was never run is listed."""
+    table = Table(missing=dict(saved.refused))
+    for cell in saved.cells:
+        facts = store.facts(cell)
+        if facts is None:
+            table.missing[cell.name] = store.failure(cell) or f"not run ({store.state(cell)})"
+            continue
+        if facts.load is not None:
+            table.loads.append((cell, facts))
+            continue
+        key = (cell.pool, cell.dataset.label, cell.load.label)
+        group = table.groups.setdefault(key, Group(*key, cell.likelihood))
+        column = group.columns.setdefault(cell.label, Column(cell.label, cell.method, group.nats))
+        column.facts.append(facts)
+        for record in store.records(cell):
+            column.records[cell.seed, record.id] = record
+    return table

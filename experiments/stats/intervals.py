@@ -1,0 +1,130 @@
+"""Bootstrap intervals of means, of paired differences, and of whatever is computed from a table of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import bootstrap
+
+from experiments.statistics import Interval, wilson
+
+Floats = npt.NDArray[np.float64]
+
+ROUNDS = 2000
+LEVEL = 0.95
+# Numbers that one step of resampling holds in memory.
+AT_A_TIME = 4_000_000
+# 1 - 0.95 to the power of 1/n is about 3/n: what is never seen in n trials may still happen so often.
+RULE_OF_THREE = 3.0
+# Values beyond which the acceleration, whose work grows with their square, is left out: it is next to nothing there.
+MANY = 10_000
+# Differences of equal differences, as a share of them.
+ROUNDING = 1e-12
+
+
+def bca_mean(values: Floats, seed: int = 0, level: float = LEVEL, rounds: int = ROUNDS) -> Interval:
+    """Mean with its bias-corrected and accelerated bootstrap interval (Efron 1987); of very many values, percentiles.
+
+    Values that are all equal give an interval without width.
+
+    Args:
+        values: [n], n at least 1.
+        seed: of the resampling.
+        level: coverage aimed at.
+        rounds: resamples.
+
+    Raises:
+        ValueError: no values.
+    """
+    if not len(values):
+        raise ValueError("an interval needs at least one value")
+    if np.ptp(values) <= ROUNDING * np.abs(values).max():
+        same = float(values[0])
+        return Interval(same, same, same)
+    found = bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=rounds,
+        batch=max(1, AT_A_TIME // len(values)),
+        confidence_level=level,
+        method="BCa" if len(values) <= MANY else "percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(float(values.mean()), float(found.low), float(found.high))
+
+
+def paired_difference(challenger: Floats, baseline: Floats, seed: int = 0, level: float = LEVEL) -> Interval:
+    """Mean of challenger minus baseline over the same prompts, scores from 0 to 1, with its BCa interval.
+
+    Where all differ alike, or none does, the interval is what so many prompts leave open (rule of three), not a point.
+
+    Args:
+        challenger: [n].
+        baseline: [n], of the same prompts.
+        seed: of the resampling.
+        level: coverage aimed at.
+    """
+    differences = challenger - baseline
+    if np.ptp(differences) > 0.0:
+        return bca_mean(differences, seed, level)
+    same, open_ = float(differences[0]), min(RULE_OF_THREE / len(differences), 1.0)
+    return Interval(same, max(same - open_, -1.0), min(same + open_, 1.0))
+
+
+def mean_score(scores: Floats) -> Interval:
+    """Mean of scores: Wilson's interval where all are right or wrong, which has a width when all are right, else BCa.
+
+    Raises:
+        ValueError: no scores.
+    """
+    if np.all((scores == 0.0) | (scores == 1.0)):
+        return wilson(int(scores.sum()), len(scores))
+    return bca_mean(scores)
+
+
+def resampled(
+    statistic: Callable[[npt.NDArray[np.int64]], float], count: int, seed: int = 0, rounds: int = ROUNDS
+) -> Interval:
+    """Percentile bootstrap of anything computed from a table of prompts.
+
+    Where more resamples have no value than lie beyond one end, no interval is known: its ends are NaN.
+
+    Args:
+        statistic: of prompts by their numbers, which may repeat; NaN where a resample has no value.
+        count: of prompts.
+        seed: of the resampling.
+        rounds: resamples.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = np.array([statistic(rng.integers(0, count, count)) for _ in range(rounds)])
+    return _percentiles(statistic(np.arange(count)), drawn)
+
+
+def ratio(above: Floats, below: Floats, seed: int = 0, rounds: int = ROUNDS) -> Interval:
+    """Sum of one over sum of another, over the same prompts.
+
+    Args:
+        above: [n].
+        below: [n]; a sum of zero gives NaN.
+        seed: of the resampling.
+        rounds: resamples.
+    """
+
+    rng, count = np.random.default_rng(seed), len(above)
+    value = float(above.sum() / below.sum()) if below.sum() else float("nan")
+    drawn, at_a_time = [], max(1, AT_A_TIME // count)
+    for start in range(0, rounds, at_a_time):
+        rows = rng.integers(0, count, (min(at_a_time, rounds - start), count))
+        totals = below[rows].sum(axis=1)
+        drawn.append(np.divide(above[rows].sum(axis=1), totals, out=np.full_like(totals, np.nan), where=totals != 0))
+    return _percentiles(value, np.concatenate(drawn))
+
+
+def _percentiles(value: float, drawn: Floats) -> Interval:
+    known = drawn[np.isfinite(drawn)]
+    if len(known) < len(drawn) * (1 + LEVEL) / 2:
+        return Interval(value, float("nan"), float("nan"))
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(value, float(low), float(high))

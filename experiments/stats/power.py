@@ -1,0 +1,65 @@
+"""What a number of prompts can tell apart, before and after they are answered."""
+
+from __future__ import annotations
+
+import math
+
+from scipy.stats import norm
+
+ALPHA = 0.05
+POWER = 0.8
+# Of differences that nobody has seen yet: a fifth of all answers right here and wrong there.
+UNSEEN_SPREAD = math.sqrt(0.2)
+
+
+def _sum_of_quantiles(alpha: float, power: float) -> float:
+    return float(norm.ppf(1 - alpha / 2) + norm.ppf(power))
+
+
+def detectable(prompts: int, spread: float, alpha: float = ALPHA, power: float = POWER) -> float:
+    """Smallest mean difference that is found with the wanted power, in the unit of the spread.
+
+    Args:
+        prompts: n, at least 1.
+        spread: standard deviation of the paired differences.
+        alpha: level of the two-sided test; divide it by the number of comparisons for Holm's first step.
+        power: chance of finding it.
+    """
+    return _sum_of_quantiles(alpha, power) * spread / math.sqrt(prompts)
+
+
+def prompts_needed(difference: float, spread: float, alpha: float = ALPHA, power: float = POWER) -> int:
+    """Prompts with which a mean difference is found with the wanted power.
+
+    Args:
+        difference: above 0, in the unit of the spread.
+        spread: standard deviation of the paired differences.
+        alpha: level of the two-sided test.
+        power: chance of finding it.
+    """
+    return max(1, math.ceil((_sum_of_quantiles(alpha, power) * spread / difference) ** 2))
+
+
+def spread_of_discordance(discordant: float) -> float:
+    """Standard deviation of paired differences of right and wrong answers that are as often better as worse.
+
+    Args:
+        discordant: share of prompts that only one of both answers rightly.
+    """
+    return math.sqrt(discordant)
+
+
+def statement_of_nats(prompts: int, spread: float, comparisons: int = 1) -> str:
+    """The same of log-likelihoods, which have no bounds and so no points."""
+    apart = detectable(prompts, spread, ALPHA / max(comparisons, 1))
+    return f"{prompts} prompts tell {apart:.3g} nats a token apart (power {POWER:.0%}, {comparisons} comparisons)"
+
+
+def statement(prompts: int, spread: float, comparisons: int = 1) -> str:
+    """One sentence for a report; scores from 0 to 1, differences in points of 0.01."""
+    points = detectable(prompts, spread, ALPHA / max(comparisons, 1)) * 100
+    needed = prompts_needed(0.02, spread, ALPHA / max(comparisons, 1))
+    return (
+        f"{prompts} prompts tell {points:.1f} points apart (power {POWER:.0%}, {comparisons} comparisons);"
+        f" 2 points would take {needed}"
+    )

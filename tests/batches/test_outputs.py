@@ -1,0 +1,62 @@
+"""Outputs elsewhere: on a store that keeps what was sent once its file is closed."""
+
+from __future__ import annotations
+
+from typing import IO, Any, ClassVar
+
+import fsspec
+import pytest
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from deployments.batches.outputs import opened
+
+
+class Upload(AbstractBufferedFile):  # type: ignore[misc]
+    """As object stores' files: sent in parts, there after the last of them unless it is to be committed apart."""
+
+    def _initiate_upload(self) -> None:
+        self.parts: list[bytes] = []
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        self.parts.append(self.buffer.getvalue())
+        if final and self.autocommit:
+            self.commit()
+        return True
+
+    def commit(self) -> None:
+        self.fs.kept[self.path] = b"".join(self.parts)
+
+    def discard(self) -> None:
+        self.parts.clear()
+
+
+class Store(AbstractFileSystem):  # type: ignore[misc]
+    protocol = "turnout-test"
+    kept: ClassVar[dict[str, bytes]] = {}
+
+    def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **_: Any) -> Upload:
+        return Upload(self, path, mode, autocommit=autocommit)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    fsspec.register_implementation("turnout-test", Store, clobber=True)
+    monkeypatch.setattr(Store, "kept", {"out": b"old"})
+    return Store.kept
+
+
+def test_an_output_elsewhere_that_breaks_off_leaves_the_old_one(store: dict[str, bytes]) -> None:
+    def fails(file: IO[bytes]) -> None:
+        file.write(b"half of it")
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"), opened("turnout-test://out") as file:
+        fails(file)
+    assert store == {"out": b"old"}
+
+
+def test_an_output_elsewhere_is_there_when_all_of_it_is_written(store: dict[str, bytes]) -> None:
+    with opened("turnout-test://out") as file:
+        file.write(b"new")
+        assert store == {"out": b"old"}
+    assert store == {"out": b"new"}

@@ -1,0 +1,81 @@
+"""`turnout experiment`: an experiment from its file to its report, on a tiny pair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.grid.store import Store
+from tests.experiments.grid_runs import dataset, pair_config, save_made, spec
+from tests.experiments.route_logs import split
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    """A file with three cells."""
+    dataset(tmp_path)
+    spec(pair_config(tmp_path), tmp_path)
+    return tmp_path / "experiment.yaml"
+
+
+def test_run_again_show_list_and_remove(run: Any, experiment: Path, tmp_path: Path) -> None:
+    kept = ("--store", str(tmp_path / "kept"))
+    first = run("experiment", "run", str(experiment), *kept, "--out", str(tmp_path / "out"))
+    assert first.code == 0
+    assert "3 cells: 0 were there, 3 computed, 0 failed" in first.err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["small.html", "small.json", "small.md"]
+    again = run("experiment", "resume", "small", *kept, "--json")
+    assert "3 cells: 3 were there, 0 computed" in again.err
+    assert json.loads(again.out)["title"] == "small"
+    assert json.loads(run("experiment", "list", *kept, "--json").out) == [{"name": "small", "cells": 3, "done": 3}]
+    assert "threshold=3.0" in run("experiment", "show", "small", *kept).out
+    assert run("experiment", "rm", "small", *kept).out == "3 cells deleted\n"
+    assert run("experiment", "show", "small", *kept).code == 1
+
+
+def test_a_large_grid_is_asked_about_with_an_estimate(run: Any, experiment: Path, tmp_path: Path) -> None:
+    text = experiment.read_text(encoding="utf-8")
+    experiment.write_text(text + "max_cells: 2\n", encoding="utf-8")
+    kept = ("--store", str(tmp_path / "kept"))
+    asked = run("experiment", "run", str(experiment), *kept)
+    assert asked.code == 1
+    assert "3 cells, 18 prompts, at most 144 tokens, about 0 s (a rough guess" in asked.err
+    assert "run it with --yes" in asked.err
+    loads = [{"at_once": n} for n in range(1, 341)]
+    huge = text.replace("workers: 0", f"workers: 0\nseeds: {list(range(1000))}\nloads: {json.dumps(loads)}")
+    experiment.write_text(huge, encoding="utf-8")
+    assert "1020000 cells" in run("experiment", "run", str(experiment), *kept).err
+    assert not (tmp_path / "kept").exists()
+
+
+def test_compare_sets_the_exit_code(run: Any, tmp_path: Path) -> None:
+    store, good = Store(tmp_path), np.ones(200)
+    bad = good.copy()
+    bad[:30] = 0.0
+    save_made(store, "then", {"plain": good, "other": good}, run=0)
+    save_made(store, "now", {"plain": good, "other": bad}, run=1)
+    worse = run("experiment", "compare", "then", "now", "--store", str(tmp_path))
+    assert worse.code == 1
+    assert worse.out.count("WORSE") == 1
+    assert "1 regressions among 6 figures" in worse.out
+    assert run("experiment", "compare", "now", "then", "--store", str(tmp_path)).code == 0
+
+
+def test_live_reads_route_logs(run: Any, tmp_path: Path) -> None:
+    log = tmp_path / "route.jsonl"
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in split(-0.3, 200)), encoding="utf-8")
+    shown = run("experiment", "live", str(log), "--control", "old")
+    assert shown.code == 0
+    assert "stop: better" in shown.out
+    assert "metric: must be one of answered" in run("experiment", "live", str(log), "--metric", "looks").err
+
+
+def test_tune_refuses_what_it_cannot_search(run: Any, config_file: Path) -> None:
+    given = ("experiment", "tune", "entropy_adaptive", "--config", str(config_file), "--budget", "0.5")
+    assert "search.window: must be LOW:HIGH" in run(*given, "--search", "window=5:1", "--demo", "lists").err
+    assert "give either --data FILE or --demo KIND" in run(*given, "--search", "window=1:5").err
+    assert run(*given, "--search", "window", "--demo", "lists").code == 2

@@ -1,0 +1,160 @@
+"""Programs nobody has read: what they may do, and what becomes of those that try more."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments.grid import sandboxed
+from experiments.grid.sandbox import Limits, run_python, walls_here
+from experiments.grid.scorers.regex import RegexScorer
+from experiments.grid.scorers.unit_tests import UnitTestsScorer, code_of
+from experiments.grid.scoring import Item, RegexChoice, UnitTestsChoice
+from turnout.errors import TurnoutError
+
+QUICK = Limits(timeout_s=8.0, cpu_s=2, memory_bytes=256 << 20, file_bytes=4096, processes=2)
+
+
+async def test_a_program_that_ends_passes_and_one_that_raises_says_what() -> None:
+    assert (await run_python("x = 1 + 1\nassert x == 2", QUICK)).outcome == "passed"
+    ended = await run_python("raise ValueError('seven')", QUICK)
+    assert (ended.outcome, ended.reason) == ("failed", "ValueError: seven")
+    assert (await run_python("def broken(", QUICK)).reason.startswith("SyntaxError")
+    assert (await run_python("assert GIVEN == {'a': [1]}", QUICK, {"a": [1]})).outcome == "passed"
+
+
+async def test_a_program_has_the_standard_library_and_its_own_rules_of_the_language() -> None:
+    needs = "import collections.abc, dataclasses, decimal, email.mime.text, random, sqlite3, statistics, unittest"
+    assert (await run_python(needs, QUICK)).reason == ""
+    typed = "def f(x: int) -> int: return x\nassert f.__annotations__['x'] is int"
+    assert (await run_python(typed, QUICK)).reason == ""
+
+
+async def test_a_sandbox_that_cannot_be_built_blames_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose root may not become anybody else."""
+    inside = inspect.getsource(sandboxed)
+    start = "    if os.geteuid() == 0:\n"
+    assert start in inside
+    planted = tmp_path / "inside.py"
+    planted.write_text(
+        inside.replace(start, f"    raise PermissionError(1, 'not permitted')\n{start}"), encoding="utf-8"
+    )
+    monkeypatch.setattr(sandboxed, "__file__", str(planted))
+    with pytest.raises(TurnoutError, match=r"the sandbox cannot run here: .* not permitted"):
+        await run_python("x = 1", QUICK)
+
+
+@pytest.mark.parametrize(
+    "leaving",
+    [
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+        'print(\'{"done": "", "error": null, "walls": []}\', flush=True); import os; os._exit(0)',
+    ],
+)
+async def test_leaving_before_the_tests_is_no_pass(leaving: str) -> None:
+    assert (await run_python(f"{leaving}\nassert False", QUICK)).outcome in ("failed", "killed")
+
+
+async def test_a_program_that_hangs_is_ended_with_all_it_started() -> None:
+    started = time.monotonic()
+    limits = Limits(timeout_s=1.0, cpu_s=5, processes=4)
+    ended = await run_python("import os, time\nos.fork()\nos.fork()\ntime.sleep(1000)", limits)
+    assert ended.outcome == "timeout"
+    assert time.monotonic() - started < 6.0
+    assert _left() == []
+
+
+def _left() -> list[Path]:
+    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"sandboxed.py" in _read(path)]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+async def test_processor_time_and_memory_have_ends() -> None:
+    assert (await run_python("while True: pass", Limits(timeout_s=20.0, cpu_s=1))).outcome == "killed"
+    ended = await run_python("x = bytearray(400 << 20)", QUICK)
+    assert ended.reason.startswith("MemoryError")
+
+
+async def test_processes_and_files_have_ends() -> None:
+    bomb = "import os\nfor _ in range(50):\n    if os.fork() == 0:\n        import time; time.sleep(60)"
+    assert (await run_python(bomb, QUICK)).reason.startswith("BlockingIOError")
+    ended = await run_python("open('big', 'wb').write(bytes(1 << 20))", QUICK)
+    assert ended.outcome in ("failed", "killed")
+    assert (
+        await run_python("open('small', 'w').write('a'); assert open('small').read() == 'a'", QUICK)
+    ).outcome == "passed"
+
+
+async def test_nothing_of_ours_is_told_or_touched(tmp_path: Path) -> None:
+    asked = "import os\nassert not [k for k in os.environ if k not in ('LC_CTYPE', 'PWD')], dict(os.environ)"
+    assert (await run_python(asked, QUICK)).reason == ""
+    outside = tmp_path / "outside"
+    outside.write_text("ours", encoding="utf-8")
+    ended = await run_python(f"open({str(outside)!r}, 'w').write('theirs')", QUICK)
+    if "writes" in ended.walls or os.geteuid() == 0:  # what the kernel has no wall for is said so
+        assert outside.read_text(encoding="utf-8") == "ours"
+    assert ended.walls or ended.outcome in ("passed", "failed")
+
+
+async def test_what_lies_about_is_not_read_and_what_is_not_walled_is_said(tmp_path: Path) -> None:
+    """A file all may read, the users of this machine, and what the shell of a process holds."""
+    outside = tmp_path / "outside"
+    outside.write_text("a key", encoding="utf-8")
+    places = [str(outside), "/etc/passwd", "/proc/1/cmdline", str(Path(__file__))]
+    ended = [await run_python(f"print(open({place!r}).read()); raise ValueError('read it')", QUICK) for place in places]
+    listed = await run_python("import os; os.listdir('/etc'); raise ValueError('read it')", QUICK)
+    walled = "reads" in ended[0].walls
+    read = [each.reason == "ValueError: read it" for each in (ended[1], ended[2], listed)]
+    assert read == [not walled] * 3
+    assert not walled or all(each.reason.startswith("PermissionError") for each in (*ended, listed))
+    said = await walls_here()
+    assert ("reading files" in said.partition("not walled")[2]) is not walled
+    assert said.endswith("Unix sockets by path")
+
+
+async def test_the_network_is_out_of_reach_where_there_is_a_wall() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ended = await run_python(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)", QUICK)
+    walled = {"network", "tcp"} & set(ended.walls)
+    assert ended.outcome == ("failed" if walled else "passed")
+
+
+async def test_unit_tests_run_on_the_code_in_the_answer() -> None:
+    scorer = UnitTestsScorer(UnitTestsChoice(kind="unit_tests", timeout_s=8.0))
+    item = Item("1", "Write add.", {"tests": "assert add(2, 3) == 5"})
+    good = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
+    pool: object = None
+    assert (await scorer.score(item, good, pool, "")).value == 1.0  # type: ignore[arg-type]
+    bad = await scorer.score(item, good.replace("a + b", "a - b"), pool, "")  # type: ignore[arg-type]
+    assert (bad.value, bad.note) == (0.0, "AssertionError:")
+    assert code_of("x = 1") == "x = 1"
+    assert code_of("```\na\n```\nand\n```py\nb\n```") == "a\n\nb\n"
+
+
+async def test_an_expression_that_never_ends_costs_its_prompt() -> None:
+    pool: object = None
+    plain = RegexScorer(RegexChoice(kind="regex", pattern="Rome"))
+    assert (await plain.score(Item("1", ""), "in Rome", pool, "")).value == 1.0  # type: ignore[arg-type]
+    greedy = RegexScorer(RegexChoice(kind="regex", field="answer"))
+    assert (await greedy.score(Item("1", "", {"answer": r"\b4+\b"}), "is 44.", pool, "")).value == 1.0  # type: ignore[arg-type]
+    assert (await greedy.score(Item("1", "", {"answer": r"^4+$"}), "is 44.", pool, "")).value == 0.0  # type: ignore[arg-type]
+    with pytest.raises(TurnoutError, match="was not decided"):
+        await greedy.score(Item("1", "", {"answer": r"^(a+)+$"}), "a" * 60 + "b", pool, "")  # type: ignore[arg-type]
+    with pytest.raises(TurnoutError, match="no regular expression"):
+        await greedy.score(Item("1", "", {"answer": "("}), "", pool, "")  # type: ignore[arg-type]

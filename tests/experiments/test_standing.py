@@ -1,0 +1,73 @@
+"""The standing comparison leaves nothing out that it does not name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.grid.planning import count_cells, ways
+from experiments.grid.spec import ExperimentSpec, config_of, read_spec
+from experiments.speculation.contenders import contenders
+from experiments.stats.power import ALPHA, UNSEEN_SPREAD, detectable
+from training.calibration_data import DEMO
+from turnout.registry import all_methods
+from turnout.sources import ROOT
+
+STANDING = ROOT / "ops" / "experiments" / "standing.yaml"
+
+
+def lacking(spec: ExperimentSpec) -> set[str]:
+    """Registered methods and speculative parts that are neither run nor left out with a reason."""
+    run = ways(spec)
+    parts = {
+        each.name for each in contenders().values() if each.params and not (spec.sampling.greedy and each.sampled_only)
+    }
+    methods = {info.name for info in all_methods()} - {way.method for way in run}
+    return {*methods, *(parts - {way.label.removeprefix("speculative ") for way in run})} - {
+        label.removeprefix("speculative ") for label in spec.left_out
+    }
+
+
+def test_it_holds_every_registered_method_on_every_demo_task() -> None:
+    spec = read_spec(STANDING)
+    assert lacking(spec) == set()
+    assert [each.demo for each in spec.datasets] == sorted(DEMO)
+    assert spec.baseline == "plain"
+    assert "plain model=small" in [way.label for way in ways(spec)]
+    assert list(spec.pools) == list(config_of(spec).pools)
+    assert count_cells(spec) == (len(ways(spec)) + len(spec.left_out)) * len(DEMO)
+
+
+@pytest.mark.parametrize("group", ["registered", "speculation"])
+def test_one_that_is_missing_is_found_unless_a_reason_is_given(group: str, tmp_path: Path) -> None:
+    values = yaml.safe_load(STANDING.read_text(encoding="utf-8"))
+    values["methods"] = [entry for entry in values["methods"] if entry != group]
+    if group == "speculation":
+        values["methods"].append({"name": "plain", "params": {"model": "small"}, "label": "another"})
+        values["left_out"] = {}
+    else:
+        values["methods"].append({"name": "plain"})
+    path = tmp_path / "standing.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    assert lacking(read_spec(path)) >= ({"best_of", "pearl"} if group == "registered" else {"medusa", "ucb"})
+    values["methods"].append(group)
+    values["methods"].remove({"name": "plain"}) if group == "registered" else None
+    values["left_out"] = {"best_of" if group == "registered" else "speculative medusa": "for this test"}
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    assert lacking(read_spec(path)) == set()
+
+
+def test_what_it_says_of_its_power_is_so() -> None:
+    """The number of prompts, and the difference that they tell apart, stand in the file."""
+    spec, said = read_spec(STANDING), STANDING.read_text(encoding="utf-8")
+    counts = {each.demo: each.count for each in spec.datasets}
+    compared = (len(ways(spec)) - 1) * len(spec.datasets)
+    found = re.findall(r"(\w+): (\d+) prompts tell about (\d+) points apart", said)
+    assert [task for task, _, _ in found] == ["arithmetic", "lists"]
+    for task, count, points in found:
+        assert counts[task] == int(count)
+        told = 100 * detectable(int(count), UNSEEN_SPREAD, ALPHA / compared)
+        assert float(points) == pytest.approx(told, abs=0.6)
