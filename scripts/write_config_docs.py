@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cli.methods import bounds, type_name
+from cli.methods import type_name
+from scripts.docs_catalogue import allowed, cell
 from turnout.config import TurnoutConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
@@ -45,8 +46,8 @@ def _sections(path: str, section: dict[str, Any], schema: dict[str, Any]) -> Ite
             below.append((child_place, child))
         default = "required" if name in required else _default(field, child)
         kind = "section" if child is not None else type_name(field, schema)
-        cells = (f"`{name}`", kind, bounds(field, schema), default, field.get("description", ""))
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+        cells = (f"`{name}`", cell(kind), allowed(field, schema), cell(default), cell(field.get("description", "")))
+        rows.append("| " + " | ".join(cells) + " |\n")
     yield f"\n## {f'`{path}`' if path else 'The file'}\n\n{_sentence(section)}\n\n"
     yield "| field | type | allowed | default | meaning |\n| --- | --- | --- | --- | --- |\n"
     yield from rows

@@ -1,0 +1,58 @@
+"""`turnout serve`, but nothing is counted, logged or traced of a request: what `bench_telemetry` compares with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from ray.serve.handle import DeploymentHandle
+
+from cli.main import main
+from deployments import app
+from deployments.ingress import Ingress
+from deployments.telemetry.watching import Seen, Watch
+from turnout.calls import GenerateCall, ScoreCall
+from turnout.config import TurnoutConfig
+
+
+class _Unseen:
+    """Takes what is seen of a request, and keeps none of it."""
+
+    usage: Any = None
+    first_s = 1.0
+
+    def admitted(self, call: GenerateCall) -> GenerateCall:
+        """The same call."""
+        return call
+
+    def first(self) -> None:
+        """Nothing."""
+
+
+class Unwatched(Watch):
+    """Watches nothing."""
+
+    @contextmanager
+    def over(self, call: GenerateCall | ScoreCall, kind: str, label: str, large: str = "") -> Iterator[Seen]:
+        """A request is worked on, and nobody looks."""
+        yield cast(Seen, _Unseen())
+
+
+class UncountedIngress(Ingress):
+    """The ingress, without eyes."""
+
+    # Serve makes constructors of ingresses coroutines.
+    async def __init__(  # type: ignore[misc]
+        self, config: TurnoutConfig, pools: dict[str, DeploymentHandle]
+    ) -> None:
+        await super().__init__(config, pools)  # type: ignore[misc]
+        self.service._watch = Unwatched(self.service.metrics)
+
+
+if __name__ == "__main__":
+    # By this name, and not as part of `__main__`, the other processes find it.
+    from scripts.serve_uncounted import UncountedIngress as Found
+
+    setattr(app, "Ingress", Found)  # noqa: B010 - a name that the module does not offer
+    main()
