@@ -19,10 +19,13 @@ TORCH_INDEX_ARGS ?=
 CONFIG ?=
 PYTEST_ARGS ?=
 TRAIN_ARGS ?=
+# Processes that share the default suite.
+TEST_WORKERS ?= 2
 SOAK_ARGS ?=
 BENCH_ARGS ?=
+EXPERIMENT_ARGS ?=
 
-.PHONY: help venv lint format test test-cluster test-exactness test-kvstore-chaos test-chaos test-launch venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster soak chaos demo serve train-demo train-heads train-kv-codecs proto clean
+.PHONY: help venv lint format test test-cluster test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,7 +49,8 @@ format: venv ## let ruff rewrite what it can
 	$(BIN)/ruff format --quiet .
 
 test: venv ## the default test suite (no GPU, no Redis server, no network)
-	$(BIN)/pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/pytest -m timing $(PYTEST_ARGS) || [ $$? -eq 5 ] # 5: none of these were asked for
 
 test-cluster: venv ## model actors and deployments that are killed, restarted, moved, scaled, on Ray clusters of their own
 	$(BIN)/pytest -m "cluster and not exactness" --timeout 900 $(PYTEST_ARGS)
@@ -62,6 +66,18 @@ test-chaos: venv ## kill draft, target and replica once each under load, with on
 
 test-launch: venv ## `ray up` on this machine through processes, serve, add a node, `ray down` (5 minutes)
 	$(BIN)/pytest -m launch --timeout 900 tests/launch $(PYTEST_ARGS)
+
+test-observability: venv ## Prometheus beside a server under load: every query of every dashboard and alert (2 minutes)
+	$(BIN)/pytest -m observability --timeout 600 tests/observability $(PYTEST_ARGS)
+
+test-browser: venv ## the console driven in a real Chromium: streams, comparisons, errors, keyboard, phone (3 minutes)
+	$(BIN)/pytest -m browser --timeout 600 tests/deployments/console $(PYTEST_ARGS)
+
+test-clients: venv ## the OpenAI clients for Python and Node, and fuzzers, against a served application (10 minutes)
+	$(BIN)/pytest -m clients --timeout 900 tests/clients $(PYTEST_ARGS)
+
+docs: venv ## build the documentation site into site/; a warning is a failure
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 venv-peers: $(PEERS_STAMP) ## make or update .venv-peers: engines that `make bench` measures beside ours
 
@@ -115,11 +131,27 @@ bench-hop: venv ## measure hops between actors: tensors, one remote operation, b
 bench-cluster: venv ## measure models in actors beside models in one process, and PEARL (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m experiments.bench_cluster $(BENCH_ARGS)
 
-soak: venv ## load the demo models beyond their capacity for 20 minutes; memory, leaks, answers (SOAK_ARGS="--minutes 2")
+bench-batch: venv ## measure interactive first tokens beside a batch that saturates the pool (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_batch $(BENCH_ARGS)
+
+experiments: venv ## every registered method on every demo task, with intervals; what is there is not computed again (90 minutes at most)
+	$(BIN)/turnout experiment run ops/experiments/standing.yaml --yes --out docs/results $(EXPERIMENT_ARGS)
+
+bench-telemetry: venv ## measure what metrics, traces, logs and audits cost (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_telemetry $(BENCH_ARGS)
+
+bench-structure: venv ## measure decoding held to a JSON schema beside free decoding (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_structure $(BENCH_ARGS)
+
+soak: venv ## 10,000 idle connections; the demo models beyond their capacity for 20 minutes (SOAK_ARGS="--minutes 2")
+	$(BIN)/pytest -m soak --timeout 900 tests/deployments/access $(PYTEST_ARGS)
 	$(BIN)/python -m experiments.soak $(SOAK_ARGS)
 
 chaos: venv ## kill every part of a cluster at random under load for 10 minutes; every answer is compared (CHAOS_ARGS="--minutes 2 --least 1")
 	$(BIN)/python -m experiments.chaos.run $(CHAOS_ARGS)
+
+batch-chaos: venv ## 100,000 prompts through `turnout batch`, its parts killed five times (CHAOS_ARGS="--rows 2000 --kills 3 --no-write")
+	$(BIN)/python -m experiments.batch_chaos $(CHAOS_ARGS)
 
 demo: venv ## start everything on this machine, answer one prompt over gRPC, stop
 	@$(BIN)/python -m cli.demo
@@ -143,9 +175,13 @@ train-heads: venv ## train the draft heads of the demo's large model anew (25 mi
 train-kv-codecs: venv ## profile the demo pair for the codecs of the shared prefix store anew (a minute or two)
 	$(BIN)/turnout train kv-codecs --out turnout/demo/artifacts
 
+console-shots: venv ## take the pictures in docs/images of the console, with Chromium
+	$(BIN)/pytest -m browser --timeout 600 tests/deployments/console/test_pictures.py --basetemp .runs-shots
+	install -D -m 644 -t docs/images $$(find .runs-shots -name '*.png')
+
 proto: venv ## regenerate the gRPC code from turnout/proto/generation.proto
 	$(BIN)/python -m turnout.proto.generate
 
 clean: ## delete caches and build outputs (.venv stays)
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +

@@ -10,6 +10,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         asked = set(getattr(item, "fixturenames", ()))
         # Beside the served application that many tests share, a cluster is used for deployments of a test's own.
-        own = "cluster" in asked and "server" not in asked and item.path.parent.name == "deployments"
+        own = "cluster" in asked and "server" not in asked and "deployments" in item.path.parts
         if own or asked & CLUSTERS:
             item.add_marker(pytest.mark.cluster)

@@ -80,7 +80,8 @@ async def test_the_right_answer_is_right_with_and_without_tokens() -> None:
 
 async def test_what_breaks_is_asked_again_and_remembered() -> None:
     done = await done_by("UNAVAILABLE", "ReadError", RIGHT)
-    assert (done.refusals, done.error, done.wrong) == (("UNAVAILABLE", "ReadError"), None, None)
+    assert (done.codes, done.error, done.wrong) == (["UNAVAILABLE", "ReadError"], None, None)
+    assert done.begun <= done.refusals[0][0] <= done.refusals[1][0] <= done.ended
 
 
 async def test_what_cannot_be_answered_is_lost() -> None:
@@ -103,12 +104,13 @@ def test_a_strike_is_over_with_the_first_usual_answer_to_a_request_begun_after_i
     requests = [
         done(9.0, 6.0),  # begun before: not counted for recovery, but the slowest
         done(11.0, 4.0),  # slow
-        done(12.0, 0.5, refusals=("UNAVAILABLE",)),  # asked again
+        done(12.0, 0.5, refusals=((12.1, "UNAVAILABLE"),)),  # asked again
         done(16.0, 0.5),
+        done(29.0, 9.0, refusals=((30.5, "INTERNAL"),)),  # the next strike broke it
         done(31.0, 9.0),  # after the next strike
     ]
     strike = strike_of("draft", 10.0, 30.0, requests, usual_s=1.0, start=4.0)
-    assert strike == Strike("draft", 6.0, 6.5, 5.0, {"UNAVAILABLE": 1}, 6.0)
+    assert strike == Strike("draft", 6.0, 6.5, 28.0, {"UNAVAILABLE": 1}, 9.0)
 
 
 def test_a_strike_nobody_came_back_from_says_so() -> None:

@@ -8,7 +8,7 @@ import pytest
 from deployments import grpc_messages
 from deployments.service import Answer
 from turnout import client_messages as wire
-from turnout.calls import ChatMessage, Chunk, ModelDescription, TokenOut, Usage
+from turnout.calls import ChatMessage, Chunk, DriftReading, ModelDescription, TokenOut, Usage
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError
 from turnout.types import FinishReason, TokenKind
@@ -23,6 +23,7 @@ USAGE = Usage(
     SpeculationMeter(3, 7, 5, 4, [3, 2], [3, 1], 0.25, 0.5), 0,
     CostReport(Cost(0.5, 6.0, 0.1), Cost(1.0, 8.0, 0.2), 0.5), "plain",
     {"window": 3.0, "name": "x"}, 2**62, 0.01, 0.1, ("a note",),
+    DriftReading("gate", "v1", 0.5, 0.25, 128), queue_s=0.5,
 )  # fmt: skip
 
 
@@ -59,7 +60,11 @@ def test_a_call_survives_the_wire() -> None:
 
 
 def test_models_survive_the_wire() -> None:
-    models = [ModelDescription("demo", "Llama", 5, 6, 7, {"small": "s"}, "plain")]
+    own = {"threshold": 0.5, "window": 3}
+    models = [
+        ModelDescription("demo", "Llama", 5, 6, 7, {"small": "s"}, "entropy_adaptive", own, routed=True),
+        ModelDescription("s", "Llama", 5, 6, 7, {}, "plain"),
+    ]
     assert wire.models(grpc_messages.models_message(models)) == models
 
 
@@ -91,6 +96,8 @@ def test_what_has_no_place_in_a_message_is_refused_by_name(
         (grpc.StatusCode.UNAVAILABLE, "failed to connect", Code.UNAVAILABLE, None),
         (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", Code.INTERNAL, None),
         (grpc.StatusCode.CANCELLED, None, Code.CANCELLED, None),
+        (grpc.StatusCode.NOT_FOUND, "model: 'x' is not known; available: p", Code.NOT_FOUND, "model"),
+        (grpc.StatusCode.NOT_FOUND, "Application metadata not set. Ping /x", Code.UNAVAILABLE, None),
     ],
 )
 def test_statuses_become_errors(code: grpc.StatusCode, details: str | None, expected: Code, field: str | None) -> None:

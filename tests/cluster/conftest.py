@@ -12,7 +12,7 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
-from training.random_models import byte_tokenizer, llama_config, random_model
+from tests.near_pair import save_near_pair
 from turnout.config import EngineConfig, ModelConfig, PoolConfig, TurnoutConfig
 
 STORE_BYTES = 80 << 20
@@ -25,19 +25,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints `large` and `small`, which often, not always, agree; two ranks can share their heads."""
+    """Checkpoints `large` and `small`, which often, not always, agree."""
     folder = tmp_path_factory.mktemp("pair")
-    shape = {"hidden_size": 32, "intermediate_size": 64}
-    large = random_model(llama_config(num_hidden_layers=4, **shape), seed=2, spread=0.25)
-    with torch.no_grad():
-        large.model.layers[3].self_attn.o_proj.weight.mul_(0.2)
-        large.model.layers[3].mlp.down_proj.weight.mul_(0.2)
-        large.model.norm.weight.mul_(2.0)
-    small = random_model(llama_config(num_hidden_layers=3, **shape), seed=2)
-    small.load_state_dict(large.state_dict(), strict=False)
-    for name, model in (("small", small), ("large", large)):
-        model.save_pretrained(folder / name)
-        byte_tokenizer().save_pretrained(folder / name)
+    save_near_pair(folder)
     return folder
 
 

@@ -99,5 +99,10 @@ def test_ci_runs_what_people_run() -> None:
         'cd "$(dirname "$0")/.."',
         "make venv",
         "make lint",
+        "make docs",
         "make test",
+        "make test-cluster",
+        "scripts/debian_packages.sh chromium prometheus",
+        "make test-browser",
+        "make test-observability",
     ]

@@ -59,7 +59,11 @@ def test_the_demo_configuration_serves_its_pair() -> None:
 @pytest.mark.parametrize(
     ("change", "field", "says"),
     [
-        ({"model": {}}, "model", r"unknown; allowed here: engine, kvstore, models, pools, ray, server$"),
+        (
+            {"model": {}},
+            "model",
+            r"unknown; allowed here: access, batches, console, engine, kvstore, models, pools, ray, server, telemetry$",
+        ),
         (
             {"models": {"a": {"path": "x", "dtyp": "float32"}}},
             "models.a.dtyp",
@@ -116,7 +120,7 @@ def test_a_fault_is_refused_naming_the_field(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("models: {a: b", r"is not valid YAML: line 1, column 14: "),
+        ("models: {a: b", r"is not valid YAML: line 2, column 1: "),
         ("models:\n  a: b\n c: d\n", r"is not valid YAML: line 3, column 2: "),
         ("models: {}\nmodels: {}\n", r"line 2, column 1: 'models' is given twice"),
         ("pools: !!python/object:os.system {}", r"is not valid YAML: .*could not determine a constructor"),

@@ -1,0 +1,78 @@
+"""What a caller may ask for as a structure, before anything is compiled."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from turnout.errors import TurnoutError
+from turnout.registry import validated
+from turnout.structure import MAX_CHARS, MAX_CHOICES, MAX_DEPTH, MAX_NODES, Structure
+from turnout.types import SamplingParams
+
+
+def nested(levels: int) -> Any:
+    schema: Any = {"type": "string"}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "value"),
+    [
+        ({"regex": "[0-9]+"}, "regex", "[0-9]+"),
+        ({"grammar": 'start: "a"'}, "grammar", 'start: "a"'),
+        ({"choice": ["yes", "no"]}, "choice", '["yes", "no"]'),
+        ({"json_object": True}, "json_object", ""),
+        ({"json_schema": {"type": "null"}}, "json_schema", '{"type": "null"}'),
+        ({"json_schema": '{"type": "null"}'}, "json_schema", '{"type": "null"}'),
+        ({"kind": "regex", "value": "a"}, "regex", "a"),
+    ],
+)
+def test_short_and_long_forms(given: dict[str, Any], kind: str, value: str) -> None:
+    made = Structure.model_validate(given)
+    assert (made.kind, made.value) == (kind, value)
+    assert Structure.model_validate(made.short) == made
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert hash(made) == hash(Structure(kind=made.kind, value=made.value))
+    assert SamplingParams.model_validate(SamplingParams(structure=made).model_dump()).structure == made
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "exactly one of json_schema"),
+        ({"regex": "a", "choice": ["b"]}, "exactly one of"),
+        ({"xml": "a"}, "exactly one of"),
+        ({"regex": ""}, "must not be empty"),
+        ({"json_object": False}, "must be true"),
+        ({"kind": "json_object", "value": "x"}, "takes no value"),
+        ({"choice": []}, "list of texts"),
+        ({"choice": ["a", ""]}, "not empty"),
+        ({"choice": ["a", 1]}, "list of texts"),
+        ({"choice": [str(n) for n in range(MAX_CHOICES + 1)]}, f"at most {MAX_CHOICES}"),
+        ({"json_schema": []}, "must be an object"),
+        ({"json_schema": "{"}, "no JSON"),
+        ({"json_schema": "[" * 100_000}, "too large"),
+        ({"json_schema": "[" * 60_000}, "nested too deeply"),
+        ({"json_schema": nested(MAX_DEPTH + 1)}, "nested too deeply"),
+        ({"json_schema": {"enum": list(range(MAX_NODES + 1))}}, f"more than {MAX_NODES} values"),
+        ({"regex": "a" * (MAX_CHARS + 1)}, f"at most {MAX_CHARS}"),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(TurnoutError, match="structure") as refused:
+        validated(SamplingParams, {"structure": given}, "")
+    assert said in refused.value.message
+    assert len(refused.value.message) < 1000
+
+
+def test_what_is_just_small_enough_is_taken() -> None:
+    Structure.model_validate({"json_schema": nested(MAX_DEPTH // 2 - 1)})
+    Structure.model_validate({"json_schema": {"enum": list(range(MAX_NODES - 2))}})
+    Structure.model_validate({"choice": [str(n) for n in range(MAX_CHOICES)]})
+    assert json.loads(Structure.model_validate({"json_schema": True}).value) is True
