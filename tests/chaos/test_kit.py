@@ -40,7 +40,8 @@ def node() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         ["ray::ProxyActor", "-c", child], executable=sys.executable, env={kit.TAG: tag}, start_new_session=True
     )
     try:
-        until(lambda: len(kit.processes(tag)) == 2, "both run")
+        # Before it becomes what it is to be, the child is a copy of its parent, title and all.
+        until(lambda: [each.part for each in kit.processes(tag)] in (["proxy", None], [None, "proxy"]), "both run")
     except AssertionError:
         process.kill()
         raise

@@ -25,6 +25,7 @@ def processes_with(marker: str) -> list[str]:
     return found
 
 
+@pytest.mark.cluster
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds left-over processes through /proc")
 def test_the_demo_answers_over_grpc_and_leaves_no_process_behind(tmp_path: Path) -> None:
     marker = f"TURNOUT_DEMO_TEST={tmp_path}"

@@ -34,12 +34,13 @@ from turnout.types import SamplingParams
 # The models' locks belong to one event loop.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PROMPTS = 100
+PROMPTS, FEWER = 100, 40  # where every combination is tried, and in the default suite
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.3}
 # What keeps a policy drafting that would rather not, by what it knows of this machine's times.
 KEEN = {"abstains": False, "probe": 1}
 FITTING = fitting()
+Plain = dict[tuple[bool, int], list[list[int]]]
 # What the default suite runs: every drafter with every verifier, every policy and every selector with something.
 FEW = [(d, length, v) for d, length, v in FITTING if length == "fixed" or (d, v) == ("model_chain", "match")]
 
@@ -66,11 +67,11 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> ModelPool:
     return ModelPool(models, {"small": "small", "large": "large"}, texts, Artifacts(folder))
 
 
-def prompts() -> list[list[int]]:
+def prompts(count: int) -> list[list[int]]:
     """Half of them repeat themselves, so that there is something to copy."""
     draw = random.Random(5)
     made = []
-    for index in range(PROMPTS):
+    for index in range(count):
         phrase = [draw.randrange(2, VOCAB) for _ in range(4 + index % 7)]
         made.append(phrase * 3 if index % 2 else phrase)
     return made
@@ -88,12 +89,14 @@ async def answer(
     return seq
 
 
-async def answers(pool: ModelPool, choices: list[dict[str, Any]], sampling: dict[str, Any]) -> list[Sequence]:
+async def answers(
+    pool: ModelPool, choices: list[dict[str, Any]], sampling: dict[str, Any], count: int
+) -> list[Sequence]:
     """One request for every prompt, all at once; choices in turn."""
     for model in pool.models.values():
         model.stores.forget("default")
     made = await asyncio.gather(
-        *(answer(pool, i, prompt, choices[i % len(choices)], sampling) for i, prompt in enumerate(prompts()))
+        *(answer(pool, i, prompt, choices[i % len(choices)], sampling) for i, prompt in enumerate(prompts(count)))
     )
     for model in pool.models.values():
         assert isinstance(model, EngineModel)
@@ -102,18 +105,18 @@ async def answers(pool: ModelPool, choices: list[dict[str, Any]], sampling: dict
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, list[list[int]]]:
-    """Filled on first use: tokens of plain decoding, by sampling."""
+def plain() -> Plain:
+    """Filled on first use: tokens of plain decoding, by sampling and number of prompts."""
     return {}
 
 
-async def check(pool: ModelPool, plain: dict[str, list[list[int]]], choices: list[dict[str, Any]], greedy: bool) -> int:
+async def check(pool: ModelPool, plain: Plain, choices: list[dict[str, Any]], greedy: bool, count: int = FEWER) -> int:
     """Compare with plain decoding; returns how many draft tokens were accepted."""
-    sampling = GREEDY if greedy else SAMPLED
-    if str(greedy) not in plain:
-        plain[str(greedy)] = [seq.tokens for seq in await answers(pool, [{}], sampling)]
-    drafted = await answers(pool, choices, sampling)
-    wrong = [i for i, (seq, tokens) in enumerate(zip(drafted, plain[str(greedy)], strict=True)) if seq.tokens != tokens]
+    sampling, key = GREEDY if greedy else SAMPLED, (greedy, count)
+    if key not in plain:
+        plain[key] = [seq.tokens for seq in await answers(pool, [{}], sampling, count)]
+    drafted = await answers(pool, choices, sampling, count)
+    wrong = [i for i, (seq, tokens) in enumerate(zip(drafted, plain[key], strict=True)) if seq.tokens != tokens]
     assert wrong == []
     return sum(seq.meter.speculation.accepted_tokens for seq in drafted)
 
@@ -155,13 +158,13 @@ async def test_selectors_among_drafters(pool: ModelPool, plain: Any, selector: s
 async def test_greedy_text_of_every_combination(
     pool: ModelPool, plain: Any, drafter: str, length: str, verifier: str
 ) -> None:
-    assert await check(pool, plain, [choice(drafter, length, verifier)], greedy=True) > 0
+    assert await check(pool, plain, [choice(drafter, length, verifier)], greedy=True, count=PROMPTS) > 0
 
 
 @pytest.mark.exactness
 @pytest.mark.parametrize(("drafter", "length"), [(d, length) for d, length, v in FITTING if v == "match"], ids=str)
 async def test_seeded_text_of_every_combination(pool: ModelPool, plain: Any, drafter: str, length: str) -> None:
-    assert await check(pool, plain, [choice(drafter, length, "match")], greedy=False) > 0
+    assert await check(pool, plain, [choice(drafter, length, "match")], greedy=False, count=PROMPTS) > 0
 
 
 async def test_nothing_is_left_out() -> None:

@@ -81,6 +81,7 @@ class Replica:
         return client, None
 
 
+@pytest.mark.cluster
 async def test_a_cache_outlives_its_replica_and_a_lost_one_is_computed(
     server: RunningServer, config: TurnoutConfig
 ) -> None:
@@ -174,6 +175,7 @@ async def served(config: TurnoutConfig) -> AsyncIterator[tuple[RemoteBackend, An
         await asyncio.to_thread(serve.delete, "moving")
 
 
+@pytest.mark.cluster
 async def test_streams_move_between_served_replicas(server: RunningServer, config: TurnoutConfig) -> None:
     async with served(config) as (backend, handle):
 

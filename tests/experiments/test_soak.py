@@ -26,12 +26,12 @@ async def pool() -> AsyncIterator[LocalPool]:
 
 
 async def test_a_short_soak_passes(pool: LocalPool) -> None:
-    report = await soak(pool, seconds=8.0, sample=30, seed=3)
+    report = await soak(pool, seconds=6.0, sample=10, seed=3)
     assert report.failures == []
-    assert report.outcomes["finished"] >= 30
+    assert report.outcomes["finished"] >= 10
     assert report.outcomes["cancelled"] > 0
-    assert sum(report.compared.values()) == 30
-    assert report.compared[Verdict.EQUAL.value] >= 28
+    assert sum(report.compared.values()) == 10
+    assert report.compared[Verdict.EQUAL.value] >= 9
     assert 0.0 < report.forward_share < 1.0
     assert set(report.median_seconds) == {"alpha", "beta", "gamma"}
 
@@ -39,7 +39,7 @@ async def test_a_short_soak_passes(pool: LocalPool) -> None:
 async def test_a_wrong_token_is_noticed(pool: LocalPool) -> None:
     traffic = Traffic(pool, seed=1)
     verdicts = Counter[Verdict]()
-    for _ in range(7):
+    for _ in range(3):
         call = traffic.call()
         tokens = await answer(pool, call)
         verdicts[await compare(pool, call, tokens)] += 1
@@ -47,7 +47,7 @@ async def test_a_wrong_token_is_noticed(pool: LocalPool) -> None:
         other = replace(tokens[place], id=(tokens[place].id + 1) % pool.vocab_size)
         assert await compare(pool, call, [*tokens[:place], other, *tokens[place + 1 :]]) is Verdict.WRONG
         assert await compare(pool, call, tokens[:-1]) is Verdict.WRONG
-    assert verdicts == {Verdict.EQUAL: 7}
+    assert verdicts == {Verdict.EQUAL: 3}
     assert pool.stats().used_blocks == 0
 
 

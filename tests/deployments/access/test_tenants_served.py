@@ -32,7 +32,7 @@ from turnout.client_messages import error
 from turnout.config import TurnoutConfig, parse_config
 
 APP = "tenants"
-LOUD, QUIET_ONES = 16, 60
+LOUD, QUIET_ONES, ROUNDS = 16, 40, 3
 # The goal is 2; where clients, proxy and engine share two hardware threads, runs lie between 1.7 and 2.1
 # (docs/results/README.md), too near to it for a test. Beyond this, somebody has been made to queue.
 MOST = 2.5
@@ -256,15 +256,20 @@ def flood(home: Home, tenant: str) -> Iterator[Counter[int]]:
 @pytest.mark.parametrize("tenant", ["loud", "crowd"])
 def test_a_flood_from_one_tenant_does_not_make_others_queue(home: Home, tenant: str) -> None:
     """One tenant has a limit and takes no notice of being refused; the other one may do whatever it likes."""
+    counts, ratios = Counter[int](), []
     with httpx.Client(timeout=120) as client:
         for _ in range(4):
             first_token_s(home, client, "quiet")
-        alone = [first_token_s(home, client, "quiet") for _ in range(QUIET_ONES)]
-        with flood(home, tenant) as counts:
-            beside = [first_token_s(home, client, "quiet") for _ in range(2 * QUIET_ONES)]
-        # Once more: the machine may have become faster or slower meanwhile.
-        alone += [first_token_s(home, client, "quiet") for _ in range(QUIET_ONES)]
-    assert p95(beside) <= MOST * p95(alone), (counts, alone, beside)
+        for _ in range(ROUNDS):
+            alone = [first_token_s(home, client, "quiet") for _ in range(QUIET_ONES)]
+            with flood(home, tenant) as counted:
+                beside = [first_token_s(home, client, "quiet") for _ in range(QUIET_ONES)]
+            counts += counted
+            # Once more: the machine may have become faster or slower meanwhile.
+            alone += [first_token_s(home, client, "quiet") for _ in range(QUIET_ONES)]
+            ratios.append(p95(beside) / p95(alone))
+    # One round in which the machine did something else as well says nothing.
+    assert sorted(ratios)[ROUNDS // 2] <= MOST, (counts, ratios)
     assert counts[200] > 0
     # Whoever is refused asks again at once, whatever it is told; who has no limit is never refused.
     assert (counts[429] >= 4 * LOUD) if tenant == "loud" else set(counts) == {200}
