@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
+import openai
 import pytest
 import ray
 from ray import serve
@@ -81,6 +83,18 @@ def poll(condition: Callable[[], bool], what: str, timeout_s: float = 15.0) -> N
     while not condition():
         assert time.monotonic() < deadline, f"not in {timeout_s} s: {what}"
         time.sleep(0.02)
+
+
+@pytest.fixture
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.http_url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def openai_client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.http_url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
 
 
 def stats(server: RunningServer, pool: str = "demo") -> PoolStats:

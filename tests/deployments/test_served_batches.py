@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from experiments.process_memory import tree
 from tests.deployments.conftest import assert_freed, poll
 
 ENDED = {"completed", "failed", "expired", "cancelled"}
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.http_url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
 
 
 def line(number: int, prompt: str, model: str = "demo", **body: Any) -> dict[str, Any]:
@@ -48,15 +41,15 @@ def content(client: openai.OpenAI, file_id: str) -> list[dict[str, Any]]:
     return [json.loads(each) for each in client.files.content(file_id).content.splitlines()]
 
 
-def test_a_batch_is_answered_and_each_answer_is_the_endpoints(client: openai.OpenAI) -> None:
+def test_a_batch_is_answered_and_each_answer_is_the_endpoints(openai_client: openai.OpenAI) -> None:
     lines = [line(number, f"{number}", max_tokens=number + 1) for number in range(12)]
-    batch = wait(client, begin(client, [*lines, line(12, "bad", max_tokens=-1)]).id)
+    batch = wait(openai_client, begin(openai_client, [*lines, line(12, "bad", max_tokens=-1)]).id)
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 12, 1)
-    rows = content(client, batch.output_file_id)
+    rows = content(openai_client, batch.output_file_id)
     assert [row["custom_id"] for row in rows] == [f"id-{number}" for number in range(12)]
     texts = [row["response"]["body"]["choices"][0]["text"] for row in rows]
-    assert texts == [client.completions.create(**each["body"]).choices[0].text for each in lines]
-    [failed] = content(client, batch.error_file_id)
+    assert texts == [openai_client.completions.create(**each["body"]).choices[0].text for each in lines]
+    [failed] = content(openai_client, batch.error_file_id)
     assert failed["response"]["body"]["error"]["param"] == "max_tokens"
 
 
@@ -71,41 +64,41 @@ def test_a_file_of_prompts_is_sent_waited_for_and_fetched(server: RunningServer,
 
 
 def test_interactive_requests_are_answered_while_a_batch_saturates_the_engine(
-    server: RunningServer, client: openai.OpenAI
+    server: RunningServer, openai_client: openai.OpenAI
 ) -> None:
     lines = [
         line(number, f"{number} is", "real", max_tokens=400, temperature=0, ignore_eos=True) for number in range(64)
     ]
-    batch = begin(client, lines)
+    batch = begin(openai_client, lines)
     poll(lambda: server.stats()["real"][0].batch_requests > 8, "the batch is under way", 30.0)
     for _ in range(3):
-        answer = client.completions.create(model="real", prompt="1+1=", max_tokens=4, temperature=0)
+        answer = openai_client.completions.create(model="real", prompt="1+1=", max_tokens=4, temperature=0)
         assert answer.usage is not None
         assert answer.usage.completion_tokens > 0
-    assert client.batches.retrieve(batch.id).status == "in_progress"
-    client.batches.cancel(batch.id)
-    assert wait(client, batch.id).status == "cancelled"
+    assert openai_client.batches.retrieve(batch.id).status == "in_progress"
+    openai_client.batches.cancel(batch.id)
+    assert wait(openai_client, batch.id).status == "cancelled"
     assert_freed(server, "real")
 
 
 @pytest.mark.cluster
-def test_a_batch_goes_on_where_the_ingress_was_when_it_was_killed(client: openai.OpenAI) -> None:
-    batch = begin(client, [line(number, "slow", max_tokens=10) for number in range(150)])
-    poll(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 60, "some are answered", 60.0)
+def test_a_batch_goes_on_where_the_ingress_was_when_it_was_killed(openai_client: openai.OpenAI) -> None:
+    batch = begin(openai_client, [line(number, "slow", max_tokens=10) for number in range(150)])
+    poll(lambda: openai_client.batches.retrieve(batch.id).request_counts.completed >= 60, "some are answered", 60.0)
     [pid] = [pid for pid in tree(os.getpid()) if _is_ingress(pid)]
-    kept, killed = client.batches.retrieve(batch.id).request_counts.completed, time.time()
+    kept, killed = openai_client.batches.retrieve(batch.id).request_counts.completed, time.time()
     os.kill(pid, signal.SIGKILL)
 
     def is_over() -> bool:
         try:
-            return client.batches.retrieve(batch.id).status in ENDED
+            return openai_client.batches.retrieve(batch.id).status in ENDED
         except (openai.APIConnectionError, openai.InternalServerError):
             return False  # there is no ingress just now
 
     poll(is_over, "the batch ends", 120.0)
-    batch = client.batches.retrieve(batch.id)
+    batch = openai_client.batches.retrieve(batch.id)
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 150, 0)
-    rows = content(client, batch.output_file_id)
+    rows = content(openai_client, batch.output_file_id)
     assert [row["custom_id"] for row in rows] == [f"id-{number}" for number in range(150)]
     # What was answered before is not asked again.
     assert sum(row["response"]["body"]["created"] <= killed for row in rows) >= kept

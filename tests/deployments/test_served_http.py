@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import openai
 import pytest
@@ -12,22 +10,12 @@ from deployments.app import RunningServer
 from tests.deployments.conftest import assert_freed, poll, stats
 
 
-@pytest.fixture
-def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.http_url, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.http_url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
-
-
-def test_openais_client_completes_and_chats(client: openai.OpenAI) -> None:
-    completion = client.completions.create(model="demo", prompt=["x", "y"], max_tokens=3, n=2, logprobs=1, echo=True)
+def test_openais_client_completes_and_chats(openai_client: openai.OpenAI) -> None:
+    completion = openai_client.completions.create(
+        model="demo", prompt=["x", "y"], max_tokens=3, n=2, logprobs=1, echo=True
+    )
     assert [choice.text for choice in completion.choices] == ["xabc", "xabc", "yabc", "yabc"]
-    chat = client.chat.completions.create(
+    chat = openai_client.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": "hi"}],
         max_completion_tokens=2,
@@ -40,11 +28,11 @@ def test_openais_client_completes_and_chats(client: openai.OpenAI) -> None:
     assert chat.usage is not None
     assert chat.usage.model_extra is not None
     assert chat.usage.model_extra["turnout"]["params"] == {"threshold": 0.5}
-    assert [model.id for model in client.models.list()][:3] == ["demo", "small", "large"]
+    assert [model.id for model in openai_client.models.list()][:3] == ["demo", "small", "large"]
 
 
-def test_openais_client_streams(client: openai.OpenAI) -> None:
-    stream = client.chat.completions.create(
+def test_openais_client_streams(openai_client: openai.OpenAI) -> None:
+    stream = openai_client.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": "slow"}],
         max_tokens=3,
@@ -55,16 +43,16 @@ def test_openais_client_streams(client: openai.OpenAI) -> None:
     assert [chunk.choices[0].delta.content for chunk in chunks[:-1]] == ["a", "b", "c"]
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 3
-    completion = client.completions.create(model="demo", prompt="hi", max_tokens=5, stream=True)
+    completion = openai_client.completions.create(model="demo", prompt="hi", max_tokens=5, stream=True)
     assert "".join(part.choices[0].text for part in completion) == "abcde"
 
 
-def test_openais_client_understands_refusals(client: openai.OpenAI) -> None:
+def test_openais_client_understands_refusals(openai_client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        client.completions.create(model="demo", prompt="x", temperature=-1)
+        openai_client.completions.create(model="demo", prompt="x", temperature=-1)
     assert bad.value.param == "temperature"
     with pytest.raises(openai.NotFoundError) as missing:
-        client.completions.create(model="nope", prompt="x", stream=True)
+        openai_client.completions.create(model="nope", prompt="x", stream=True)
     assert missing.value.code == "model_not_found"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -28,18 +27,6 @@ TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters":
 USER: Any = [{"role": "user", "content": "Is it?"}]
 
 
-@pytest.fixture
-def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.http_url, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.http_url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
-
-
 def assert_fits(text: str) -> None:
     made = json.loads(text)
     assert made.keys() == SCHEMA["properties"].keys()
@@ -47,12 +34,14 @@ def assert_fits(text: str) -> None:
     assert made["size"] in ("small", "large")
 
 
-def test_a_response_format_holds_whole_and_streamed(client: openai.OpenAI, server: RunningServer) -> None:
+def test_a_response_format_holds_whole_and_streamed(openai_client: openai.OpenAI, server: RunningServer) -> None:
     asked: Any = {"model": "real", "messages": USER, "max_tokens": 60, "seed": 3, "response_format": FORMAT}
-    whole = client.chat.completions.create(**asked).choices[0]
+    whole = openai_client.chat.completions.create(**asked).choices[0]
     assert whole.finish_reason == "stop"
     assert_fits(whole.message.content or "")
-    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True) if chunk.choices]
+    chunks = [
+        chunk.choices[0] for chunk in openai_client.chat.completions.create(**asked, stream=True) if chunk.choices
+    ]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == whole.message.content
     assert chunks[-1].finish_reason == "stop"
     assert_freed(server, "real")
@@ -73,15 +62,17 @@ def test_what_cannot_be_followed_is_refused_in_the_bodys_own_words(http: httpx.C
     assert_freed(server, "real")
 
 
-def test_a_tool_call_whole_and_streamed(client: openai.OpenAI) -> None:
+def test_a_tool_call_whole_and_streamed(openai_client: openai.OpenAI) -> None:
     asked: Any = {"model": "demo", "messages": [{"role": "user", "content": "tool"}], "tools": TOOLS}
     asked["max_tokens"] = len(TOOL_CALL)
-    whole = client.chat.completions.create(**asked).choices[0]
+    whole = openai_client.chat.completions.create(**asked).choices[0]
     assert whole.finish_reason == "tool_calls"
     assert whole.message.content == "Let me see.\n"
     [call] = whole.message.tool_calls or []
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Bern"})  # type: ignore[union-attr]
-    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True) if chunk.choices]
+    chunks = [
+        chunk.choices[0] for chunk in openai_client.chat.completions.create(**asked, stream=True) if chunk.choices
+    ]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me see.\n"
     calls = [each for chunk in chunks for each in chunk.delta.tool_calls or []]
     assert [(each.function.name, each.function.arguments) for each in calls if each.function] == [
