@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from experiments.own_ray import ray_of_its_own
 from experiments.peers.checkpoints import random_checkpoint
 from experiments.peers.workloads import RandomPrompts
 from experiments.placements.sides import Cores, Side, Turn, Work, open_actors, open_colocated, pin
-from experiments.report import note, show
+from experiments.report import note, publish
 from experiments.statistics import Interval, spread
 from training.data import arithmetic
 from turnout.config import ModelConfig, PoolConfig, TurnoutConfig
@@ -307,18 +306,14 @@ def main(pairs: list[str], only: str | None, rounds: int, tokens: int, out: Path
     with ray_of_its_own():
         placed, overlapped = uvloop.run(measure_all(pairs, chosen, rounds, tokens))
     text = to_markdown(machine, rounds, tokens, placed, overlapped)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-        parts = {
-            "machine": machine,
-            "rounds": rounds,
-            "tokens": tokens,
-            "placements": [asdict(each) for each in placed],
-            "pearl": [asdict(each) for each in overlapped],
-        }
-        out.with_suffix(".json").write_text(json.dumps(parts, indent=1) + "\n")
-    show(text)
+    parts = {
+        "machine": machine,
+        "rounds": rounds,
+        "tokens": tokens,
+        "placements": [asdict(each) for each in placed],
+        "pearl": [asdict(each) for each in overlapped],
+    }
+    publish(text, out, parts)
 
 
 if __name__ == "__main__":

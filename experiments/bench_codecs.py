@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from engine.cache.table import BlockTable
 from engine.model import EngineModel
 from engine.pool import LocalPool
 from experiments.machine import describe, one_line
-from experiments.report import note, show
+from experiments.report import note, publish
 from experiments.statistics import wilson
 from kvstore.base import ChunkShape, Codec
 from kvstore.codecs.base import codec_numbers, load_codec
@@ -360,12 +359,8 @@ def main(names: list[str], count: int, rounds: int, out: Path | None) -> None:
     machine = describe()
     lines = uvloop.run(measure(names, count, rounds, demo()))
     text = to_markdown(lines, rounds, machine)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-        document = {"machine": machine, "rounds": rounds, "lines": [asdict(line) for line in lines]}
-        out.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")
-    show(text)
+    document = {"machine": machine, "rounds": rounds, "lines": [asdict(line) for line in lines]}
+    publish(text, out, document)
 
 
 if __name__ == "__main__":

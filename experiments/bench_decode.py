@@ -24,7 +24,7 @@ from decoding.sequence import Sequence
 from engine.device import Device
 from engine.loading import prepare
 from engine.model import EngineModel
-from experiments.report import show
+from experiments.report import publish
 from experiments.statistics import Interval, spread
 from training.random_models import llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig, model_path
@@ -176,10 +176,7 @@ def main(subjects: list[str], dtype: str, rounds: int, tokens: int, out: Path | 
     """Measure, print, and save where there is a place for it."""
     speeds = uvloop.run(measure_all(subjects, dtype, rounds, tokens))
     text = to_markdown(speeds, dtype, rounds, tokens)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-    show(text)
+    publish(text, out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from actors.transport import Transport
 from experiments.hop.operations import Operation, Spoken, measure_operations
 from experiments.machine import describe, one_line
 from experiments.own_ray import ray_of_its_own
-from experiments.report import note, show
+from experiments.report import note, publish
 from experiments.statistics import Interval, spread
 
 SIZES = (4 << 10, 1 << 20, 16 << 20)
@@ -208,19 +207,15 @@ def main(rounds: int, count: int, out: Path | None) -> None:
         setup, transfers = uvloop.run(measure_transfers(rounds))
         operations, spoken = uvloop.run(measure_operations(count))
     text = to_markdown(machine, rounds, setup, transfers, operations, spoken)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-        parts = {
-            "machine": machine,
-            "rounds": rounds,
-            "setup_s": asdict(setup),
-            "transfers": [asdict(each) for each in transfers],
-            "operations": [asdict(each) for each in operations],
-            "methods": [asdict(each) for each in spoken],
-        }
-        out.with_suffix(".json").write_text(json.dumps(parts, indent=1) + "\n")
-    show(text)
+    parts = {
+        "machine": machine,
+        "rounds": rounds,
+        "setup_s": asdict(setup),
+        "transfers": [asdict(each) for each in transfers],
+        "operations": [asdict(each) for each in operations],
+        "methods": [asdict(each) for each in spoken],
+    }
+    publish(text, out, parts)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from engine.model import EngineModel
 from engine.native.attention import NativeStep
 from experiments.bench_decode import random_220m
 from experiments.machine import describe, one_line
-from experiments.report import note, show
+from experiments.report import note, publish
 from experiments.statistics import Interval, spread
 from turnout.config import EngineConfig, ModelConfig
 from turnout.types import SamplingParams
@@ -218,10 +218,7 @@ def main(cases: list[Case], rounds: int, tokens: int, out: Path | None) -> None:
     """Measure, print, and save where there is a place for it."""
     machine = describe()
     text = to_markdown(uvloop.run(measure_all(cases, rounds, tokens)), rounds, tokens, machine)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-    show(text)
+    publish(text, out)
 
 
 if __name__ == "__main__":

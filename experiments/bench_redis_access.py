@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from experiments.machine import describe, one_line
-from experiments.report import note, show
+from experiments.report import note, publish
 from experiments.statistics import Interval, spread
 from kvstore.redis.embedded import EmbeddedServer, find_server, read_version
 from kvstore.redis.nodes import Opener, parse_url
@@ -261,10 +261,7 @@ def main(rounds: int, total: int, port: int, out: Path | None) -> None:
     """Measure, print, and save where there is a place for it."""
     machine = describe()
     text = to_markdown(measure_all(rounds, total, port), machine, rounds, total)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-    show(text)
+    publish(text, out)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ of prompts seen before, in another order. Both ways take turns, and each round g
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ from engine.model import EngineModel
 from engine.reuse.settings import ReuseSettings
 from experiments.bench_decode import random_220m
 from experiments.machine import describe, one_line
-from experiments.report import note, show
+from experiments.report import note, publish
 from experiments.reuse_quality import (
     OTHERS,
     READERS,
@@ -178,16 +177,12 @@ def main(cases: int, rounds: int, out: Path | None) -> None:
     rows = uvloop.run(measure_quality(cases))
     timings = uvloop.run(measure_times(rounds))
     text = to_markdown(rows, timings, cases, machine)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-        document = {
-            "machine": machine,
-            "quality": [asdict(row) for row in rows],
-            "times": [asdict(timing) for timing in timings],
-        }
-        out.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")
-    show(text)
+    document = {
+        "machine": machine,
+        "quality": [asdict(row) for row in rows],
+        "times": [asdict(timing) for timing in timings],
+    }
+    publish(text, out, document)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,11 @@ faster here. What is measured is whether and when they come and go, and who gets
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from experiments import machine
-from experiments.report import show
+from experiments.report import publish
 from experiments.scaling import load_steps, shared_prefixes
 from experiments.scaling.load_steps import GOAL_S, Scaled
 from experiments.scaling.shared_prefixes import Arm
@@ -123,11 +122,7 @@ def main() -> None:
         lines += choice_page(rates, chosen.replicas, arms)
     page = "\n".join(lines)
     out = chosen.out or (None if chosen.quick or chosen.only else RESULT)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page)
-        out.with_suffix(".json").write_text(json.dumps(parts, indent=1) + "\n")
-    show(page)
+    publish(page, out, parts)
 
 
 if __name__ == "__main__":

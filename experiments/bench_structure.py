@@ -31,7 +31,7 @@ from engine.text import TextTokenizer
 from experiments.bench_decode import PROMPT_TOKENS, SUBJECTS
 from experiments.machine import describe, one_line
 from experiments.random_vocabulary import random_vocabulary
-from experiments.report import note, show
+from experiments.report import note, publish
 from experiments.statistics import Interval, spread
 from training.random_models import llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig, model_path
@@ -219,10 +219,7 @@ async def measure_all(subjects: list[str], rounds: int, tokens: int) -> list[Spe
 def main(subjects: list[str], rounds: int, tokens: int, out: Path | None) -> None:
     """Measure, print, and save where there is a place for it."""
     text = to_markdown(uvloop.run(measure_all(subjects, rounds, tokens)), rounds, tokens, describe())
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-    show(text)
+    publish(text, out)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import uvloop
 from experiments.machine import describe, one_line
 from experiments.process_cpu import cpu_seconds
 from experiments.process_memory import tree
-from experiments.report import note, show
+from experiments.report import note, publish
 from experiments.served import on_free_ports, running_server
 from experiments.statistics import Interval, bootstrap_mean, spread
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
@@ -205,10 +205,7 @@ def main(turns: int, rounds: int, tokens: int, out: Path | None) -> None:
             servers.append(Server(side, config, pid))
         found = uvloop.run(measure(servers, turns, rounds, tokens))
     text = page([server.side.name for server in servers], found, rounds, tokens, machine)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-    show(text)
+    publish(text, out)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from engine.loading import prepare
 from engine.model import EngineModel
 from experiments.machine import describe, one_line
 from experiments.process_memory import watched_growth
-from experiments.report import show
+from experiments.report import publish
 from training.random_models import llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig
 from turnout.types import SamplingParams
@@ -147,16 +146,13 @@ def main(lengths: list[int], token_budget: int, out: Path) -> None:
     described = describe()
     readings, machine = uvloop.run(measure(lengths, token_budget))
     text = to_markdown(readings, token_budget, described)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text)
     document = {
         "machine": described | asdict(machine),
         "threads": torch.get_num_threads(),
         "token_budget": token_budget,
         "readings": [asdict(reading) for reading in readings],
     }
-    out.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")
-    show(text)
+    publish(text, out, document)
 
 
 if __name__ == "__main__":

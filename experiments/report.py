@@ -1,6 +1,9 @@
-"""Showing results to whoever ran the benchmark."""
+"""Showing results to whoever ran the benchmark, and saving them."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -13,6 +16,22 @@ def show(markdown: str) -> None:
         console.print(Markdown(markdown))
     else:
         console.out(markdown)
+
+
+def publish(markdown: str, out: Path | None, values: object = None) -> None:
+    """Save a result page, and what it was made from beside it as JSON, and show it.
+
+    Args:
+        markdown: the page.
+        out: where it goes, whatever the suffix; None: nowhere.
+        values: for the JSON file; None: there is none.
+    """
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.with_suffix(".md").write_text(markdown)
+        if values is not None:
+            out.with_suffix(".json").write_text(json.dumps(values, indent=2) + "\n")
+    show(markdown)
 
 
 def note(text: str) -> None:

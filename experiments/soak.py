@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import time
@@ -21,7 +20,7 @@ from engine.pool import LocalPool
 from experiments.machine import describe, one_line
 from experiments.process_memory import own_bytes
 from experiments.replay import Verdict, answer, compare
-from experiments.report import show
+from experiments.report import note, publish
 from turnout.calls import GenerateCall, TokenOut
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
@@ -300,7 +299,7 @@ async def _main(seconds: float, sample: int, seed: int) -> Report:
     models = {name: model.model_copy(update={"dtype": "float32"}) for name, model in demo.models.items()}
     pool = LocalPool.load("demo", demo.model_copy(update={"models": models}))
     try:
-        return await soak(pool, seconds, sample, seed, show)
+        return await soak(pool, seconds, sample, seed, note)
     finally:
         await pool.close()
 
@@ -310,10 +309,7 @@ def main(seconds: float, sample: int, seed: int, out: Path) -> int:
     machine = describe()
     report = uvloop.run(_main(seconds, sample, seed))
     text = to_markdown(report, machine)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".md").write_text(text)
-    out.with_suffix(".json").write_text(json.dumps({"machine": machine, **asdict(report)}, indent=2) + "\n")
-    show(text)
+    publish(text, out, {"machine": machine, **asdict(report)})
     return 1 if report.failures else 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import signal
 import time
@@ -23,7 +22,7 @@ from experiments.chaos.serving import demo_config
 from experiments.load.generator import drive
 from experiments.load.schedule import SCHEDULES
 from experiments.machine import describe
-from experiments.report import note, show
+from experiments.report import note, publish
 from ops.chaos import kit
 
 # worker: the node that is not the head, lost and started again; frozen: SIGSTOP for the target's process, and nothing
@@ -279,11 +278,8 @@ def main(settings: Settings, out: Path) -> int:
     machine = describe()
     report = run(settings)
     text = to_markdown(report, machine)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".md").write_text(text)
     values = {"machine": machine, "failures": report.failures, **asdict(report)}
-    out.with_suffix(".json").write_text(json.dumps(values, indent=2) + "\n")
-    show(text)
+    publish(text, out, values)
     return 1 if report.failures else 0
 
 

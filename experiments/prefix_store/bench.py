@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from experiments.peers.checkpoints import SHAPES, random_checkpoint
 from experiments.prefix_store import decisions, first_token, outage, stampede, write_behind
 from experiments.prefix_store.page import Results, Run, to_markdown
 from experiments.prefix_store.workbench import Workbench, free_port
-from experiments.report import note, show
+from experiments.report import note, publish
 from kvstore.forms import Forms
 from kvstore.keys import Keyring, write_root_key
 from kvstore.redis.embedded import EmbeddedServer
@@ -116,11 +115,7 @@ def main() -> None:
         results = uvloop.run(measure(checkpoint, model, Path(folder), QUICK if chosen.quick else Size()))
     text = to_markdown(results)
     out = chosen.out if chosen.quick else chosen.out or RESULT
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.with_suffix(".md").write_text(text)
-        out.with_suffix(".json").write_text(json.dumps(asdict(results), indent=2) + "\n")
-    show(text)
+    publish(text, out, asdict(results))
 
 
 if __name__ == "__main__":
