@@ -46,9 +46,7 @@ def load_engine(name: str, config: TurnoutConfig) -> Pool:
     from engine.pool import LocalPool
 
     # Ray limits a replica's threads to its logical CPUs; the configuration's "all cores" means the machine's.
-    threads = config.engine.threads or os.cpu_count()
-    engine = config.engine.model_copy(update={"threads": threads})
-    return LocalPool.load(name, config.model_copy(update={"engine": engine}))
+    return LocalPool.load(name, config, os.cpu_count())
 
 
 class PoolReplica:

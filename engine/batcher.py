@@ -215,7 +215,7 @@ class Batcher:
         outcomes: Works[Outcome]
         span = forward_span(self.name, steps)
         try:
-            outcomes, seconds = await self._forwards.run(feeds)
+            outcomes, seconds = await self._forwards.run(feeds, self.device.threads_for(self.name, len(feeds)))
         except Exception as error:
             end(span, type(error).__name__)
             log.exception("forward pass of %s failed", self.name)
@@ -231,10 +231,12 @@ class Batcher:
         if all(len(feed.tokens) == 1 and feed.depth == WHOLE for _, feed in steps):
             self.step_seconds = seconds if not self.step_seconds else 0.9 * self.step_seconds + 0.1 * seconds
         if self.times is None or any(feed.depth != WHOLE for _, feed in steps):
+            self.device.ran(self.name, len(steps), None, seconds)
             return
         whole = Forward()
         for _, feed in steps:
             whole.add(len(feed.table), len(feed.tokens))
+        self.device.ran(self.name, len(steps), whole.seconds(self.times), seconds)
         active = self.device.tenants()
         got = _seconds_by_tenant(steps, self.times) if len(active) > 1 else {}
         self.device.owed.charge(got, active, whole.seconds(self.times) if got else 0.0)

@@ -12,6 +12,7 @@ import torch
 from engine.fairness import FairShare
 from engine.patience import Floor
 from engine.scheduler import Load
+from engine.threads import Threads
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ class Device:
 
     Args:
         name: torch device name.
+        threads: decides how many CPU threads a forward uses; None: as many as torch is set to.
 
     Attributes:
         turn: held by whose forward is being planned or runs.
@@ -46,7 +48,8 @@ class Device:
         floor: what operations in no hurry get of it in any case.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, threads: Threads | None = None) -> None:
+        self.threads = threads
         self.torch_device = torch.device(name)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"forward-{name}")
         self.turn = asyncio.Lock()
@@ -64,6 +67,15 @@ class Device:
         """Account for a step, where both kinds of operations wait."""
         if self.floor.share and self._has(patient=True) and self._has(patient=False):
             self.floor.took(patient, seconds)
+
+    def threads_for(self, model: str, sequences: int) -> int | None:
+        """CPU threads of a model's next forward over so many sequences; None: as many as torch is set to."""
+        return self.threads.of(model, sequences) if self.threads is not None else None
+
+    def ran(self, model: str, sequences: int, work_s: float | None, seconds: float) -> None:
+        """Learn from a forward about threads; see `Threads.took`."""
+        if self.threads is not None:
+            self.threads.took(model, sequences, work_s, seconds)
 
     def forgo(self) -> bool:
         """Give up the turn of operations in no hurry, none of which can run; False: nobody else waits for it."""

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+import torch
+
 from decoding.model import Row
 from engine.device import Device
 from engine.runner import Feed, Runner
@@ -29,9 +31,14 @@ class Forwards:
         self.device = device
         self.seconds = 0.0
 
-    async def run(self, feeds: Sequence[Feed]) -> tuple[list[list[Row]], float]:
-        """Rows of each feed, and the seconds of the forward. A cancellation is passed on when the forward has ended."""
-        running = self.device.run(lambda: self._timed(feeds))
+    async def run(self, feeds: Sequence[Feed], threads: int | None = None) -> tuple[list[list[Row]], float]:
+        """Rows of each feed, and the seconds of the forward. A cancellation is passed on when the forward has ended.
+
+        Args:
+            feeds: what it reads.
+            threads: CPU threads it uses; None: as many as torch is set to.
+        """
+        running = self.device.run(lambda: self._timed(feeds, threads))
         try:
             rows, seconds = await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -52,6 +59,8 @@ class Forwards:
                 outcomes.append(rows)
         return outcomes
 
-    def _timed(self, feeds: Sequence[Feed]) -> tuple[list[list[Row]], float]:
+    def _timed(self, feeds: Sequence[Feed], threads: int | None) -> tuple[list[list[Row]], float]:
+        if threads is not None and threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
         started = time.perf_counter()
         return self.runner.run(feeds), time.perf_counter() - started

@@ -16,6 +16,7 @@ from engine.model import EngineModel
 from engine.pool import DTYPES
 from engine.sharing import open_stores, reuse_spans
 from engine.text import TextTokenizer
+from engine.threads import measured
 from turnout.config import TurnoutConfig, artifacts_path, model_path
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def load_member(
     _set_threads(threads, config)
     if ranks is None:  # of a split model each process holds a share only
         check_memory({name: settings}, engine)
-    device = Device(settings.device)
+    fixed = threads or config.engine.threads or ranks is not None  # ranks wait for each other in any case
+    device = Device(settings.device, None if fixed else measured(settings.device, torch.get_num_threads()))
     rest = (model_path(settings), DTYPES[settings.dtype])
     group: Group | None = None
     if ranks is None:

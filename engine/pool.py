@@ -17,6 +17,7 @@ from engine.parts import open_parts, pool_of, prepare
 from engine.places import Places
 from engine.sharing import open_stores, reuse_spans, share_of
 from engine.text import TextTokenizer
+from engine.threads import measured
 from turnout.config import TurnoutConfig, model_path
 
 if TYPE_CHECKING:
@@ -60,16 +61,21 @@ class LocalPool(Endpoint):
         self.stores: SharedStore | None = None
 
     @classmethod
-    def load(cls, name: str, config: TurnoutConfig) -> LocalPool:
+    def load(cls, name: str, config: TurnoutConfig, most_threads: int | None = None) -> LocalPool:
         """Load a configured pool's models and tokenizer.
+
+        Args:
+            name: the pool's.
+            config: the whole configuration.
+            most_threads: CPU threads of a forward at most, where the configuration leaves that open; None: as many as
+                torch is set to.
 
         Raises:
             TurnoutError: unknown pool, unsupported architecture, models that do not fit into memory or do not share
                 a vocabulary.
         """
         pool = pool_of(name, config)
-        if config.engine.threads is not None:
-            torch.set_num_threads(config.engine.threads)
+        torch.set_num_threads(config.engine.threads or most_threads or torch.get_num_threads())
         devices: dict[str, Device] = {}
         models: dict[str, EngineModel] = {}
         checkpoints: dict[str, Checkpoint] = {}
@@ -77,7 +83,10 @@ class LocalPool(Endpoint):
         check_memory({member: config.models[member] for member in members}, config.engine)
         for member in members:
             settings = config.models[member]
-            device = devices.setdefault(settings.device, Device(settings.device))
+            if settings.device not in devices:
+                threads = None if config.engine.threads else measured(settings.device, torch.get_num_threads())
+                devices[settings.device] = Device(settings.device, threads)
+            device = devices[settings.device]
             checkpoints[member] = load_checkpoint(
                 model_path(settings),
                 DTYPES[settings.dtype],

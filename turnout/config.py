@@ -75,7 +75,13 @@ class EngineConfig(Section):
         float,
         Field(ge=1, description="how many times longer than one of a single token a step of batches may take"),
     ] = 4.0
-    threads: Annotated[int | None, Field(ge=1, description="CPU threads of a forward; absent: all cores")] = None
+    threads: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="CPU threads of a forward; absent: all cores, or one fewer where that is measured to be faster",
+        ),
+    ] = None
     kernels: Annotated[
         Literal["auto", "native", "torch"],
         Field(

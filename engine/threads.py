@@ -1,0 +1,115 @@
+"""How many threads a forward uses: as many as get most done beside whatever else needs the cores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+TURN_S = 0.1  # of a trial's four, at least
+TURN_FORWARDS = 8  # of a trial's four, at least; the first one of each is not counted
+SHORTEST_HOLD_S, LONGEST_HOLD_S = 1.0, 60.0  # between trials, of time spent working
+MARGIN = 1.03  # by how much the other number must be faster
+IDLE_S = 0.02  # a gap that is longer was not the machine's doing
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What was done in one number's turns: predicted seconds of work, and seconds it took."""
+
+    work_s: float = 0.0
+    took_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What is used for one model at one number of sequences, and the trial that runs."""
+
+    threads: int
+    hold_s: float = SHORTEST_HOLD_S
+    held_s: float = 0.0
+    turn: int | None = None  # of a trial: the present number, the other, the other, the present
+    forwards: int = 0
+    seconds: float = 0.0
+    turns: tuple[_Turn, _Turn] = field(default_factory=lambda: (_Turn(), _Turn()))
+
+
+def measured(device: str, most: int) -> Threads | None:
+    """Up to so many threads for a device's forwards; None where forwards do not run on the CPU's cores."""
+    return Threads(most) if device == "cpu" else None
+
+
+class Threads:
+    """All threads, or one fewer where that was measured to be faster.
+
+    The threads of a forward wait for each other several times a layer, so a front end, a client or another model that
+    takes the core of one of them stops them all. Whether that costs more than doing without a core depends on the
+    model, the number of sequences and the machine: both are tried in turns, ever more rarely while the answer stays.
+
+    Args:
+        most: threads that a forward may use.
+        clock: seconds.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._most = most
+        self._clock = clock
+        self._choices: dict[tuple[str, int], _Choice] = {}
+        self._ended = 0.0
+
+    def of(self, model: str, sequences: int) -> int:
+        """Threads of the model's next forward over so many sequences."""
+        choice = self._choice(model, sequences)
+        return self._other(choice) if choice.turn in (1, 2) else choice.threads
+
+    def took(self, model: str, sequences: int, work_s: float | None, seconds: float) -> None:
+        """Learn from a forward that has just ended.
+
+        Args:
+            model: whose it was.
+            sequences: how many it fed.
+            work_s: how long the cost model says that it takes, in seconds; None: it does not know.
+            seconds: how long it took.
+        """
+        now = self._clock()
+        gap_s = now - seconds - self._ended
+        self._ended = now
+        if self._most == 1 or work_s is None:
+            return
+        # What delays the next forward belongs to it; but not the time in which there was nothing to do.
+        elapsed = seconds + (max(gap_s, 0.0) if gap_s < IDLE_S else 0.0)
+        choice = self._choice(model, sequences)
+        if choice.turn is not None:
+            self._tried(choice, work_s, elapsed)
+            return
+        choice.held_s += elapsed
+        if choice.held_s >= choice.hold_s:
+            choice.turn, choice.turns = 0, (_Turn(), _Turn())
+
+    def _choice(self, model: str, sequences: int) -> _Choice:
+        return self._choices.setdefault((model, sequences.bit_length()), _Choice(self._most))
+
+    def _other(self, choice: _Choice) -> int:
+        return self._most - 1 if choice.threads == self._most else self._most
+
+    def _tried(self, choice: _Choice, work_s: float, elapsed: float) -> None:
+        assert choice.turn is not None
+        if choice.forwards:
+            turn = choice.turns[choice.turn in (1, 2)]
+            turn.work_s += work_s
+            turn.took_s += elapsed
+        choice.forwards += 1
+        choice.seconds += elapsed
+        if choice.forwards <= TURN_FORWARDS or choice.seconds < TURN_S:
+            return
+        choice.turn, choice.forwards, choice.seconds = choice.turn + 1, 0, 0.0
+        if choice.turn == 4:
+            self._decide(choice)
+
+    def _decide(self, choice: _Choice) -> None:
+        present, other = choice.turns
+        choice.turn, choice.held_s = None, 0.0
+        if other.work_s * present.took_s > MARGIN * present.work_s * other.took_s:
+            choice.threads, choice.hold_s = self._other(choice), SHORTEST_HOLD_S
+        else:
+            choice.hold_s = min(2 * choice.hold_s, LONGEST_HOLD_S)
