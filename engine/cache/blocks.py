@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import lru_cache
 
 from turnout.types import BlockHash
 
@@ -150,8 +151,9 @@ class BlockPool:
         assert self._cached.keys() <= self._hash_of.keys(), "a cached block cannot be found"
 
 
-def _spread(count: int) -> list[int]:
+@lru_cache(maxsize=8)  # a model's times are measured on two dozen pools of one size before it is served
+def _spread(count: int) -> tuple[int, ...]:
     """0..count-1 in bit-reversed order: sequences start far apart, so each can grow contiguously."""
     bits = max(count - 1, 1).bit_length()
     order = (int(format(i, f"0{bits}b")[::-1], 2) for i in range(1 << bits))
-    return [block for block in order if block < count]
+    return tuple(block for block in order if block < count)
