@@ -1,8 +1,16 @@
-"""Which tests start processes of their own on a Ray cluster: `make test-cluster` runs them."""
+"""What holds for all tests: which of them `make test-cluster` runs, and that no test slows down those after it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 CLUSTERS = {"ray_cluster", "raylets"}
+TOGETHER = "tests/deployments/test_"
+PROBE_S = (0.02, 0.05)  # how long a model's step times are measured when it is loaded
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -13,3 +21,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         own = "cluster" in asked and "server" not in asked and "deployments" in item.path.parts
         if own or asked & CLUSTERS:
             item.add_marker(pytest.mark.cluster)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By file, but the files of tests/deployments to one process: what they share takes half a minute to start."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER if nodeid.startswith(TOGETHER) else str(super()._split_scope(nodeid))
+
+    return Together(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """A member that is loaded takes all cores for its process, which here is that of the tests that follow as well."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_probe() -> Iterator[None]:
+    """Step times of random models are rough but measured; a module whose subject they are overrides this."""
+    probe = sys.modules.get("engine.costs.probe")
+    with pytest.MonkeyPatch.context() as patch:
+        if probe is not None:
+            patch.setattr(probe, "BUDGET_S", PROBE_S)
+        yield

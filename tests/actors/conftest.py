@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _old_objects_are_not_searched() -> Iterator[None]:
+    """Tests that collect garbage look for their own: what libraries hold is a hundred times as much."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints `large` and `small`, which often, not always, agree; in `artifacts` random heads for `large`."""
@@ -53,14 +63,14 @@ def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def actors_config(models_folder: Path) -> TurnoutConfig:
-    """The pool `pair` in float32."""
+    """The pool `pair` in float32; on one thread, as a member would else take all cores from this process."""
     return TurnoutConfig(
         models={
             name: ModelConfig(path=str(models_folder / name), dtype="float32", kv_memory_bytes=8 << 20)
             for name in ("small", "large")
         },
         pools={"pair": PoolConfig(small="small", large="large", artifacts=str(models_folder / "artifacts"))},
-        engine=EngineConfig(block_size=8, token_budget=64),
+        engine=EngineConfig(block_size=8, token_budget=64, threads=1),
     )
 
 

@@ -56,7 +56,9 @@ async def answer(
     pool: ModelPool, index: int, method: str, params: dict[str, Any], sampling: dict[str, Any]
 ) -> Sequence:
     info = get_method(method)
-    seq = Sequence(prompts()[index], SamplingParams(max_tokens=LONGEST, **sampling), seed=index, eos_ids=(END,))
+    seq = Sequence(
+        prompts(index + 1)[index], SamplingParams(max_tokens=LONGEST, **sampling), seed=index, eos_ids=(END,)
+    )
     seq.constraint = char_compiler().compile(STRUCTURE)
     async for _ in info.run(Request(f"r{index}", seq), pool, info.parse(params)):
         pass

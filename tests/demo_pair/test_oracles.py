@@ -3,19 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from engine.pool import LocalPool
-from tests.demo_pair.conftest import Reply, assert_same_answers, demo_reference
+from tests.demo_pair.conftest import Reply, _opened, assert_same_answers, demo_config, demo_reference
 from tests.engine.margin import assert_best
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout, is_correct
 from turnout.calls import ChatMessage
 from turnout.cost import paper_cost
 from turnout.types import TokenKind
 
+# One loop for all: the models' locks belong to it.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 SWITCHING = {"window": 2, "min_stay": 3}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair() -> AsyncIterator[LocalPool]:
+    async for opened in _opened(demo_config()):
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def twins() -> AsyncIterator[LocalPool]:
+    """The large model in both roles."""
+    async for opened in _opened(demo_config(small="demo:large")):
+        yield opened
+
+
+def as_new(pool: LocalPool) -> LocalPool:
+    """An idle pool in which nothing is cached."""
+    assert pool.stats().used_blocks == 0
+    for engine in pool.engines.values():
+        engine.pool.clear_cached()
+    return pool
+
+
+@pytest.fixture
+def pool(pair: LocalPool) -> LocalPool:
+    return as_new(pair)
+
+
+@pytest.fixture
+def twin_pool(twins: LocalPool) -> LocalPool:
+    return as_new(twins)
 
 
 def encode(pool: LocalPool, prompt: str) -> list[int]:

@@ -51,31 +51,65 @@ def served_config() -> TurnoutConfig:
                 "request_timeout_s": 30,
                 "shutdown_grace_s": 1,
             },
+            "engine": {"threads": 1},
             "ray": {"num_cpus": 8},
         }
     )
 
 
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TurnoutConfig, Path | None]]:
+class Site:
+    """Ray, Serve and the application, each started when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._at: tuple[TurnoutConfig, Path | None] | None = None
+        self._served = False
+
+    def open(self, batches: Path) -> tuple[TurnoutConfig, Path | None]:
+        if self._at is None:
+            config = served_config().model_copy(update={"batches": BatchesConfig(folder=str(batches))})
+            self._at = config, start_local_ray(config)
+            start_serve(config)
+        return self._at
+
+    def serve(self, config: TurnoutConfig) -> RunningServer:
+        if not self._served:
+            deploy(config, load_pool)
+            self._served = True
+        at = config.server
+        return RunningServer(f"127.0.0.1:{at.grpc_port}", f"http://{at.http_host}:{at.http_port}", tuple(config.pools))
+
+    def close(self) -> None:
+        if self._at is None:
+            return
+        config, folder = self._at
+        if self._served:
+            end_app(config.server.shutdown_grace_s)
+        serve.shutdown()
+        ray.shutdown()
+        shutil.rmtree(folder or "", ignore_errors=True)
+        self._at, self._served = None, False
+
+
+SITE = Site()
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Even when nobody asks anything, a cluster takes a seventh of a core from the tests of other folders."""
+    if nextitem is None or HERE not in nextitem.path.parents:
+        SITE.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> tuple[TurnoutConfig, Path | None]:
     """Ray and Serve, and nothing served."""
-    batches = BatchesConfig(folder=str(tmp_path_factory.mktemp("batches")))
-    config = served_config().model_copy(update={"batches": batches})
-    folder = start_local_ray(config)
-    start_serve(config)
-    yield config, folder
-    serve.shutdown()
-    ray.shutdown()
-    shutil.rmtree(folder or "", ignore_errors=True)
+    return SITE.open(tmp_path_factory.mktemp("batches"))
 
 
-@pytest.fixture(scope="session")
-def server(cluster: tuple[TurnoutConfig, Path | None]) -> Iterator[RunningServer]:
-    config, _ = cluster
-    deploy(config, load_pool)
-    at = config.server
-    yield RunningServer(f"127.0.0.1:{at.grpc_port}", f"http://{at.http_host}:{at.http_port}", tuple(config.pools))
-    end_app(config.server.shutdown_grace_s)
+@pytest.fixture(scope="module")
+def server(cluster: tuple[TurnoutConfig, Path | None]) -> RunningServer:
+    return SITE.serve(cluster[0])
 
 
 def poll(condition: Callable[[], bool], what: str, timeout_s: float = 15.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from decoding.artifacts import SUFFIX
 from deployments.batches.answerer import Answerer, Task
@@ -54,16 +56,23 @@ async def train(pool: LocalPool, target: Target, seed: int = 0) -> Trained:
     return train_probe(pool.pool, outcomes_of(seed), inputs, target, Recipe(32, epochs=60, learning_rate=1e-2))
 
 
-@pytest.fixture
-async def artifacts(pair_folder: Path, tmp_path: Path) -> Path:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trained(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a router, one that says the opposite (`other`), and strategies."""
+    folder = tmp_path_factory.mktemp("trained")
     pool = LocalPool.load("pair", pair_config(pair_folder, block_size=8))
     targets = {"router": (WhoIsRight(), 0), "other": (WhoIsRight(), 1), "strategies": (WhichStrategy(), 0)}
     for name, (target, seed) in targets.items():
-        (await train(pool, target, seed)).artifact.save(tmp_path / f"{name}{SUFFIX}")
+        (await train(pool, target, seed)).artifact.save(folder / f"{name}{SUFFIX}")
     assert pool.stats().sequences == 0
     await pool.close()
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def artifacts(trained: Path, tmp_path: Path) -> Path:
+    """Copies that a test may exchange."""
+    return Path(shutil.copytree(trained, tmp_path / "artifacts"))
 
 
 async def ask_auto(pool: LocalPool, prompt: list[int], **options: Any) -> Reply:

@@ -1,4 +1,4 @@
-"""Prompts of 32,768 tokens: right answers, and memory that grows with the length, not with its square."""
+"""Prompts of 16,384 and 32,768 tokens: right answers, and memory that grows with the length, not its square."""
 
 from __future__ import annotations
 
@@ -13,33 +13,37 @@ from tests.engine.harness import twins
 from training.random_models import llama_config
 from turnout.types import SamplingParams
 
-LENGTH = 32_768
-MIB = 1 << 20
-# A mask of LENGTH x LENGTH booleans alone is four times as much.
-BOUND = 256 * MIB
+LENGTHS = [16_384, pytest.param(32_768, marks=pytest.mark.exactness)]
 
 
-def test_a_quadratic_mask_would_be_seen() -> None:
+def bound(length: int) -> int:
+    """Bytes, so many for each token: of a mask of length x length booleans alone a half, then a quarter."""
+    return length << 13
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_quadratic_mask_would_be_seen(length: int) -> None:
     with watched_growth() as grown:
-        mask = torch.ones(LENGTH, LENGTH // 2, dtype=torch.bool)
-        while grown() < BOUND:
+        mask = torch.ones(length, length, dtype=torch.bool)
+        while grown() < bound(length):
             mask.logical_not_()
         del mask
-    assert grown() > BOUND
+    assert grown() > bound(length)
 
 
+@pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("kernels", ["native", "torch"])
-async def test_a_long_prompt_is_read_right_in_linear_memory(kernels: Kernels) -> None:
+async def test_a_long_prompt_is_read_right_in_linear_memory(kernels: Kernels, length: int) -> None:
     config = llama_config(
-        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=LENGTH
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=length
     )
     model, plain = twins(config, seed=4, kernels=kernels, token_budget=512)
-    assert model.max_length == LENGTH
-    prompt = torch.randint(0, 256, (LENGTH - 1,), generator=torch.Generator().manual_seed(0)).tolist()
+    assert model.max_length == length
+    prompt = torch.randint(0, 256, (length - 1,), generator=torch.Generator().manual_seed(0)).tolist()
     seq = Sequence(prompt, SamplingParams(temperature=0.0), seed=0)
     with watched_growth() as grown:
         row = (await model.extend(seq, want=Want(logits=True)))[0]
-    assert grown() < BOUND
+    assert grown() < bound(length)
     assert row.logits is not None
     torch.testing.assert_close(row.logits, plain.logits(prompt)[-1], atol=1e-3, rtol=0)
     model.release(seq)

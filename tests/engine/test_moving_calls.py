@@ -9,21 +9,51 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from engine.pool import LocalPool
 from tests.engine.conftest import _opened
-from tests.engine.harness import answer, call_of, pair_config
+from tests.engine.harness import answer, call_of, pair_config, until
 from tests.engine.resuming import METHODS, Client, run
 from turnout.errors import Code, Interrupted, TurnoutError
+
+# One loop for all: the models' locks belong to it.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = [*b"ab ab. ab ab, ab 7.5 ab ab"]
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 5, "max_tokens": 40, "ignore_eos": True}
 
 
-@pytest.fixture
-async def other(pair_folder: Path) -> AsyncIterator[LocalPool]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def replicas(pair_folder: Path) -> AsyncIterator[list[LocalPool]]:
+    """Two replicas of one pool."""
+    config = pair_config(pair_folder, block_size=8, token_budget=48)
+    async for one in _opened(LocalPool.load("pair", config)):
+        async for two in _opened(LocalPool.load("pair", config)):
+            yield [one, two]
+
+
+async def _as_new(pool: LocalPool) -> AsyncIterator[LocalPool]:
+    """A pool in which nothing is cached and nothing may be left."""
+    for engine in pool.engines.values():
+        engine.pool.clear_cached()
+    yield pool
+    await until(lambda: pool.stats().used_blocks == 0)
+    assert (pool.stats().sequences, pool.stats().waiting, pool.stats().requests) == (0, 0, 0)
+    for engine in pool.engines.values():
+        engine.pool.check_integrity()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pool(replicas: list[LocalPool]) -> AsyncIterator[LocalPool]:
+    async for opened in _as_new(replicas[0]):
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def other(replicas: list[LocalPool]) -> AsyncIterator[LocalPool]:
     """Another replica of `pool`."""
-    async for opened in _opened(LocalPool.load("pair", pair_config(pair_folder, block_size=8, token_budget=48))):
+    async for opened in _as_new(replicas[1]):
         yield opened
 
 
@@ -164,7 +194,7 @@ async def test_everybody_leaves_between_two_tokens(pool: LocalPool, other: Local
         for place, (name, params, _) in enumerate(METHODS)
     ]
     whole = [await answer(other, call) for call in calls]
-    for moment in range(1, 26, 4):
+    for moment in range(1, 26, 6):
         clients = [Client.of(call) for call in calls]
         running = [
             asyncio.ensure_future(run(pool, call, client, None)) for call, client in zip(calls, clients, strict=True)

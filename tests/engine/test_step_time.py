@@ -34,6 +34,11 @@ HELD_OUT: tuple[Shape, ...] = (
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_probe() -> None:
+    """Here models are measured for as long as elsewhere than in tests."""
+
+
 @dataclass
 class Machine:
     """A runner whose forwards take exactly so long, on a clock of its own: flat to 16 rows, linear beyond."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +22,6 @@ from turnout.types import SamplingParams
 VOCAB = 12
 TEXTS = ListText([".", " a", " b", " c", "!", " d", " e", " x", "\n", " f", " g", " h"])
 SETTING = {"window": 1, "min_stay": 1, "effect": "current"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def models() -> ModelPool:
@@ -61,11 +57,15 @@ def calibrator(method: str = "entropy_adaptive", params: dict[str, Any] | None =
 
 
 @pytest.fixture(scope="module")
-def measured():
-    """One calibration for 30% large tokens, shared by the tests that only look."""
-    import asyncio
+def shared() -> Calibrator:
+    """For tests that differ in the target only: what has been run for one is not run again for another."""
+    return calibrator()
 
-    return asyncio.run(calibrator().measure(Target(large_share=0.3)))
+
+@pytest.fixture(scope="module")
+def measured(shared):
+    """One calibration for 30% large tokens, shared by the tests that only look."""
+    return asyncio.run(shared.measure(Target(large_share=0.3)))
 
 
 async def test_the_setting_found_gives_the_share_on_fresh_questions(measured):
@@ -106,28 +106,28 @@ async def test_the_same_seed_gives_the_same_artifact_and_another_seed_another(me
     assert other.calibration.to_artifact(digests, "t").version != version
 
 
-async def test_quality_and_budget_are_met_by_what_they_cost():
-    for_quality = (await calibrator().measure(Target(quality=0.93))).calibration
+async def test_quality_and_budget_are_met_by_what_they_cost(measured, shared):
+    for_quality = (await shared.measure(Target(quality=0.93))).calibration
     nearest = min(for_quality.points, key=lambda point: abs(point.position - for_quality.chosen))
     assert nearest.retained.value == pytest.approx(0.93, abs=0.03)
     assert nearest.large_share.value < 0.9
     for meter, budget in (("paper", 0.6), ("flops", 0.95)):
-        found = (await calibrator().measure(Target(budget=budget, meter=meter))).calibration
+        found = (await shared.measure(Target(budget=budget, meter=meter))).calibration
         [at] = [point for point in found.points if point.position == found.chosen]
         assert budget - 0.06 < getattr(at, meter).value <= budget
         assert found.target == {"budget": budget, "meter": meter}
-    free = (await calibrator().measure(Target(budget=1e6, meter="wall"))).calibration
+    free = (await shared.measure(Target(budget=1e6, meter="wall"))).calibration
     assert free.chosen == 1.0
 
 
-async def test_what_no_setting_reaches_is_refused_with_the_range():
+async def test_what_no_setting_reaches_is_refused_with_the_range(measured, shared):
     slow = {"window": 1, "min_stay": 10, "effect": "next"}
     with pytest.raises(TurnoutError) as caught:
         await calibrator(params=slow).measure(Target(large_share=0.99))
     assert caught.value.code is Code.OUT_OF_RANGE
     assert caught.value.message.startswith("target_large_share: no threshold reaches 0.99; reachable: 0.000 to 0.")
     with pytest.raises(TurnoutError, match=r"budget: 0\.01 cannot be kept: the least cost measured is 0\.100"):
-        await calibrator().measure(Target(budget=0.01))
+        await shared.measure(Target(budget=0.01))
 
 
 @pytest.mark.parametrize(
