@@ -16,6 +16,8 @@ from decoding.sequence import Sequence
 
 NEG_INF = float("-inf")
 BITS_PER_NAT = 1.4426950408889634
+# Below it a temperature is as good as greedy, and float32 would soon hold neither it nor a logit divided by it.
+LEAST_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ def process(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
     params = [row.seq.sampling for row in rows]
     greedy = [p.greedy for p in params]
     if not all(greedy):
-        temperature = torch.tensor([p.temperature or 1.0 for p in params], device=logits.device)
+        temperatures = [1.0 if p.greedy else max(p.temperature, LEAST_TEMPERATURE) for p in params]
+        temperature = torch.tensor(temperatures, device=logits.device)
         logits = logits / temperature[:, None]
         logits = _truncate(logits, rows)
     if any(greedy):

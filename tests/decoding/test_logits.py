@@ -66,6 +66,16 @@ def test_agrees_with_transformers(sampling: dict[str, Any], warpers: list[Any]):
     torch.testing.assert_close(raw, before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-269, 1e-46, 1e-38, 1e-9])
+def test_a_temperature_next_to_nothing_is_greedy(temperature: float):
+    raw = logits()
+    rows = [history(temperature=temperature, logit_bias={7: 100.0})] * 4 + [history(temperature=temperature)] * 4
+    mine = process(raw, rows)
+    assert torch.isfinite(mine.amax(-1)).all()
+    assert mine.softmax(-1).amax(-1).tolist() == [1.0] * len(raw)
+    assert mine.argmax(-1).tolist() == [7] * 4 + raw[4:].argmax(-1).tolist()
+
+
 def test_presence_and_frequency_count_generated_tokens_only():
     raw = torch.zeros((1, 8))
     row = history(path=(6,), generated=(5, 5, 6), presence_penalty=0.5, frequency_penalty=0.25)
