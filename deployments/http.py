@@ -107,6 +107,7 @@ def build_http(service: GenerationService) -> FastAPI:
     async def chat(request: Request, caller: CallerOf) -> Response:
         return await _respond(service, request, caller, chat_job, ChatFormat())
 
+    @app.get("/health")  # where other servers have it, and clients look for it
     @app.get("/healthz")
     async def health() -> Response:
         status = await service.health()

@@ -40,6 +40,7 @@ class StreamOptions(_Body):
     """What a stream carries beyond text."""
 
     include_usage: bool = False
+    continuous_usage_stats: Annotated[bool, Field(description="accepted and ignored: usage comes at the end")] = False
     include_obfuscation: Annotated[bool, Field(description="accepted and ignored")] = False
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deployments.batches.http import NewBatch
-from deployments.openapi import answers
+from deployments.openapi import answers, events
 from deployments.schemas import IGNORED_FIELDS, MAX_PROMPTS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
 from turnout.types import SamplingParams
 
@@ -23,7 +23,6 @@ PATH = "/openapi.json"
 REF = "#/components/schemas/{model}"
 VERSION = "1"
 PARSED = (CompletionBody, ChatBody, SamplingParams, NewBatch)
-EVENTS = "`data:` lines with chunks of the answer, the last one `[DONE]`, where the body asks for a stream"
 STATUSES = {
     "400": "a field is wrong: `param` names it, the message says what is allowed",
     "401": "no key, or none that is known",
@@ -52,6 +51,7 @@ class Operation:
         query: schemas of query parameters by name.
         errors: statuses beside 200.
         also: statuses with the same answer as 200.
+        chunk: what an event of the answer holds, where the body may ask for a stream.
     """
 
     method: str
@@ -62,6 +62,7 @@ class Operation:
     body: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     query: tuple[tuple[str, dict[str, Any]], ...] = ()
     also: tuple[str, ...] = ()
+    chunk: type[BaseModel] | None = None
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
@@ -119,14 +120,17 @@ ALL = (
     Operation("get", "/v1/models", "Names that a request may put in `model`.", answers.ModelList),
     Operation("get", "/v1/models/{name}", "One of them.", answers.ModelObject, NAMED),
     Operation("get", "/v1/methods", "Decoding methods and their parameters.", answers.MethodList),
-    Operation("post", "/v1/completions", "Continue prompts.", answers.CompletionAnswer, ASKED, COMPLETION),
-    Operation("post", "/v1/chat/completions", "Answer a conversation.", answers.ChatAnswer, ASKED, CHAT),
+    Operation("post", "/v1/completions", "Continue prompts.", answers.CompletionAnswer, ASKED, COMPLETION,
+              chunk=events.CompletionChunk),
+    Operation("post", "/v1/chat/completions", "Answer a conversation.", answers.ChatAnswer, ASKED, CHAT,
+              chunk=events.ChatChunk),
     Operation("get", "/v1/tenant", "The caller's limits and what it used.", answers.TenantObject),
     Operation("get", "/v1/tenants", "Those of all tenants, for operators.", answers.TenantList),
     Operation("get", "/healthz", "Whether every pool answers.", answers.Health, ALWAYS, also=("503",)),
+    Operation("get", "/health", "The same, where other servers have it.", answers.Health, ALWAYS, also=("503",)),
     Operation("get", "/status", "What the replicas of each pool hold right now.", answers.StatusAnswer, ALWAYS),
     Operation("get", "/metrics", "Metrics for Prometheus.", "text/plain", ALWAYS),
-)
+)  # fmt: skip
 BATCHES = (
     Operation("post", "/v1/files", "Upload a file of requests.", answers.FileObject, BATCHED, _file_body),
     Operation("get", "/v1/files", "The caller's files.", answers.FileList, BATCHED,
@@ -151,6 +155,7 @@ def document(batches: bool, keys: bool = False, anonymous: bool = True) -> dict[
     """
     operations = ALL + (BATCHES if batches else ())
     told = [each.answer for each in operations if not isinstance(each.answer, str)]
+    told += [each.chunk for each in operations if each.chunk is not None]
     wanted: list[Any] = [(kind, "serialization") for kind in (*told, answers.ErrorAnswer)]
     wanted += [(kind, "validation") for kind in PARSED]
     names, made = models_json_schema(wanted, ref_template=REF)
@@ -181,8 +186,9 @@ def _operation(each: Operation, parsed: dict[str, Any], refs: dict[Any, dict[str
         content = {each.answer: {"schema": {"type": "string"}}}
     else:
         content = _json(refs[each.answer])
-    if each.errors is ASKED:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": EVENTS}}
+    if each.chunk is not None:
+        fault = {"$ref": REF.format(model=answers.ErrorAnswer.__name__)}
+        content["text/event-stream"] = {"schema": events.event_schema(refs[each.chunk], fault)}
     responses = {status: {"description": each.summary, "content": content} for status in ("200", *each.also)}
     responses |= {status: {"$ref": f"#/components/responses/{status}"} for status in each.errors}
     parameters = [

@@ -14,6 +14,8 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from deployments.openapi.document import PATH
+from tests.clients.all_cases import CASES
+from tests.clients.cases import Case
 from tests.clients.site import Site
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
@@ -33,6 +35,23 @@ MOST_TOKENS, MOST_ANSWERS = 4, 2
 @pytest.fixture(scope="module")
 def schema(site: Site) -> Any:
     return schemathesis.openapi.from_url(site.url + PATH)
+
+
+STREAMED = [each for each in CASES if each.arguments.get("stream") and each.then == "read" and each.tenant == "acme"]
+PATHS = {"completions.create": "/v1/completions", "chat.completions.create": "/v1/chat/completions"}
+
+
+@pytest.mark.parametrize("case", STREAMED, ids=lambda case: case.name)
+def test_every_event_of_a_stream_fits_the_document(site: Site, schema: Any, case: Case) -> None:
+    asked = schema[PATHS[case.call]]["POST"].Case(body=case.arguments, media_type="application/json")
+    answer = asked.call(headers={"Authorization": f"Bearer {site.keys[case.tenant]}"}, timeout=90)
+    asked.validate_response(answer, checks=CHECKS)
+    assert (answer.status_code == 200) == answer.headers["content-type"][0].startswith("text/event-stream")
+
+
+def test_streams_of_both_endpoints_are_among_the_cases() -> None:
+    assert {each.call for each in STREAMED} == set(PATHS)
+    assert len(STREAMED) >= 10
 
 
 def operations(schema: Any) -> list[Any]:
@@ -88,6 +107,7 @@ def _aim(body: Any, turn: int) -> None:
         return
     body["model"] = "demo"
     if turn % 3 == 1:
+        body["stream"] = turn % 2 == 1
         for name in body.keys() & {"response_format", "tools", "tool_choice", "stop_token_ids", "logit_bias"}:
             del body[name]
         if isinstance(body.get("decoding"), dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from fastapi.openapi.utils import get_openapi
 from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.openapi.document import PATH, document
+from deployments.openapi.events import DONE
 from deployments.service import GenerationService
+from tests.deployments.fake_pool import TOOL_CALL
 from tests.deployments.in_process import make_config, make_service
 from turnout.batches_config import BatchesConfig
 
@@ -65,6 +68,7 @@ ASKED = [
     ("get", "/v1/tenant", {}),
     ("get", "/v1/tenants", {}),
     ("get", "/healthz", {}),
+    ("get", "/health", {}),
     ("get", "/status", {}),
     ("post", "/v1/completions", {"prompt": "x", "n": 2, "logprobs": 1, "echo": True, "decoding": {"tokens": True}}),
     ("post", "/v1/completions", {"prompt": "x", "temperature": 3}),
@@ -85,6 +89,71 @@ async def test_answers_fit_the_document(http: httpx.AsyncClient, method: str, pa
     schema = response["content"]["application/json"]["schema"]
     validator = jsonschema.Draft202012Validator({**schema, "components": told["components"]})
     assert [error.message for error in validator.iter_errors(answer.json())] == []
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+SCORED = {"logprobs": 1, "echo": True, "decoding": {"tokens": True}}
+STREAMS = {
+    "completions": ("completions", {"prompt": "x"}, True),
+    "completions, usage": ("completions", {"prompt": "x", **COUNTED}, True),
+    "completions, everything": ("completions", {"prompt": ["x", "yz"], "n": 2, **SCORED, **COUNTED}, True),
+    "completions, no alternatives": ("completions", {"prompt": "x", "logprobs": 0, "echo": True}, True),
+    "completions, a fault": ("completions", {"prompt": "crash", "max_tokens": 9, **COUNTED}, False),
+    "chat": ("chat/completions", {"messages": CHAT["messages"]}, True),
+    "chat, everything": ("chat/completions", {**CHAT, "n": 2, "decoding": {"tokens": True}, **COUNTED}, True),
+    "chat, a tool": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": "tool"}], "tools": TOOLS, "max_tokens": len(TOOL_CALL), **COUNTED},
+        True,
+    ),
+    "chat, a fault": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": "crash"}], "tools": TOOLS, "max_tokens": 9},
+        False,
+    ),
+}
+
+
+def faults_of(told: dict[str, Any], path: str, data: list[str]) -> list[str]:
+    """What is wrong with events beside the document, their JSON included, which a validator leaves alone."""
+    schema = told["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    [done, held] = schema["properties"]["data"]["anyOf"]
+    assert done == {"const": DONE}
+    event = jsonschema.Draft202012Validator({**schema, "components": told["components"]})
+    inside = jsonschema.Draft202012Validator({**held["contentSchema"], "components": told["components"]})
+    found = [error for each in data for error in event.iter_errors({"event": "message", "data": each})]
+    found += [error for each in data if each != DONE for error in inside.iter_errors(json.loads(each))]
+    return [error.message for error in found]
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_events_fit_the_document(http: httpx.AsyncClient, name: str) -> None:
+    path, body, ends_well = STREAMS[name]
+    told = (await http.get(PATH)).json()
+    answer = await http.post(f"/v1/{path}", json={"model": "demo", "max_tokens": 3, "stream": True, **body})
+    assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"
+    *events, rest = answer.text.split("\n\n")
+    assert rest == ""
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    data = [event.removeprefix("data: ") for event in events]
+    assert len(data) >= 2
+    assert faults_of(told, f"/v1/{path}", data) == []
+    assert [each == DONE for each in data] == [False] * (len(data) - 1) + [ends_well]
+    assert ["error" in each for each in map(json.loads, data[:-1])] == [False] * (len(data) - 1)
+    assert ends_well or set(json.loads(data[-1])) == {"error"}
+    assert ("tool_calls" in answer.text) == (name == "chat, a tool")
+    assert ('"total_tokens"' in answer.text) == (ends_well and "stream_options" in body)
+
+
+async def test_an_event_that_the_document_does_not_know_would_be_found(http: httpx.AsyncClient) -> None:
+    told = (await http.get(PATH)).json()
+    body = {"model": "demo", "prompt": "x", "max_tokens": 1, "stream": True}
+    answer = await http.post("/v1/completions", json=body)
+    chunk = json.loads(answer.text.partition("\n\n")[0].removeprefix("data: "))
+    assert faults_of(told, "/v1/completions", [json.dumps(chunk)]) == []
+    assert faults_of(told, "/v1/completions", [json.dumps(chunk | {"more": 1})])
+    assert faults_of(told, "/v1/chat/completions", [json.dumps(chunk)])
 
 
 async def test_a_field_that_the_document_does_not_know_would_be_found(http: httpx.AsyncClient) -> None:
