@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS_VENV := .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.installed
+FOREIGN_VENV := .venv-foreign
+FOREIGN_STAMP := $(FOREIGN_VENV)/.installed
 
 # Extra pip arguments for the torch download, where the default index offers a build you do not want
 # (on Linux that is usually the CUDA one): make venv TORCH_INDEX_ARGS="--index-url <index of CPU wheels>".
@@ -23,9 +25,10 @@ TRAIN_ARGS ?=
 TEST_WORKERS ?= 2
 SOAK_ARGS ?=
 BENCH_ARGS ?=
+CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 
-.PHONY: help venv lint format test test-cluster test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-cluster test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,13 +79,22 @@ test-browser: venv ## the console driven in a real Chromium: streams, comparison
 test-clients: venv ## the OpenAI clients for Python and Node, and fuzzers, against a served application (10 minutes)
 	$(BIN)/pytest -m clients --timeout 900 tests/clients $(PYTEST_ARGS)
 
+venv-foreign: $(FOREIGN_STAMP) ## make or update .venv-foreign: lm-evaluation-harness and GuideLLM, for `make check-foreign`
+
+$(FOREIGN_STAMP): experiments/foreign/requirements.txt scripts/make_side_venv.sh | $(STAMP)
+	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_side_venv.sh $(FOREIGN_VENV) $<
+	@touch $@
+
+check-foreign: venv venv-foreign ## lm-evaluation-harness scores a served pair as it does by itself; GuideLLM loads it (CHECK_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.foreign.check $(CHECK_ARGS)
+
 docs: venv ## build the documentation site into site/; a warning is a failure
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 venv-peers: $(PEERS_STAMP) ## make or update .venv-peers: engines that `make bench` measures beside ours
 
-$(PEERS_STAMP): experiments/peers/requirements.txt scripts/make_peers_venv.sh | $(STAMP)
-	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_peers_venv.sh $(PEERS_VENV)
+$(PEERS_STAMP): experiments/peers/requirements.txt scripts/make_side_venv.sh | $(STAMP)
+	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_side_venv.sh $(PEERS_VENV) $<
 	@touch $@
 
 bench: venv ## measure speed beside other engines, and streaming through the server (BENCH_ARGS=--quick: briefly)

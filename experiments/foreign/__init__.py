@@ -1,0 +1,1 @@
+"""Foreign evaluation and load tools, unmodified, against a served demo pair."""
