@@ -13,7 +13,7 @@ from experiments.foreign.page import to_markdown
 from experiments.foreign.problems import write_problems
 from experiments.foreign.program import version_of
 from experiments.machine import describe
-from experiments.report import note, show
+from experiments.report import note, publish
 from experiments.served import on_free_ports, running_server
 from turnout.config import ModelConfig, TurnoutConfig, model_path, parse_config
 
@@ -81,10 +81,7 @@ def main() -> None:
             loads.append((model, load.measure(python, folder, url, model, tokenizer, streams, requests)))
     versions = {name: f"{name} {version_of(python, name)}" for name in ("lm-eval", "guidellm")}
     page = to_markdown(machine, versions, problems, comparisons, loads)
-    out = chosen.out or (None if chosen.quick else RESULT)
-    if out is not None:
-        out.write_text(page, encoding="utf-8")
-    show(page)
+    publish(page, chosen.out or (None if chosen.quick else RESULT))
     failed = [each for each in comparisons if not each.agrees]
     lost = sum(each.errored + each.incomplete for _, each in loads)
     if failed or lost:
