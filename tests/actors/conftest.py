@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 import ray
 import torch
+from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 
 from decoding.exit_heads import ExitHead
 from decoding.heads import MedusaHeads, RecurrentHead
@@ -104,6 +105,7 @@ class Cluster:
         if ray.is_initialized():
             return
         self._patch.setenv("RAY_AUTH_MODE", "disabled")
+        RayNativeConfig.initialize("")  # importing ray has read the mode already
         self._patch.setenv("RAY_worker_niceness", "0")  # else a slow core needs minutes to import torch
         self._folder = tempfile.mkdtemp(prefix="ta", dir="/tmp")
         ray.init(
@@ -120,6 +122,7 @@ class Cluster:
             ray.shutdown()
             shutil.rmtree(self._folder, ignore_errors=True)
             self._patch.undo()
+            RayNativeConfig.initialize("")
             self._folder = ""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
 from tests.near_pair import save_near_pair
@@ -49,8 +50,12 @@ def raylets() -> Iterator[None]:
     """Three raylets, which only look like three machines. Tests of other folders start their own Ray."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        RayNativeConfig.initialize("")  # importing ray has read the mode already
         patch.setenv("RAY_worker_niceness", "0")  # else a slow core needs minutes to import torch
         folder = tempfile.mkdtemp(prefix="tc", dir="/tmp")
+        # `Cluster` writes its address there, and would into a folder that all of a machine's Rays share.
+        patch.setenv("RAY_TMPDIR", folder)
+        (Path(folder) / "ray").mkdir()
         node = {"num_cpus": 4, "object_store_memory": STORE_BYTES}
         cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder, "include_dashboard": False})
         try:
