@@ -112,10 +112,15 @@ def test_the_same_seed_gives_the_same_answer_again(page: Page) -> None:
     expect(pane(page)).to_have_attribute("aria-busy", "true")
     wait_done(page)
     assert text(page) == first
-    page.get_by_role("button", name="Run").click()
-    expect(pane(page)).to_have_attribute("aria-busy", "true")
-    wait_done(page)
-    assert text(page) != first
+    others = set()
+    for _ in range(8):  # another seed may well give the same text: the model is sure of its sums
+        page.get_by_role("button", name="Run").click()
+        expect(pane(page)).to_have_attribute("aria-busy", "true")
+        wait_done(page)
+        others.add(text(page))
+        if others != {first}:
+            break
+    assert others != {first}
 
 
 def test_a_refusal_stands_at_the_field_it_names(page: Page) -> None:
