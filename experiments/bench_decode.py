@@ -24,6 +24,8 @@ from decoding.sequence import Sequence
 from engine.device import Device
 from engine.loading import prepare
 from engine.model import EngineModel
+from experiments.peers.checkpoints import SHAPES
+from experiments.peers.workloads import VOCAB
 from experiments.report import publish
 from experiments.statistics import Interval, spread
 from training.random_models import llama_config, random_model
@@ -37,18 +39,8 @@ RESULT = Path("docs/results/decode.md")
 
 def random_220m() -> Any:
     """A Llama of about 220 M parameters with random weights."""
-    config = llama_config(
-        8192,
-        hidden_size=1024,
-        num_hidden_layers=18,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        intermediate_size=2816,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
+    special = {"pad_token_id": 0, "eos_token_id": 1}
+    config = llama_config(VOCAB, **SHAPES["220 M"], max_position_embeddings=4096, tie_word_embeddings=False, **special)
     return random_model(config, seed=0)
 
 
