@@ -51,6 +51,7 @@ class Chaos:
 
     Args:
         folder: for the job's files.
+        temp: for Ray's.
         rows: lines of the job.
         actors: copies of the pool.
         block_rows: lines of a block.
@@ -58,7 +59,13 @@ class Chaos:
     """
 
     def __init__(
-        self, folder: Path, rows: int, actors: int = 1, block_rows: int = BLOCK_ROWS, concurrency: int = CONCURRENCY
+        self,
+        folder: Path,
+        temp: Path,
+        rows: int,
+        actors: int = 1,
+        block_rows: int = BLOCK_ROWS,
+        concurrency: int = CONCURRENCY,
     ) -> None:
         self.outcome = Outcome(rows, block_rows)
         self._folder = folder
@@ -68,11 +75,10 @@ class Chaos:
             *("--max-tokens", str(MAX_TOKENS), "--temperature", "0", "--block-rows", str(block_rows)),
             *("--concurrency", str(concurrency), "--actors", str(actors), "--json"),
         )
-        self._temp = tempfile.mkdtemp(prefix="tb-", dir="/tmp")  # short: Ray puts sockets into it
         node = {"num_cpus": 4 + actors, "object_store_memory": STORE_BYTES}
         self._node_args = node
         # Nothing but the driver runs on the head: what the other node holds is lost with it.
-        head = {**node, "num_cpus": 0, "temp_dir": self._temp, "include_dashboard": False}
+        head = {**node, "num_cpus": 0, "temp_dir": str(temp), "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._node = self._add_node()
         self._driver: subprocess.Popen[bytes] | None = None
@@ -101,7 +107,6 @@ class Chaos:
             self._driver.kill()
             self._driver.wait()
         self._cluster.shutdown()
-        shutil.rmtree(self._temp, ignore_errors=True)
 
     def run(self, kills: list[Kill]) -> Outcome:
         """Do the job, killing parts as it goes on; each kill waits for so many lines.
@@ -200,18 +205,22 @@ def planned(rows: int, kills: int, seed: int) -> list[Kill]:
 def chaos(rows: int, actors: int = 1, block_rows: int = BLOCK_ROWS, concurrency: int = CONCURRENCY) -> Iterator[Chaos]:
     """A job and its cluster, ended with the context; see `Chaos`."""
     folder = Path(tempfile.mkdtemp(prefix="turnout-batch-"))
+    temp = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))  # short: Ray puts sockets into it
     try:
-        with _environment(), closing(Chaos(folder, rows, actors, block_rows, concurrency)) as made:
+        with _environment(temp), closing(Chaos(folder, temp, rows, actors, block_rows, concurrency)) as made:
             yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(temp, ignore_errors=True)
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
+def _environment(temp: Path) -> Iterator[None]:
     """What Ray's processes read, for as long as the context lasts; nobody else sees this cluster."""
+    # `Cluster` writes its address there, and would into a folder that all of a machine's Rays share.
+    (temp / "ray").mkdir()
     environment = os.environ  # noqa: TID251 - Ray has no other way to be told
-    wanted = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
+    wanted = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_TMPDIR": str(temp)}
     before = {name: environment.get(name) for name in wanted}
     environment.update(wanted)
     RayNativeConfig.initialize("")  # importing ray has read the mode already

@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from tests.deployments.scripted_pool import expected, load_scripted, scripted_config
-from tests.deployments.served_pool import ServedPool, call, kill, kill_after, read, read_one, served_pool, until
+from tests.deployments.served_pool import (
+    Got,
+    ServedPool,
+    call,
+    kill,
+    kill_after,
+    pid_of,
+    read,
+    read_one,
+    served_pool,
+    until,
+)
 from turnout.calls import Chunk, ScoreCall, Usage
 from turnout.errors import Code, TurnoutError
 
@@ -64,13 +75,19 @@ async def test_every_answer_of_a_call_goes_on(pool: ServedPool) -> None:
 
 
 async def test_many_calls_survive_the_loss_of_a_replica(pool: ServedPool) -> None:
-    calls = [call("step=0.02", f"many{seed}", seed=seed, max_tokens=40) for seed in range(1, 13)]
-    tasks = [asyncio.create_task(read_one(pool.backend, each)) for each in calls]
-    await running(pool, 12)
-    kill((await pool.pids())[0])
-    answers = await asyncio.gather(*tasks)
+    calls = [call("step=0.02", f"many{seed}", seed=seed, max_tokens=120) for seed in range(1, 13)]
+    begun: list[Got] = []
+
+    async def kill_when_all_have_begun(got: Got) -> None:
+        if not got.tokens or any(got is each for each in begun):
+            return
+        begun.append(got)
+        if len(begun) == len(calls):
+            kill(pid_of(got.sources[-1]))
+
+    answers = await asyncio.gather(*(read_one(pool.backend, each, kill_when_all_have_begun) for each in calls))
     for seed, got in enumerate(answers, 1):
-        assert len(got.ids) == 40
+        assert len(got.ids) == 120
         same_everywhere(got.ids, got.sources, seed)
     assert any(len(got.sources) == 2 for got in answers)
     assert any(len(got.sources) == 1 for got in answers)
