@@ -172,8 +172,9 @@ serve: venv ## serve the demo models, or CONFIG=<file>, until Ctrl-C
 	@$(BIN)/turnout serve $(CONFIG)
 
 train-demo: venv ## train the demo model pair anew (hours on 2 cores; TRAIN_ARGS=--compiled with a C++ compiler)
-	$(BIN)/python -m training.train_demo --model small $(TRAIN_ARGS)
-	$(BIN)/python -m training.train_demo --model large $(TRAIN_ARGS)
+	for model in small-sums small large-sums large; do \
+		$(BIN)/python -m training.train_demo --model $$model $(TRAIN_ARGS) || exit; \
+	done
 	$(BIN)/python -m training.export_demo
 	$(BIN)/python -m training.evaluate_demo
 	$(BIN)/python -m training.model_card

@@ -9,13 +9,13 @@ import torch
 import typer
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from training.data import arithmetic, lists
+from training.data import arithmetic, edits, lists, passages, templates
 from training.data.problem import Problem
 from training.evaluation import measure
 from training.export_demo import DEMO_FOLDER, write_json
+from training.recipe import SHIPPED
 
 EVALUATION = "evaluation.json"
-MODELS = ("small", "large")
 # Problems nobody looked at while recipes were chosen: training watches seed 1, recipes were judged on seeds 0 and 11.
 EVALUATION_SEED = 12
 
@@ -41,10 +41,11 @@ def _suites(
                 arithmetic.is_correct,
             )
         )
-    for task in lists.TASKS:
-        for difficulty in lists.DIFFICULTIES:
-            problems = lists.heldout(difficulty, per_task, seed=EVALUATION_SEED, task=task)
-            suites.append((task, difficulty, problems, lists.is_correct))
+    for kind in (lists, edits, passages, templates):
+        for task in kind.TASKS:
+            for difficulty in kind.DIFFICULTIES:
+                problems = kind.heldout(difficulty, per_task, seed=EVALUATION_SEED, task=task)
+                suites.append((task, difficulty, problems, kind.is_correct))
     return suites
 
 
@@ -71,12 +72,12 @@ def evaluate(
     demo: Annotated[Path, typer.Option(help="Folder the models are shipped in.")] = DEMO_FOLDER,
     middle: Annotated[int, typer.Option(min=1, help="Arithmetic problems at the middle grade.")] = 1000,
     other: Annotated[int, typer.Option(min=1, help="Arithmetic problems at each other grade.")] = 300,
-    per_task: Annotated[int, typer.Option(min=1, help="Problems per list task and difficulty.")] = 50,
+    per_task: Annotated[int, typer.Option(min=1, help="Problems per other task and difficulty.")] = 50,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 2,
 ) -> None:
     """Measure both models and write the evaluation file that the model card is made from."""
     torch.set_num_threads(threads)
-    result = {name: evaluate_model(demo / name, middle, other, per_task) for name in MODELS}
+    result = {name: evaluate_model(demo / name, middle, other, per_task) for name in SHIPPED}
     write_json(demo / EVALUATION, result)
     large, small = ({(row["task"], row["difficulty"]): row for row in result[name]} for name in ("large", "small"))
     at_middle = (arithmetic.TASK, arithmetic.MIDDLE_DIFFICULTY)

@@ -39,7 +39,7 @@ def complete(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     problems: Sequence[Problem],
-    max_new_tokens: int = 140,
+    max_new_tokens: int = 256,
     batch_size: int = 128,
 ) -> list[str]:
     """Greedy completions of the problems' prompts, in order, without the end mark."""

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from training.checkpoint import Checkpoint, Progress
 from training.model import build_model
-from training.recipe import RECIPES, Recipe
+from training.recipe import RECIPES, SHIPPED, Recipe
 from training.tokenizer import load_or_train
 
 DEMO_FOLDER = Path("turnout/demo")
@@ -68,7 +68,7 @@ def export(
     runs: Annotated[Path, typer.Option(help="Folder of checkpoints.")] = Path(".runs"),
     demo: Annotated[Path, typer.Option(help="Folder the models are shipped in.")] = DEMO_FOLDER,
 ) -> None:
-    """Export every model that has a checkpoint, finished or not."""
+    """Export the shipped models that have a checkpoint, finished or not, and the facts of all runs."""
     tokenizer = load_or_train(runs / "tokenizer")
     facts: dict[str, Any] = {}
     for name, recipe in RECIPES.items():
@@ -77,7 +77,8 @@ def export(
             typer.echo(f"{name}: no checkpoint, left out")
             continue
         checkpoint = Checkpoint.load(path)
-        export_model(recipe, checkpoint, tokenizer, demo / name)
+        if name in SHIPPED:
+            export_model(recipe, checkpoint, tokenizer, demo / name)
         # The output layer is tied, and a state dict lists the shared matrix twice.
         num_parameters = sum(tensor.numel() for key, tensor in checkpoint.model.items() if key != "lm_head.weight")
         facts[name] = training_facts(recipe, checkpoint.progress, num_parameters)

@@ -8,9 +8,10 @@ import typer
 
 from training.data import arithmetic, lists
 from training.data.mixture import FINAL_GRADES
-from training.evaluate_demo import EVALUATION, MODELS
+from training.evaluate_demo import EVALUATION
 from training.evaluation import Accuracy
 from training.export_demo import DEMO_FOLDER, TRAINING_FACTS
+from training.recipe import SHIPPED
 
 CARD = "MODEL_CARD.md"
 
@@ -93,7 +94,7 @@ def _weights() -> str:
 
 def _training(facts: dict[str, Any]) -> str:
     rows: list[list[str]] = []
-    for name in MODELS:
+    for name in SHIPPED:
         recipe, fact = facts[name]["recipe"], facts[name]
         shape = f"{recipe['num_layers']} layers of {recipe['hidden_size']}"
         heads = f"{recipe['num_heads']} and {recipe['num_kv_heads']}"
@@ -123,7 +124,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def _accuracy(evaluation: dict[str, list[dict[str, Any]]]) -> str:
-    small, large = ({(row["task"], row["difficulty"]): row for row in evaluation[name]} for name in MODELS)
+    small, large = ({(row["task"], row["difficulty"]): row for row in evaluation[name]} for name in SHIPPED)
     rows = [
         [task, str(difficulty), str(row["num_problems"]), _cell(row), _cell(large[task, difficulty])]
         for (task, difficulty), row in small.items()

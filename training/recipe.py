@@ -1,16 +1,36 @@
 """How each demo model is built and trained: one frozen record per model, every number in one place."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training.tokenizer import MAX_POSITIONS, VOCABULARY_SIZE
+
+SHIPPED = ("small", "large")
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What part of the tokens each kind of text gets, and how often chats carry more than one question.
+
+    Attributes:
+        python: part of the rows that are pieces of Python modules.
+        chats: kind of question and its part of the tokens of all other rows.
+        system_message: chance that a chat begins with one.
+        second_turn: chance of a second question.
+    """
+
+    python: float = 0.12
+    chats: tuple[tuple[str, float], ...] = (("arithmetic", 0.8), ("lists", 0.2))
+    system_message: float = 0.08
+    second_turn: float = 0.08
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Shape, schedule and batch of one model.
+    """Shape, schedule, batch and texts of one model.
 
     Learning rate: warm-up, stable, straight line to zero; then, where `finish_steps` is not 0, a second
     line to zero from `finish_peak` of the peak over the last steps.
+    Weights are drawn from the seed, or those of another recipe's model where `begins_from` names one.
     """
 
     name: str
@@ -34,6 +54,8 @@ class Recipe:
     autocast: bool = True
     vocabulary_size: int = VOCABULARY_SIZE
     max_positions: int = MAX_POSITIONS
+    begins_from: str = ""
+    shares: Shares = Shares()
 
     def __post_init__(self) -> None:
         if not 0 < self.warmup_steps + self.decay_steps + self.finish_steps <= self.total_steps:
@@ -49,27 +71,54 @@ class Recipe:
         return min(warming, 1.0, left)
 
 
+_LARGE = Recipe(
+    name="large-sums",
+    hidden_size=256,
+    num_layers=8,
+    num_heads=8,
+    num_kv_heads=4,
+    intermediate_size=704,
+    total_steps=940,
+    decay_steps=200,
+    finish_steps=180,
+)
+_SMALL = Recipe(
+    name="small-sums",
+    hidden_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    intermediate_size=384,
+    total_steps=630,
+    decay_steps=75,
+    curriculum_steps=200,
+)
+# Sums stay the largest part: a rate and a share that let them go unlearn them within some hundred steps.
+_ALL_KINDS = Shares(
+    python=0.1,
+    chats=(("arithmetic", 0.42), ("edits", 0.3), ("passages", 0.12), ("templates", 0.08), ("lists", 0.08)),
+)
+
+
+def _broadened(base: Recipe, total_steps: int, decay_steps: int) -> Recipe:
+    """The second course, on every kind of question and in longer rows, for a model that has learned sums."""
+    return replace(
+        base,
+        name=base.name.removesuffix("-sums"),
+        begins_from=base.name,
+        shares=_ALL_KINDS,
+        seed=base.seed + 1,
+        num_rows=16,
+        row_len=512,
+        curriculum_steps=0,
+        muon_lr=0.01,
+        adamw_lr=0.002,
+        total_steps=total_steps,
+        decay_steps=decay_steps,
+        finish_steps=0,
+    )
+
+
 RECIPES: dict[str, Recipe] = {
-    "large": Recipe(
-        name="large",
-        hidden_size=256,
-        num_layers=8,
-        num_heads=8,
-        num_kv_heads=4,
-        intermediate_size=704,
-        total_steps=940,
-        decay_steps=200,
-        finish_steps=180,
-    ),
-    "small": Recipe(
-        name="small",
-        hidden_size=128,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        intermediate_size=384,
-        total_steps=630,
-        decay_steps=75,
-        curriculum_steps=200,
-    ),
+    recipe.name: recipe for recipe in (_SMALL, _LARGE, _broadened(_SMALL, 600, 300), _broadened(_LARGE, 1100, 500))
 }

@@ -12,7 +12,7 @@ from rich.progress import Progress as ProgressBar
 from transformers import PreTrainedTokenizerFast
 
 from training.checkpoint import Checkpoint, Progress
-from training.data import arithmetic
+from training.data import arithmetic, edits, passages
 from training.data.mixture import TrainingStream
 from training.evaluation import measure
 from training.model import batch_loss, build_model
@@ -60,12 +60,20 @@ class Trainer:
             problems = arithmetic.heldout(difficulty, _WATCH_PROBLEMS, seed=_WATCH_SEED)
             accuracy = measure(self.model, self.tokenizer, problems, arithmetic.is_correct)
             shares[f"arithmetic_{difficulty}"] = accuracy.share
+        for kind in (edits, passages) if self.recipe.begins_from else ():
+            problems = kind.heldout(arithmetic.MIDDLE_DIFFICULTY, _WATCH_PROBLEMS, seed=_WATCH_SEED)
+            accuracy = measure(self.model, self.tokenizer, problems, kind.is_correct)
+            shares[kind.__name__.rpartition(".")[2]] = accuracy.share
         self.progress.history.append(shares)
         return shares
 
     def save(self, path: Path) -> None:
         """Write a checkpoint."""
         Checkpoint(self.model.state_dict(), self._optimiser.state_dict(), self.progress).save(path)
+
+    def begin_from(self, path: Path) -> None:
+        """Take over the weights of a finished run, and nothing else."""
+        self.model.load_state_dict(Checkpoint.load(path).model)
 
     def restore(self, path: Path) -> None:
         """Continue from a checkpoint of the same recipe."""
@@ -117,7 +125,7 @@ class Reporter:
 
 
 def train(
-    model: Annotated[str, typer.Option(help="Which recipe: small or large.")],
+    model: Annotated[str, typer.Option(help=f"Which recipe: {', '.join(RECIPES)}.")],
     threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 2,
     runs: Annotated[Path, typer.Option(help="Folder of checkpoints and logs.")] = RUNS_FOLDER,
     compiled: Annotated[bool, typer.Option(help="Compile the forward pass (needs a C++ compiler).")] = False,
@@ -134,6 +142,11 @@ def train(
     path = runs / model / "checkpoint.pt"
     if path.exists():
         trainer.restore(path)
+    elif recipe.begins_from:
+        base = runs / recipe.begins_from / "checkpoint.pt"
+        if not base.exists():
+            raise typer.BadParameter(f"--model {model} begins from {recipe.begins_from}: train that first")
+        trainer.begin_from(base)
     with Reporter(recipe.total_steps) as reporter:
         while trainer.progress.step < recipe.total_steps:
             loss = trainer.step()

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from training.data import arithmetic
-from training.evaluate_demo import EVALUATION, MODELS, load_pair_member
+from training.evaluate_demo import EVALUATION, load_pair_member
 from training.evaluation import Accuracy, measure
 from training.model_card import CARD, write_card
+from training.recipe import SHIPPED
 
 DEMO = Path("turnout/demo")
 SAMPLE = 60
@@ -30,7 +31,7 @@ def test_sizes_and_ratio() -> None:
 def test_pair_shares_one_vocabulary_and_template() -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (DEMO / "small" / name).read_bytes() == (DEMO / "large" / name).read_bytes()
-    configs = [json.loads((DEMO / name / "config.json").read_text()) for name in MODELS]
+    configs = [json.loads((DEMO / name / "config.json").read_text()) for name in SHIPPED]
     for key in ("vocab_size", "eos_token_id", "pad_token_id", "max_position_embeddings", "model_type"):
         assert configs[0][key] == configs[1][key]
     assert configs[0]["vocab_size"] == 1024
@@ -43,7 +44,7 @@ def test_demo_folder_is_small() -> None:
 
 def test_large_beats_small_on_the_middle_grade() -> None:
     problems = arithmetic.heldout(arithmetic.MIDDLE_DIFFICULTY, SAMPLE, seed=2)
-    shares = {name: measure(*load_pair_member(DEMO / name), problems, arithmetic.is_correct).share for name in MODELS}
+    shares = {name: measure(*load_pair_member(DEMO / name), problems, arithmetic.is_correct).share for name in SHIPPED}
     # A small sample of what the evaluation file holds in full; see the test below for the promised gap.
     assert shares["large"] >= 0.8
     assert shares["large"] - shares["small"] >= 0.1
@@ -53,7 +54,7 @@ def test_large_beats_small_on_the_middle_grade() -> None:
 def test_the_evaluation_shows_the_promised_gap() -> None:
     evaluation = json.loads((DEMO / EVALUATION).read_text(encoding="utf-8"))
     share = {}
-    for name in MODELS:
+    for name in SHIPPED:
         [row] = [
             row
             for row in evaluation[name]
@@ -101,7 +102,7 @@ def test_card_is_what_the_evaluation_says() -> None:
             for row in evaluation[name]
             if row["task"] == "arithmetic" and row["difficulty"] == arithmetic.MIDDLE_DIFFICULTY
         )
-        for name in MODELS
+        for name in SHIPPED
     }
     shares = {name: row["num_right"] / row["num_problems"] for name, row in middle.items()}
     assert all(row["num_problems"] >= 500 for row in middle.values())

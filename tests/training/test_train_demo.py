@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from training.data.mixture import EASY_GRADES, FINAL_GRADES, Shares, TrainingStream, grade_weights
+from training.data.mixture import EASY_GRADES, FINAL_GRADES, TrainingStream, grade_weights
 from training.packing import IGNORED
-from training.recipe import RECIPES, Recipe
+from training.recipe import RECIPES, SHIPPED, Recipe, Shares
 from training.train_demo import Trainer
 
 TINY = Recipe(
@@ -26,8 +26,8 @@ TINY = Recipe(
     num_rows=4,
     row_len=128,
     autocast=False,
+    shares=Shares(python=0.0),
 )
-CHATS_ONLY = Shares(python=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_trainer(tokenizer: PreTrainedTokenizerFast, recipe: Recipe = TINY) -> Trainer:
-    return Trainer(recipe, tokenizer, TrainingStream(recipe, tokenizer, CHATS_ONLY))
+    return Trainer(recipe, tokenizer, TrainingStream(recipe, tokenizer))
 
 
 def test_resumed_run_equals_uninterrupted_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_training_lowers_the_loss(tokenizer: PreTrainedTokenizerFast) -> None:
 
 def test_batches_depend_on_seed_and_step_only(tokenizer: PreTrainedTokenizerFast) -> None:
     def ids(step: int, recipe: Recipe = TINY) -> list[list[int]]:
-        rows: list[list[int]] = TrainingStream(recipe, tokenizer, CHATS_ONLY).batch(step).token_ids.tolist()
+        rows: list[list[int]] = TrainingStream(recipe, tokenizer).batch(step).token_ids.tolist()
         return rows
 
     assert ids(3) == ids(3)
@@ -77,7 +77,7 @@ def test_batches_depend_on_seed_and_step_only(tokenizer: PreTrainedTokenizerFast
 
 def test_batches_are_well_filled_and_teach_answers_only(tokenizer: PreTrainedTokenizerFast) -> None:
     recipe = replace(TINY, num_rows=8, row_len=256)
-    batch = TrainingStream(recipe, tokenizer, CHATS_ONLY).batch(100)
+    batch = TrainingStream(recipe, tokenizer).batch(100)
     assert batch.num_tokens > 0.9 * 8 * 256
     assert all(row.max() > 0 for row in batch.document_ids)  # more than one document in every row
     taught = tokenizer.decode(batch.targets[batch.targets != IGNORED])
@@ -87,8 +87,42 @@ def test_batches_are_well_filled_and_teach_answers_only(tokenizer: PreTrainedTok
 
 
 def test_python_rows_are_taught_whole(tokenizer: PreTrainedTokenizerFast) -> None:
-    batch = TrainingStream(TINY, tokenizer, Shares(python=1.0)).batch(0)
+    batch = TrainingStream(replace(TINY, shares=Shares(python=1.0)), tokenizer).batch(0)
     assert torch.equal(batch.targets[:, :-1], batch.token_ids[:, 1:])
+
+
+def test_each_kind_of_question_gets_its_share_of_the_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    shares = Shares(python=0.0, chats=(("templates", 0.75), ("arithmetic", 0.25)), system_message=0.0, second_turn=0.0)
+    recipe = replace(TINY, num_rows=8, row_len=512, shares=shares)
+    batch = TrainingStream(recipe, tokenizer).batch(0)
+    forms = 0
+    for row, documents in zip(batch.token_ids, batch.document_ids, strict=True):
+        for number in range(int(documents.max()) + 1):
+            ids = row[documents == number]
+            forms += len(ids) * ("Write an" in tokenizer.decode(ids) or "Write a record" in tokenizer.decode(ids))
+    assert forms / batch.num_tokens == pytest.approx(0.75, abs=0.05)
+
+
+def test_a_second_course_begins_from_the_weights_of_the_first(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    first = make_trainer(tokenizer)
+    first.step()
+    first.save(tmp_path / "checkpoint.pt")
+    second = make_trainer(tokenizer, replace(TINY, seed=21))
+    second.begin_from(tmp_path / "checkpoint.pt")
+    assert second.progress.step == 0
+    for (name, expected), actual in zip(first.model.named_parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(expected, actual), name
+
+
+def test_each_shipped_model_has_its_courses() -> None:
+    for name in SHIPPED:
+        recipe = RECIPES[name]
+        assert sum(part for _, part in recipe.shares.chats) == pytest.approx(1.0)
+        base = RECIPES[recipe.begins_from]
+        assert not base.begins_from
+        assert base.seed != recipe.seed  # else its first steps are those of the first course
 
 
 def test_learning_rate_warms_up_stays_and_decays() -> None:

@@ -1,11 +1,10 @@
 """The training stream: step number in, packed batch out, so that resuming needs nothing but the number."""
 
 import random
-from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerFast
 
-from training.data import arithmetic, lists
+from training.data import arithmetic, edits, lists, passages, templates
 from training.data.problem import Problem
 from training.data.python_sources import read_sources
 from training.packing import Batch, Document, fits, pack
@@ -21,16 +20,7 @@ _SYSTEM_PROMPTS = (
 _MAX_MISFITS = 8
 
 
-@dataclass(frozen=True)
-class Shares:
-    """What part of the tokens each kind of text gets, and how often chats carry more than one question."""
-
-    python: float = 0.12
-    arithmetic_of_chat: float = 0.8
-    system_message: float = 0.08
-    second_turn: float = 0.08
-
-
+_KINDS = {"edits": edits, "lists": lists, "passages": passages, "templates": templates}
 EASY_GRADES = (0.40, 0.30, 0.20, 0.07, 0.03)
 FINAL_GRADES = (0.08, 0.17, 0.42, 0.20, 0.13)
 
@@ -44,11 +34,11 @@ def grade_weights(step: int, curriculum_steps: int) -> list[float]:
 class TrainingStream:
     """Batches by step number; the same recipe, tokenizer and interpreter give the same batches."""
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, shares: Shares = Shares()) -> None:
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
         self._recipe = recipe
         self._tokenizer = tokenizer
-        self._shares = shares
-        self._python = [self._encode(text + END) for text in read_sources()] if shares.python > 0 else []
+        self._shares = recipe.shares
+        self._python = [self._encode(text + END) for text in read_sources()] if self._shares.python > 0 else []
         self._python_ends: list[int] = []
         total = 0
         for ids in self._python:
@@ -66,11 +56,11 @@ class TrainingStream:
 
     def _chat_rows(self, rng: random.Random, num_rows: int, weights: list[float]) -> list[list[Document]]:
         rows: list[list[Document]] = [[] for _ in range(num_rows)]
-        num_tokens = {"arithmetic": 0, "lists": 0}
+        shares = dict(self._shares.chats)
+        num_tokens = dict.fromkeys(shares, 0)
         misfits = 0
         while misfits < _MAX_MISFITS and num_rows:
-            behind = num_tokens["arithmetic"] <= self._shares.arithmetic_of_chat * sum(num_tokens.values())
-            kind = "arithmetic" if behind else "lists"
+            kind = min(shares, key=lambda kind: num_tokens[kind] / shares[kind])  # the one that is furthest behind
             document = self._chat_document(rng, kind, weights)
             home = next((row for row in rows if fits(row, document, self._recipe.row_len)), None)
             if home is None:
@@ -82,9 +72,11 @@ class TrainingStream:
 
     def _chat_document(self, rng: random.Random, kind: str, weights: list[float]) -> Document:
         def draw() -> Problem:
-            if kind == "lists":
-                return lists.draw_training(rng, rng.choice(lists.DIFFICULTIES))
-            return arithmetic.draw_training(rng, rng.choices(arithmetic.DIFFICULTIES, weights)[0])
+            if kind == "arithmetic":
+                return arithmetic.draw_training(rng, rng.choices(arithmetic.DIFFICULTIES, weights)[0])
+            source = _KINDS[kind]
+            drawn: Problem = source.draw_training(rng, rng.choice(source.DIFFICULTIES))
+            return drawn
 
         token_ids: list[int] = []
         if rng.random() < self._shares.system_message:
