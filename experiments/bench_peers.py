@@ -61,6 +61,8 @@ class Bench:
                         self.comparison.missing[name] = f"{missing} ({side.install})"
             except PeerError as error:
                 self.comparison.missing[name] = f"{error} ({side.install})"
+        for name, missing in self.comparison.missing.items():
+            note(f"{name} is not measured, not installed: {missing}")
 
     def measure(self, subject: str, folder: Path) -> None:
         """All workloads of a subject; its engines are loaded once and stay for all of them."""

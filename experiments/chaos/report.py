@@ -27,6 +27,7 @@ class Strike:
             where there was none.
         again: what clients had to ask again for, from this strike to the next.
         slowest: the slowest request in progress at it or begun after it, before the next.
+        running: requests in progress at it.
     """
 
     part: str
@@ -35,6 +36,7 @@ class Strike:
     settled: float
     again: dict[str, int]
     slowest: float
+    running: int
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Report:
         counts = Counter(strike.part for strike in self.strikes)
         found += [f"{part} was hit {counts[part]} times only" for part in self.parts if counts[part] < self.least_each]
         found += [f"{strike.part} at {strike.at:.0f} s: not back" for strike in self.strikes if strike.back is None]
+        found += [f"{strike.part} at {strike.at:.0f} s: nothing ran" for strike in self.strikes if not strike.running]
         for strike in self.strikes:
             if strike.part in SILENT and strike.again:
                 found.append(f"{strike.part} at {strike.at:.0f} s: clients had to ask again: {strike.again}")
@@ -92,6 +95,7 @@ def strike_of(part: str, at: float, until: float, done: list[Done], usual_s: flo
         max(unusual) - at if unusual else 0.0,
         dict(Counter(code for each in during for when, code in each.refusals if at <= when < until)),
         max((each.seconds for each in during), default=0.0),
+        sum(each.begun < at < each.ended for each in done),
     )
 
 
@@ -122,12 +126,14 @@ def to_markdown(report: Report, machine: dict[str, str]) -> str:
         "kill -9, but for *frozen* (SIGSTOP for the target's process, for good) and for *worker* and *head* (all",
         "processes of the node at once; it is started again then).",
         "",
-        "Seconds after it: *back* until a request begun after it was answered at the usual latency, *settled*",
-        "until the last unusual one of those begun after it had ended. *Asked again*: what broke at the clients, who",
-        "then asked again with the same seed; a proxy takes its connections along.",
+        "*In progress*: requests when it was hit, of all times together. Seconds after it: *back* until a request",
+        "begun after it was answered at the usual latency, *settled* until the last unusual one of those begun after",
+        "it had ended. *Asked again*: what broke at the clients, who then asked again with the same seed; a proxy",
+        "takes its connections along.",
         "",
-        "| hit | times | back, median | back, most | settled, median | settled, most | slowest request | asked again |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| hit | times | in progress | back, median | back, most | settled, median | settled, most | slowest request |"
+        " asked again |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
         *(_row(part, [each for each in report.strikes if each.part == part]) for part in report.parts),
         "",
     ]
@@ -136,11 +142,11 @@ def to_markdown(report: Report, machine: dict[str, str]) -> str:
 
 def _row(part: str, strikes: list[Strike]) -> str:
     if not strikes:
-        return f"| {part} | 0 | | | | | | |"
+        return f"| {part} | 0 | | | | | | | |"
     again: Counter[str] = Counter()
     for strike in strikes:
         again.update(strike.again)
-    cells: list[Any] = [part, len(strikes)]
+    cells: list[Any] = [part, len(strikes), sum(each.running for each in strikes)]
     for values in (
         [each.back for each in strikes if each.back is not None],
         [each.settled for each in strikes],

@@ -27,7 +27,7 @@ from ops.chaos import kit
 
 # worker: the node that is not the head, lost and started again; frozen: SIGSTOP for the target's process, and nothing
 # after it. The others are kill -9.
-PARTS = ("draft", "target", "replica", "proxy", "controller", "head", "worker", "frozen")
+PARTS = ("draft", "target", "replica", "ingress", "proxy", "controller", "head", "worker", "frozen")
 NETWORK = "127.0.88"
 LEAST_EACH = 3
 CALM = 3  # requests in a row, begun after a fault, that must come at the usual latency before the next one
@@ -35,6 +35,8 @@ CALM = 3  # requests in a row, begun after a fault, that must come at the usual 
 UNUSUAL = 1.5
 BACK_TIMEOUT_S = 240.0
 IDLE_TIMEOUT_S = 60.0
+BUSY_TIMEOUT_S = 60.0
+LEAST_RUNNING = 2  # requests in progress when a part is hit: a fault that meets an idle process shows little
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class Settings:
 
     seconds: float = 600.0
     calm_s: float = 45.0
-    rate: float = 1.5
+    rate: float = 2.0
     parts: tuple[str, ...] = PARTS
     least_each: int = LEAST_EACH
-    tokens: int = 48
+    tokens: int = 96
     seed: int = 0
 
 
@@ -147,6 +149,15 @@ async def whole(cluster: TwoNodes, parts: set[str]) -> bool:
     return True
 
 
+async def busy(load: Load) -> None:
+    """Wait until enough requests are in progress."""
+    limit = time.monotonic() + BUSY_TIMEOUT_S
+    while time.monotonic() < limit:
+        if len(load.running) >= LEAST_RUNNING:
+            return
+        await asyncio.sleep(0.01)
+
+
 async def strikes(cluster: TwoNodes, load: Load, settings: Settings, usual_s: float) -> list[tuple[str, float]]:
     """Hit one part after the other, in random order, each when the one before is over.
 
@@ -163,6 +174,7 @@ async def strikes(cluster: TwoNodes, load: Load, settings: Settings, usual_s: fl
         part = choose.choice([each for each in settings.parts if counts[each] == least])
         counts[part] += 1
         strike = striker(cluster, part)
+        await busy(load)
         at = time.monotonic()
         found.append((part, at))
         await asyncio.to_thread(strike)
@@ -175,23 +187,27 @@ async def strikes(cluster: TwoNodes, load: Load, settings: Settings, usual_s: fl
     return found
 
 
-def left_behind(cluster: TwoNodes) -> list[str]:
-    """What an idle cluster still has though it should not."""
+def left_behind(cluster: TwoNodes, wanted: dict[str, int]) -> list[str]:
+    """What an idle cluster still has though it should not.
+
+    Args:
+        cluster: without load.
+        wanted: processes of each part before anything was hit.
+    """
     found = []
     try:
         until(lambda: not any(_busy(cluster).values()), "nothing is held", IDLE_TIMEOUT_S)
     except TimeoutError:
         found += [f"{count} {name} are still held" for name, count in _busy(cluster).items() if count]
-    wanted = {"actor": 2, "replica": 1, "ingress": 1, "controller": 1, "gcs": 1, "raylet": 2}
 
     def surplus() -> dict[str, int]:
         counts = cluster.parts()
-        return {part: counts.get(part, 0) for part, number in wanted.items() if counts.get(part, 0) != number}
+        return {part: counts.get(part, 0) for part in wanted | counts if counts.get(part, 0) != wanted.get(part, 0)}
 
     try:
         until(lambda: not surplus(), "as many processes as at first", IDLE_TIMEOUT_S)
     except TimeoutError:
-        found += [f"{count} processes of {part}, not {wanted[part]}" for part, count in surplus().items()]
+        found += [f"{count} processes of {part}, not {wanted.get(part, 0)}" for part, count in surplus().items()]
     return found
 
 
@@ -209,6 +225,7 @@ async def chaos(cluster: TwoNodes, settings: Settings) -> Report:
     requests = mixed(settings.tokens, settings.seed)
     expected = await undisturbed(cluster.grpc, requests)
     note(f"{len(expected)} undisturbed answers")
+    parts = await asyncio.to_thread(cluster.parts)
     load = Load(
         [CheckingClient(front, requests, expected) for front in (Grpc(cluster.grpc), Http(cluster.http))], settings
     )
@@ -226,7 +243,7 @@ async def chaos(cluster: TwoNodes, settings: Settings) -> Report:
         await running
         for client in load.clients:
             await client.close()
-    return _report(load, hit, settings, seconds, usual_s, before, await asyncio.to_thread(left_behind, cluster))
+    return _report(load, hit, settings, seconds, usual_s, before, await asyncio.to_thread(left_behind, cluster, parts))
 
 
 def _report(

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from experiments.machine import one_line
-from experiments.peers.plan import GOALS, SIDES, Goal
+from experiments.peers.plan import GOALS, SIDES, THROUGHPUT, Goal
 from experiments.peers.turns import Outcome
 from experiments.statistics import Interval
 
@@ -42,6 +42,7 @@ class Verdict:
     """Our engine against another, or where `against` is empty against a bound of its own.
 
     Attributes:
+        ours: which of our settings.
         measured: the ratio, or the number itself; or why there is none.
         goal: what is asked, empty when nothing is.
         met: "yes", "no" or "not measured"; empty without a goal.
@@ -49,6 +50,7 @@ class Verdict:
 
     subject: str
     workload: str
+    ours: str
     against: str
     measured: str
     goal: str
@@ -62,24 +64,28 @@ def verdicts(comparison: Comparison) -> list[Verdict]:
         for outcome in outcomes:
             goals = {goal.against: goal for goal in GOALS if goal.applies_to(subject, outcome.workload)}
             measured = [name for name in outcome.values if name != outcome.ours] if outcome.unit != SHARE else []
-            found += [
-                _verdict(comparison, subject, outcome, against, goals.get(against))
-                for against in dict.fromkeys([*measured, *goals])
-            ]
+            for ours in [outcome.ours, *(name for name in outcome.values if name == THROUGHPUT)]:
+                found += [
+                    _verdict(comparison, subject, outcome, ours, against, goals.get(against))
+                    for against in dict.fromkeys([*measured, *goals])
+                    if against != THROUGHPUT
+                ]
     return found
 
 
-def _verdict(comparison: Comparison, subject: str, outcome: Outcome, against: str | None, goal: Goal | None) -> Verdict:
-    lacking = [name for name in (outcome.ours, against) if name is not None and name not in outcome.values]
+def _verdict(
+    comparison: Comparison, subject: str, outcome: Outcome, ours: str, against: str | None, goal: Goal | None
+) -> Verdict:
+    lacking = [name for name in (ours, against) if name is not None and name not in outcome.values]
     asked = goal.text if goal else ""
     if lacking:
         reason = "not installed" if lacking[0] in comparison.missing else "no numbers"
         measured, met = f"{lacking[0]}: {reason}", "not measured" if goal else ""
     else:
-        interval = outcome.ratio(against) if against else outcome.spread(outcome.ours)
+        interval = outcome.ratio(against, ours) if against else outcome.spread(ours)
         measured = _interval(interval, 2 if against else 3)
         met = "" if goal is None else "yes" if goal.met(interval.value) else "no"
-    return Verdict(subject, outcome.workload, against or "", measured, asked, met)
+    return Verdict(subject, outcome.workload, ours, against or "", measured, asked, met)
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -138,9 +144,9 @@ def _interval(interval: Interval, digits: int) -> str:
 
 
 def _verdicts(comparison: Comparison) -> list[str]:
-    lines = ["| model | work | ours over | ratio or number | goal | met |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| model | work | ours | over | ratio or number | goal | met |", f"|{' --- |' * 7}"]
     rows = (
-        (found.subject, found.workload, found.against, found.measured, found.goal, found.met)
+        (found.subject, found.workload, found.ours, found.against, found.measured, found.goal, found.met)
         for found in verdicts(comparison)
     )
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]

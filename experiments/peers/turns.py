@@ -49,9 +49,9 @@ class Outcome:
         """Median and extremes of an engine's rounds."""
         return spread(self.values[engine])
 
-    def ratio(self, other: str) -> Interval:
-        """Median and extremes of ours over another engine, round by round."""
-        pairs = zip(self.values[self.ours], self.values[other], strict=True)
+    def ratio(self, other: str, ours: str | None = None) -> Interval:
+        """Median and extremes of ours, or of another of our settings, over another engine, round by round."""
+        pairs = zip(self.values[ours or self.ours], self.values[other], strict=True)
         return spread([mine / theirs for mine, theirs in pairs])
 
 

@@ -53,10 +53,16 @@ class Pair(_Part):
 
 
 class Way(_Part):
-    """How a pool answers: drafts of `draft` tokens, each accepted with probability `acceptance`; draft 0: plain."""
+    """How a pool answers: drafts of `draft` tokens, each accepted with probability `acceptance`; draft 0: plain.
+
+    Attributes:
+        draft_bytes: what of a drafted token goes from the small model's actor to the large one's before the draft is
+            judged: its distribution, where it is judged by rejection.
+    """
 
     draft: int
     acceptance: float
+    draft_bytes: float = 0.0
 
 
 class Hop(_Part):

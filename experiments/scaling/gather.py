@@ -136,7 +136,8 @@ async def measure_pool(seconds: float) -> tuple[parts.Pair, parts.Way, list[part
         )
     finally:
         await pool.close()
-    return pair, parts.Way(draft=DRAFT, acceptance=acceptance(runs.speculation.tokens_per_round, DRAFT)), observed
+    accepted = acceptance(runs.speculation.tokens_per_round, DRAFT)
+    return pair, parts.Way(draft=DRAFT, acceptance=accepted, draft_bytes=4.0 * large.vocab_size), observed
 
 
 def _beside(forwards: list[StepTime], observed: list[parts.Observed]) -> tuple[float, float]:

@@ -66,7 +66,10 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """Feed `feed` tokens, then go on alone for `steps - 1` more; `prompt`: the feed may be cut into pieces."""
+    """Feed `feed` tokens, then go on alone for `steps - 1` more; `prompt`: the feed may be cut into pieces.
+
+    `moved` bytes come to the model's actor from the other one's before.
+    """
 
     request: Request
     model: int
@@ -75,6 +78,7 @@ class Operation:
     prompt: bool
     writes: bool
     then: Callable[[Request], None]
+    moved: float = 0.0
 
 
 class Device:
@@ -247,8 +251,10 @@ class Pool:
     def _drafted(self, request: Request) -> None:
         request.waits -= 1
         if request.waits == 0:
-            feed = request.length - request.read[LARGE] + self._draft(request)
-            self._send(Operation(request, LARGE, feed, 1, False, False, self._verified))
+            draft = self._draft(request)
+            feed = request.length - request.read[LARGE] + draft
+            moved = draft * self._costs.way.draft_bytes
+            self._send(Operation(request, LARGE, feed, 1, False, False, self._verified, moved))
 
     def _verified(self, request: Request) -> None:
         draft, emitted = self._draft(request), 1
@@ -273,7 +279,9 @@ class Pool:
 
     def _on_its_way(self, operation: Operation) -> None:
         assert self._hop is not None
-        self._clock.after(self._hop.transit_s / 2, self.devices[operation.model].submit, operation)
+        # The tensors go from actor to actor while the operation is on its way; it waits for them.
+        moving_s = self._costs.transfer.seconds(operation.moved) if operation.moved else 0.0
+        self._clock.after(max(self._hop.transit_s / 2, moving_s), self.devices[operation.model].submit, operation)
 
     def _wrote_far(self, request: Request) -> None:
         assert self._hop is not None

@@ -8,7 +8,7 @@ from math import ceil
 
 from experiments.scaling.closed_forms import front_bound, told_bytes_per_s
 from experiments.scaling.cluster import Cluster, Figures, Layout, Traffic
-from experiments.scaling.costs import Choice, Control, Costs, Observed, Way, Work
+from experiments.scaling.costs import Choice, Control, Costs, Observed, Work
 
 POOLS = (1, 4, 16, 64, 256, 1024, 4096)
 LAYOUTS = (
@@ -79,7 +79,7 @@ def check(costs: Costs, seconds: float = SECONDS) -> list[Check]:
     }
     found = []
     for each in costs.observed:
-        way = Way(draft=each.draft, acceptance=costs.way.acceptance)
+        way = costs.way.model_copy(update={"draft": each.draft})
         alone = costs.model_copy(update={**free, **quiet, "way": way})
         traffic = Traffic(prompt=each.prompt, answer=each.answer, spread=0.0)
         figures = Cluster(alone, Layout("alone"), 1, traffic).closed(each.concurrency, seconds)

@@ -22,7 +22,7 @@ GOOD = Report(
     answered={"plain over grpc": 3},
     wrong=[],
     lost=[],
-    strikes=[Strike("draft", 1.0, 2.0, 3.0, {}, 4.0)],
+    strikes=[Strike("draft", 1.0, 2.0, 3.0, {}, 4.0, 2)],
     left=[],
     least_each=1,
     parts=("draft",),
@@ -110,7 +110,7 @@ def test_a_strike_is_over_with_the_first_usual_answer_to_a_request_begun_after_i
         done(31.0, 9.0),  # after the next strike
     ]
     strike = strike_of("draft", 10.0, 30.0, requests, usual_s=1.0, start=4.0)
-    assert strike == Strike("draft", 6.0, 6.5, 28.0, {"UNAVAILABLE": 1}, 9.0)
+    assert strike == Strike("draft", 6.0, 6.5, 28.0, {"UNAVAILABLE": 1}, 9.0, 1)
 
 
 def test_a_strike_nobody_came_back_from_says_so() -> None:
@@ -129,8 +129,9 @@ def test_a_good_report_passes() -> None:
         ({"lost": ["request 3"]}, "1 lost requests"),
         ({"left": ["2 sequences are still held"]}, "still held"),
         ({"least_each": 2}, "was hit 1 times only"),
-        ({"strikes": [Strike("draft", 1.0, None, 3.0, {}, 4.0)]}, "not back"),
-        ({"strikes": [Strike("draft", 1.0, 2.0, 3.0, {"UNAVAILABLE": 1}, 4.0)]}, "clients had to ask again"),
+        ({"strikes": [Strike("draft", 1.0, None, 3.0, {}, 4.0, 2)]}, "not back"),
+        ({"strikes": [Strike("draft", 1.0, 2.0, 3.0, {"UNAVAILABLE": 1}, 4.0, 2)]}, "clients had to ask again"),
+        ({"strikes": [Strike("draft", 1.0, 2.0, 3.0, {}, 4.0, 0)]}, "nothing ran"),
     ],
 )
 def test_a_bad_report_fails(bad: dict[str, Any], told: str) -> None:
@@ -139,5 +140,5 @@ def test_a_bad_report_fails(bad: dict[str, Any], told: str) -> None:
 
 
 def test_a_broken_connection_is_no_failure_of_a_killed_proxy() -> None:
-    strike = Strike("proxy", 1.0, 2.0, 3.0, {"UNAVAILABLE": 1}, 4.0)
+    strike = Strike("proxy", 1.0, 2.0, 3.0, {"UNAVAILABLE": 1}, 4.0, 2)
     assert replace(GOOD, strikes=[strike], parts=("proxy",)).failures == []

@@ -16,6 +16,7 @@ from tests.actors.hosts import poll
 from tests.cluster.placements import (
     PLACEMENTS,
     as_method,
+    assert_all_same,
     assert_same,
     by_large_alone,
     nodes_of,
@@ -75,8 +76,7 @@ async def test_the_same_requests_give_the_same_tokens(
     calls = seeded_calls(count)
     expected, got = await answers(colocated, calls), await answers(elsewhere, calls)
     assert sum(len(reply.ids) for reply in expected) > 8 * count
-    for call, mine, theirs in zip(calls, expected, got, strict=True):
-        assert_same(pair_folder, call, mine, theirs)
+    assert_all_same(pair_folder, calls, expected, got)
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -88,8 +88,7 @@ async def test_pearl_gives_what_the_large_model_gives_alone(
     alone = [as_method(call, "plain", model="large") for call in calls]
     overlapped = [as_method(call, "pearl", verifier="match") for call in calls]
     expected, got = await answers(colocated, alone), await answers(elsewhere, overlapped)
-    for call, mine, theirs in zip(overlapped, expected, got, strict=True):
-        assert_same(pair_folder, call, mine, theirs)
+    assert_all_same(pair_folder, overlapped, expected, got)
     assert sum(reply.usage.speculation.accepted_tokens for reply in got) > 0
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from experiments.bench_peers import Bench, save
-from experiments.peers.plan import GOALS, OPENVINO, OURS, SIDES, Goal, pair_work, random_model_work
+from experiments.peers.plan import GOALS, OPENVINO, OURS, SIDES, THROUGHPUT, Goal, pair_work, random_model_work
 from experiments.peers.table import Comparison, to_markdown
 from experiments.peers.turns import Outcome
 
@@ -28,24 +29,42 @@ def row(page: str, *cells: str) -> str:
     return found
 
 
-def test_an_environment_that_is_not_there_is_said_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_an_environment_that_is_not_there_is_said_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bench = Bench("bfloat16", 1, 1, peers_python=tmp_path / "python")
     bench.find_peers([OURS, OPENVINO])
     assert list(bench.comparison.versions) == [OURS]
     assert bench.comparison.missing == {OPENVINO: "make venv-peers"}
+    assert "OpenVINO is not measured, not installed: make venv-peers" in capsys.readouterr().err
     bench.comparison.subjects["35 M"] = [Outcome(DECODE, "tokens/s", OURS, values={OURS: [10.0]})]
     page = to_markdown(bench.comparison)
     assert "| OpenVINO | not measured, not installed: make venv-peers |" in page
-    assert row(page, "35 M", DECODE, "OpenVINO").endswith("| OpenVINO: not installed | >= 1 | not measured |")
+    assert row(page, "35 M", DECODE, OURS, "OpenVINO").endswith("| OpenVINO: not installed | >= 1 | not measured |")
 
 
 def test_goals_are_judged_by_the_median_of_ratios() -> None:
     # Ratios 1.2, 0.9, 1.0 to OpenVINO: the median just meets 1.0; to generate 2.4, 2.25 and 2.0, asked 2.5.
     found = comparison(turnout=[12.0, 9.0, 10.0], OpenVINO=[10.0, 10.0, 10.0], generate=[5.0, 4.0, 5.0])
     page = to_markdown(found)
-    assert row(page, "35 M", DECODE, "OpenVINO").endswith("| 1.00 [0.90, 1.20] | >= 1 | yes |")
-    assert row(page, "35 M", DECODE, "generate").endswith("| 2.25 [2.00, 2.40] | >= 2.5 | no |")
+    assert row(page, "35 M", DECODE, OURS, "OpenVINO").endswith("| 1.00 [0.90, 1.20] | >= 1 | yes |")
+    assert row(page, "35 M", DECODE, OURS, "generate").endswith("| 2.25 [2.00, 2.40] | >= 2.5 | no |")
     assert row(page, DECODE, "tokens/s") == (f"| {DECODE} | tokens/s | 10 [9, 12] | 5 [4, 5] | 10 [10, 10] |")
+
+
+def test_a_goal_is_judged_for_each_of_our_settings() -> None:
+    found = comparison(turnout=[8.0], **{THROUGHPUT: [12.0], "OpenVINO": [10.0]})
+    page = to_markdown(found)
+    assert row(page, "35 M", DECODE, OURS, "OpenVINO").endswith("| 0.80 [0.80, 0.80] | >= 1 | no |")
+    assert row(page, "35 M", DECODE, THROUGHPUT, "OpenVINO").endswith("| 1.20 [1.20, 1.20] | >= 1 | yes |")
+
+
+def test_an_engine_that_an_environment_lacks_is_named_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    # This interpreter has the project's packages, and none of the peers'.
+    bench = Bench("bfloat16", 1, 1, peers_python=Path(sys.executable))
+    bench.find_peers([OPENVINO])
+    assert list(bench.comparison.missing) == [OPENVINO]
+    assert "OpenVINO is not measured, not installed" in capsys.readouterr().err
 
 
 def test_bounds_on_the_number_itself_are_upper_bounds() -> None:
@@ -58,7 +77,7 @@ def test_bounds_on_the_number_itself_are_upper_bounds() -> None:
 
 def test_ratios_without_a_goal_are_shown_too() -> None:
     found = comparison(turnout=[12.0, 9.0, 10.0], **{"OpenVINO batching": [8.0, 9.0, 10.0]})
-    assert row(to_markdown(found), "35 M", DECODE, "OpenVINO batching").endswith("| 1.00 [1.00, 1.50] |  |  |")
+    assert row(to_markdown(found), "35 M", DECODE, OURS, "OpenVINO batching").endswith("| 1.00 [1.00, 1.50] |  |  |")
 
 
 def test_engines_that_answer_differently_are_named() -> None:

@@ -74,6 +74,11 @@ def test_together_they_share_steps_and_a_hop_makes_one_longer() -> None:
     drafting = changed(way=Way(draft=4, acceptance=0.7))
     near, far = (Cluster(drafting, ONE, 1, FIXED, split).closed(1, 10.0).tokens_per_s for split in (False, True))
     assert far < near  # alone, there is nothing to overlap with
+    # 4 MB at 1 GB/s and 1 ms before each round of drafts: longer than half a hop.
+    judged = changed(way=Way(draft=4, acceptance=0.7, draft_bytes=1e6))
+    slower = Cluster(judged, ONE, 1, FIXED, True).closed(1, 10.0).tokens_per_s
+    rounds = 32 / sum(0.7**accepted for accepted in range(5))
+    assert 32 / slower - 32 / far == pytest.approx(rounds * (5e-3 - 0.5e-3), rel=0.1)
 
 
 def test_certain_drafts_are_all_accepted_and_impossible_ones_never() -> None:
