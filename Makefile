@@ -28,7 +28,7 @@ BENCH_ARGS ?=
 CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 
-.PHONY: help venv lint format test test-cluster test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,10 @@ test: venv ## the default test suite (no GPU, no Redis server, no network)
 
 test-cluster: venv ## model actors and deployments that are killed, restarted, moved, scaled, on Ray clusters of their own
 	$(BIN)/pytest -m "cluster and not exactness" --timeout 900 $(PYTEST_ARGS)
+
+test-cuda-kernels: venv ## the CUDA kernels, interpreted on the CPU by Triton, which is installed for it (300 MB to download)
+	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt triton
+	$(BIN)/pytest tests/engine/test_triton_attention.py tests/engine/test_cuda_graphs.py $(PYTEST_ARGS)
 
 test-exactness: venv ## the output laws of speculation over 200,000 runs each, and every combination of its parts
 	$(BIN)/pytest -m exactness --timeout 3600 $(PYTEST_ARGS)

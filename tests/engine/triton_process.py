@@ -94,6 +94,7 @@ class InterpretedBackend:
     """`CudaBackend` on the CPU: kernels interpreted, graphs replaced by `Reruns`."""
 
     name = "interpreted"
+    keeps_trees = True
 
     def __init__(self, processors: int = 8) -> None:
         self.recorder = Reruns()
