@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -13,8 +14,8 @@ from engine.attention.step import AttentionStep
 class SubLayers(Protocol):
     """A stack whose layers can be run half by half. Inputs are left as they are."""
 
-    def attention(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        """What a layer's attention adds to the residual stream; its keys and values are written."""
+    def attentions(self, layers: range, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """What the attention of each layer adds to the residual stream; their keys and values are written."""
         ...
 
     def feed_forward(self, index: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
@@ -27,7 +28,8 @@ def run_groups(
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     """Seed 178 (EasySpec), its fuzzy layers: within a group, no attention waits for another one or for an MLP.
 
-    On one device they run one after the other all the same; devices that hold a layer each would run them at once.
+    On one device they run one after the other all the same. Where the model is split over several, their outputs are
+    added up over the devices once for the group, in place of once for each layer: see `summed_once`.
 
     Args:
         stack: runs halves of layers.
@@ -41,12 +43,50 @@ def run_groups(
     """
     tapped = {depth.first: hidden} if depth.first in taps else {}
     for start, stop in depth.spans(num_layers):
-        attended = [stack.attention(index, hidden) for index in range(start, stop)]
-        for index, added in enumerate(attended, start=start):
+        for index, added in enumerate(stack.attentions(range(start, stop), hidden), start=start):
             hidden = stack.feed_forward(index, hidden, added)
             if index + 1 in taps:
                 tapped[index + 1] = hidden
     return hidden, tapped
+
+
+class Summed(Protocol):
+    """A projection whose output adds up over the devices that share the model.
+
+    Attributes:
+        partial: whether its forward leaves out the sum and what follows it.
+    """
+
+    partial: bool
+
+    def sum(self, partial: torch.Tensor) -> torch.Tensor:
+        """The sum over the devices, in place; any shape."""
+        ...
+
+    def whole(self, summed: torch.Tensor) -> torch.Tensor:
+        """What its forward gives, from the sum."""
+        ...
+
+
+def summed_once(projections: list[Any], attention: Callable[[int], torch.Tensor], layers: range) -> list[torch.Tensor]:
+    """Attentions whose sums over devices are one: a sum of little data costs as much as one of a little more.
+
+    Args:
+        projections: the last step of each layer's attention: `Summed` where the model is split.
+        attention: of a layer, what its projection gives.
+        layers: by number.
+    """
+    split: list[Summed] = [each for each in projections if hasattr(each, "partial")]
+    if len(split) < 2:
+        return [attention(index) for index in layers]
+    try:
+        for each in split:
+            each.partial = True
+        parts = torch.stack([attention(index) for index in layers])
+    finally:
+        for each in split:
+            each.partial = False
+    return [each.whole(summed) for each, summed in zip(split, split[0].sum(parts).unbind(0), strict=True)]
 
 
 class ModuleHalves:
@@ -64,16 +104,25 @@ class ModuleHalves:
         self._name = "self_attn" if hasattr(layers[0], "self_attn") else "attention"
         self._parallel = getattr(layers[0], "use_parallel_residual", False)  # the MLP does not see the attention
 
-    def attention(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        """See `SubLayers.attention`; [1, T, hidden]."""
-        layer = self._layers[index]
-        attended: torch.Tensor = getattr(layer, self._name)(
-            layer.input_layernorm(hidden),
-            position_embeddings=self._angles[index],
-            attention_mask=None,
-            turnout_step=self._step,
-        )[0]
-        return layer.post_attention_layernorm(attended) if self._four_norms else attended
+    def attentions(self, layers: range, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """See `SubLayers.attentions`; [1, T, hidden]."""
+
+        def attention(index: int) -> torch.Tensor:
+            layer = self._layers[index]
+            attended: torch.Tensor = getattr(layer, self._name)(
+                layer.input_layernorm(hidden),
+                position_embeddings=self._angles[index],
+                attention_mask=None,
+                turnout_step=self._step,
+            )[0]
+            return attended
+
+        modules = [getattr(self._layers[index], self._name) for index in layers]
+        projections = [getattr(module, "o_proj", None) or module.dense for module in modules]
+        attended = summed_once(projections, attention, layers)
+        if self._four_norms:
+            return [self._layers[at].post_attention_layernorm(each) for at, each in zip(layers, attended, strict=True)]
+        return attended
 
     def feed_forward(self, index: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """See `SubLayers.feed_forward`; [1, T, hidden]."""

@@ -16,7 +16,7 @@ from torch import nn
 from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep, Scores
-from engine.groups import run_groups
+from engine.groups import run_groups, summed_once
 from engine.packing import packed
 from engine.stacks import ModelParts, ModuleStack
 
@@ -179,9 +179,13 @@ class LeanHalves:
     def __init__(self, layers: list[LeanLayer], cos: torch.Tensor, sin: torch.Tensor, step: AttentionStep) -> None:
         self._layers, self._cos, self._sin, self._step = layers, cos, sin, step
 
-    def attention(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        """See `engine.groups.SubLayers.attention`."""
-        return self._layers[index].attention(hidden, self._cos, self._sin, self._step)
+    def attentions(self, layers: range, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """See `engine.groups.SubLayers.attentions`."""
+
+        def attention(index: int) -> torch.Tensor:
+            return self._layers[index].attention(hidden, self._cos, self._sin, self._step)
+
+        return summed_once([self._layers[index].out for index in layers], attention, layers)
 
     def feed_forward(self, index: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """See `engine.groups.SubLayers.feed_forward`."""

@@ -43,7 +43,7 @@ class EasySpecDrafter(Drafter):
     """A chain drafted by a model whose attentions do not wait for each other (seed 178, EasySpec).
 
     All attentions of a group of layers take what goes into the group; the MLPs follow in order, each after its own
-    layer's attention. A device for every layer of a group would run them at once; on one device nothing is saved.
+    layer's attention. Devices that share the model add their parts up once for a group; on one device nothing is saved.
 
     Keys and values of such layers are approximate, so none of them outlives its round: before it drafts again, one
     exact forward reads what has been accepted, and the first token of a draft is drawn from what that forward says.

@@ -162,8 +162,11 @@ class NativeHalves:
     def __init__(self, stack: NativeStack, step: NativeStep, angles: torch.Tensor) -> None:
         self._stack, self._step, self._angles = stack, step, angles
 
-    def attention(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        """See `engine.groups.SubLayers.attention`."""
+    def attentions(self, layers: range, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """See `engine.groups.SubLayers.attentions`."""
+        return [self._attention(index, hidden) for index in layers]
+
+    def _attention(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         after = hidden.clone()
         self._stack.half(index, False, after, self._step, self._angles)
         return after.sub_(hidden)

@@ -60,19 +60,31 @@ def _refusal(name: str, message: str) -> TurnoutError:
 
 
 class SummedLinear(nn.Module):
-    """A linear layer whose input is split: every rank multiplies its part, the results add up, then comes the bias."""
+    """A linear layer whose input is split: every rank multiplies its part, the results add up, then comes the bias.
+
+    Implements `engine.groups.Summed`.
+    """
 
     def __init__(self, linear: nn.Linear, group: Group) -> None:
         super().__init__()
         self.bias = linear.bias
         linear.bias = None  # type: ignore[assignment]
         self.local = packed(linear)
+        self.partial = False
         self._group = group
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[..., this rank's part of the input] -> [..., out_features], the same on every rank."""
-        out = self._group.all_reduce(self.local(hidden))
-        return out if self.bias is None else out + self.bias
+        """[..., this rank's part of the input] -> [..., out_features], the same on every rank unless `partial`."""
+        out: torch.Tensor = self.local(hidden)
+        return out if self.partial else self.whole(self.sum(out))
+
+    def sum(self, partial: torch.Tensor) -> torch.Tensor:
+        """See `engine.groups.Summed.sum`."""
+        return self._group.all_reduce(partial)
+
+    def whole(self, summed: torch.Tensor) -> torch.Tensor:
+        """See `engine.groups.Summed.whole`."""
+        return summed if self.bias is None else summed + self.bias
 
 
 class SummedExperts(nn.Module):

@@ -67,9 +67,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def config_of(name: str) -> Any:
+def config_of(name: str, **changes: Any) -> Any:
     kind, overrides = CONFIGS[name]
-    settings = {**BASE, **overrides}
+    settings = {**BASE, **overrides, **changes}
     if kind == "gpt_neox":
         del settings["num_key_value_heads"]
     return AutoConfig.for_model(kind, **settings)
