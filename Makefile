@@ -28,7 +28,7 @@ BENCH_ARGS ?=
 CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 
-.PHONY: help venv lint format test test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-frontier bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -152,6 +152,9 @@ bench-batch: venv ## measure interactive first tokens beside a batch that satura
 
 experiments: venv ## every registered method on every demo task, with intervals; what is there is not computed again (90 minutes at most)
 	$(BIN)/turnout experiment run ops/experiments/standing.yaml --yes --out docs/results $(EXPERIMENT_ARGS)
+
+bench-frontier: venv ## quality against cost: every way of spending the large model beside random choices and an oracle (1,000 prompts)
+	$(BIN)/python -m experiments.frontier.run
 
 bench-telemetry: venv ## measure what metrics, traces, logs and audits cost (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m experiments.bench_telemetry $(BENCH_ARGS)

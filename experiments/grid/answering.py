@@ -35,7 +35,7 @@ def call_of(cell: Cell, item: Item, number: int, pool: str) -> GenerateCall:
         prompt=None if chat else item.prompt,
         messages=(ChatMessage("user", item.prompt),) if chat else None,
         method=cell.method,
-        params=cell.params,
+        params={} if cell.policy else cell.params,
         # Of its own: what one cell caches and learns must not help another.
         tenant=f"cell-{cell.address}",
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.pool import LocalPool
+from engine.routing import PoolRouting
 from experiments import machine
 from experiments.grid.answering import answer, answer_chunk, score_chunk
 from experiments.grid.cells import Cell, Facts, Record
@@ -23,7 +24,7 @@ from experiments.grid.spec import StopRule
 from experiments.grid.store import Store
 from experiments.stats.sequential import ConfidenceSequence, verdict
 from turnout.calls import GenerateCall
-from turnout.config import TurnoutConfig
+from turnout.config import PolicyChoice, RoutingConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.types import SamplingParams
 
@@ -71,6 +72,7 @@ class CellBench:
         dataset = self._dataset(cell)
         scorer = open_scorer(dataset.scorer)
         pool = await self._pool(cell.pool)
+        pool.routing = _routing(cell, pool)
         if cell.load.rate is not None:
             await self._under_load(store, cell, pool, dataset, scorer)
             return
@@ -135,6 +137,14 @@ async def warm(pool: LocalPool) -> None:
     for role in ("small", "large"):
         sampling = SamplingParams(temperature=0.0, max_tokens=WARM_UP, seed=0, ignore_eos=True)
         await answer(pool, GenerateCall(f"warm-{role}", pool.name, sampling, "1", None, "plain", {"model": role}), "")
+
+
+def _routing(cell: Cell, pool: LocalPool) -> PoolRouting | None:
+    """What chooses a method for the cell's prompts; None where the cell names it."""
+    if not cell.policy:
+        return None
+    config = RoutingConfig(policy=PolicyChoice(name=cell.policy, params=cell.params))
+    return PoolRouting(config, pool.name, pool.pool)
 
 
 def _measured(facts: Facts, started: float, meter: EnergyMeter) -> None:

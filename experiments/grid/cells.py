@@ -20,9 +20,11 @@ class Cell:
 
     Attributes:
         label: the way's name in reports; no part of the address.
-        params: of the method.
+        method: that answers; where a policy chooses one, `AUTO`.
+        params: of the method, or of the policy.
         chunk: prompts that are saved together.
         depends: digests of what else the outcome depends on: config, code, models, dataset, machine.
+        policy: that routes; empty where the method is named.
     """
 
     pool: str
@@ -35,6 +37,12 @@ class Cell:
     sampling: SamplingParams = field(default=SamplingParams(), hash=False)
     chunk: int = 16
     depends: dict[str, str] = field(default_factory=dict, hash=False)
+    policy: str = ""
+
+    @property
+    def family(self) -> str:
+        """What ways of answering that differ only in parameters have in common."""
+        return f"route {self.policy}" if self.policy else self.method
 
     @property
     def name(self) -> str:
@@ -64,6 +72,7 @@ class Cell:
             "sampling": self.sampling.model_dump(mode="json"),
             "chunk": self.chunk,
             "depends": self.depends,
+            "policy": self.policy,
         }
 
     @classmethod

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from router.base import policy_class
+from turnout.config import POLICIES_PACKAGE
 from turnout.registry import METHODS_PACKAGE, get_method
 from turnout.sources import ROOT, SUFFIXES
 
@@ -92,10 +94,25 @@ def _parts(known: dict[str, Module]) -> set[str]:
     }
 
 
-def named(method: str, params: dict[str, Any], known: dict[str, Module]) -> set[str]:
-    """The method's module, and those of parts that its parameters name, absent ones included."""
-    words = set(_words(get_method(method).parse(params).model_dump(mode="json")))
-    return {f"{METHODS_PACKAGE}.{method}", *(n for n in _parts(known) if n.rpartition(".")[2] in words)}
+def named(method: str, params: dict[str, Any], known: dict[str, Module], policy: str = "") -> set[str]:
+    """The module of the method or the policy, and those of parts that its parameters name, absent ones included.
+
+    A policy names methods in its own code too.
+    """
+    words = set(_given(method, params, policy))
+    module = f"{METHODS_PACKAGE}.{method}"
+    if policy:
+        module = f"{POLICIES_PACKAGE}.{policy}"
+        words |= known[module].words
+    return {module, *(name for name in _parts(known) if name.rpartition(".")[2] in words)}
+
+
+def _given(method: str, params: dict[str, Any], policy: str) -> Iterator[str]:
+    """Words in all parameters, absent ones included."""
+    parsed = (
+        policy_class(policy, "policy").parse_params(params, "params") if policy else get_method(method).parse(params)
+    )
+    return _words(parsed.model_dump(mode="json"))
 
 
 def _words(value: Any) -> Iterator[str]:
@@ -109,16 +126,17 @@ def _words(value: Any) -> Iterator[str]:
         yield value
 
 
-def code_digest(method: str, params: dict[str, Any], scorer: str, root: Path = ROOT) -> str:
+def code_digest(method: str, params: dict[str, Any], scorer: str, policy: str = "", root: Path = ROOT) -> str:
     """Digest of the code that a cell's numbers come from: 16 hexadecimal digits.
 
     Args:
         method: registered name.
-        params: its parameters.
+        params: its parameters, or the policy's.
         scorer: kind.
+        policy: that chooses methods; empty: none.
         root: folder of the packages.
     """
-    starts = {*CORE, f"experiments.grid.scorers.{scorer}", *named(method, params, modules(root))}
+    starts = {*CORE, f"experiments.grid.scorers.{scorer}", *named(method, params, modules(root), policy)}
     return _digest(frozenset(starts), root)
 
 
@@ -137,12 +155,12 @@ def _compiled(root: Path) -> bytes:
     return hashlib.blake2b(b"".join(path.read_bytes() for path in paths), digest_size=16).digest()
 
 
-def words_of(method: str, params: dict[str, Any], root: Path = ROOT) -> frozenset[str]:
+def words_of(method: str, params: dict[str, Any], policy: str = "", root: Path = ROOT) -> frozenset[str]:
     """Words that a way of answering may mean artifacts with: those in its parameters and in the parts it is made of."""
     known = modules(root)
-    given = get_method(method).parse(params).model_dump(mode="json")
-    found = set(_words(given))
+    mine = named(method, params, known, policy)
+    found = set(_given(method, params, policy))
     slots = _parts(known)
-    for name in reached(named(method, params, known), known) & slots:
+    for name in reached(mine, known) & slots:
         found |= known[name].words
     return frozenset(found)

@@ -16,14 +16,16 @@ from typing import Any
 import torch
 
 from engine.fingerprint import content_digests, numerics_class
+from engine.prepare import AUTO
 from experiments import machine
 from experiments.grid.bench import Job
 from experiments.grid.cells import Cell
 from experiments.grid.code import code_digest, words_of
 from experiments.grid.datasets import Dataset, open_dataset
-from experiments.grid.spec import ExperimentSpec, config_of
+from experiments.grid.spec import ExperimentSpec, PolicyAxis, config_of
 from experiments.grid.store import Store
 from experiments.speculation.contenders import PLAIN, contenders
+from router.base import policy_class
 from turnout.config import TurnoutConfig, artifacts_path, model_path
 from turnout.errors import invalid, not_found
 from turnout.registry import all_methods, get_method
@@ -42,6 +44,18 @@ class Way:
     label: str
     method: str
     params: dict[str, Any] = field(hash=False)
+    policy: str = ""
+
+    def check(self, field: str) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            TurnoutError: no such method or policy, or a wrong parameter; names it.
+        """
+        if self.policy:
+            policy_class(self.policy, f"{field}.policy").parse_params(self.params, f"{field}.params")
+        else:
+            get_method(self.method, f"{field}.name").parse(self.params, f"{field}.params")
 
 
 @dataclass(slots=True)
@@ -109,11 +123,12 @@ def ways(spec: ExperimentSpec) -> list[Way]:
             made = list(_registered() if entry == "registered" else _speculation(spec.sampling.greedy))
             grouped |= {way.label for way in made}
             made = [way for way in made if way.label not in spec.left_out]
+        elif isinstance(entry, PolicyAxis):
+            made = [Way(label, AUTO, params, entry.policy) for label, params in entry.arms()]
         else:
-            get_method(entry.name, f"methods.{index}.name")
             made = [Way(label, entry.name, params) for label, params in entry.arms()]
         for way in made:
-            get_method(way.method).parse(way.params, f"methods.{index}.params")
+            way.check(f"methods.{index}")
             if way.label in found and found[way.label] != way:
                 raise invalid(f"methods.{index}.label", f"{way.label!r} is there already")
             found[way.label] = way
@@ -177,7 +192,8 @@ def make_plan(spec: ExperimentSpec, store: Store, again: bool = False) -> Plan:
                     base: Cell | None = None
                     for way in arms:
                         cell = Cell(
-                            pool, way.label, way.method, way.params, choice, load, seed, spec.sampling, spec.chunk
+                            *(pool, way.label, way.method, way.params, choice, load, seed, spec.sampling, spec.chunk),
+                            policy=way.policy,
                         )
                         cell = replace(cell, depends=_depends(config, cell, datasets[choice.label]))
                         why = _senseless(cell)
@@ -249,11 +265,11 @@ def _depends(config: TurnoutConfig, cell: Cell, dataset: Dataset) -> dict[str, s
         "reuse": None if pool.reuse is None else pool.reuse.model_dump(mode="json"),
     }
     folders = [model_path(model) for model in members.values()]
-    artifacts = _artifacts(artifacts_path(pool), words_of(cell.method, cell.params))
+    artifacts = _artifacts(artifacts_path(pool), words_of(cell.method, cell.params, cell.policy))
     device = numerics_class("torch", torch.device(members["large"].device))
     return {
         "config": _digest(settings),
-        "code": code_digest(cell.method, cell.params, dataset.scorer.kind),
+        "code": code_digest(cell.method, cell.params, dataset.scorer.kind, cell.policy),
         "models": _digest([[_model(folder) for folder in folders], artifacts]),
         "dataset": dataset.digest,
         "machine": _digest([device, {k: v for k, v in machine.describe().items() if k in ("processor", "cores")}]),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
 
 from experiments.grid.scoring import ScorerChoice
 from turnout.config import Section, TurnoutConfig, load_config, read_yaml
@@ -17,23 +17,27 @@ from turnout.types import SamplingParams
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Group = Literal["registered", "speculation"]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Axis = Annotated[list[Any], Field(min_length=1)]
+Values = Annotated[list[Any], Field(min_length=1)]
 
 
-class MethodAxis(Section):
-    """A method, and values of its parameters to try: every combination is one way of answering."""
+class Axis(Section):
+    """Something with parameters, and values of these to try: every combination is one way of answering."""
 
-    name: Annotated[str, Field(description="as in `turnout methods`")]
     params: dict[str, Any] = Field(default_factory=dict, description="parameters that stay the same")
-    grid: dict[str, Axis] = Field(default_factory=dict, description="values to try, by parameter")
-    label: Annotated[Name | None, Field(description="name in reports; absent: the method and what is tried")] = None
+    grid: dict[str, Values] = Field(default_factory=dict, description="values to try, by parameter")
+    label: Annotated[Name | None, Field(description="name in reports; absent: what it is and what is tried")] = None
 
     @model_validator(mode="after")
-    def _check(self) -> MethodAxis:
+    def _check(self) -> Self:
         both = sorted(set(self.params) & set(self.grid))
         if both:
             raise ValueError(f"{both[0]} stands in params and in grid")
         return self
+
+    @property
+    def words(self) -> str:
+        """What it is."""
+        raise NotImplementedError
 
     @property
     def size(self) -> int:
@@ -45,11 +49,47 @@ class MethodAxis(Section):
         found = []
         for values in itertools.product(*self.grid.values()):
             tried = dict(zip(self.grid, values, strict=True))
-            words = [self.label or self.name, *(f"{name}={value}" for name, value in tried.items())]
+            words = [self.label or self.words, *(f"{name}={value}" for name, value in tried.items())]
             if self.label is None:
                 words += [f"{name}={value}" for name, value in self.params.items()]
             found.append((" ".join(words), {**self.params, **tried}))
         return found
+
+
+class MethodAxis(Axis):
+    """A decoding method."""
+
+    name: Annotated[str, Field(description="as in `turnout methods`")]
+
+    @property
+    def words(self) -> str:
+        """See `Axis.words`."""
+        return self.name
+
+
+class PolicyAxis(Axis):
+    """A routing policy, which chooses a method for each prompt."""
+
+    policy: Annotated[str, Field(description="as in docs/routing.md")]
+
+    @property
+    def words(self) -> str:
+        """See `Axis.words`."""
+        return f"route {self.policy}"
+
+
+def _kind(entry: Any) -> str:
+    """Which of the entries of `methods` is meant."""
+    if isinstance(entry, str):
+        return "group"
+    policy = entry.get("policy") if isinstance(entry, dict) else getattr(entry, "policy", None)
+    return "method" if policy is None else "policy"
+
+
+Entry = Annotated[
+    Annotated[Group, Tag("group")] | Annotated[MethodAxis, Tag("method")] | Annotated[PolicyAxis, Tag("policy")],
+    Discriminator(_kind),
+]
 
 
 class DatasetChoice(Section):
@@ -117,7 +157,7 @@ class ExperimentSpec(Section):
     )
     pools: Annotated[tuple[str, ...], Field(description="names in the configuration; absent: all of them")] = ()
     methods: Annotated[
-        list[Group | MethodAxis],
+        list[Entry],
         Field(min_length=1, description="registered: every method; speculation: every speculative part"),
     ]
     left_out: dict[str, Annotated[str, Field(min_length=1)]] = Field(

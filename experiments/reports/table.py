@@ -17,6 +17,7 @@ class Column:
     """One way of answering one dataset under one load, all seeds.
 
     Attributes:
+        method: or policy: what its parameters belong to.
         nats: as of its group.
         records: by (seed, prompt).
         facts: of each cell.
@@ -99,7 +100,7 @@ def read_table(saved: Saved, store: Store) -> Table:
             continue
         key = (cell.pool, cell.dataset.label, cell.load.label)
         group = table.groups.setdefault(key, Group(*key, cell.likelihood))
-        column = group.columns.setdefault(cell.label, Column(cell.label, cell.method, group.nats))
+        column = group.columns.setdefault(cell.label, Column(cell.label, cell.family, group.nats))
         column.facts.append(facts)
         for record in store.records(cell):
             column.records[cell.seed, record.id] = record

@@ -1,0 +1,1 @@
+"""Quality against cost over prompts of many kinds, beside random choices and an oracle."""

@@ -1,0 +1,117 @@
+"""The frontier as a page and a picture."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from experiments.frontier.figures import Figures, Point
+from experiments.frontier.prompts import LARGE, METERS, SMALL
+from experiments.statistics import Interval
+
+
+def to_markdown(found: Figures, machine: str, kept: dict[float, Interval]) -> str:
+    """The page.
+
+    Args:
+        found: the figures.
+        machine: in words.
+        kept: by share of tokens that the large model writes, what `entropy_adaptive` keeps of its quality.
+    """
+    names = ", ".join(METERS.values())
+    return "\n".join(
+        [
+            "# Quality against cost",
+            "",
+            f"`make bench-frontier`; {machine}. {found.num_prompts} held-out prompts, all kinds together; greedy. Costs"
+            f" are relative to the large model alone, by three meters ({names}). *Above random*: quality less that of"
+            " sending as many prompts, drawn by chance, to the large model as cost the same. *Area*: its mean over all"
+            " costs between the two models', along the settings of one way of answering; *of the oracle*: as a part of"
+            " what knowing beforehand which model is right would gain. 95% intervals by bootstrap over prompts.",
+            "",
+            "![Quality against cost](frontier.png)",
+            "",
+            *_kinds(found),
+            "",
+            *_families(found),
+            "",
+            *_points(found.points),
+            "",
+            *_kept(kept),
+            "",
+        ]
+    )
+
+
+def _kinds(found: Figures) -> list[str]:
+    rows = [
+        f"| {name} | {count} | {_rate(small)} | {_rate(large)} |" for name, (count, small, large) in found.kinds.items()
+    ]
+    return ["| prompts | number | small alone | large alone |", "| --- | --- | --- | --- |", *rows]
+
+
+def _families(found: Figures) -> list[str]:
+    heads = [f"{what}, {name}" for name in METERS.values() for what in ("area", "of the oracle")]
+    lines = [f"| way | settings | {' | '.join(heads)} |", f"| --- | --- |{' --- |' * len(heads)}"]
+    for family in found.families:
+        cells = [cell for meter in METERS for cell in (_gain(family.area[meter]), _part(family.of_oracle[meter]))]
+        lines.append(f"| {family.name} | {len(family.labels)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _points(points: list[Point]) -> list[str]:
+    heads = [f"{what}, {name}" for name in METERS.values() for what in ("cost", "above random")]
+    lines = [
+        f"| setting | quality | large tokens | {' | '.join(heads)} |",
+        f"| --- | --- | --- |{' --- |' * len(heads)}",
+    ]
+    for point in sorted(points, key=lambda each: each.costs["paper"].value):
+        cells = [cell for meter in METERS for cell in (f"{point.costs[meter].value:.2f}", _gain(point.above[meter]))]
+        lines.append(f"| {point.label} | {_rate(point.quality)} | {point.share:.0%} | {' | '.join(cells)} |")
+    return lines
+
+
+def _kept(kept: dict[float, Interval]) -> list[str]:
+    rows = [f"| {share:.0%} | {_part(value)} |" for share, value in kept.items()]
+    return ["| large tokens | quality that `entropy_adaptive` keeps of the large model's |", "| --- | --- |", *rows]
+
+
+def _rate(value: Interval) -> str:
+    return f"{value.value:.1%} [{value.low:.1%}, {value.high:.1%}]"
+
+
+def _gain(value: Interval) -> str:
+    return "-" if math.isnan(value.value) else f"{value.value:+.3f} [{value.low:+.3f}, {value.high:+.3f}]"
+
+
+def _part(value: Interval) -> str:
+    return "not reached" if math.isnan(value.value) else f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def plot(found: Figures, path: Path) -> None:
+    """Quality over cost, one picture a meter: both models, the line of random choices, the oracle, every way."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, pictures = plt.subplots(1, len(METERS), figsize=(15, 5), sharey=True)
+    ends = {point.label: point for point in found.points if point.label in (SMALL, LARGE)}
+    families = dict.fromkeys(point.family for point in found.points if point.label not in ends)
+    for axes, (meter, name) in zip(pictures, METERS.items(), strict=True):
+        line = [(ends[label].costs[meter].value, ends[label].quality.value) for label in (SMALL, LARGE)]
+        axes.plot(*zip(*line, strict=True), "k--", label="random")
+        axes.plot(*found.oracle[meter], ":", color="grey", label="oracle")
+        for family in families:
+            mine = [point for point in found.points if point.family == family and point.label not in ends]
+            mine.sort(key=lambda point, m=meter: point.costs[m].value)  # type: ignore[misc]
+            spread = [[p.quality.value - p.quality.low for p in mine], [p.quality.high - p.quality.value for p in mine]]
+            costs, qualities = [p.costs[meter].value for p in mine], [p.quality.value for p in mine]
+            axes.errorbar(costs, qualities, yerr=spread, marker="o", capsize=2, label=family)
+        axes.set_xlabel(f"{name}, large model alone = 1")
+        axes.grid(alpha=0.3)
+    pictures[0].set_ylabel("quality")
+    pictures[-1].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
