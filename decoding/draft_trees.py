@@ -53,6 +53,7 @@ class GrowingTree:
         self._fed_tokens: list[int] = []
         self._fed_parents: list[int] = []
         self._fed_as = {ROOT: ROOT}
+        self._num_read = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -70,6 +71,10 @@ class GrowingTree:
         [row] = await self._model.extend(self._seq, want=want)
         return row
 
+    def has_room(self, count: int) -> bool:
+        """Whether the model's cache can hold so many more beside the sequence and what was read of the tree."""
+        return len(self._seq) + self._num_read + count <= self._model.max_length
+
     async def read(self, nodes: list[int], want: Want) -> list[Row]:
         """What the model reads after each of some candidates, in one forward.
 
@@ -78,6 +83,7 @@ class GrowingTree:
             want: what to read.
         """
         start = len(self._fed_tokens)
+        self._num_read += len(nodes)
         for node in nodes:
             self._fed_as[node] = len(self._fed_tokens)
             self._fed_tokens.append(self.tokens[node])
@@ -149,7 +155,7 @@ async def grow_top_tree(
                     logprobs.append(above + logprob)
         best = heapq.nsmallest(room.nodes, range(len(logprobs)), key=lambda node: (-logprobs[node], node))
         level = sorted(node for node in best if growing.depths[node] == depth)
-        if not level or depth == room.depth:
+        if not level or depth == room.depth or not growing.has_room(len(level)):
             break
         rows = await growing.read(level, want)
     return TopTree(growing.some(best), tuple(logprobs[node] for node in best), root)

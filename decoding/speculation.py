@@ -161,9 +161,13 @@ class Speculation:
                 if arm.drafter.beside == "small":
                     await self._reader.stop()
                     self._read_to = len(seq)
-                nodes = arm.nodes or arm.drafter.nodes or depth
+                # All nodes lie in the cache at once, which may hold no more than one sequence of the longest kind.
+                spare = min(beside.max_length, self._target.max_length) - len(seq)
+                nodes = min(arm.nodes or arm.drafter.nodes or depth, spare)
                 tree = await beside.propose(seq, arm.drafter, Room(depth, nodes), arm.length)
                 tree = tree.within(self._target.vocab_size)
+                if len(tree.fed_tokens) > spare:
+                    tree = replace(tree, extra=None)
                 if len(tree) or tree.extra is not None:
                     return Draft(tree, order[: place + 1], depth, time.perf_counter() - started)
         return Draft(DraftTree.empty(self._target.name), order, 0, time.perf_counter() - started, plain)

@@ -121,13 +121,16 @@ class NativeBackend:
         return NativeStep(layout, store, find_prefixes(layout) if self._shared_attention else None)
 
 
-def choose_backend(kernels: Kernels, device: torch.device, shared_attention: bool = True) -> Backend:
+def choose_backend(
+    kernels: Kernels, device: torch.device, shared_attention: bool = True, notes: list[str] | None = None
+) -> Backend:
     """The backend a configuration asks for.
 
     Args:
         kernels: "auto" takes the compiled kernels where they can be had, and says so where not.
         device: where the model lives.
         shared_attention: read prefixes that sequences of a batch share once (not on CUDA with Triton).
+        notes: gets what whoever runs the model should know.
 
     Raises:
         TurnoutError: FAILED_PRECONDITION, "native" was demanded and cannot be had.
@@ -141,13 +144,13 @@ def choose_backend(kernels: Kernels, device: torch.device, shared_attention: boo
         if kernels == "native":
             message = f"the compiled kernels cannot be used: {reason}; set engine.kernels to auto or torch"
             raise TurnoutError(Code.INVALID_ARGUMENT, message, "engine.kernels")
-        _say_once(f"without the compiled CPU kernels: {reason}")
+        _note(f"without the compiled CPU kernels: {reason}", notes)
     if kernels == "auto" and device.type == "cuda":
         if find_spec("triton") is not None:
             from engine.cuda.backend import CudaBackend
 
             return CudaBackend(device)
-        _say_once("without the CUDA kernels: Triton is not installed")
+        _note("without the CUDA kernels: Triton is not installed", notes)
     return TorchBackend(shared_attention)
 
 
@@ -161,6 +164,13 @@ def _why_not_native(device: torch.device) -> str | None:
     return None
 
 
+def _note(reason: str, notes: list[str] | None) -> None:
+    note = f"decoding will be slower than it could be, {reason}"
+    _say_once(note)
+    if notes is not None:
+        notes.append(note)
+
+
 @cache
-def _say_once(reason: str) -> None:
-    log.warning("decoding will be slower than it could be, %s", reason)
+def _say_once(note: str) -> None:
+    log.warning("%s", note)

@@ -10,14 +10,16 @@ from collections.abc import Sequence as Works
 from decoding.model import Row
 from decoding.sequence import Sequence
 from decoding.sketch import WHOLE
+from engine.block_shares import age
 from engine.cache.table import BlockTable
+from engine.costs.forward import Forward, StepTime
 from engine.device import Device
 from engine.forwards import Forwards, Outcome
-from engine.memory import StepMemory, age
-from engine.ordering import note_started
+from engine.memory import StepMemory
+from engine.ordering import first_of, note_started
 from engine.patience import longest_step
 from engine.runner import Feed, Runner
-from engine.scheduler import Forward, Limits, Load, StepTime, load_of, plan_step
+from engine.scheduler import Limits, Load, load_of, plan_step
 from engine.spans import forward_span
 from engine.waiting import WaitingWork
 from engine.work import Work
@@ -43,6 +45,7 @@ class Batcher:
     Attributes:
         tables: the caches of the sequences the model works on.
         step_seconds: recent time of a step of single tokens, in seconds.
+        went_at_s: the device's `spent_s` at the end of its last step.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Batcher:
         self._forwards = Forwards(runner, device)
         self._waiting = WaitingWork()
         self._loop: asyncio.Task[None] | None = None
+        self.went_at_s = 0.0
         device.members.append(self)
 
     @property
@@ -100,7 +104,8 @@ class Batcher:
 
     def load(self) -> Load:
         """What waits, in the eyes of other models on the device."""
-        return load_of(self._waiting.of(self.device.patient) if self.times is not None else (), self.limits, self.times)
+        works = self._waiting.unblocked(self.device.patient) if self.times is not None else ()
+        return load_of(works, self.limits, self.times)
 
     async def submit(self, work: Work) -> list[Row]:
         """Queue an operation and wait for its rows.
@@ -171,10 +176,14 @@ class Batcher:
         """Choose the step's operations, reserve their memory, and lay out what each feeds."""
         patient = self.device.patient
         candidates = self._waiting.candidates(patient)
-        contested = len(self.device.tenants()) > 1
-        if not candidates or (contested and self.device.others_first(self.tenants())):
-            return []
         memory = StepMemory(self.tables, candidates)
+        self._waiting.block(())
+        if len(self.device.tenants()) > 1:
+            self._waiting.block(blocked := _blocked(candidates, memory, self.limits))
+            candidates = [work for work in candidates if work not in blocked]
+        contested = len(self.device.tenants()) > 1
+        if not candidates or (contested and self.device.others_first(self)):
+            return []
         fresh = [work for work in candidates if not (work.started or work.running or work.background)]
         shares = plan_step(
             candidates,
@@ -187,17 +196,12 @@ class Batcher:
             longest_step(candidates if patient else (), self.limits, self.times),
         )
         steps: Steps = []
-        for share in shares:
-            work = candidates[share.index]
-            if memory.reserve(work, share.tokens):
-                steps.append((work, work.feed(share.tokens)))
+        for work, tokens in memory.in_turn([(candidates[share.index], share.tokens) for share in shares]):
+            if memory.reserve(work, tokens):
+                steps.append((work, work.feed(tokens)))
             elif work.background:
                 self._waiting.finish(work, [])  # no room to read ahead: the cache stays short, which is never wrong
-        stuck = [] if steps else [work for work in candidates if not work.background]
-        if stuck:
-            oldest = min(stuck, key=lambda work: (work.patient, age(work.table)))
-            if tokens := memory.squeeze(oldest, self.limits.token_budget):
-                steps.append((oldest, oldest.feed(tokens)))
+        steps = steps or _squeezed(candidates, memory, self.limits.token_budget)
         if not steps and patient and any(work.patient for work in candidates) and self.device.forgo():
             return self._plan()  # no memory can be had for them: those in a hurry must not wait for their turn to end
         if self.limits.order != "fifo":
@@ -237,6 +241,7 @@ class Batcher:
         for _, feed in steps:
             whole.add(len(feed.table), len(feed.tokens))
         self.device.ran(self.name, len(steps), whole.seconds(self.times), seconds)
+        self.went_at_s = self.device.spent_s = self.device.spent_s + whole.seconds(self.times)
         active = self.device.tenants()
         got = _seconds_by_tenant(steps, self.times) if len(active) > 1 else {}
         self.device.owed.charge(got, active, whole.seconds(self.times) if got else 0.0)
@@ -276,6 +281,28 @@ class Batcher:
             self._waiting.renew(work)
 
 
+def _blocked(candidates: list[Work], memory: StepMemory, limits: Limits) -> set[Work]:
+    """Prompts that memory cannot be had for, in a step that tenants share: no time of it is kept for them."""
+    if not any(work.started and not work.background for work in candidates):
+        return set()  # whatever memory there is, one of them starts
+    prompts = defaultdict[str, list[Work]](list)
+    for work in candidates:
+        if not (work.started or work.background):
+            prompts[work.tenant].append(work)
+    tenants = memory.blocked([first_of(works, limits.order, limits.max_overtaken) for works in prompts.values()])
+    return {work for tenant in tenants for work in prompts[tenant]}
+
+
+def _squeezed(candidates: list[Work], memory: StepMemory, token_budget: int) -> Steps:
+    """Nothing fitted: a step of the oldest sequence only."""
+    stuck = [work for work in candidates if not work.background]
+    if stuck:
+        oldest = min(stuck, key=lambda work: (work.patient, age(work.table)))
+        if tokens := memory.squeeze(oldest, token_budget):
+            return [(oldest, oldest.feed(tokens))]
+    return []
+
+
 def _enter(work: Work, feed: Feed, keeps_trees: bool) -> None:
     """Let the cache know what was computed."""
     if feed.tree is None:
@@ -301,11 +328,20 @@ def _land(steps: Steps) -> None:
 
 
 def _seconds_by_tenant(steps: Steps, times: StepTime) -> dict[str, float]:
-    """What was fed for each tenant would have taken so long in a step of its own."""
+    """What was fed for each tenant would have taken so long in a step of its own.
+
+    Of whom nothing was fed but parts of prompts, what they add to a step: alone, they would be read in fewer steps.
+    """
     forwards = defaultdict[str, Forward](Forward)
+    whole = set()
     for work, feed in steps:
         forwards[work.tenant].add(len(feed.table), len(feed.tokens))
-    return {tenant: forward.seconds(times) for tenant, forward in forwards.items()}
+        if len(feed.tokens) == work.remaining:
+            whole.add(work.tenant)
+    least = times.seconds(1, 1, 1)
+    return {
+        tenant: forward.seconds(times) - (0.0 if tenant in whole else least) for tenant, forward in forwards.items()
+    }
 
 
 def _check_fits(work: Work, name: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -11,14 +12,22 @@ import torch
 
 from engine.fairness import FairShare
 from engine.patience import Floor
-from engine.scheduler import Load
+from engine.scheduler import Limits, Load
 from engine.threads import Threads
 
 T = TypeVar("T")
 
 
 class Member(Protocol):
-    """A model's queue, as the others on its device see it."""
+    """A model's queue, as the others on its device see it.
+
+    Attributes:
+        limits: what its steps may hold.
+        went_at_s: the device's `spent_s` at the end of its last step.
+    """
+
+    limits: Limits
+    went_at_s: float
 
     def tenants(self) -> set[str]:
         """Whose operations wait or run there."""
@@ -46,6 +55,7 @@ class Device:
         members: queues of the models that live here.
         owed: what the tenants of these models are owed of the device's time.
         floor: what operations in no hurry get of it in any case.
+        spent_s: time of all forwards so far, by their forecasts, in seconds.
     """
 
     def __init__(self, name: str, threads: Threads | None = None) -> None:
@@ -57,6 +67,14 @@ class Device:
         self.members: list[Member] = []
         self.owed = FairShare()
         self.floor = Floor()
+        self.spent_s = 0.0
+        self._since: float | None = None
+
+    @property
+    def working_s(self) -> float:
+        """How long the thread has been at its present work, in seconds; 0.0: it has none."""
+        since = self._since
+        return time.monotonic() - since if since is not None else 0.0
 
     @property
     def patient(self) -> bool:
@@ -91,14 +109,31 @@ class Device:
         """Whose operations wait on any of the models, of those whose turn is next."""
         return set().union(*(member.tenants() for member in self.members))
 
-    def others_first(self, tenants: Collection[str]) -> bool:
-        """Whether a tenant that waits for another model only is owed time, and more of it than any of these."""
-        mine = max(map(self.owed.balance, tenants), default=0.0)
-        return any(self.owed.balance(tenant) > max(mine, 0.0) for tenant in self.tenants())
+    def others_first(self, member: Member) -> bool:
+        """Whether a tenant that waits for another model only is owed time, and more of it than who waits for this one.
+
+        Who runs here is not held back for longer than prompts may make them wait.
+
+        Args:
+            member: whose step would be next.
+        """
+        mine = max(map(self.owed.balance, member.tenants()), default=0.0)
+        if not any(self.owed.balance(tenant) > max(mine, 0.0) for tenant in self.tenants()):
+            return False
+        running = sum(sum(each.load().running.values()) for each in self.members)
+        bears_s = (member.limits.max_slowdown - 1.0) * running
+        return not member.load().running or self.spent_s - member.went_at_s < bears_s
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` on the device's thread. The caller holds `turn`."""
-        return asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return asyncio.get_running_loop().run_in_executor(self._executor, lambda: self._work(work))
+
+    def _work(self, work: Callable[[], T]) -> T:
+        self._since = time.monotonic()
+        try:
+            return work()
+        finally:
+            self._since = None
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` on the thread between forwards and wait for it; called from any thread but the event loop's."""

@@ -181,6 +181,10 @@ class Endpoint:
         """
         return sum(run.leave(again) for run in list(self._running) if request_id in (None, run.request_id))
 
+    def send_away(self, count: int) -> int:
+        """End calls that wait for a place, at most so many and none that has moved before; how many leave."""
+        return self._places.send_away(count)
+
     def _intake(self) -> Intake:
         members = {member: role for role, member in self.roles.items()}
         default = (self.default_method, self.default_params)
@@ -282,22 +286,17 @@ class Endpoint:
         shadows = self.routing.shadows if self.routing is not None else None
         return PoolStats(
             requests=self._places.num_held + self._places.num_waiting,
-            sequences=sum(each.sequences for each in members),
-            used_blocks=sum(each.used_blocks for each in members),
-            cached_blocks=sum(each.cached_blocks for each in members),
-            total_blocks=sum(each.total_blocks for each in members),
-            waiting=sum(each.waiting for each in members),
             tokens_per_second=self._rate.per_second(),
-            step_seconds={each.model: each.step_seconds for each in members},
             shadows=len(shadows) if shadows is not None else 0,
             shadows_dropped=shadows.num_dropped if shadows is not None else 0,
             cache=summed([each for member in self.members.values() if (each := member.cache_stats()) is not None]),
-            members=members,
             waiting_s=sum(map(waiting_seconds, self.members.values(), members)),
             prompt_token_s=sum(map(prompt_token_seconds, self.members.values())),
             batch_requests=self._patient_places.num_held + self._patient_places.num_waiting,
             audit=self.audits.stats() if self.audits is not None else None,
             began=self._began,
+            now=time.time(),
+            **_sums(members),
         )
 
     def encode(self, text: str) -> list[int]:
@@ -322,13 +321,21 @@ class Endpoint:
             await member.close()
 
 
+def _sums(members: tuple[MemberStats, ...]) -> dict[str, Any]:
+    """What members hold, one by one and together."""
+    names = ("sequences", "used_blocks", "cached_blocks", "total_blocks", "waiting")
+    sums = {name: sum(getattr(each, name) for each in members) for name in names}
+    return {"members": members, "step_seconds": {each.model: each.step_seconds for each in members}, **sums}
+
+
 @asynccontextmanager
 async def _held(places: Places, call: GenerateCall) -> AsyncIterator[float]:
     """A place for a call, and the time it was waited for, in seconds."""
     queued, asked = begin("queue", call.trace), time.perf_counter()
     async with AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(places.hold(call.tenant, call.deadline_s))
+            stays = call.moved is not None
+            await stack.enter_async_context(places.hold(call.tenant, call.deadline_s, stays))
         finally:
             end(queued)
         yield time.perf_counter() - asked

@@ -2,9 +2,10 @@
 
 Every tenant that has work waiting is entitled to 1/n of each step's time, in the sense of a step of its own: n steps
 of its rows alone are the longest a shared step may take. What a tenant did not get, because a step of others was
-under way when it came or because one of its rows would not fit, it is owed, and gets back before others share its
-steps again. Whoever gets more than its part because nobody minds owes nothing for it. The counters are those of the
-virtual token counter (Sheng et al. 2024, Fairness in Serving Large Language Models), in predicted seconds.
+under way when it came or because one of its rows would not fit, it is owed, and gets back over the next steps: the
+others' parts of them are smaller meanwhile, by half at most, so that what they have running goes on. Whoever gets more
+than its part because nobody minds owes nothing for it. The counters are those of the virtual token counter (Sheng et
+al. 2024, Fairness in Serving Large Language Models), in predicted seconds.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class FairShare:
     def longest_step(self, here: Mapping[str, float], elsewhere: Mapping[str, float]) -> float:
         """Seconds the next step of one model may take.
 
-        A tenant that is owed nothing bears n times its own step; one that is owed time bears less, down to its own
-        step and nothing beside it, until it has caught up.
+        A tenant that is owed nothing bears n times its own step; one that is owed time bears less, until it has
+        caught up, but half of what the others would have beside it.
 
         Args:
             here: seconds that each tenant's rows would take in a step of their own.
@@ -47,15 +48,8 @@ class FairShare:
         Returns:
             Infinity with fewer than two tenants.
         """
-        n = len(here) + len(elsewhere)
-        if n < 2:
-            return inf
-        limits = [max(seconds, self._part(tenant, seconds, n)) for tenant, seconds in here.items()]
-        limits += [self._part(tenant, seconds, n) - seconds for tenant, seconds in elsewhere.items()]
-        return max(min(limits), 0.0)
-
-    def _part(self, tenant: str, seconds: float, n: int) -> float:
-        return MARGIN * n * (seconds - self.owed(tenant))
+        owed = {tenant: self.owed(tenant) for tenant in (*here, *elsewhere)}
+        return _longest_step(here, elsewhere, owed)
 
     def charge(self, got: Mapping[str, float], active: Collection[str], seconds: float) -> None:
         """Account for a step.
@@ -75,3 +69,26 @@ class FairShare:
             for tenant in active:
                 balance = self.balance(tenant) + share - got.get(tenant, 0.0)
                 self._balances[tenant] = min(max(balance, -LARGEST_BALANCE_S), LARGEST_BALANCE_S)
+            # Rows share what any step takes, so that all may get more than their shares: that is no debt.
+            spare = min(max(self._balances[tenant] for tenant in active), 0.0)
+            for tenant in active:
+                self._balances[tenant] -= spare
+
+
+def usual_step(here: Mapping[str, float], elsewhere: Mapping[str, float]) -> float:
+    """Seconds the next step may take where nobody is owed anything; see `FairShare.longest_step`."""
+    return _longest_step(here, elsewhere, {})
+
+
+def _longest_step(here: Mapping[str, float], elsewhere: Mapping[str, float], owed: Mapping[str, float]) -> float:
+    n = len(here) + len(elsewhere)
+    if n < 2:
+        return inf
+
+    def bears(tenant: str, seconds: float) -> float:
+        usual = MARGIN * n * seconds
+        return max(usual - MARGIN * n * owed.get(tenant, 0.0), (seconds + usual) / 2)
+
+    limits = [bears(tenant, seconds) for tenant, seconds in here.items()]
+    limits += [bears(tenant, seconds) - seconds for tenant, seconds in elsewhere.items()]
+    return max(min(limits), 0.0)

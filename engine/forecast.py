@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from decoding.model import Model
 from engine.batcher import Batcher
-from engine.scheduler import StepTime, attended_positions
+from engine.costs.forward import StepTime, attended_positions
 from turnout.calls import MemberStats
 
 PROMPT = 256  # tokens of an ordinary prompt

@@ -20,6 +20,7 @@ from engine.groups import run_groups, summed_once
 from engine.packing import packed
 from engine.stacks import ModelParts, ModuleStack
 
+SHORTEST_TABLE = 1024  # positions
 LEAN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
@@ -45,7 +46,7 @@ class Angles:
     def table(self, highest: int) -> torch.Tensor:
         """cos and signed sin of every position up to `highest` at least: [positions, 2, head_dim]."""
         if highest >= self._table.shape[0]:
-            self._grow(max(2 * self._table.shape[0], 1 << highest.bit_length(), 1024))
+            self._grow(max(2 * self._table.shape[0], 1 << highest.bit_length(), SHORTEST_TABLE))
         return self._table
 
     def _grow(self, length: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Checkpoint:
         num_parameters: every weight counted once (tied ones once).
         max_length: tokens its positions allow.
         digest: names configuration and weights.
+        notes: what whoever runs the model should know of how it was loaded.
     """
 
     plan: LayerPlan
@@ -48,6 +49,7 @@ class Checkpoint:
     vocab_size: int
     max_length: int
     digest: str
+    notes: list[str] = field(default_factory=list)
 
 
 def load_checkpoint(
@@ -76,7 +78,8 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
     """
     check_supported(model.config)
     model.eval().requires_grad_(False)
-    backend = choose_backend(kernels, model.device, shared_attention)
+    notes: list[str] = []
+    backend = choose_backend(kernels, model.device, shared_attention, notes)
     expected = plain_logits(model)
     num_parameters = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
     model.config._attn_implementation = NAME
@@ -91,6 +94,7 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
         vocab_size=vocab_size,
         max_length=model.config.max_position_embeddings,
         digest=digest,
+        notes=notes,
     )
     check_forward(checkpoint, expected)
     return checkpoint

@@ -114,8 +114,7 @@ def load_member(
     """
     settings, engine = config.models[name], config.engine
     _set_threads(threads, config)
-    if ranks is None:  # of a split model each process holds a share only
-        check_memory({name: settings}, engine)
+    check_memory({name: settings}, engine, ranks.world if ranks is not None else 1)
     fixed = threads or config.engine.threads or ranks is not None  # ranks wait for each other in any case
     device = Device(settings.device, None if fixed else measured(settings.device, torch.get_num_threads()))
     rest = (model_path(settings), DTYPES[settings.dtype])
@@ -142,13 +141,14 @@ def follow_leader(name: str, config: TurnoutConfig, ranks: Ranks, threads: int |
         threads: as of `load_member`.
 
     Raises:
-        TurnoutError: the model cannot be split so, or a rank does not come.
+        TurnoutError: the model cannot be split so, its share does not fit into memory, or a rank does not come.
         Interrupted: the leader is gone, or a rank failed.
     """
     from engine.parallel import follow, join
 
     settings, engine = config.models[name], config.engine
     _set_threads(threads, config)
+    check_memory({name: settings}, engine, ranks.world)
     group = join(ranks.rank, ranks.world, ranks.address, ranks.port, ranks.timeout_s, settings.device)
     rest = (model_path(settings), DTYPES[settings.dtype], engine.kernels, engine.shared_attention)
     try:

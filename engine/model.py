@@ -60,6 +60,9 @@ class EngineModel:
         config: memory and device.
         engine: block size and budgets.
         device: shared with other models on the same hardware.
+
+    Attributes:
+        notes: what whoever runs the model should know: see `engine.pool.LocalPool.notes`.
     """
 
     def __init__(
@@ -76,17 +79,15 @@ class EngineModel:
         slot_bytes = KVStore.slot_bytes(plan.num_layers, plan.kv_heads, plan.head_dim, checkpoint.dtype)
         size = cache_size(name, slot_bytes, checkpoint.max_length, config, engine)
         self.max_length, num_blocks = size.max_length, size.num_blocks
+        self.notes = list(checkpoint.notes)
         if config.max_length is None and size.max_length < checkpoint.max_length:
-            log.warning(
-                "%s: sequences are limited to %d of the %d tokens the checkpoint allows;"
-                " models.%s.kv_memory_bytes is %d and would have to be %d",
-                name,
-                size.max_length,
-                checkpoint.max_length,
-                name,
-                config.kv_memory_bytes,
-                size.bytes_needed,
+            note = (
+                f"{name}: sequences are limited to {size.max_length} of the {checkpoint.max_length} tokens the"
+                f" checkpoint allows; models.{name}.kv_memory_bytes is {config.kv_memory_bytes} and would have to be"
+                f" {size.bytes_needed}"
             )
+            log.warning("%s", note)
+            self.notes.append(note)
         self.dtype = checkpoint.dtype
         self.numerics = numerics_class(plan.backend.name, device.torch_device)
         self.pool = BlockPool(num_blocks, engine.block_size)
@@ -274,6 +275,7 @@ class EngineModel:
             waiting=self.batcher.num_waiting,
             waiting_tokens=self.batcher.num_waiting_tokens,
             step_seconds=self.step_seconds(),
+            working_s=self.batcher.device.working_s,
         )
 
     def cache_stats(self) -> CacheStats | None:

@@ -9,7 +9,7 @@ System with Efficient and Effective Multi-Tenant KV Cache Reuse".
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 Order = Literal["fifo", "hit_rate"]
 DEFAULT_MAX_OVERTAKEN = 16
@@ -22,9 +22,17 @@ class Prompt(Protocol):
     overtaken: int
 
     @property
+    def running(self) -> bool:
+        """Whether its answer has begun, so that a gap would be seen."""
+        ...
+
+    @property
     def hit_rate(self) -> float:
         """Share of its sequence that need not be computed, 0 to 1."""
         ...
+
+
+P = TypeVar("P", bound=Prompt)
 
 
 def arranged(prompts: Sequence[Prompt], max_overtaken: int, most: int) -> list[int]:
@@ -51,6 +59,20 @@ def arranged(prompts: Sequence[Prompt], max_overtaken: int, most: int) -> list[i
         for place in range(best):
             overtaken[place] += 1
     return result + left
+
+
+def first_of(prompts: Sequence[P], order: Order, max_overtaken: int) -> P:
+    """The prompt, of at least one that has not started, that should start first.
+
+    Args:
+        prompts: in any order; those whose answers have begun go before others.
+        order: how prompts are put in order.
+        max_overtaken: how often one may be overtaken.
+    """
+    running = [prompt for prompt in prompts if prompt.running]
+    if running or order == "fifo":
+        return min(running or prompts, key=lambda prompt: prompt.order)
+    return prompts[arranged(prompts, max_overtaken, 1)[0]]
 
 
 def note_started(prompts: Sequence[Prompt], started: Container[Prompt]) -> None:

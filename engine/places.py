@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from turnout.errors import Code, TurnoutError
+from turnout.calls import Moved
+from turnout.errors import Code, Interrupted, TurnoutError
 
 
 class Places:
@@ -30,6 +31,7 @@ class Places:
         self._max_waiting = max_waiting
         self._held: dict[str, int] = {}
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._staying: set[asyncio.Future[None]] = set()
         self._turns: dict[str, int] = {}  # when each tenant was last given a place
         self._turn = 0
 
@@ -53,23 +55,44 @@ class Places:
         return self.num_held >= self._limit
 
     @asynccontextmanager
-    async def hold(self, tenant: str, deadline_s: float | None = None) -> AsyncIterator[None]:
+    async def hold(self, tenant: str, deadline_s: float | None = None, stays: bool = False) -> AsyncIterator[None]:
         """A place, for as long as the context lasts.
 
         Args:
             tenant: whose call it is.
             deadline_s: seconds it may wait for the place; None is any time.
+            stays: it is not sent away while it waits.
 
         Raises:
             TurnoutError: RESOURCE_EXHAUSTED when too many calls wait already, DEADLINE_EXCEEDED.
+            Interrupted: it is to wait elsewhere.
         """
-        await self._take(tenant, deadline_s)
+        await self._take(tenant, deadline_s, stays)
         try:
             yield
         finally:
             self._release(tenant)
 
-    async def _take(self, tenant: str, deadline_s: float | None) -> None:
+    def send_away(self, count: int) -> int:
+        """End the waiting of calls, for those to go on elsewhere: the last one of the longest queue first.
+
+        Returns:
+            How many calls leave.
+        """
+        for left in range(count, 0, -1):
+            leaving = {
+                tenant: place
+                for tenant, queue in self._waiting.items()
+                if (place := next((each for each in reversed(queue) if each not in self._staying), None)) is not None
+            }
+            if not leaving:
+                return count - left
+            tenant = max(leaving, key=lambda each: len(self._waiting[each]))
+            self._forget(tenant, leaving[tenant])
+            leaving[tenant].set_exception(Interrupted(f"pool {self._name!r} has free places elsewhere", Moved()))
+        return count
+
+    async def _take(self, tenant: str, deadline_s: float | None, stays: bool) -> None:
         if self._is_free_for(tenant) and tenant not in self._waiting:
             self._give(tenant)
             return
@@ -79,25 +102,33 @@ class Places:
             raise TurnoutError(Code.RESOURCE_EXHAUSTED, message)
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(place)
+        if stays:
+            self._staying.add(place)
         try:
             async with asyncio.timeout(deadline_s):
                 await self._granted(tenant, place)
         except TimeoutError:
             message = f"deadline_s: {deadline_s:g} s have passed"
             raise TurnoutError(Code.DEADLINE_EXCEEDED, message, "deadline_s") from None
+        finally:
+            self._staying.discard(place)
 
     async def _granted(self, tenant: str, place: asyncio.Future[None]) -> None:
         """Wait for the place; whoever gives up leaves the queue, or passes the place on."""
         try:
             await place
         except asyncio.CancelledError:
-            if not place.cancelled():
+            if not place.cancelled() and place.exception() is None:
                 self._release(tenant)  # it was given in the same moment
-            elif place in (queue := self._waiting.get(tenant, deque())):
-                queue.remove(place)
-                if not queue:
-                    del self._waiting[tenant]
+            elif place in self._waiting.get(tenant, ()):
+                self._forget(tenant, place)
             raise
+
+    def _forget(self, tenant: str, place: asyncio.Future[None]) -> None:
+        queue = self._waiting[tenant]
+        queue.remove(place)
+        if not queue:
+            del self._waiting[tenant]
 
     def _share(self, total: int, tenant: str) -> int:
         """An equal part of `total` for each tenant that holds a place or waits, at least 1."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from decoding.artifacts import Artifacts
-from engine.costs.limits import check_memory
+from engine.costs.limits import check_memory, claim, give_up
 from engine.device import Device
 from engine.endpoint import PLAIN, DefaultMethod, Endpoint
 from engine.loading import Checkpoint, load_checkpoint
@@ -41,6 +41,8 @@ class LocalPool(Endpoint):
 
     Attributes:
         engines: the members.
+        notes: what was found while loading that whoever runs the pool should know, each of it once: slower kernels than
+            could be had, and why; sequences shorter than a checkpoint allows.
         stores: what the members share with other processes; None: nothing.
     """
 
@@ -57,6 +59,7 @@ class LocalPool(Endpoint):
     ) -> None:
         super().__init__(name, models, roles, tokenizer, places, default, artifacts)
         self.engines = models
+        self.notes = list(dict.fromkeys(note for model in models.values() for note in model.notes))
         self._devices = devices
         self.stores: SharedStore | None = None
 
@@ -80,7 +83,7 @@ class LocalPool(Endpoint):
         models: dict[str, EngineModel] = {}
         checkpoints: dict[str, Checkpoint] = {}
         members = dict.fromkeys((pool.small, pool.large))
-        check_memory({member: config.models[member] for member in members}, config.engine)
+        needs = check_memory({member: config.models[member] for member in members}, config.engine)
         for member in members:
             settings = config.models[member]
             if settings.device not in devices:
@@ -102,6 +105,7 @@ class LocalPool(Endpoint):
         parts = open_parts(name, config)
         shared = (parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
         loaded = cls(name, models, *shared, tuple(devices.values()))
+        claim(loaded, needs)
         prepare(loaded, config)
         reuse_spans(pool, models.values())
         loaded.stores = open_stores(config, models, parts.tokenizer, parts.folder, parts.artifacts.folder)
@@ -115,3 +119,4 @@ class LocalPool(Endpoint):
             await asyncio.to_thread(self.stores.close)
         for device in self._devices:
             await asyncio.to_thread(device.close)
+        give_up(self)

@@ -18,28 +18,12 @@ from itertools import groupby
 from math import inf
 from typing import Protocol
 
-from engine.fairness import MARGIN, FairShare
+from engine.costs.forward import Forward, StepTime
+from engine.fairness import MARGIN, FairShare, usual_step
 from engine.ordering import DEFAULT_MAX_OVERTAKEN, Order, Prompt, arranged
 
+FREE_STRETCH = 1.25
 NO_PARTS: Mapping[str, float] = {}
-
-
-class StepTime(Protocol):
-    """How long a forward pass takes, learnt from those that were run."""
-
-    def seconds(self, fed: int, attended: int, sequences: int) -> float:
-        """Predicted duration in seconds; never falls when an argument grows.
-
-        Args:
-            fed: tokens in the forward.
-            attended: positions each fed token attends to (cached ones and its own), summed over fed tokens.
-            sequences: sequences in the forward.
-        """
-        ...
-
-    def observe(self, fed: int, attended: int, sequences: int, seconds: float) -> None:
-        """Learn from a forward that took so long."""
-        ...
 
 
 class Waiting(Prompt, Protocol):
@@ -61,11 +45,6 @@ class Waiting(Prompt, Protocol):
     @property
     def started(self) -> bool:
         """Whether part of its sequence is cached already; what is not must be admitted."""
-        ...
-
-    @property
-    def running(self) -> bool:
-        """Whether its answer has begun, so that a gap would be seen."""
         ...
 
     @property
@@ -116,31 +95,6 @@ class Load:
     running: dict[str, float]
     alone: dict[str, float]
     has_prompts: bool
-
-
-def attended_positions(cached: int, fed: int) -> int:
-    """Positions attended to, summed over `fed` tokens that follow `cached` ones."""
-    return fed * cached + fed * (fed + 1) // 2
-
-
-@dataclass(slots=True)
-class Forward:
-    """What a forward pass costs by: see `StepTime`."""
-
-    fed: int = 0
-    attended: int = 0
-    sequences: int = 0
-
-    def add(self, cached: int, tokens: int) -> None:
-        """One more sequence feeds so many tokens after its cached ones."""
-        self.fed += tokens
-        self.attended += attended_positions(cached, tokens)
-        self.sequences += 1
-
-    def seconds(self, times: StepTime, cached: int = 0, tokens: int = 0) -> float:
-        """Predicted time, with one more sequence when `tokens` are given; an empty forward takes none."""
-        fed, sequences = self.fed + tokens, self.sequences + bool(tokens)
-        return times.seconds(fed, self.attended + attended_positions(cached, tokens), sequences) if fed else 0.0
 
 
 def is_decode(work: Waiting) -> bool:
@@ -229,30 +183,37 @@ class _Plan:
             self._take_decodes(decodes, self._longest)
             if not self._shares:
                 self._take_decodes(decodes[:1], inf)
-            self._take_others(self._ordered(others), min(self._stall_free_limit(), self._longest), admit)
+            self._take_others(self._ordered(others), inf, admit)
         return self._shares
 
     def _make_fair(
         self, decodes: list[int], others: list[int], admit: Callable[[int, bool], bool], times: StepTime
     ) -> None:
-        """A step in which every tenant gets its part of the time.
+        """A step in which every tenant gets its part of the time, and no prompt of any stalls those who run.
 
-        Decodes come first until each tenant has its part. Where something else waits as well, its tenants' parts are
-        kept, further decodes get half of what is left of the step (with a slowdown of 2), and prompts the rest.
+        Decodes of tenants whose requests fit into a step together are in every step, whoever is owed time. Then others'
+        come until each tenant has its part. Where something else waits as well, its tenants' parts are kept, further
+        decodes get half of what is left of the step (with a slowdown of 2), and prompts the rest.
         """
         here = load_of(self._waiting, self._limits, times).alone
         elsewhere: dict[str, float] = {}
         for load in self._neighbours:
             for tenant in load.alone.keys() - here.keys():
                 elsewhere[tenant] = elsewhere.get(tenant, 0.0) + load.alone[tenant]
-        limit = min(self._owed.longest_step(here, elsewhere), self._longest)
         self._alone = here
-        equal = limit / (len(here) + len(elsewhere))
+        small = self._small(decodes, min(usual_step(here, elsewhere), self._longest), times)
+        self._take_decodes([i for i in decodes if self._waiting[i].tenant in small], inf)
+        limit = self._owed.longest_step(here, elsewhere)
+        limit = min(max(limit, self._forward.seconds(times)), self._longest)
+        n = len(here) + len(elsewhere)
         # Whose own step is all that a part is measured by, or who is owed time, is served in full.
-        part = {t: limit if self._owed.owed(t) > 0 or here[t] * MARGIN <= equal * 1.001 else equal for t in here}
+        full = [t for t in here if self._owed.owed(t) > 0 or here[t] * MARGIN * n <= limit * 1.001]
+        least = times.seconds(1, 1, 1)  # what any step takes, shared by all
+        part = {t: limit if t in full else min(least + (limit - least) / n, limit) for t in here}
         tenants = {self._waiting[i].tenant for i in others if not self._waiting[i].background}
         only_prompts = tenants - {self._waiting[i].tenant for i in decodes}
-        parts, further = self._divide(decodes, part, times)
+        large = [i for i in decodes if self._waiting[i].tenant not in small]
+        parts, further = self._divide(large, part, times)
         self._take_decodes(parts, limit - sum(here[t] for t in only_prompts if part[t] == limit))
         kept = sum(min(here[t], part[t]) for t in only_prompts)
         spare = max(limit - kept - self._forward.seconds(times), 0.0)
@@ -262,8 +223,30 @@ class _Plan:
         if not self._shares:
             self._take_decodes([i for i in decodes if self._waiting[i].tenant == neediest][:1], inf)
         self._take_others(self._ordered(others), limit, admit, part if len(tenants) > 1 else {})
-        if not self._shares:
-            self._take_decodes(decodes[:1], inf)  # room was kept for somebody who could not be admitted
+        if not self._shares:  # room was kept for somebody who could not be admitted
+            self._take_decodes(decodes[:1], inf)
+            self._take_decodes(decodes[1:], limit)
+
+    def _small(self, decodes: list[int], limit: float, times: StepTime) -> set[str]:
+        """The tenants with the shortest decodes, as many as fit into such a step with all of theirs."""
+        own: dict[str, list[int]] = {}
+        for index in decodes:
+            own.setdefault(self._waiting[index].tenant, []).append(index)
+        seconds = {tenant: self._forward_of(indices).seconds(times) for tenant, indices in own.items()}
+        small: set[str] = set()
+        together: list[int] = []
+        for tenant in sorted(own, key=seconds.__getitem__):
+            together += own[tenant]
+            if self._forward_of(together).seconds(times) > limit:
+                break
+            small.add(tenant)
+        return small
+
+    def _forward_of(self, decodes: list[int]) -> Forward:
+        forward = Forward()
+        for index in decodes:
+            forward.add(self._waiting[index].cached, self._waiting[index].remaining)
+        return forward
 
     def _divide(self, decodes: list[int], part: Mapping[str, float], times: StepTime) -> tuple[list[int], list[int]]:
         """Decodes that are within their tenants' parts of the step, in turn by time, and the others, oldest first."""
@@ -333,23 +316,27 @@ class _Plan:
 
         Args:
             others: in order of precedence.
-            limit: longest the step may be, in seconds.
+            limit: longest the step may be, in seconds, as far as running requests allow.
             admit: see `plan_step`.
             part: tenant -> longest a step with only one of its chunks may be, in seconds; absent: any time.
         """
         alone = not any(work.started and not work.background for work in self._waiting)
+        stall_free = min(self._stall_free_limit(), self._longest)
         fed_some = False
         for index in others:
             work = self._waiting[index]
             if self._limits.token_budget <= self._forward.fed or len(self._shares) >= self._limits.max_batch:
                 break
-            # However long a step of one tenant's is already, something beside the decodes goes on.
-            least = 0 if fed_some or (self._shares and self._alone) else 1
-            if not least and limit < inf and self._seconds(work, 1) > limit:
+            # However long a step of one tenant's is already, something beside the decodes goes on: his first who is
+            # owed time, as long as nobody who runs is stalled.
+            owed = bool(self._alone) and self._owed.owed(work.tenant) > 0
+            most = stall_free if owed and stall_free < inf else min(limit, stall_free)
+            least = 0 if fed_some or (self._shares and self._alone and not owed) else 1
+            if not least and most < inf and self._seconds(work, 1) > most:
                 break
             if not (work.started or work.background or admit(index, alone and not self._shares)):
                 continue
-            tokens = self._chunk(work, limit, part.get(work.tenant, inf), least)
+            tokens = self._chunk(work, most, part.get(work.tenant, inf), least)
             if tokens:
                 self._take(index, tokens)
                 fed_some = True
@@ -363,7 +350,9 @@ class _Plan:
         if own + elsewhere == 0.0:
             return inf
         sharers = 1 + sum(load.has_prompts for load in self._neighbours)
-        return own + (self._limits.max_slowdown - 1.0) * (own + elsewhere) / sharers
+        limit = own + (self._limits.max_slowdown - 1.0) * (own + elsewhere) / sharers
+        # Beside decodes of other models only, a step takes what a token takes: a little more is fed for little more.
+        return limit if own else max(limit, FREE_STRETCH * self._times.seconds(1, 1, 1))
 
     def _chunk(self, work: Waiting, limit: float, part: float, least: int) -> int:
         """Tokens to feed now: all that is left, or a chunk that keeps the limits and does not cut the atomic tail."""

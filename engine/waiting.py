@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 from decoding.model import Row
@@ -16,6 +16,7 @@ class WaitingWork:
     def __init__(self) -> None:
         self._works: dict[Work, None] = {}
         self._patient: set[Work] = set()  # those of them that are in no hurry
+        self._blocked: set[Work] = set()  # those that wait for memory, and for no time
         self._order = count()
 
     def __len__(self) -> int:
@@ -45,6 +46,7 @@ class WaitingWork:
         """Nobody waits for it any more."""
         self._works.pop(work, None)
         self._patient.discard(work)
+        self._blocked.discard(work)
 
     def finish(self, work: Work, rows: list[Row]) -> None:
         """Hand out its rows."""
@@ -64,6 +66,15 @@ class WaitingWork:
             work.future.cancel()
         self._works.clear()
         self._patient.clear()
+        self._blocked.clear()
+
+    def block(self, works: Iterable[Work]) -> None:
+        """These wait for memory, and no others; until that is known again, no time is kept for them."""
+        self._blocked = set(works)
+
+    def unblocked(self, patient: bool) -> list[Work]:
+        """Those that are in no hurry, or those that are, and wait for no memory."""
+        return [work for work in self.of(patient) if work not in self._blocked]
 
     def of(self, patient: bool) -> list[Work]:
         """Those that are in no hurry, or those that are."""
@@ -75,9 +86,10 @@ class WaitingWork:
         return any(work.patient is patient and not work.background for work in works)
 
     def tenants(self, patient: bool) -> set[str]:
-        """Whose operations wait, background ones left out."""
+        """Whose operations wait for time: background ones, and those that wait for memory, are left out."""
         works = self._patient if patient else self._works
-        return {work.tenant for work in works if work.patient is patient and not work.background}
+        counted = (work for work in works if work.patient is patient and not work.background)
+        return {work.tenant for work in counted if work not in self._blocked}
 
     def candidates(self, patient: bool) -> list[Work]:
         """What could run now, brought up to date; one operation per cache.

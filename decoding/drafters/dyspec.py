@@ -95,7 +95,7 @@ async def grow_by_value(growing: GrowingTree, seq: Sequence, room: Room, thresho
         best = heapq.nsmallest(room.nodes, range(len(values)), key=lambda node: (-values[node].reached, node))
         cut = values[best[-1]].reached if len(best) == room.nodes else threshold
         level = sorted(node for node in best if growing.depths[node] == depth and values[node].accepted >= cut)
-        if not level or depth == room.depth:
+        if not level or depth == room.depth or not growing.has_room(len(level)):
             break
         rows = await growing.read(level, PROBS)
     return _with_proposals(growing, sorted(best), read)

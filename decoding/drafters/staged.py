@@ -100,9 +100,12 @@ class GuessingTree(GrowingTree):
         """See `GrowingTree.read`; no forward where all of it was guessed."""
         paths = [self._path(node) for node in nodes]
         unread = [path for path in paths if path not in self._rows]
+        # Room for guesses is only where all that may have to be read, and all that may be guessed, can be fed.
+        can_guess = self.has_room((self._room.nodes + self._guesses) * self._room.depth)
+        self._num_read += len(nodes)
         if unread:
             start = len(self._paths)
-            for path in unread + self._guess(unread):
+            for path in unread + (self._guess(unread) if can_guess else []):
                 for end in range(1, len(path) + 1):
                     if path[:end] not in self._places:
                         self._places[path[:end]] = len(self._paths)

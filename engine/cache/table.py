@@ -28,8 +28,8 @@ class BlockTable:
     `blocks[i // size] * size + i % size`; its position need not be i while a draft tree is being verified.
     `tail` is what lies in the slots after those of the tokens; blocks are found by `content`; `origin` is what caches
     outside the pool have to do with it, `reused` what it takes over of KV that stood elsewhere. `cached_on_arrival`
-    counts prompt tokens found in the pool instead of computed; `arrival` is the sequence's place in the order of first
-    use, for preemption; `promised` is how many blocks it was admitted for.
+    counts prompt tokens found in the pool, not computed; `arrival` is its place in the order of first use; `promised`
+    are the blocks it was admitted for; `gave_way_at` is its length when it last gave its blocks up to another tenant.
 
     Args:
         seq: whose cache this is.
@@ -46,6 +46,7 @@ class BlockTable:
         "blocks",
         "cached_on_arrival",
         "content",
+        "gave_way_at",
         "in_flight",
         "origin",
         "pool",
@@ -68,11 +69,10 @@ class BlockTable:
         self.content = ContentHashes(seq, pool.block_size)
         self.origin = Origin()
         self.reused: Reused | None = None
-        self.in_flight = False
+        self.in_flight = self.released = False
         self.cached_on_arrival = 0
-        self.released = False
         self.arrival: int | None = None
-        self.promised = 0
+        self.promised = self.gave_way_at = 0
         self._agreed = 0
         self._computed = False
         self._hashes: list[BlockHash] = []  # of the full blocks that are cached and agree with the sequence

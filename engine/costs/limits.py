@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import AutoConfig
 
 from engine.costs.machine import memory_bytes
 from engine.costs.resources import ModelShape
+from engine.lean import SHORTEST_TABLE
 from engine.plan import check_supported
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.errors import Code, TurnoutError, invalid
@@ -70,30 +73,56 @@ def cache_size(name: str, slot_bytes: int, positions: int, settings: ModelConfig
     return CacheSize(num_blocks, min(wanted, num_blocks * engine.block_size), needed * block_bytes)
 
 
-def check_memory(models: Mapping[str, ModelConfig], engine: EngineConfig) -> None:
+def check_memory(models: Mapping[str, ModelConfig], engine: EngineConfig, ranks: int = 1) -> dict[str, int]:
     """Refuse models whose weights and caches do not fit into memory together, from their files' headers.
 
-    What a forward needs beside them depends on the batch and is not counted.
+    What this process has loaded already counts, see `claim`; what other processes hold is not seen. What a forward
+    needs beside weights and caches depends on the batch and is not counted.
 
     Args:
         models: what one process loads, by name.
-        engine: block size and largest batch.
+        engine: block size, largest batch and kernels.
+        ranks: processes that each of the models is split over: this is one of them, and all have as much.
+
+    Returns:
+        What they need of each device, bytes.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT, with the sizes and what to change.
     """
     by_device: dict[str, list[_Need]] = {}
     for name, settings in models.items():
-        need = _need(name, settings, engine)
+        need = _need(name, settings, engine, ranks)
         limit = settings.memory_limit_bytes
         if limit is not None and need.total > limit:
             raise _does_not_fit([need], limit, f"models.{name}.memory_limit_bytes")
         by_device.setdefault(settings.device, []).append(need)
     for device, needs in by_device.items():
         available = memory_bytes(torch.device(device))
-        if sum(need.total for need in needs) > available:
+        held = sum(bytes_of.get(device, 0) for bytes_of in _claims.values())
+        if sum(need.total for need in needs) > available - held:
             largest = max(needs, key=lambda need: need.total)
-            raise _does_not_fit(needs, available, f"models.{largest.name}")
+            raise _does_not_fit(needs, available, f"models.{largest.name}", held)
+    return {device: sum(need.total for need in needs) for device, needs in by_device.items()}
+
+
+# What this process holds by device, bytes, as long as its owner lives and has not given it up.
+_claims: WeakKeyDictionary[object, Mapping[str, int]] = WeakKeyDictionary()
+
+
+def claim(owner: object, needs: Mapping[str, int]) -> None:
+    """Let what was loaded count when more is checked, until `give_up` or the owner's end.
+
+    Args:
+        owner: has loaded it.
+        needs: of `check_memory`.
+    """
+    _claims[owner] = needs
+
+
+def give_up(owner: object) -> None:
+    """Its memory is free again."""
+    _claims.pop(owner, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +140,16 @@ class _Need:
         return self.weights + self.cache + self.angles
 
 
-def _need(name: str, settings: ModelConfig, engine: EngineConfig) -> _Need:
+def _need(name: str, settings: ModelConfig, engine: EngineConfig, ranks: int) -> _Need:
     config, shape = read_shape(settings)
-    size = cache_size(name, shape.kv_bytes_per_token, config.max_position_embeddings, settings, engine)
-    cache = size.num_blocks * engine.block_size * shape.kv_bytes_per_token
-    # Cosine and sine of every position, float32, in tables that double as sequences grow.
-    angles = 2 * 4 * shape.head_dim * (1 << (size.max_length - 1).bit_length())
-    return _Need(name, settings.dtype, shape.weight_bytes, cache, angles)
+    slot_bytes = -(-shape.kv_bytes_per_token // ranks)
+    size = cache_size(name, slot_bytes, config.max_position_embeddings, settings, engine)
+    cache = size.num_blocks * engine.block_size * slot_bytes
+    packed = settings.device == "cpu" and (engine.kernels != "torch" or settings.dtype == "bfloat16")
+    # Cosine and sine of every position, float32, in tables that double as sequences grow; and the frequencies.
+    rows = max(1 << (size.max_length - 1).bit_length(), SHORTEST_TABLE) + 1
+    angles = 2 * 4 * shape.head_dim * rows
+    return _Need(name, settings.dtype, shape.held_bytes(packed, ranks), cache, angles)
 
 
 def read_shape(settings: ModelConfig) -> tuple[Any, ModelShape]:
@@ -134,8 +166,27 @@ def read_shape(settings: ModelConfig) -> tuple[Any, ModelShape]:
 
 
 def count_parameters(folder: Path) -> int:
-    """Numbers stored in a checkpoint's weight files, read from their headers; 0 when there is no safetensors file."""
-    return sum(_count(file) for file in sorted(folder.glob("*.safetensors")))
+    """Numbers stored in a checkpoint's weight files, of which the numbers are not read.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, there are none, or one is no such file.
+    """
+    if files := sorted(folder.glob("*.safetensors")):
+        return sum(map(_count, files))
+    if files := sorted(folder.glob("pytorch_model*.bin")):
+        return sum(map(_count_pickled, files))
+    raise invalid("model", f"{folder} has no weights: neither *.safetensors nor pytorch_model*.bin")
+
+
+def _count_pickled(file: Path) -> int:
+    """Of a file that torch has written; weights that share their memory count once."""
+    try:
+        weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, ValueError, EOFError, UnpicklingError):
+        message = f"{file.name} is not a weight file of torch 1.6 or later; save the model as safetensors"
+        raise invalid("model", message) from None
+    tensors = [weight for weight in weights.values() if isinstance(weight, torch.Tensor)]
+    return sum({(each.data_ptr(), each.numel()): each.numel() for each in tensors}.values())
 
 
 def _count(file: Path) -> int:
@@ -150,15 +201,16 @@ def _count(file: Path) -> int:
     return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
-def _does_not_fit(needs: list[_Need], limit: int, field: str) -> TurnoutError:
+def _does_not_fit(needs: list[_Need], limit: int, field: str, held: int = 0) -> TurnoutError:
     parts = [
         f"{need.name}: {_mib(need.weights)} of weights, {_mib(need.cache)} of KV cache, {_mib(need.angles)} of"
         " rotary angles"
         for need in needs
     ]
     smaller = ", dtype bfloat16" if any(need.dtype == "float32" for need in needs) else ""
+    beside = f", of which this process holds {_mib(held)}" if held else ""
     message = (
-        f"{field}: {_mib(sum(need.total for need in needs))} do not fit into {_mib(limit)} of memory"
+        f"{field}: {_mib(sum(need.total for need in needs))} do not fit into {_mib(limit)} of memory{beside}"
         f" ({'; '.join(parts)}); use less kv_memory_bytes{smaller} or a smaller model"
     )
     return TurnoutError(Code.INVALID_ARGUMENT, message, field)

@@ -8,6 +8,8 @@ from typing import Any
 
 from turnout.errors import Code, TurnoutError
 
+PANEL = 32  # columns of a packed matrix are padded to so many
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -70,6 +72,23 @@ class ModelShape:
     def weight_bytes(self) -> int:
         """Memory of the weights."""
         return self.num_parameters * self.bytes_per_number
+
+    def held_bytes(self, packed: bool, ranks: int = 1) -> int:
+        """Memory that the weights take at most in one process, once they are loaded.
+
+        Args:
+            packed: matrices are kept in panels for the CPU's kernels; an embedding that is the head as well is then
+                held twice, and norms are held in float32.
+            ranks: processes they are split over; each may hold embedding and head whole.
+        """
+        embedding = self.embedding_parameters * self.bytes_per_number
+        if ranks > 1:
+            return -(-self.body_parameters * self.bytes_per_number // ranks) + 2 * embedding
+        if not packed:
+            return self.weight_bytes
+        head = -(-self.vocab_size // PANEL) * PANEL * self.hidden * self.bytes_per_number
+        norms = 4 * (2 * self.layers * (self.hidden + self.head_dim) + self.hidden)
+        return self.weight_bytes + head + norms - (0 if self.tied else embedding)
 
     @property
     def weight_bytes_read(self) -> int:

@@ -40,17 +40,18 @@ class Link:
         sock: connected; taken over.
         rank: who is at the other end.
         place: where that is, for messages.
-        send_timeout_s: longest time to wait while the other end takes nothing.
+        timeout_s: longest time to wait while the other end takes nothing, or gives nothing of a frame it has begun.
     """
 
-    def __init__(self, sock: socket.socket, rank: int, place: str, send_timeout_s: float) -> None:
+    def __init__(self, sock: socket.socket, rank: int, place: str, timeout_s: float) -> None:
         self.rank = rank
         self.place = place
         self._sock = sock
         self._sending = threading.Lock()
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_timeout_s))
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, option, _timeval(timeout_s))
         _keep_alive(sock)
         self._kept: deque[Frame] = deque()
         self._poll = select.poll()
@@ -85,11 +86,11 @@ class Link:
 
         Raises:
             TimeoutError: nothing came.
-            LinkClosedError: nothing will come.
+            LinkClosedError: nothing will come, or half a frame came and nothing more.
         """
         if self._kept:
             return self._kept.popleft()
-        if timeout_s is not None and not self._poll.poll(max(timeout_s, 0.0) * 1000):
+        if not self._poll.poll(None if timeout_s is None else max(timeout_s, 0.0) * 1000):
             raise TimeoutError
         return self._next()
 
@@ -149,6 +150,8 @@ class Link:
                 if not count:
                     raise LinkClosedError(f"{self}: the connection is closed")
                 rest = rest[count:]
+        except BlockingIOError as error:
+            raise LinkClosedError(f"{self}: it sent part of a frame and then nothing") from error
         except OSError as error:
             raise LinkClosedError(f"{self}: {error}") from error
         return body

@@ -97,7 +97,8 @@ def load_sharded(
     """
     try:
         share = load_share(group, name, path, dtype, timeout_s)
-        plan = LeadingPlan(share.model, choose_backend(kernels, group.device, shared_attention), group)
+        notes: list[str] = []
+        plan = LeadingPlan(share.model, choose_backend(kernels, group.device, shared_attention, notes), group)
         config = share.model.config
         checkpoint = Checkpoint(
             plan=plan,
@@ -107,6 +108,7 @@ def load_sharded(
             vocab_size=config.vocab_size,
             max_length=config.max_position_embeddings,
             digest=share.digest,
+            notes=notes,
         )
         check_forward(checkpoint, share.expected)
         group.watch()

@@ -58,7 +58,10 @@ def meet(
     missing = sorted(set(range(1, world)) - links.keys())
     if missing:
         named = ", ".join(f"rank {rank}" for rank in missing)
-        message = f"{named} of {world} did not join the group at {address}:{port} within {timeout_s:g} s"
+        message = (
+            f"{named} of {world} did not join the group at {address}:{port} within {timeout_s:g} s: look at what these"
+            " processes log, check that their nodes reach this one on all ports, or raise placement.join_timeout_s"
+        )
         _send_all(links, pack(Op.REFUSED, [pack_text(message)]))
         for link in links.values():
             link.close()

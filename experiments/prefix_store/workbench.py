@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.cache.shared import SharedPrefixes
+from engine.costs.forward import attended_positions
 from engine.fingerprint import content_digests
 from engine.pool import LocalPool
-from engine.scheduler import attended_positions
 from kvstore.build import build_stores
 from kvstore.store import StoreStats
 from turnout.calls import Chunk, GenerateCall, Usage

@@ -12,8 +12,8 @@ from functools import partial
 from math import inf
 from random import Random
 
+from engine.costs.forward import Forward, attended_positions
 from engine.costs.step_time import StepTime
-from engine.scheduler import Forward, attended_positions
 from experiments.scaling.costs import Costs, Pair
 from experiments.scaling.kernel import Clock, Station
 

@@ -31,6 +31,7 @@ class Readings:
 
     name = "small"
     vocab_size = 3
+    max_length = 1 << 20
 
     def __init__(self, probs: torch.Tensor) -> None:
         self.stores = Stores()

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.costs.forward import attended_positions
 from engine.model import EngineModel
 from engine.runner import Feed
-from engine.scheduler import attended_positions
 
 
 @dataclass

@@ -39,7 +39,8 @@ def test_a_tenant_that_waits_for_another_model_has_its_own_step_still_to_come() 
     assert FairShare().longest_step({"a": 50.0}, {"b": 3.0}) == pytest.approx(MARGIN * 6.0 - 3.0)
     shares = FairShare()
     shares.charge({"a": 0.9}, {"a", "b"}, 0.9)
-    assert shares.longest_step({"a": 0.9}, {"b": 0.3}) == 0.0
+    # Half of what it would bear if it were owed nothing.
+    assert shares.longest_step({"a": 0.9}, {"b": 0.3}) == pytest.approx((MARGIN * 0.6 - 0.3) / 2)
 
 
 def test_what_a_tenant_missed_is_given_back() -> None:
@@ -47,12 +48,21 @@ def test_what_a_tenant_missed_is_given_back() -> None:
     shares.charge({"a": 0.4}, {"a", "b"}, 0.4)  # b came while a step of a was under way: it is owed half of it
     assert (shares.balance("a"), shares.owed("a")) == (pytest.approx(-0.2), 0.0)
     assert shares.owed("b") == pytest.approx(0.2)
-    # 2 x (0.3 - 0.2) is less than its own step.
-    assert shares.longest_step({"a": 0.4, "b": 0.3}, {}) == pytest.approx(0.3)
+    # 2 x (0.3 - 0.2) is less than its own step, and half of what others would have beside it.
+    assert shares.longest_step({"a": 0.4, "b": 0.3}, {}) == pytest.approx((0.3 + MARGIN * 0.6) / 2)
     shares.charge({"b": 0.3}, {"a", "b"}, 0.3)
     assert shares.owed("b") == pytest.approx(0.05)
     assert shares.balance("a") == pytest.approx(-0.05)
     assert shares.longest_step({"a": 4.0, "b": 0.3}, {}) == pytest.approx(MARGIN * 2 * (0.3 - 0.05))
+
+
+def test_rows_that_share_a_step_cheaply_make_no_debt() -> None:
+    shares = FairShare()
+    for _ in range(50):  # all get more than a third, for what any step takes is theirs together
+        shares.charge({"a": 0.5, "b": 0.3, "c": 0.3}, {"a", "b", "c"}, 0.6)
+    assert (shares.balance("b"), shares.balance("c")) == (0.0, 0.0)
+    shares.charge({"a": 0.5, "b": 0.3}, {"a", "b", "c"}, 0.6)
+    assert shares.owed("c") == pytest.approx(0.2)
 
 
 def test_what_is_owed_to_who_leaves_fades() -> None:
@@ -71,7 +81,7 @@ def test_balances_stay_within_bounds(steps: list[tuple[str, float]]) -> None:
     for tenant, seconds in steps:
         shares.charge({tenant: seconds}, {"a", "b"}, seconds)
         assert all(abs(shares.balance(t)) <= LARGEST_BALANCE_S for t in "ab")
-        assert 2.0 <= shares.longest_step({"a": 2.0, "b": 3.0}, {}) <= 4.0
+        assert 2.0 + (MARGIN * 4.0 - 2.0) / 2 - 1e-9 <= shares.longest_step({"a": 2.0, "b": 3.0}, {}) <= 4.0
 
 
 @pytest.fixture

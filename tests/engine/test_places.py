@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.places import Places
-from turnout.errors import Code, TurnoutError
+from turnout.errors import Code, Interrupted, TurnoutError
 
 
 class Desk:
@@ -22,13 +22,13 @@ class Desk:
         self._doors: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    def come(self, name: str, deadline_s: float | None = None) -> None:
+    def come(self, name: str, deadline_s: float | None = None, stays: bool = False) -> None:
         """A call whose tenant is the first letter of its name."""
         self._doors[name] = asyncio.Event()
-        self.tasks[name] = asyncio.create_task(self._stay(name, deadline_s))
+        self.tasks[name] = asyncio.create_task(self._stay(name, deadline_s, stays))
 
-    async def _stay(self, name: str, deadline_s: float | None) -> None:
-        async with self.places.hold(name[0], deadline_s):
+    async def _stay(self, name: str, deadline_s: float | None, stays: bool) -> None:
+        async with self.places.hold(name[0], deadline_s, stays):
             self.inside.append(name)
             try:
                 await self._doors[name].wait()
@@ -136,8 +136,44 @@ async def test_a_place_given_to_who_leaves_in_the_same_moment_is_passed_on() -> 
     await desk.close()
 
 
+async def test_who_came_last_in_the_longest_queue_is_sent_away_first() -> None:
+    desk = await opened(1, "a1 a2 a3 a4")
+    desk.come("a5", stays=True)
+    desk.come("b1")  # has its share at once
+    desk.come("b2")
+    await settle()
+    assert desk.inside == ["a1", "b1"]
+    assert desk.places.send_away(2) == 2
+    await settle()
+    gone = [name for name, task in desk.tasks.items() if task.done()]
+    assert gone == ["a3", "a4"]
+    for name in gone:
+        with pytest.raises(Interrupted) as caught:
+            await desk.tasks[name]
+        assert caught.value.moved is not None  # what is moved is tried again at once
+    assert desk.places.send_away(9) == 2  # a5 stays
+    await settle()
+    assert desk.places.num_waiting == 1
+    await desk.go("a1")
+    assert "a5" in desk.inside
+    await desk.close()
+
+
+async def test_who_is_sent_away_and_leaves_in_the_same_moment_takes_nobodys_place() -> None:
+    desk = await opened(1, "a1 a2 a3")
+    assert desk.places.send_away(1) == 1
+    desk.tasks["a3"].cancel()
+    await settle()
+    assert (desk.places.num_held, desk.places.num_waiting) == (1, 1)
+    await desk.go("a1")
+    assert desk.inside == ["a2"]
+    await desk.close()
+
+
 def steps() -> st.SearchStrategy[list[tuple[str, str]]]:
-    return st.lists(st.tuples(st.sampled_from(["come", "come", "go", "cancel"]), st.sampled_from("abc")), max_size=40)
+    return st.lists(
+        st.tuples(st.sampled_from(["come", "come", "go", "cancel", "send"]), st.sampled_from("abc")), max_size=40
+    )
 
 
 @settings(deadline=None)
@@ -149,6 +185,9 @@ def test_no_place_is_lost_or_left_empty(steps: list[tuple[str, str]], limit: int
             mine = [name for name, task in desk.tasks.items() if name[0] == tenant and not task.done()]
             if action == "come":
                 desk.come(f"{tenant}{number}")
+            elif action == "send":
+                before = desk.places.num_waiting
+                assert desk.places.send_away(2) == min(2, before)
             elif mine and action == "go":
                 desk._doors[mine[-1]].set()
             elif mine:

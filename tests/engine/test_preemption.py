@@ -97,13 +97,17 @@ async def test_everybody_finishes_with_the_tokens_it_gives_alone(pair_folder: Pa
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 12)), min_size=2, max_size=8),
+    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 12), st.sampled_from("abc")), min_size=2, max_size=9),
     num_blocks=st.integers(9, 24),
     token_budget=st.integers(1, 20),
     max_batch=st.integers(1, 6),
 )
 def test_any_load_ends_with_the_right_tokens(
-    lengths: list[tuple[int, int]], num_blocks: int, token_budget: int, max_batch: int, shared: tuple[EngineModel, Any]
+    lengths: list[tuple[int, int, str]],
+    num_blocks: int,
+    token_budget: int,
+    max_batch: int,
+    shared: tuple[EngineModel, Any],
 ) -> None:
     model, plain = shared
     model.batcher.limits = Limits(token_budget, max_batch)
@@ -114,11 +118,21 @@ def test_any_load_ends_with_the_right_tokens(
         model.batcher.device.changed = asyncio.Event()
         model.batcher.device.turn = asyncio.Lock()
         seqs = [
-            Sequence([2 + i, *range(3, 2 + prompt)], SamplingParams(temperature=0.0, max_tokens=count), seed=0)
-            for i, (prompt, count) in enumerate(lengths)
+            Sequence(
+                [2 + i, *range(3, 2 + prompt)], SamplingParams(temperature=0.0, max_tokens=count), 0, tenant=tenant
+            )
+            for i, (prompt, count, tenant) in enumerate(lengths)
         ]
+
+        async def one(index: int, seq: Sequence) -> None:
+            for _ in range(4 * index):  # they come one after the other
+                await asyncio.sleep(0)
+            await model.decode(seq)
+            if index % 2:
+                model.release(seq)  # the others' caches stay, idle
+
         async with asyncio.timeout(60):
-            await asyncio.gather(*(model.decode(seq) for seq in seqs))
+            await asyncio.gather(*(one(index, seq) for index, seq in enumerate(seqs)))
         for seq in seqs:
             logits = plain.logits(seq.tokens)[seq.num_prompt_tokens - 1 : -1]
             ids = [token.id for token in seq.generated]

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.costs.forward import Forward, attended_positions
 from engine.fairness import FairShare
-from engine.scheduler import Forward, Limits, Load, Share, attended_positions, is_decode, plan_step
+from engine.scheduler import Limits, Load, Share, is_decode, plan_step
 from tests.engine.step_times import LinearTime
 
 
@@ -217,6 +218,21 @@ def test_decodes_of_another_model_on_the_device_bound_a_prompt_too() -> None:
     assert plan_step(queue, Limits(512, 64, 2.0), times, neighbours=lambda: [both]) == [Share(0, 15)]
 
 
+def test_a_step_beside_decodes_elsewhere_is_not_spent_on_a_single_token() -> None:
+    queue, times = [Item(400, started=True)], LinearTime(base=4.0, per_token=0.01)
+    busy = Load({"a": 1.0}, {"a": 1.0}, False)
+    assert plan_step(queue, Limits(512, 64, 1.75), times, neighbours=lambda: [busy]) == [Share(0, 101)]
+
+
+def test_several_tenants_prompts_go_on_beside_decodes_though_steps_cost_much_to_begin_with() -> None:
+    times = LinearTime(base=4.0, per_token=0.1)
+    queue = [decode(order=0, tenant="a")]
+    queue += [Item(20, order=1 + i, tenant=tenant, started=True, running=True) for i, tenant in enumerate("bcd")]
+    shares = plan_step(queue, Limits(512, 64, 1.75), times, owed=FairShare(), contested=True)
+    assert [share.index for share in shares] == [0, 1, 2]
+    assert min(share.tokens for share in shares[1:]) >= 9
+
+
 def test_what_has_not_started_is_admitted_in_order_and_only_when_it_would_get_tokens() -> None:
     asked: list[tuple[int, bool]] = []
 
@@ -304,10 +320,46 @@ def test_the_end_of_a_prompt_is_no_decode_and_a_draft_is_one() -> None:
     assert plan_step(queue, Limits(512, 64), LinearTime()) == [Share(0, 1), Share(1, 300)]
 
 
-def test_a_tenant_that_is_owed_time_has_the_step_to_itself() -> None:
+def test_a_tenant_that_is_owed_time_shares_less_of_its_steps() -> None:
     times, owed = LinearTime(base=0.005, per_token=0.01), FairShare()
-    owed.charge({"a": 0.4}, {"a", "b"}, 0.4)
     queue = [*(decode(order=i, tenant="a") for i in range(9)), decode(order=10, tenant="b")]
-    assert plan_step(queue, Limits(512, 64, 2.0), times, owed=owed, contested=True) == [Share(9, 1)]
+    fed = []
+    for _ in range(2):
+        shares = plan_step(queue, Limits(512, 64, 2.0), times, owed=owed, contested=True)
+        assert Share(9, 1) in shares
+        fed.append(len(shares))
+        owed.charge({"a": 0.4}, {"a", "b"}, 0.4)
+    assert fed == [2, 1]
     prompts = [Item(90, order=0, tenant="a", started=True), Item(9, order=1, tenant="b")]
-    assert plan_step(prompts, Limits(512, 64, 2.0), times, owed=owed, contested=True) == [Share(1, 9)]
+    first = plan_step(prompts, Limits(512, 64, 2.0), times, owed=owed, contested=True)[0]
+    assert first == Share(1, 9)
+
+
+def test_who_is_owed_time_does_not_stall_requests_that_fit_beside_it() -> None:
+    times, owed = LinearTime(base=1.0, per_token=0.1), FairShare()
+    owed.charge({"c": 9.0}, {"a", "b", "c"}, 9.0)
+    queue = [*(decode(order=i, tenant=tenant) for i, tenant in enumerate("abc")), Item(90, order=9, tenant="d")]
+    shares = plan_step(queue, Limits(512, 64, 1.75), times, owed=owed, contested=True)
+    assert {share.index for share in shares} >= {0, 1, 2}
+
+
+@pytest.mark.parametrize("tenants", [2, 4, 8])
+@pytest.mark.parametrize("owed_s", [0.0, 5.0])
+@pytest.mark.parametrize("base", [0.0, 4.0])
+def test_prompts_of_one_tenant_keep_the_slowdown_however_many_others_decode(
+    tenants: int, owed_s: float, base: float
+) -> None:
+    times, owed = LinearTime(base=base, per_token=0.5), FairShare()
+    names = [str(i) for i in range(1, tenants)]
+    if owed_s:
+        owed.charge(dict.fromkeys(names, owed_s), {"0", *names}, owed_s)
+        assert owed.owed("0") > 0
+    queue = [decode(order=i, tenant=tenant) for i, tenant in enumerate(names)]
+    queue.append(Item(4000, order=99, tenant="0", started=True))
+    shares = plan_step(queue, Limits(512, 64, 1.75), times, owed=owed, contested=True)
+    decodes = [share for share in shares if share.index < len(names)]
+    assert len(decodes) == len(names)
+    if owed_s:  # whatever a token of it costs
+        assert shares[-1].index == len(names), "the prompt goes on"
+    if shares[-1].index < len(names) or shares[-1].tokens > 1:
+        assert seconds(times, queue, shares) <= 1.75 * seconds(times, queue, decodes) * (1 + 1e-9)

@@ -70,6 +70,63 @@ async def test_a_prompt_of_4000_tokens_never_stalls_what_is_running() -> None:
     await model.close()
 
 
+async def steps_until(clock: Clock, count: int) -> None:
+    while len(clock.steps) < count:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("others", ["b", "bc", "bcd", "bcdefgh"])
+async def test_a_prompt_of_one_tenant_stalls_no_running_request_of_any_other(others: str) -> None:
+    model, _ = twins(TINY, seed=4)
+    clock = Clock(LinearTime(**TIMES))
+    clock.drive(model)
+    running = [sequence(2, 3 + i, max_tokens=600, tenant=tenant) for i, tenant in enumerate(others)]
+    tasks = [asyncio.create_task(model.decode(seq)) for seq in running]
+    await steps_until(clock, 5)
+    started = len(clock.steps)
+    prompt = sequence(*(5 + i % 50 for i in range(2000)), tenant="a", max_tokens=50)
+    await model.decode(prompt)
+    n, count = len(others) + 1, len(others)
+    plain = clock.times.seconds(count, count * 100, count)
+    for seq in running:
+        assert len(seq.generated) < 600, "it ended before the prompt was read"
+        assert max(gaps(clock, seq)) < 2.5 * plain
+    # ... and the prompt gets what is left of the steps, not less.
+    reading = [feeds for _, feeds in clock.steps[started:] if any(feed.table.seq is prompt for feed in feeds)]
+    longest = max(clock.times.of(feeds) for feeds in reading[:-50])
+    assert 1.6 * plain < longest
+    assert max(gaps(clock, prompt)) < 2.5 * clock.times.seconds(n, n * 2100, n)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for seq in (*running, prompt):
+        model.release(seq)
+    await model.close()
+
+
+async def test_prompts_of_a_crowd_stall_no_tenant_that_decodes_beside_it() -> None:
+    model, _ = twins(TINY, seed=4)
+    clock = Clock(LinearTime(**TIMES))
+    clock.drive(model)
+    running = [sequence(2, 3 + i, max_tokens=200, tenant=tenant) for i, tenant in enumerate("bcd")]
+    tasks = [asyncio.create_task(model.decode(seq)) for seq in running]
+    await steps_until(clock, 5)
+    crowd = [sequence(*(5 + (i + j) % 50 for j in range(150)), max_tokens=30, tenant="a") for i in range(30)]
+    tasks += [asyncio.create_task(model.decode(seq)) for seq in crowd]
+    await asyncio.wait(tasks[:3])
+    for seq in running:
+        # Steps hold decodes of the crowd too: four tenants bear steps of four times their own.
+        assert max(gaps(clock, seq)) < 4 * clock.times.seconds(1, 200, 1)
+    alone = 200 * clock.times.seconds(1, 200, 1)
+    assert clock.now < 4 * alone
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for seq in (*running, *crowd):
+        model.release(seq)
+    await model.close()
+
+
 async def test_nobody_running_leaves_a_prompt_the_whole_budget(loaded: Any) -> None:
     model, _ = loaded
     clock = Clock(LinearTime(**TIMES))
@@ -80,7 +137,10 @@ async def test_nobody_running_leaves_a_prompt_the_whole_budget(loaded: Any) -> N
     model.release(prompt)
 
 
-async def test_a_prompt_read_by_one_model_does_not_stall_those_who_run_on_the_other(pool: LocalPool) -> None:
+@pytest.mark.parametrize("tenant", ["default", "other"])
+async def test_a_prompt_read_by_one_model_does_not_stall_those_who_run_on_the_other(
+    pool: LocalPool, tenant: str
+) -> None:
     clock = Clock(LinearTime(**TIMES))
     for model in pool.engines.values():
         clock.drive(model)
@@ -88,7 +148,7 @@ async def test_a_prompt_read_by_one_model_does_not_stall_those_who_run_on_the_ot
     decoding = asyncio.create_task(ask(pool, [1, 2, 3], "plain", {"model": "large"}, max_tokens=120, ignore_eos=True))
     while len(clock.steps) < 5:
         await asyncio.sleep(0)
-    reply = await ask(pool, list(range(200)) * 2, "plain", {"model": "small"}, max_tokens=1)
+    reply = await ask(pool, list(range(200)) * 2, "plain", {"model": "small"}, max_tokens=1, tenant=tenant)
     assert reply.usage.models["small"].prompt_tokens == 400
     large = pool.engines["large"]
     ends = [now for now, feeds in clock.steps if any(feed.table.store is large.store for feed in feeds)]
