@@ -7,6 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from ray.exceptions import RayTaskError
+
 from actors.lives import failure_of
 from turnout.errors import Code, Interrupted, TurnoutError
 
@@ -15,12 +17,18 @@ log = logging.getLogger(__name__)
 MOST_TRIES = 3  # to form a group of members that are all alive
 AGAIN_S = 0.5
 GRACE_S = 5.0
+REMEDY = "look at what it logs, or raise placement.join_timeout_s"
 
 
 class Member(Protocol):
     """Somebody who belongs to the group; its place among the members is its rank."""
 
     name: str
+
+    @property
+    def place(self) -> str:
+        """Node and process, for people."""
+        ...
 
     async def present(self) -> Any:
         """The handle of its actor; where it is being replaced, of the next one, as soon as that is loaded.
@@ -36,7 +44,7 @@ async def join(actors: Sequence[Any], names: Sequence[str], generation: int, tim
 
     Args:
         actors: handles, by rank.
-        names: what they are called in messages, by rank.
+        names: what they are called in messages, and where they run, by rank.
         generation: larger than those before.
         timeout_s: time that all have together.
 
@@ -48,24 +56,34 @@ async def join(actors: Sequence[Any], names: Sequence[str], generation: int, tim
         async with asyncio.timeout(timeout_s + GRACE_S):  # the members' own deadlines come first, and say more
             address, port = await actors[0].listen.remote()
     except TimeoutError:
-        raise TurnoutError(Code.UNAVAILABLE, f"{ranks[0]} did not answer in {timeout_s:g} s") from None
+        raise TurnoutError(Code.UNAVAILABLE, f"{ranks[0]} did not answer in {timeout_s:g} s: {REMEDY}") from None
     except Exception as error:
         raise failure_of(error, ranks[0]) from None
     joining = {
-        asyncio.ensure_future(actor.join.remote(generation, rank, len(actors), address, port, timeout_s)): ranks[rank]
+        asyncio.ensure_future(
+            actor.join.remote(generation, rank, len(actors), address, port, timeout_s, list(names))
+        ): ranks[rank]
         for rank, actor in enumerate(actors)
     }
     try:
         done, left = await asyncio.wait(joining, timeout=timeout_s + GRACE_S, return_when=asyncio.FIRST_EXCEPTION)
         for each in done:
             if (failed := each.exception()) is not None:
-                raise failure_of(failed, joining[each])
+                raise _refusal(failed, joining[each])
         if left:
             late = " ".join(joining[each] for each in left)
-            raise TurnoutError(Code.UNAVAILABLE, f"{late} did not answer in {timeout_s:g} s")
+            raise TurnoutError(Code.UNAVAILABLE, f"{late} did not answer in {timeout_s:g} s: {REMEDY}")
     finally:
         for each in joining:
             each.cancel()
+
+
+def _refusal(failed: BaseException, who: str) -> TurnoutError:
+    """What a member says of the others comes first: it is seldom its own fault."""
+    cause = failed.cause if isinstance(failed, RayTaskError) else failed
+    if isinstance(cause, TurnoutError):
+        return TurnoutError(cause.code, f"{cause.message} (says {who.rstrip(',')})", cause.field)
+    return failure_of(failed, who)
 
 
 class Group:
@@ -137,7 +155,8 @@ class Group:
                 if self._changed.is_set():
                     continue
                 self._last += 1
-                await join(actors, [member.name for member in self._members], self._last, self._timeout_s)
+                names = [f"{member.name} at {member.place}" for member in self._members]
+                await join(actors, names, self._last, self._timeout_s)
             except Interrupted as error:
                 self._end(error.message)
             except TurnoutError as error:

@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 
 from actors.generation import GroupBroken
 from actors.mirror import Known, add_counts
-from actors.outbox import not_sent, pickled
+from actors.outbox import not_sent, pickled, store_full
 from actors.packing import Packer, unpack_result
 from actors.pickling import Handles, TensorHandle
 from actors.travelling import Births, Constants, Departures
@@ -139,7 +139,7 @@ class Mailbox:
     Attributes:
         lost: set when nothing can come any more; calls without an answer stay open, to be sent to another life.
         reason: why, where an error was raised.
-        blameless: it is given up because of this process, whatever it was working on.
+        blameless: it is given up because of this process or of Ray's store, whatever it was working on.
         abandoned_ended: called when an operation that nobody waited for any more has ended there.
         last_heard: when the last reply came, by `time.monotonic`.
         load: the last sign of life; None before the first.
@@ -308,7 +308,8 @@ class Mailbox:
                 for message in pickle.loads(blob):
                     self._take(message)
         except Exception as error:
-            self.reason = self.reason or error
+            full = store_full(error, self.card.node_ip)
+            self.reason, self.blameless = self.reason or full or error, self.blameless or full is not None
         finally:
             self._exchange.remove(self)
             self.lost.set()

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import ray
@@ -67,9 +67,18 @@ class ModelActor:
         """See `Transport.listen`."""
         return self._there.transport.listen()
 
-    async def join(self, generation: int, rank: int, world: int, address: str, port: int, timeout_s: float) -> None:
+    async def join(
+        self,
+        generation: int,
+        rank: int,
+        world: int,
+        address: str,
+        port: int,
+        timeout_s: float,
+        names: Sequence[str] = (),
+    ) -> None:
         """See `Transport.join`."""
-        await self._there.transport.join(generation, rank, world, address, port, timeout_s)
+        await self._there.transport.join(generation, rank, world, address, port, timeout_s, names)
 
     async def follow(self, spec: MemberSpec) -> None:
         """In place of `load`, for ranks above 0: hold a share of the model until its leader ends it.

@@ -117,23 +117,40 @@ def check_hosts(pool: str, wanted: Sequence[Mapping[str, float]], nodes: Iterabl
 
 def no_host(pool: str, bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> TurnoutError:
     """The refusal of a bundle that is too large for every node."""
-    message = f"pool {pool!r} needs a node with {_shown(bundle)}; {_offers(nodes)}"
-    remedy = f"add such a node, or change pools.{pool}.placement"
-    return TurnoutError(Code.UNAVAILABLE, f"{message}: {remedy}", f"pools.{pool}.placement")
+    short = _short(bundle, nodes)
+    message = f"pool {pool!r} needs a node with {shown(bundle)}; {short_of(bundle, nodes)}; {offers(nodes)}"
+    field = f"pools.{pool}.placement"
+    # The device of a model is what asks for a GPU, wherever the model is placed.
+    change = "models.*.device" if "GPU" in short else f"{field}.resources" if short - {"CPU"} else field
+    return TurnoutError(Code.UNAVAILABLE, f"{message}: add such a node, or change {change}", field)
 
 
 def not_free(
     pool: str, wanted: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]], time_s: float
 ) -> TurnoutError:
     """The refusal of bundles that nodes could host, were they not taken, or all of them together too many."""
-    message = f"pool {pool!r} found no room in {time_s:g} s for {' and '.join(map(_shown, wanted))}; {_offers(nodes)}"
+    message = f"pool {pool!r} found no room in {time_s:g} s for {' and '.join(map(shown, wanted))}; {offers(nodes)}"
     remedy = f"others may have taken it (see `ray status`): add nodes, or change pools.{pool}.placement"
     return TurnoutError(Code.UNAVAILABLE, f"{message}: {remedy}", f"pools.{pool}.placement")
 
 
-def _offers(nodes: Sequence[Mapping[str, float]]) -> str:
-    shown = {_shown({name: node[name] for name in node if _is_asked(name)}) for node in nodes}
-    return f"nodes offer {', '.join(sorted(shown)) or 'nothing'}"
+def short_of(bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
+    """For people: of which resources no node has as much as a bundle asks for."""
+    named = [
+        f"{name} is short ({bundle[name]:g} asked, {max((node.get(name, 0.0) for node in nodes), default=0.0):g} there)"
+        for name in sorted(_short(bundle, nodes))
+    ]
+    return " and ".join(named) or "no node has all of it at once"
+
+
+def _short(bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> set[str]:
+    return {name for name, amount in bundle.items() if all(node.get(name, 0.0) < amount for node in nodes)}
+
+
+def offers(nodes: Sequence[Mapping[str, float]]) -> str:
+    """For people: what nodes have of the resources that people ask for."""
+    kinds = {shown({name: node[name] for name in node if _is_asked(name)}) for node in nodes}
+    return f"nodes offer {', '.join(sorted(kinds)) or 'nothing'}"
 
 
 def _is_asked(name: str) -> bool:
@@ -143,5 +160,6 @@ def _is_asked(name: str) -> bool:
     )
 
 
-def _shown(resources: Mapping[str, float]) -> str:
+def shown(resources: Mapping[str, float]) -> str:
+    """For people: resources and amounts."""
     return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in sorted(resources.items())) + "}"

@@ -260,7 +260,7 @@ async def _start(starters: Sequence[Starter], lives: list[Life], join_timeout_s:
     vocab_size = min(life.card.vocab_size for life in lives)
     lives[:] = await _all(starter.begin(life, vocab_size) for starter, life in zip(starters, lives, strict=True))
     if len(lives) > 1:
-        names = [starter.name for starter in starters]
+        names = [f"{starter.name} at {life.place}" for starter, life in zip(starters, lives, strict=True)]
         await join([life.leader for life in lives], names, FIRST, join_timeout_s)
     return vocab_size
 

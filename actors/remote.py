@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -191,19 +192,7 @@ class RemoteModel:
         place = mailbox.card.place if mailbox is not None else ""
         if load is None:
             return MemberStats(self.name, 0, 0, 0, 0, 0, 0, 0.0, place, restarts)
-        told = load.stats
-        return MemberStats(
-            self.name,
-            told.sequences,
-            told.used_blocks,
-            told.cached_blocks,
-            told.total_blocks,
-            told.waiting,
-            told.waiting_tokens,
-            told.step_seconds,
-            place,
-            restarts,
-        )
+        return replace(load.stats, model=self.name, place=place, restarts=restarts)
 
     def cache_stats(self) -> CacheStats | None:
         """What its prefix store did; None: it has none."""

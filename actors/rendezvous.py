@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -49,15 +50,19 @@ class Meeting:
         rank: of this member.
         world: members.
         timeout_s: until all must be there, in each of the steps.
+        names: what the members are and where they run, by rank, for messages; empty: nobody has said.
     """
 
-    def __init__(self, store: Store, generation: int, rank: int, world: int, timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, generation: int, rank: int, world: int, timeout_s: float, names: Sequence[str] = ()
+    ) -> None:
         self.store = PrefixStore(f"generation-{generation}", store)
         self.generation = generation
         self.rank = rank
         self.world = world
         self.deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
+        self._names = names
 
     @property
     def left_s(self) -> float:
@@ -92,7 +97,8 @@ class Meeting:
         except DistError:
             return f"{group}: its meeting place ended while rank {self.rank} was joining; it is to be formed again"
         ranks = f"rank {late[0]}" if len(late) == 1 else f"ranks {', '.join(map(str, late))}"
+        named = f" ({'; '.join(self._names[rank] for rank in late)})" if self._names else ""
         return (
-            f"{group}: {ranks} did not come to the step {step!r} in {self._timeout_s:.0f} s; "
+            f"{group}: {ranks}{named} did not come to the step {step!r} in {self._timeout_s:.0f} s; "
             "look at what these actors log, or raise placement.join_timeout_s"
         )

@@ -221,7 +221,7 @@ class Supervisor:
     async def _watch(self) -> None:
         while self.over is None:
             assert self.mailbox is not None
-            reason = await watched(self.mailbox, self._life, self._placement.silence_s)
+            reason = await watched(self.mailbox, self._life, self._placement)
             log.warning("%s at %s is lost: %s", self.name, self.place, reason)
             await self._bury()
             try:
@@ -320,10 +320,11 @@ class _Restarts:
         self._starts.append(now)
 
 
-async def watched(mailbox: Mailbox, life: Life, silence_s: float) -> str:
+async def watched(mailbox: Mailbox, life: Life, placement: PlacementConfig) -> str:
     """Wait until a life is lost.
 
-    Silence is counted in time that this process was awake: one that was stopped itself blames nobody.
+    Silence is counted in time that this process was awake: one that was stopped itself blames nobody. A process whose
+    forward does not come to its end gives signs of life all the same: it says how long that has been running.
 
     Returns:
         How it was noticed.
@@ -331,6 +332,7 @@ async def watched(mailbox: Mailbox, life: Life, silence_s: float) -> str:
     loop = asyncio.get_running_loop()
     lost = loop.create_task(mailbox.lost.wait())
     ranks = {asyncio.ensure_future(ref): f"rank {rank}" for rank, ref in enumerate(life.following, 1)}
+    silence_s, forward_s = placement.silence_s, placement.forward_timeout_s
     tick_s = min(TICK_S, silence_s / 4)
     heard, quiet_s, last = mailbox.last_heard, 0.0, time.monotonic()
     try:
@@ -343,6 +345,8 @@ async def watched(mailbox: Mailbox, life: Life, silence_s: float) -> str:
             heard, last = mailbox.last_heard, now
             if quiet_s > silence_s:
                 return f"no sign of life for {quiet_s:.1f} s (placement.silence_s)"
+            if mailbox.load is not None and (working_s := mailbox.load.stats.working_s) > forward_s:
+                return f"a forward has been running for {working_s:.1f} s (placement.forward_timeout_s)"
     finally:
         for each in (lost, *ranks):
             each.cancel()

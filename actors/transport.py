@@ -73,7 +73,16 @@ class Transport:
         self._store = open_store(self._address)
         return self._address, self._store.port
 
-    async def join(self, generation: int, rank: int, world: int, address: str, port: int, timeout_s: float) -> None:
+    async def join(
+        self,
+        generation: int,
+        rank: int,
+        world: int,
+        address: str,
+        port: int,
+        timeout_s: float,
+        names: Sequence[str] = (),
+    ) -> None:
         """Leave the group this actor is in, and form its next generation with all others.
 
         Args:
@@ -83,6 +92,7 @@ class Transport:
             address: of the store; its member has called `listen`.
             port: of the store.
             timeout_s: until all are connected.
+            names: of the members, by rank, for messages; see `Meeting`.
 
         Raises:
             TurnoutError: UNAVAILABLE, naming the ranks that did not come.
@@ -91,7 +101,7 @@ class Transport:
         self._joining, self._absent = generation, f"group {generation} is being formed"
 
         def meet() -> Generation:
-            return self._meet(generation, rank, world, address, port, timeout_s)
+            return self._meet(generation, rank, world, address, port, timeout_s, names)
 
         meeting = _started(meet)
         arriving = asyncio.wrap_future(meeting)
@@ -165,11 +175,20 @@ class Transport:
         await self.leave()
         self._store = None
 
-    def _meet(self, generation: int, rank: int, world: int, address: str, port: int, timeout_s: float) -> Generation:
+    def _meet(
+        self,
+        generation: int,
+        rank: int,
+        world: int,
+        address: str,
+        port: int,
+        timeout_s: float,
+        names: Sequence[str],
+    ) -> Generation:
         mine = self._store is not None and (address, port) == (self._address, self._store.port)
         store = self._store if mine else reach_store(address, port, generation, timeout_s)
         assert store is not None
-        meeting = Meeting(store, generation, rank, world, timeout_s)
+        meeting = Meeting(store, generation, rank, world, timeout_s, names)
         told = meeting.reach("present", json.dumps([f"{self._address}, pid {os.getpid()}", gpu_of(self._device)]))
         members, gpus = zip(*map(json.loads, told), strict=True)
         try:

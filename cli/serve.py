@@ -59,6 +59,8 @@ def serve(
     out.print(f"  HTTP  {server.http_url}/v1")
     if server.store is not None:
         out.print(f"  store {server.store.url}, root key in {server.store.root_key_file} (see `turnout cache`)")
+    for note in _notes(server):
+        out.print(f"  note  {note}")
     if told is None:
         out.print(f"it goes on; `turnout serve --cluster {cluster} --stop` ends it")
         from deployments.cluster import leave
@@ -72,7 +74,7 @@ def _start_here(out: Console, settings: TurnoutConfig) -> RunningServer:
     with out.status("starting Ray and loading models"):
         from deployments.app import start
 
-        return start(settings)
+        return start(settings, tell=out.print)
 
 
 def _start_there(out: Console, settings: TurnoutConfig, address: str) -> RunningServer:
@@ -82,6 +84,12 @@ def _start_there(out: Console, settings: TurnoutConfig, address: str) -> Running
         connect(address)
     with out.status("deploying"):
         return deploy(settings, address, tell=out.print)
+
+
+def _notes(server: RunningServer) -> list[str]:
+    """What replicas found while they loaded, each of it once: slower kernels than could be had, shorter sequences."""
+    found = (f"{pool}: {note}" for pool, each in server.stats().items() for replica in each for note in replica.notes)
+    return list(dict.fromkeys(found))
 
 
 def _told_to_end() -> threading.Event:

@@ -144,6 +144,12 @@ def member_rows(pools: Pools) -> list[list[str]]:
     ]
 
 
+def noted(pools: Pools) -> list[str]:
+    """A line for everything that replicas found while they loaded, each of it once."""
+    found = (f"note: {name}: {note}" for name, each in pools.items() for replica in each for note in replica["notes"])
+    return list(dict.fromkeys(found))
+
+
 def acceptance_rows(metrics: dict[str, float]) -> list[list[str]]:
     """Method and tenant, drafted tokens, share of them accepted, of everything that drafts."""
     rows = []
@@ -193,6 +199,8 @@ def _show_pools(pools: Pools) -> None:
     if members := member_rows(pools):
         columns = ["pool", "replica", "model", "place", ">restarts", ">sequences", ">KV used", ">waiting", ">step ms"]
         print_table(columns, members)
+    for line in noted(pools):
+        typer.echo(line)
 
 
 def _show_counters(metrics: dict[str, float]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -22,25 +21,30 @@ from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import LoggingConfig
 
+from deployments.agreement import Origin, begin
+from deployments.cluster_checks import node_offers
 from deployments.embedded_store import EmbeddedStore, start_store
 from deployments.ingress import Ingress
 from deployments.pool_deployment import PoolLoader, ServedPool, load_engine
 from deployments.pool_options import (
+    all_bundles,
     ingress_options,
     ingress_version,
     most_replicas,
     num_replicas,
     pool_options,
     pool_version,
+    replica_bundles,
 )
-from deployments.pool_options import replica_bundles as replica_bundles
+from deployments.program import this_program
+from deployments.room import check_room
+from deployments.starting import Tell, run_until_up, silent
 from turnout.calls import PoolStats
 from turnout.config import PoolConfig, TurnoutConfig, load_config
-from turnout.errors import Code, TurnoutError, invalid
+from turnout.errors import invalid
 
 APP_NAME = "turnout"
 ADD_TO_SERVER = "deployments.grpc_wire.add_to_server"
-EXCEPTION_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 # Our own deadline fires first and says which field; Serve's is for a stuck ingress.
 BACKSTOP_S = 15.0
 POLL_S = 0.1
@@ -64,7 +68,8 @@ def build_app(config: TurnoutConfig, load: PoolLoader = load_engine) -> serve.Ap
 def pool_app(name: str, config: TurnoutConfig, load: PoolLoader) -> serve.Application:
     """One pool without an ingress: who has a handle may ask it."""
     deployment = serve.deployment(ServedPool, **pool_options(name, config))
-    return _versioned(deployment, pool_version(name, config, load)).bind(name, config, load)
+    version = pool_version(name, config, load)
+    return _versioned(deployment, version).bind(name, config, load, Origin(version, this_program()))
 
 
 def _versioned(deployment: serve.Deployment, version: str) -> serve.Deployment:
@@ -74,7 +79,13 @@ def _versioned(deployment: serve.Deployment, version: str) -> serve.Deployment:
 
 def build(arguments: dict[str, str]) -> serve.Application:
     """For `serve deploy`: `import_path: deployments.app:build`, `args: {config: FILE}`."""
-    return build_app(load_config(Path(arguments["config"])))
+    return _begun(load_config(Path(arguments["config"])), load_engine)
+
+
+def _begun(config: TurnoutConfig, load: PoolLoader) -> serve.Application:
+    """As `build_app`, for an application that is deployed now."""
+    begin(APP_NAME, {name: pool_version(name, config, load) for name in config.pools})
+    return build_app(config, load)
 
 
 @dataclass
@@ -134,13 +145,18 @@ def end_app(grace_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def start(config: TurnoutConfig, load: PoolLoader = load_engine) -> RunningServer:
+def start(config: TurnoutConfig, load: PoolLoader = load_engine, tell: Tell = silent) -> RunningServer:
     """Start Ray on this machine, run the application and return when it answers.
 
     Another cluster (`ray.address`) is for `deployments.cluster`.
 
+    Args:
+        config: checked already.
+        load: as for `build_app`.
+        tell: gets a line about each thing that has to be waited for.
+
     Raises:
-        TurnoutError: a port is taken, the cluster is too small, or a pool failed to load.
+        TurnoutError: a port is taken, this machine cannot host a pool, or a pool failed to load.
     """
     for field in ("grpc_port", "http_port"):
         _check_port(f"server.{field}", getattr(config.server, field))
@@ -153,8 +169,10 @@ def start(config: TurnoutConfig, load: PoolLoader = load_engine) -> RunningServe
         grace_s=config.server.shutdown_grace_s,
     )
     try:
+        for line in check_room(config, all_bundles(config), node_offers(), None):
+            tell(line)
         config, server.store = start_store(config)
-        run_app(config, load)
+        run_app(config, load, tell=tell)
     except BaseException:
         server.stop()
         raise
@@ -162,15 +180,18 @@ def start(config: TurnoutConfig, load: PoolLoader = load_engine) -> RunningServe
 
 
 def run_app(
-    config: TurnoutConfig, load: PoolLoader = load_engine, proxy_location: ProxyLocation = ProxyLocation.HeadOnly
+    config: TurnoutConfig,
+    load: PoolLoader = load_engine,
+    proxy_location: ProxyLocation = ProxyLocation.HeadOnly,
+    tell: Tell = silent,
 ) -> None:
     """Start Serve on the connected cluster, and the application on it; return when it answers.
 
     Raises:
-        TurnoutError: a pool failed to load.
+        TurnoutError: as `deploy`.
     """
     start_serve(config, proxy_location)
-    deploy(config, load)
+    deploy(config, load, tell)
 
 
 def start_serve(config: TurnoutConfig, proxy_location: ProxyLocation = ProxyLocation.HeadOnly) -> None:
@@ -191,17 +212,15 @@ def start_serve(config: TurnoutConfig, proxy_location: ProxyLocation = ProxyLoca
     )
 
 
-def deploy(config: TurnoutConfig, load: PoolLoader = load_engine) -> None:
+def deploy(config: TurnoutConfig, load: PoolLoader = load_engine, tell: Tell = silent) -> None:
     """Serve the application, or another configuration of it; return when it answers.
 
     Raises:
-        TurnoutError: a pool failed to load.
+        TurnoutError: a pool failed to load, or none of its replicas found a place in time.
     """
-    try:
-        serve.run(build_app(config, load), name=APP_NAME, route_prefix="/", logging_config=_logging(config))
-    except RuntimeError as error:
-        reason = _start_failure() or str(error)
-        raise TurnoutError(Code.UNAVAILABLE, f"the application did not start: {reason}") from None
+    application = _begun(config, load)
+    target = serve.RunTarget(target=application, name=APP_NAME, route_prefix="/", logging_config=_logging(config))
+    run_until_up(target, config, tell)
 
 
 def _logging(config: TurnoutConfig) -> LoggingConfig:
@@ -210,16 +229,6 @@ def _logging(config: TurnoutConfig) -> LoggingConfig:
     if logs is None or logs.path is not None:
         return QUIET
     return LoggingConfig(encoding="JSON", log_level="INFO", enable_access_log=False)
-
-
-def _start_failure() -> str | None:
-    """Why a replica did not start: the last line of the traceback that Serve keeps as its status."""
-    application = serve.status().applications.get(APP_NAME)
-    for name, deployment in application.deployments.items() if application else ():
-        lines = [line.strip() for line in deployment.message.splitlines() if EXCEPTION_LINE.match(line.strip())]
-        if lines:
-            return f"{name}: {lines[-1].removeprefix('turnout.errors.TurnoutError: ')}"
-    return None
 
 
 def start_local_ray(config: TurnoutConfig) -> Path | None:

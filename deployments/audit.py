@@ -24,15 +24,16 @@ class AuditLog:
     def __init__(self, write: Callable[[dict[str, Any]], None], texts: bool = False) -> None:
         self._write = write
         self._texts = texts
-        self._since = time.time() - OVERLAP_S
+        self._began = time.monotonic()
         self._known: OrderedDict[tuple[str, AuditDiff], None] = OrderedDict()
 
     def take(self, pools: Mapping[str, Iterable[PoolStats]]) -> None:
         """What the replicas of each pool say now; what was said before is not written again."""
+        age_s = time.monotonic() - self._began + OVERLAP_S
         for pool, replicas in pools.items():
             for stats in replicas:
                 for diff in stats.audit.last if stats.audit is not None else ():
-                    if not 0.0 < diff.found_at < self._since and (pool, diff) not in self._known:
+                    if stats.since_s(diff.found_at) <= age_s and (pool, diff) not in self._known:
                         self._known[pool, diff] = None
                         self._write(self._entry(pool, stats.place, diff))
         while len(self._known) > REMEMBERED:

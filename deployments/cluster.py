@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,9 +19,13 @@ from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from deployments.app import ADD_TO_SERVER, APP_NAME, BACKSTOP_S, RunningServer, replica_bundles, run_app
-from deployments.cluster_checks import check_nodes, check_room, growth, live_nodes, this_program
+from deployments.app import ADD_TO_SERVER, APP_NAME, BACKSTOP_S, RunningServer, run_app
+from deployments.cluster_checks import check_clocks, check_nodes, growth, node_offers
 from deployments.pool_deployment import PoolLoader, load_engine
+from deployments.pool_options import all_bundles
+from deployments.program import this_program
+from deployments.room import check_room
+from deployments.starting import Tell, silent
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.kvstore_config import EMBEDDED
@@ -62,7 +65,7 @@ def deploy(
     config: TurnoutConfig,
     address: str,
     load: PoolLoader = load_engine,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Tell = silent,
 ) -> RunningServer:
     """Serve on the connected cluster, with proxies on its nodes; a running application is replaced.
 
@@ -75,21 +78,21 @@ def deploy(
         tell: gets a line about each thing that has to be waited for.
 
     Raises:
-        TurnoutError: Serve listens otherwise already, nodes run other code, no node can host a pool, or a pool did not
-            load.
+        TurnoutError: Serve listens otherwise already, nodes run other code or have another time, no node can host a
+            pool, or a pool did not load or found no place in time.
     """
     config = config.model_copy(update={"ray": config.ray.model_copy(update={"address": address})})
     _check_listening(config)
     check_nodes(this_program())
-    bundles = {name: replica_bundles(config, pool) for name, pool in config.pools.items()}
-    offers = [{str(k): float(v) for k, v in dict(node["Resources"]).items()} for node in live_nodes()]  # type: ignore[call-overload]
-    for line in check_room(config, bundles, offers, growth(ray.get_runtime_context().gcs_address)):
+    check_clocks()
+    more = growth(ray.get_runtime_context().gcs_address)
+    for line in check_room(config, all_bundles(config), node_offers(), more):
         tell(line)
     if config.kvstore.url == EMBEDDED:
         tell("kvstore.url: an embedded store cannot be reached from a cluster; replicas share no prefixes")
     replaced = _serves_already()
     try:
-        run_app(config, load, ProxyLocation.EveryNode)
+        run_app(config, load, ProxyLocation.EveryNode, tell)
     except BaseException:
         if not replaced:  # what failed is not left there to fail again
             with suppress(RayServeException):

@@ -181,6 +181,8 @@ class LocalCommands(CommandRunnerInterface):  # type: ignore[misc]
     ) -> str:
         """Run a shell command until it ends; what it leaves in the background stays.
 
+        There is no deadline: over ssh too Ray's `timeout` is that of connecting, and `turnout serve --wait` stays.
+
         `ray stop`, which would end every Ray process of this machine, ends the node's own ones.
 
         Raises:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import ray
+from ray import serve
 
 from decoding.parts import with_parts
+from deployments.agreement import Origin, agree
 from deployments.backend import Batch, Pool, merge
 from deployments.coalesce import Pace, coalesce
 from deployments.faults import guarded
@@ -29,7 +32,7 @@ from turnout.calls import (
     Usage,
 )
 from turnout.config import TurnoutConfig
-from turnout.errors import TurnoutError
+from turnout.errors import Code, TurnoutError
 from turnout.registry import all_methods
 from turnout.tracing import flush, set_up
 
@@ -115,6 +118,11 @@ class PoolReplica:
         """Let calls stop here and go on in another replica; how many do. See `deployments.moving.Mover`."""
         return await self._mover.hand_over(request_id, again)
 
+    def send_away(self, count: int) -> int:
+        """Let calls that wait for a place go on in another replica; how many do, 0 where this pool cannot do it."""
+        leave = getattr(self._pool, "send_away", None)
+        return 0 if leave is None else int(leave(count))
+
     async def _events(self, call: GenerateCall) -> AsyncGenerator[Event, None]:
         self._load.begun()
         answered = False
@@ -144,16 +152,24 @@ class PoolReplica:
 class ServedPool(PoolReplica):
     """A replica as Serve runs it: it is asked how it is and what it has to do, and stopping it closes the pool."""
 
-    def __init__(self, name: str, config: TurnoutConfig, load: PoolLoader) -> None:
+    def __init__(self, name: str, config: TurnoutConfig, load: PoolLoader, origin: Origin) -> None:
         self._closed = True  # until there is a pool
+        address = ray.util.get_node_ip_address()
+        origin.check_program(address)
         set_up(config.telemetry.traces, f"pool-{name}")
         super().__init__(name, config, load)
-        self._place = f"{ray.util.get_node_ip_address()} pid {os.getpid()}"
+        self._placement = config.pools[name].placement
+        self._place = f"{address} pid {os.getpid()}"
+        digests = {each: model.digest for each, model in getattr(self._pool, "members", {}).items()}
+        if digests:  # other pools than an engine's need not have models
+            application = serve.get_replica_context().app_name
+            agree(application, name, origin.version, digests, self._place, config)
         self._closed = False
 
     def stats(self) -> PoolStats:
-        """What this replica holds right now, and where it runs."""
-        return replace(super().stats(), place=self._place)
+        """What this replica holds right now, where it runs, what its clock says, and what it found while loading."""
+        notes = tuple(getattr(self._pool, "notes", ()))
+        return replace(super().stats(), place=self._place, now=time.time(), notes=notes)
 
     async def check_health(self) -> None:
         """Serve replaces this replica when this raises three times in a row.
@@ -164,6 +180,11 @@ class ServedPool(PoolReplica):
         check = getattr(self._pool, "check", None)
         if check is not None:
             check()
+        if self._placement.models == "colocated":  # who supervises actors looks at theirs
+            for member in self._pool.stats().members:
+                if member.working_s > self._placement.forward_timeout_s:
+                    what = f"a forward of {member.model} has been running for {member.working_s:.1f} s"
+                    raise TurnoutError(Code.INTERNAL, f"{what} (placement.forward_timeout_s)")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve asks again and again, where the number of replicas follows the load."""

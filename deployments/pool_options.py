@@ -49,6 +49,7 @@ def pool_options(name: str, config: TurnoutConfig) -> dict[str, Any]:
                 "sticky": pool.routing is not None and pool.routing.sticky is not None,
                 "grace_s": config.server.shutdown_grace_s,
                 "room": pool.max_ongoing_requests + pool.max_queued_requests,
+                "places": pool.max_ongoing_requests,
             },
             request_routing_stats_period_s=REPORT_S,
         )
@@ -85,6 +86,11 @@ def replica_bundles(config: TurnoutConfig, pool: PoolConfig) -> list[dict[str, f
         return placement.bundles(pool, config)
     devices = {config.models[name].device for name in (pool.small, pool.large)} - {"cpu"}
     return [{"CPU": 1.0, **({"GPU": float(len(devices))} if devices else {})}]
+
+
+def all_bundles(config: TurnoutConfig) -> dict[str, list[dict[str, float]]]:
+    """What one replica of each pool asks of nodes."""
+    return {name: replica_bundles(config, pool) for name, pool in config.pools.items()}
 
 
 def num_replicas(pool: PoolConfig) -> int:

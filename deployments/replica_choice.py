@@ -5,6 +5,7 @@ Serve sends this module by value to whoever has a handle: it stays small, and ha
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 import time
@@ -22,8 +23,10 @@ from turnout.calls import GenerateCall
 MAX_SESSIONS = 10_000
 SENT_BYTES = 16 << 20
 MAX_GONE = 100
+EVEN_OUT_S = 2.0  # between two times that waiting calls are sent from one replica to another
 # Beyond the grace, until whoever worked with a retired replica has seen it end.
 SLACK_S = 5.0
+ASK_S = 60.0  # time a replica has to answer a question of the router
 
 
 @dataclass(slots=True)
@@ -57,15 +60,19 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
     remembered there.
     """
 
-    def initialize_state(self, sticky: bool = False, grace_s: float = 0.0, room: int = 0) -> None:
+    def initialize_state(self, sticky: bool = False, grace_s: float = 0.0, room: int = 0, places: int = 0) -> None:
         """Called once.
 
         Args:
             sticky: sessions keep their replica as long as it lives.
             grace_s: time between the moment Serve retires a replica and the moment it ends it, in seconds.
             room: generations that a replica takes; beyond them it has room for questions only. 0: as Serve says.
+            places: generations that a replica works on at once; those beyond wait there, and are sent to another one
+                that has a place. 0: they stay.
         """
         self._room = room
+        self._places = places
+        self._evening = False
         self._sticky = sticky
         self._grace_s = grace_s
         self._known: dict[ReplicaID, _Known] = {}
@@ -90,7 +97,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         return [ordered[:1], ordered[1:2], ordered[2:]]
 
     def _ordered(self, candidates: list[RunningReplica], call: GenerateCall | None) -> list[RunningReplica]:
-        beginnings = prefixes(call) if call is not None else []
+        # Where a call has moved, what counts is that it gets on, not where its prompt was read.
+        beginnings = prefixes(call) if call is not None and call.moved is None else []
         costs = self._costs(candidates, beginnings)
         ordered = sorted(candidates, key=lambda each: costs[each.replica_id])
         if call is not None and self._sticky and call.session:
@@ -165,6 +173,24 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         super().update_replicas(replicas)
         self._known = {key: known for key, known in self._known.items() if key in listed}
         self._died &= listed
+        self._even_out(replicas)
+
+    def _even_out(self, replicas: list[RunningReplica]) -> None:
+        """Have waiting calls of the fullest replica go on in the emptiest one: a new one, or one that is done early."""
+        template = self._template
+        known = [(each.routing_stats["requests"], each) for each in replicas if each.routing_stats]
+        if template is None or not self._places or self._evening or not known:
+            return
+        (fewest, _), (most, fullest) = (pick(known, key=lambda each: each[0]) for pick in (min, max))
+        count = min(most - self._places, self._places - fewest)
+        if count > 0:
+            self._evening = True  # until replicas have said what became of it
+            self._event_loop.create_task(_ask(fullest, template, "send_away", count))
+            self._event_loop.call_later(EVEN_OUT_S, self._evened)
+
+    def _evened(self) -> None:
+        self._evening = False
+        self._even_out(list(self.curr_replicas.values()))
 
     def _retire(self, replica: RunningReplica) -> None:
         template = self._template
@@ -208,11 +234,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
 
 
 async def _ask(replica: RunningReplica, template: PendingRequest, method: str, *args: object) -> bool:
-    """Ask one replica, which may have ended already; whether it answered."""
+    """Ask one replica, which may have ended or be frozen; whether it answered in time."""
     metadata = replace(template.metadata, call_method=method, is_streaming=False, internal_request_id=uuid4().hex)
     request = PendingRequest(args=list(args), kwargs={}, metadata=metadata, resolved=True)
     try:
-        await replica.try_send_request(request, with_rejection=False).get_async()
+        async with asyncio.timeout(ASK_S):
+            await replica.try_send_request(request, with_rejection=False).get_async()
     except Exception:
         return False
     return True

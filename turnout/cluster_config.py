@@ -43,6 +43,9 @@ class PlacementConfig(BaseModel):
     silence_s: Annotated[
         float, Field(gt=0, description="time without a sign of life after which an actor is ended and replaced")
     ] = 10.0
+    forward_timeout_s: Annotated[
+        float, Field(gt=0, description="time one forward may take; a process that is at it for longer is replaced")
+    ] = 300.0
     max_restarts: Annotated[
         int, Field(ge=0, description="restarts of one actor within ten minutes before the replica gives up")
     ] = 10

@@ -227,6 +227,10 @@ class RayConfig(Section):
     temp_dir: Annotated[str | None, Field(description="session files of a local cluster; keep it short")] = None
     num_cpus: Annotated[int | None, Field(ge=1, description="logical CPUs of a local cluster; absent: all")] = None
     object_store_bytes: Annotated[int, Field(ge=80 << 20, description="object store of a local cluster")] = 80 << 20
+    start_timeout_s: Annotated[
+        float,
+        Field(gt=0, description="time without any change in its replicas after which a start is given up, seconds"),
+    ] = 600.0
 
 
 class TurnoutConfig(Section):

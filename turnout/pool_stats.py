@@ -48,7 +48,7 @@ class AuditDiff:
         expected: (id, text) of the token that the large model chooses after the same tokens.
         margin_nats: how far the first is behind the second, noise included; None: sampling excludes it altogether.
         model: the large model's name.
-        found_at: when, in seconds since 1970; 0.0: nobody knows.
+        found_at: when, in seconds since 1970 by the replica's clock; 0.0: nobody knows.
     """
 
     request_id: str
@@ -102,6 +102,7 @@ class MemberStats:
         step_seconds: recent time of a decode step, in seconds.
         place: where it runs: node and process of its actor; "" in the pool's own process.
         restarts: how often its actor was started again.
+        working_s: how long its device has been at its present forward, in seconds; 0.0: at none.
     """
 
     model: str
@@ -114,6 +115,7 @@ class MemberStats:
     step_seconds: float
     place: str = ""
     restarts: int = 0
+    working_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,9 @@ class PoolStats:
         place: where the replica itself runs: its node and process; "" where it is no process of its own.
         batch_requests: calls of batch priority in progress, which `requests` leaves out.
         audit: what its audits found; None: it has none.
-        began: when it was loaded, in seconds since 1970; 0.0: nobody knows.
+        began: when it was loaded, in seconds since 1970 by the replica's clock; 0.0: nobody knows.
+        now: when this was said, by the same clock.
+        notes: what was found while loading that whoever runs the pool should know.
     """
 
     requests: int
@@ -155,3 +159,13 @@ class PoolStats:
     batch_requests: int = 0
     audit: AuditStats | None = None
     began: float = 0.0
+    now: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def since_s(self, then: float) -> float:
+        """How long ago something was, by the replica's own clock, which no other machine's has to agree with.
+
+        Args:
+            then: `began`, or when an audit found something; 0.0, nobody knows, counts as just now.
+        """
+        return max(self.now - then, 0.0) if then > 0.0 else 0.0

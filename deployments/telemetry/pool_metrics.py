@@ -45,7 +45,7 @@ class PoolCollector(Collector):
     """
 
     def __init__(self, pools: Mapping[str, PoolConfig]) -> None:
-        self._since = time.time() - OVERLAP_S
+        self._began = time.monotonic()
         self._gauges: dict[str, dict[Metric, Values]] = {name: _configured(name, pool) for name, pool in pools.items()}
         self._grown = Growing()
         self._starts: Values = {}
@@ -75,10 +75,11 @@ class PoolCollector(Collector):
         for pool, each in members:
             slowest[pool, each.model] = max(slowest.get((pool, each.model), 0.0), each.step_seconds)
         gauges[of.STEP_S] = slowest
+        age_s = time.monotonic() - self._began + OVERLAP_S
         for place, replica in enumerate(stats):
-            old = 0.0 < replica.began < self._since
+            old = replica.since_s(replica.began) > age_s
             counts = _counts(name, replica)
-            before = _told_before(counts, replica, self._since) if old else None
+            before = _told_before(counts, replica, age_s) if old else None
             new = self._grown.take((name, replica.place or str(place)), counts, before)
             self._starts[(name,)] += new and not old
 
@@ -132,11 +133,11 @@ def _counts(pool: str, stats: PoolStats) -> Values:
     return found
 
 
-def _told_before(counts: Values, replica: PoolStats, since: float) -> Values:
+def _told_before(counts: Values, replica: PoolStats, age_s: float) -> Values:
     """What of the counts of a replica is older than that."""
     found = dict(counts)
     if replica.audit is not None:
-        recent = sum(not 0.0 < diff.found_at < since for diff in replica.audit.last)
+        recent = sum(replica.since_s(diff.found_at) <= age_s for diff in replica.audit.last)
         for key in found:
             if key[0] == of.AUDITS.name and key[-1] == "mismatch":
                 found[key] -= recent

@@ -22,6 +22,7 @@ from typing import Any
 
 TAG = "TURNOUT_LOCAL_NODE"  # as in deployments/local_nodes.py
 STATUS_TIMEOUT_S = 10.0
+IP_S = 10.0  # that `ip` may take
 # How a process is known by what Ray writes over its command line.
 TITLES = {
     "controller": "ray::ServeController",
@@ -230,9 +231,11 @@ class Namespace:
 
     def _ip(self, *words: str) -> None:
         try:
-            done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+            done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=IP_S, check=False)
         except FileNotFoundError:
             raise Missing("this machine has no `ip` (package iproute2)") from None
+        except subprocess.TimeoutExpired:
+            raise Missing(f"ip {' '.join(words)}: did not end in {IP_S:g} s") from None
         if done.returncode:
             raise Missing(f"ip {' '.join(words)}: {done.stderr.strip()} (this needs root)")
 

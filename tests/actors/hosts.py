@@ -90,6 +90,8 @@ class DirectLine(Line):
 
     Attributes:
         meddle: given each post, says which posts really go out, in order.
+        cut: ends the replies.
+        end: makes what they end with.
     """
 
     def __init__(self, host: ModelHost) -> None:
@@ -98,6 +100,7 @@ class DirectLine(Line):
         self.posts: list[bytes] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.cut = asyncio.Event()
+        self.end: Callable[[], Exception] = lambda: ConnectionError("the actor died")
 
     def post(self, number: int, blob: bytes) -> None:
         self.posts.append(blob)
@@ -114,7 +117,7 @@ class DirectLine(Line):
             try:
                 await asyncio.wait([item, cut], return_when=asyncio.FIRST_COMPLETED)
                 if cut.done():
-                    raise ConnectionError("the actor died")
+                    raise self.end()
                 blob = item.result()
             finally:
                 if not item.done() or cut.done():

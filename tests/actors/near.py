@@ -39,7 +39,7 @@ class NearLine(DirectLine):
     async def replies(self) -> AsyncIterator[bytes]:
         async for blob in super().replies():
             if self.cut.is_set():
-                raise ConnectionError("the actor died")
+                raise self.end()
             if not self.silent:
                 yield blob
 

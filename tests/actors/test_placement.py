@@ -80,6 +80,22 @@ def test_a_bundle_no_node_can_host_is_refused_with_what_nodes_offer():
     check_hosts("p", wanted, [*nodes, {"CPU": 1.0, "GPU": 1.0, "target": 1.0}])
 
 
+@pytest.mark.parametrize(
+    ("bundle", "short", "change"),
+    [
+        ({"CPU": 1.0, "GPU": 1.0}, "GPU is short (1 asked, 0 there)", "change models.*.device"),
+        ({"CPU": 1.0, "draft": 2.0}, "draft is short (2 asked, 1 there)", "change pools.p.placement.resources"),
+        ({"CPU": 9.0}, "CPU is short (9 asked, 8 there)", "change pools.p.placement"),
+        ({"CPU": 8.0, "draft": 1.0}, "no node has all of it at once", "change pools.p.placement"),
+    ],
+)
+def test_what_is_short_is_named_with_what_to_change(bundle: dict[str, float], short: str, change: str):
+    with pytest.raises(TurnoutError) as caught:
+        check_hosts("p", [bundle], [{"CPU": 4.0, "draft": 1.0}, {"CPU": 8.0}])
+    assert short in caught.value.message
+    assert caught.value.message.endswith(change)
+
+
 def test_bundles_that_are_taken_are_told_from_those_that_nobody_has():
     error = not_free("p", [{"CPU": 1.0}, {"CPU": 2.0}], [{"CPU": 2.0}], 5.0)
     assert "5 s" in error.message

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from ray.exceptions import OutOfDiskError
 
 from actors.wire import Call, Op
 from decoding.model import Until
@@ -129,6 +130,28 @@ async def test_a_silent_life_is_ended_and_replaced(near: Open, actors_config: Tu
     assert pool.supervisors["large"].restarts == 1
 
 
+async def test_a_forward_that_never_returns_is_noticed_though_its_process_gives_signs_of_life(
+    near: Open, actors_config: TurnoutConfig, caplog: pytest.LogCaptureFixture
+):
+    pool, calls = await near(silence_s=60.0, forward_timeout_s=2.0), calls_of(3)
+    wanted, stuck = await expected(actors_config, calls), threading.Event()
+    runner = pool.starters["large"].host.model.batcher.runner
+    run = runner.run
+
+    def wedged(feeds: Any) -> Any:
+        assert stuck.wait(60)
+        return run(feeds)
+
+    runner.run = wedged  # type: ignore[method-assign]
+    tasks = [asyncio.create_task(answer(pool, call)) for call in calls]
+    try:
+        await poll(lambda: pool.supervisors["large"].restarts == 1, "another life", 30.0)
+    finally:
+        stuck.set()
+    assert "a forward has been running for" in caplog.text
+    assert same(await asyncio.gather(*tasks), wanted)
+
+
 async def test_who_was_asleep_itself_takes_nobody_for_silent(near: Open):
     pool = await near(silence_s=1.2)
     await poll(lambda: all(each.mailbox.load is not None for each in pool.supervisors.values()), "signs of life")
@@ -233,6 +256,24 @@ async def test_poison_that_the_model_writes_itself_is_found_too(near: Open, acto
     with pytest.raises(TurnoutError, match="processes in a row"):
         await answer(pool, deadly)
     assert same(await asyncio.gather(*tasks), wanted)
+
+
+async def test_a_full_store_is_nobodys_fault_and_is_named_in_the_end(near: Open):
+    """What was at work when it ended lives three times, where a guilty one would have been found out."""
+    pool = await near(max_restarts=3)
+    supervisor = pool.supervisors["large"]
+    sampling = SamplingParams(temperature=0.0, max_tokens=4000, ignore_eos=True)
+    call = Call(Op.DECODE, Sequence([1, 2, 3], sampling, 0), (Until(max_tokens=4000),))
+    task = asyncio.create_task(supervisor.submit(call))
+    for lives in range(4):
+        await poll(lambda lives=lives: supervisor.restarts == lives and supervisor.mailbox is not None, "it lives")
+        await at_work(pool)
+        pool.line().end = lambda: OutOfDiskError("Local disk is full")
+        pool.line().cut.set()
+    with pytest.raises(Interrupted, match=r"Ray's object store on node .* is full.*--object-store-memory") as caught:
+        await task
+    assert "placement.max_restarts" in caught.value.message
+    pool.members["large"].release(call.seq)
 
 
 async def test_nobody_runs_beside_a_suspect_that_was_given_up_and_still_works(near: Open):

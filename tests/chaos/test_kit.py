@@ -164,3 +164,12 @@ def _echoed(connection: socket.socket, data: bytes, timeout_s: float) -> bool:
         return connection.recv(len(data)) == data
     except TimeoutError:
         return False
+
+
+def test_a_tool_that_does_not_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ip").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "ip").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(kit, "IP_S", 0.2)
+    with pytest.raises(kit.Missing, match=r"did not end in 0\.2 s"):
+        kit.Namespace("tn-none", "10.255.255").cut()

@@ -69,10 +69,12 @@ SERVE = """
     import deployments.app
     from cli.main import main
 
-    def start(config):
+    def start(config, tell):
         print("starting", *config.pools, flush=True)
         ending = lambda: print("ending", flush=True)
-        return SimpleNamespace(grpc_address="127.0.0.1:9", http_url="http://127.0.0.1:8", store=None, stop=ending)
+        noted = [SimpleNamespace(notes=("slower than it could be",)) for _ in range(2)]
+        where = {"grpc_address": "127.0.0.1:9", "http_url": "http://127.0.0.1:8"}
+        return SimpleNamespace(**where, store=None, stop=ending, stats=lambda: {"p": noted})
 
     deployments.app.start = start
     sys.argv = ["turnout", "serve", sys.argv[1]]
@@ -90,10 +92,11 @@ def test_serve_says_where_it_listens_and_stops_cleanly(config_file: Path, number
         text=True,
     ) as server:
         assert server.stdout is not None
-        lines = [server.stdout.readline().strip() for _ in range(4)]
+        lines = [server.stdout.readline().strip() for _ in range(5)]
         server.send_signal(number)
         rest, errors = server.communicate(timeout=30)
-    assert lines == ["starting p", "serving p; Ctrl-C stops", "gRPC  127.0.0.1:9", "HTTP  http://127.0.0.1:8/v1"]
+    assert lines[:4] == ["starting p", "serving p; Ctrl-C stops", "gRPC  127.0.0.1:9", "HTTP  http://127.0.0.1:8/v1"]
+    assert lines[4] == "note  p: slower than it could be"  # once, whatever the number of replicas
     assert (rest, errors, server.returncode) == ("ending\nstopped\n", "", 0)
 
 

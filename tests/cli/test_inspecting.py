@@ -157,7 +157,7 @@ MEMBER = {
     "place": "10.0.0.7 pid 4711",
     "restarts": 4,
 }
-REPLICA = {"requests": 6, "waiting": 2, "tokens_per_second": 81.6}
+REPLICA = {"requests": 6, "waiting": 2, "tokens_per_second": 81.6, "notes": ["slower kernels"]}
 POOLS = {
     "p": [{**REPLICA, "members": [MEMBER, {**MEMBER, "model": "l", "place": "", "step_seconds": None}]}],
     "idle": [],
@@ -213,6 +213,7 @@ def test_the_status_shows_replicas_and_where_their_models_run(run: Any, http: Th
     assert "idle no replica" in lines
     assert "p 0 s 10.0.0.7 pid 4711 4 3 25 % 2 (40 tokens) 12.5" in lines
     assert "p 0 l with the replica 4 3 25 % 2 (40 tokens)" in lines
+    assert "note: p: slower kernels" in lines
     assert json.loads(run("status", "--http", url, "--json").out)["pools"] == POOLS
 
 

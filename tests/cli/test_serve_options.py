@@ -21,6 +21,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         tell("pool 'demo' waits for nodes that the autoscaler adds")
         return RunningServer("10.0.0.1:9000", "http://10.0.0.1:8000", tuple(config.pools))
 
+    monkeypatch.setattr(RunningServer, "stats", lambda server: {pool: [] for pool in server.pools})
     monkeypatch.setattr(deployments.cluster, "connect", lambda address: asked.append(("connect", address)))
     monkeypatch.setattr(deployments.cluster, "deploy", deploy)
     monkeypatch.setattr(deployments.cluster, "leave", lambda: asked.append("leave"))

@@ -44,7 +44,7 @@ class FakePool:
 
     def __init__(self, name: str, config: TurnoutConfig, step_s: float = 0.002) -> None:
         self.name = name
-        self.members = (config.pools[name].small, config.pools[name].large)
+        self.names = (config.pools[name].small, config.pools[name].large)
         pool = config.pools[name]
         self.places = Places(name, pool.max_ongoing_requests, pool.max_queued_requests)
         self.step_s = step_s
@@ -56,9 +56,9 @@ class FakePool:
         return bytes(ids).decode(errors="replace")
 
     def models(self) -> list[ModelDescription]:
-        roles = dict(zip(("small", "large"), self.members, strict=True))
+        roles = dict(zip(("small", "large"), self.names, strict=True))
         pool = ModelDescription(self.name, "fake", 3000, VOCAB, CONTEXT, roles, "entropy_adaptive")
-        return [pool, *(ModelDescription(m, "fake", 1000, VOCAB, CONTEXT, {}, "plain") for m in self.members)]
+        return [pool, *(ModelDescription(m, "fake", 1000, VOCAB, CONTEXT, {}, "plain") for m in self.names)]
 
     def stats(self) -> PoolStats:
         active = self.places.num_held + self.places.num_waiting
@@ -125,15 +125,15 @@ class FakePool:
     def _token(self, token_id: int, place: int, logprobs: int | None) -> TokenOut:
         text = chr(token_id)
         if logprobs is None:
-            return TokenOut(token_id, text, self.members[place % 2], TokenKind.DECODED)
+            return TokenOut(token_id, text, self.names[place % 2], TokenKind.DECODED)
         top = tuple((token_id + i, chr(token_id + i), -0.5 - i) for i in range(logprobs))
-        return TokenOut(token_id, text, self.members[place % 2], TokenKind.ACCEPTED, -0.5, 1.25, top)
+        return TokenOut(token_id, text, self.names[place % 2], TokenKind.ACCEPTED, -0.5, 1.25, top)
 
     def _usage(self, call: GenerateCall, num_prompt: int, num_tokens: int, wall_s: float) -> Usage:
         half = num_tokens // 2
         models = {
-            self.members[0]: ModelMeter(1000, forwards=half, generated_tokens=num_tokens - half),
-            self.members[1]: ModelMeter(2000, forwards=half, generated_tokens=half),
+            self.names[0]: ModelMeter(1000, forwards=half, generated_tokens=num_tokens - half),
+            self.names[1]: ModelMeter(2000, forwards=half, generated_tokens=half),
         }
         cost = CostReport(Cost(0.75, 10.0, wall_s), Cost(1.0, 20.0, wall_s), 0.5)
         drafts = SpeculationMeter(2, 5, 4, 3, [2, 2], [2, 1], 0.25, 0.5)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from time import perf_counter
 
+from engine.places import Places
 from turnout.calls import (
     Chunk,
     Decided,
@@ -54,9 +55,16 @@ class ScriptedPool:
         self.name = name
         self.block_size = config.engine.block_size
         self.active: dict[str, asyncio.Event] = {}
-        self.folder = Path(config.pools[name].artifacts or ".")
+        pool = config.pools[name]
+        self.folder = Path(pool.artifacts or ".")
+        self.places = Places(name, pool.max_ongoing_requests, pool.max_queued_requests)
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
+        async with self.places.hold(call.tenant, call.deadline_s, stays=call.moved is not None):
+            async for event in self._answer(call):
+                yield event
+
+    async def _answer(self, call: GenerateCall) -> AsyncIterator[Event]:
         started = perf_counter()
         words = dict(word.split("=", 1) for word in _text(call).split() if "=" in word)
         seed = call.sampling.seed
@@ -117,6 +125,10 @@ class ScriptedPool:
             (self.folder / f"handed-{os.getpid()}").touch()
         return len(leaving)
 
+    def send_away(self, count: int) -> int:
+        """See `engine.endpoint.Endpoint.send_away`."""
+        return self.places.send_away(count)
+
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         await self._obey(dict(word.split("=", 1) for word in str(call.prompt).split() if "=" in word), 0, "")
         token = TokenOut(1, "x", f"pid {os.getpid()}", TokenKind.DECODED, -0.5)
@@ -127,7 +139,8 @@ class ScriptedPool:
 
     def stats(self) -> PoolStats:
         active = len(self.active)
-        return PoolStats(active, active, active, 0, 1000, 0, 0.0, {}, prompt_token_s=1e-3)
+        calls = self.places.num_held + self.places.num_waiting
+        return PoolStats(calls, active, active, 0, 1000, 0, 0.0, {}, prompt_token_s=1e-3)
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

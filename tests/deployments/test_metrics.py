@@ -199,11 +199,12 @@ def test_http_answers_carry_drift_and_the_time_in_the_queue() -> None:
     assert usage_object(USAGE)["turnout"]["drift"] is None
 
 
-def test_a_new_ingress_does_not_tell_of_what_the_one_before_told() -> None:
-    now = time.time()
+@pytest.mark.parametrize("clock_ahead_s", [0.0, -700.0, 700.0])
+def test_a_new_ingress_does_not_tell_of_what_the_one_before_told(clock_ahead_s: float) -> None:
+    now = time.time() + clock_ahead_s
     old_find = AuditDiff("r1", "plain", 0, 3, (7, "a"), (8, "b"), 0.7, "large", now - 500)
     audit = AuditStats(equal=6, mismatches=2, last=(old_find, replace(old_find, found_at=now - 5)))
-    old = replace(POOL, audit=audit, began=now - 1000)
+    old = replace(POOL, audit=audit, began=now - 1000, now=now)
     metrics = Metrics(pools=make_config().pools)
 
     def told(stats: PoolStats) -> tuple[float, float, float, float]:

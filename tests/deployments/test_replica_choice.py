@@ -16,13 +16,14 @@ from ray import cloudpickle
 from ray.serve._private.common import RequestMetadata
 from ray.serve.request_router import PendingRequest, RequestRouter
 
+from deployments import replica_choice
 from deployments.app import pool_app
 from deployments.pool_options import pool_options, pool_version
 from deployments.prompt_prefix import DIGEST_BYTES, MARKS, Held, prefixes
 from deployments.replica_choice import PrefixRouter
 from tests.deployments.scripted_pool import load_scripted, scripted_config
 from tests.deployments.served_pool import ServedPool, call, read_one, served_pool, until
-from turnout.calls import ChatMessage, GenerateCall
+from turnout.calls import ChatMessage, GenerateCall, Moved
 
 LONG = "All that follows is said of one house and one street. " * 40
 # The served pool is one backend, which lives in one loop.
@@ -186,12 +187,14 @@ class Answering:
 
     def __init__(self, replica: Replica, error: Exception | None = None, hangs: bool = False) -> None:
         self.asked: list[str] = []
+        self.arguments: list[object] = []
         self._error = error
         self._hangs = hangs
         replica.try_send_request = self  # type: ignore[attr-defined]
 
     def __call__(self, request: PendingRequest, with_rejection: bool) -> Answering:
         self.asked.append(request.metadata.call_method)
+        self.arguments.append((request.metadata.call_method, *request.args))
         return self
 
     async def get_async(self) -> None:
@@ -226,6 +229,53 @@ async def test_only_a_replica_that_still_answers_has_been_told_to_stop(monkeypat
     assert [made.place(each) for each in ids] == [each["place"] for each in places]
     made._retired = {ids[0]: time.monotonic() - 60.0}  # type: ignore[assignment]
     assert not made.retired("")
+
+
+async def test_a_replica_that_is_frozen_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_choice, "ASK_S", 0.05)
+    template = PendingRequest(args=[], kwargs={}, metadata=metadata("i"))
+    known = replicas({}, {})
+    for each, hangs in zip(known, (True, False), strict=True):
+        Answering(each, hangs=hangs)
+    async with asyncio.timeout(30):
+        assert [await replica_choice._ask(each, template, "models") for each in known] == [False, True]  # type: ignore[arg-type]
+
+
+async def test_calls_that_wait_are_sent_from_the_fullest_replica_to_the_emptiest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = replicas({"requests": 9}, {"requests": 5}, {"requests": 1})
+    asked = [Answering(each) for each in known]
+    monkeypatch.setattr(RequestRouter, "update_replicas", lambda *_: None)
+
+    async def sent(**stats: int) -> list[object]:
+        """What is asked of the first replica, where it and the last one say this."""
+        made = router(known, places=4)
+        made._lazily_fetched_loop = asyncio.get_running_loop()
+        made._template = PendingRequest(args=[], kwargs={}, metadata=metadata("i"))
+        known[0].routing_stats["requests"], known[2].routing_stats["requests"] = stats["most"], stats["fewest"]
+        asked[0].arguments.clear()
+        for _ in range(2):  # the second time is too early
+            made.update_replicas(known)
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        assert not asked[1].asked
+        assert not asked[2].asked
+        return asked[0].arguments
+
+    assert await sent(most=9, fewest=1) == [("send_away", 3)]
+    assert await sent(most=6, fewest=0) == [("send_away", 2)]
+    assert await sent(most=9, fewest=4) == []  # no place is free there
+    assert await sent(most=5, fewest=0) == [("send_away", 1)]
+    known[1].routing_stats["requests"] = 4
+    assert await sent(most=4, fewest=0) == []  # nobody waits
+
+
+async def test_a_call_that_moves_goes_where_least_is_to_be_done() -> None:
+    known = replicas(holding(call(LONG)), {})
+    known[0].calls = 1
+    made = router(known)
+    assert (await chosen(made, known, call(LONG))) is known[0]
+    assert (await chosen(made, known, replace(call(LONG), moved=Moved()))) is known[1]
 
 
 async def test_two_calls_of_one_request_are_both_given_a_replica() -> None:

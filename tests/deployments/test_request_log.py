@@ -213,12 +213,14 @@ def test_texts_of_wrong_tokens_are_written_where_they_are_asked_for() -> None:
         assert [entry.get("wrote_text") for entry in entries] == [" a" if texts else None]
 
 
-def test_what_another_ingress_has_written_down_is_not_written_again() -> None:
+@pytest.mark.parametrize("clock_ahead_s", [0.0, -700.0, 700.0])
+def test_what_another_ingress_has_written_down_is_not_written_again(clock_ahead_s: float) -> None:
+    now = time.time() + clock_ahead_s
     entries: list[dict[str, Any]] = []
     audited = AuditLog(entries.append)
-    found = AuditStats(last=tuple(replace(DIFF, found_at=time.time() - ago) for ago in (1000, 1)))
-    audited.take({"demo": [PoolStats(0, 0, 0, 0, 0, 0, 0.0, {}, audit=found)]})
-    assert len(entries) == 1
+    found = AuditStats(last=tuple(replace(DIFF, found_at=now - ago) for ago in (1000, 1)))
+    audited.take({"demo": [PoolStats(0, 0, 0, 0, 0, 0, 0.0, {}, audit=found, now=now)]})
+    assert [entry["request_id"] for entry in entries] == [DIFF.request_id]
 
 
 @pytest.mark.parametrize(

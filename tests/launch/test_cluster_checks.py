@@ -10,14 +10,17 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.serve.config import HTTPOptions, gRPCOptions
 
-from deployments import cluster, cluster_checks
+from deployments import cluster, cluster_checks, fitting
 from deployments.app import ADD_TO_SERVER, BACKSTOP_S
 from deployments.cluster import check_listening
-from deployments.cluster_checks import HEAD_MARK, Growth, NodeType, Program, check_room, compare, growth, this_program
+from deployments.cluster_checks import growth, off_by
+from deployments.fitting import HEAD_MARK, Growth, NodeType
+from deployments.program import Program, compare, this_program
+from deployments.room import check_room
 from turnout.config import TurnoutConfig, parse_config
 from turnout.errors import Code, TurnoutError
 
-HEAD = {"CPU": 0.0}
+HEAD = {"CPU": 0.0, HEAD_MARK: 1.0}
 DRAFT = {"CPU": 4.0, "GPU": 1.0, "draft": 1.0}
 TARGET = {"CPU": 8.0, "GPU": 1.0, "target": 1.0}
 PAIR = [{"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0, "draft": 1.0}, {"CPU": 1.0, "GPU": 1.0, "target": 1.0}]
@@ -95,6 +98,30 @@ def test_nodes_that_must_be_one_or_several() -> None:
     apart = config(placement={"models": "actors", "strategy": "STRICT_SPREAD"})
     assert check_room(apart, {"p": PAIR}, [TARGET, DRAFT, TARGET], None) == []
     assert "STRICT_SPREAD" in refusal(apart, {"p": PAIR}, [DRAFT, TARGET], None).message
+
+
+def test_nodes_that_an_autoscaler_cannot_add_in_time_are_counted_too() -> None:
+    apart = config(placement={"models": "actors", "strategy": "STRICT_SPREAD"})
+    bundles = {"p": [{"CPU": 1.0}] * 3}
+    few, enough = (Growth((NodeType("cpu", {"CPU": 8.0}, 5),), most) for most in (1, 2))
+    error = refusal(apart, bundles, [{"CPU": 8.0, HEAD_MARK: 1.0}], few)
+    assert "needs 3 nodes for a replica (STRICT_SPREAD); there are 1, and 1 may be added" in error.message
+    assert error.field == "pools.p.placement.strategy"
+    waiting = ["pool 'p' waits for nodes that the autoscaler adds"]
+    assert check_room(apart, bundles, [{"CPU": 8.0, HEAD_MARK: 1.0}], enough) == waiting
+
+
+def test_bundles_whose_sum_fits_but_who_do_not_are_refused() -> None:
+    error = refusal(config(), {"p": [{"CPU": 1.0}] * 3}, [{"CPU": 1.5}, {"CPU": 1.5}], None)
+    assert "pool 'p': the nodes have no room for all bundles at the same time" in error.message
+    assert "none is left for {CPU: 1} (CPU is short (1 asked, 0.5 there))" in error.message
+    assert error.field == "pools.p.placement"
+
+
+def test_what_a_search_did_not_find_out_is_said_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "MOST_STEPS", 2)
+    told = check_room(config(), {"p": [{"CPU": 1.0}] * 3}, [{"CPU": 1.5}, {"CPU": 1.5}], None)
+    assert set(told) == {"pool 'p': whether there is room for all bundles at the same time was not found out"}
 
 
 @pytest.mark.parametrize(
@@ -178,11 +205,19 @@ def test_nodes_with_another_program_are_refused_before_they_are_asked_anything_e
         cluster.deploy(config(), "auto")
 
 
+@pytest.mark.parametrize(
+    ("theirs", "off"),
+    [(100.0, 0.0), (101.0, 0.0), (104.0, 0.0), (112.0, 8.0), (90.0, -10.0)],
+)
+def test_of_a_clock_only_what_the_round_trip_cannot_explain_counts(theirs: float, off: float) -> None:
+    assert off_by(theirs, before=100.0, after=104.0) == off
+
+
 def test_a_cluster_has_no_embedded_store_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_get_global_client", lambda raise_if_no_controller_running: None)
-    for name in ("check_nodes", "check_room"):
+    for name in ("check_nodes", "check_clocks", "check_room"):
         monkeypatch.setattr(cluster, name, lambda *_: [])
-    monkeypatch.setattr(cluster, "live_nodes", list)
+    monkeypatch.setattr(cluster, "node_offers", list)
     monkeypatch.setattr(cluster, "growth", lambda _: None)
     context = SimpleNamespace(gcs_address="10.0.0.1:6379")
     here = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1")

@@ -1,0 +1,87 @@
+"""Replicas of one pool that would not run the same: refused when they start, by the name of their node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray import serve
+
+from deployments import app
+from deployments.agreement import begin
+from deployments.app import QUIET, pool_app
+from deployments.pool_options import pool_version
+from deployments.program import this_program
+from deployments.starting import run_until_up
+from tests.deployments.conftest import poll
+from tests.deployments.scripted_pool import ScriptedPool, load_scripted, scripted_config
+from turnout.config import TurnoutConfig
+from turnout.errors import TurnoutError
+
+NAME = "agreement"
+
+
+class NamedPool(ScriptedPool):
+    """Its models are what a file says when they are loaded."""
+
+    def __init__(self, name: str, config: TurnoutConfig) -> None:
+        super().__init__(name, config)
+        digests = {"small": "1", "large": (self.folder / "weights").read_text(encoding="utf-8")}
+        self.members = {member: SimpleNamespace(digest=digest) for member, digest in digests.items()}
+
+
+def load_named(name: str, config: TurnoutConfig) -> NamedPool:
+    return NamedPool(name, config)
+
+
+def run(config: TurnoutConfig, load: Any = load_named) -> None:
+    """As `deployments.app.deploy` does, without an ingress."""
+    begin(NAME, {"p": pool_version("p", config, load)})
+    application = pool_app("p", config, load)
+    run_until_up(serve.RunTarget(target=application, name=NAME, route_prefix=None, logging_config=QUIET), config)
+
+
+@pytest.fixture
+def gone(cluster: object) -> Iterator[None]:
+    yield
+    serve.delete(NAME, _blocking=False)
+    poll(lambda: NAME not in serve.status().applications, "the application is gone", 60.0)
+
+
+def refusal(config: TurnoutConfig) -> str:
+    with pytest.raises(TurnoutError) as refused:
+        run(config)
+    return refused.value.message
+
+
+def test_a_replica_with_other_weights_is_refused_until_the_pool_is_another_version(gone: None, tmp_path: Path) -> None:
+    config = scripted_config(tmp_path)
+    config = config.model_copy(update={"ray": config.ray.model_copy(update={"start_timeout_s": 8.0})})
+    pool = config.pools["p"]
+    weights = tmp_path / "weights"
+    weights.write_text("aa", encoding="utf-8")
+    run(config)
+    weights.write_text("bb", encoding="utf-8")
+    two = config.model_copy(update={"pools": {"p": pool.model_copy(update={"replicas": 2})}})
+    said = refusal(two)
+    for words in ("node ", "model 'large'", "has the digest bb", "loaded one with aa", "at none "):
+        assert words in said
+    # Another version, as for a new path, begins anew; and so does the first one, of which no replica is left by then.
+    other = two.model_copy(update={"engine": config.engine.model_copy(update={"block_size": 32})})
+    run(other)
+    weights.write_text("cc", encoding="utf-8")
+    run(config)
+
+
+def test_a_replica_that_runs_another_program_than_the_deployment_is_refused(
+    gone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "this_program", lambda: replace(this_program(), code="of another state"))
+    with pytest.raises(TurnoutError) as refused:
+        run(scripted_config(tmp_path), load_scripted)
+    said = "has sources of Turnout, others than the process that deployed this pool"
+    assert said in refused.value.message
