@@ -39,6 +39,7 @@ class Chain:
 
     num_parameters = 1
     vocab_size = 3
+    max_length = 1 << 20
 
     def __init__(self, name: str, probs: torch.Tensor) -> None:
         self.name = name

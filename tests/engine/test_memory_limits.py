@@ -111,7 +111,7 @@ def held_bytes() -> int:
             continue
         if each.is_mkldnn:  # packed by torch
             storages[id(each)] = each.nelement() * each.element_size()
-        else:
+        elif each.layout is torch.strided:  # others are not a model's
             storages[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
     return sum(storages.values())
 
