@@ -13,9 +13,11 @@ import ray
 import torch
 from ray import serve
 
+from deployments.agreement import Origin
 from deployments.app import RunningServer
 from deployments.moving import NAMESPACE, Depot, Mover, Shelf, Ticket
 from deployments.pool_deployment import ServedPool, load_engine
+from deployments.program import this_program
 from deployments.remote import RemoteBackend
 from tests.deployments.conftest import poll
 from tests.engine.harness import call_of, pair_config
@@ -167,7 +169,7 @@ async def served(config: TurnoutConfig) -> AsyncIterator[tuple[RemoteBackend, An
     deployment = serve.deployment(
         ServedPool, name="pool-pair", num_replicas=2, max_ongoing_requests=32, ray_actor_options={"num_cpus": 0}
     )
-    app = deployment.bind("pair", config, load_engine)
+    app = deployment.bind("pair", config, load_engine, Origin("of this test", this_program()))
     handle = await asyncio.to_thread(serve.run, app, name="moving", route_prefix=None)
     try:
         yield RemoteBackend("pair", handle), handle
