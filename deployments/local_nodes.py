@@ -28,6 +28,7 @@ from ray.autoscaler.node_provider import NodeProvider
 NETWORK = "127.0.77"
 TAG = "TURNOUT_LOCAL_NODE"  # in the environment of every process of a node: "<folder>:<node id>"
 STOP_TIMEOUT_S = 20.0
+EMPTY_LOOKS = 2  # one may miss a process that is just becoming another program: it has no environment then
 EXPORTS = re.compile(r"^(\s*export \w+=\S*;)*\s*")
 RAY_STOP = re.compile(r"(?:\S*/)?ray stop(?: --?[\w=-]+)*\s*")
 
@@ -132,8 +133,10 @@ class LocalNodes(NodeProvider):  # type: ignore[misc]
         Raises:
             TimeoutError: some are still there.
         """
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while pids := _processes(self.tag(node_id)):
+        deadline, empty = time.monotonic() + STOP_TIMEOUT_S, 0
+        while empty < EMPTY_LOOKS:
+            pids = _processes(self.tag(node_id))
+            empty = 0 if pids else empty + 1
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
