@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from hypothesis import strategies as st
 
 from engine.fairness import LARGEST_BALANCE_S, MARGIN, FairShare
 from engine.pool import LocalPool
-from tests.engine.harness import answer, call_of, pair_config, random_prompts
+from tests.engine.crowds import METHODS, alone_and_beside, latency, load
+from tests.engine.harness import answer, call_of, pair_config
 from tests.engine.step_times import Clock, LinearTime
-from turnout.calls import GenerateCall
 
 # Nearly flat up to a few rows, then linear, as forwards are.
 TIMES = {"base": 4e-3, "per_token": 1e-4, "per_position": 1e-7, "per_sequence": 2e-4}
@@ -96,27 +95,6 @@ async def timed(pair_folder: Path) -> AsyncIterator[tuple[LocalPool, Clock]]:
     assert (pool.stats().requests, pool.stats().sequences, pool.stats().used_blocks) == (0, 0, 0)
 
 
-async def latency(pool: LocalPool, clock: Clock, call: GenerateCall) -> float:
-    """Seconds by the clock until the last step for a call has ended."""
-    started = clock.now
-    await answer(pool, call)
-    return max(now for now, feeds in clock.steps for feed in feeds if feed.table.seq.tenant == call.tenant) - started
-
-
-def load(count: int, method: str, params: dict[str, Any], tenant: str, **options: Any) -> list[GenerateCall]:
-    return [
-        call_of(prompt, method, params, tenant=tenant, max_tokens=80, ignore_eos=True, seed=i, **options)
-        for i, prompt in enumerate(random_prompts(count, 120, seed=3))
-    ]
-
-
-METHODS = [
-    ("plain", {"model": "large"}),
-    ("speculative", {"draft_length": 3}),
-    ("entropy_adaptive", {"window": 2, "min_stay": 3, "threshold": 2.0}),
-]
-
-
 @pytest.mark.parametrize(("method", "params"), METHODS)
 @pytest.mark.parametrize("prompt", [3, 200])
 async def test_a_hundred_requests_of_one_tenant_at_most_double_the_latency_of_another(
@@ -124,18 +102,8 @@ async def test_a_hundred_requests_of_one_tenant_at_most_double_the_latency_of_an
 ) -> None:
     pool, clock = timed
     call = call_of([9] * prompt, method, params, tenant="b", max_tokens=80, ignore_eos=True)
-    alone = await latency(pool, clock, call)
-    crowd = [asyncio.create_task(answer(pool, each)) for each in load(100, method, params, "a")]
-    started = len(clock.steps)
-    while len(clock.steps) < started + 12:
-        await asyncio.sleep(0)
-    beside = await latency(pool, clock, replace(call, tenant="c"))  # which shares no prefix with "b"
-    answered = sum(task.done() for task in crowd)
-    for task in crowd:
-        task.cancel()
-    await asyncio.gather(*crowd, return_exceptions=True)
+    alone, beside = await alone_and_beside(pool, clock, call, load(100, method, params, "a"), lambda steps: steps >= 12)
     assert beside <= 2 * alone
-    assert answered < 50
 
 
 async def test_the_other_tenant_goes_on_meanwhile(timed: tuple[LocalPool, Clock]) -> None:

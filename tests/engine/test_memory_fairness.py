@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,16 @@ import pytest
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from engine.pool import LocalPool
-from tests.engine.harness import answer, call_of, pair_config, random_prompts, shrink, twins
+from tests.engine.crowds import METHODS, alone_and_beside, load
+from tests.engine.harness import call_of, pair_config, shrink, twins
 from tests.engine.step_times import Clock, LinearTime
 from training.random_models import llama_config
-from turnout.calls import GenerateCall
 from turnout.types import SamplingParams, Sharing
 
 TIMES = {"base": 4e-3, "per_token": 1e-4, "per_position": 1e-7, "per_sequence": 2e-4}
 TINY = llama_config(60, hidden_size=32, intermediate_size=48, pad_token_id=0, eos_token_id=1)
 SIZE = 4
 BLOCKS = 240  # of 8 tokens: a tenth of what the crowd below asks for at once
-METHODS: list[tuple[str, dict[str, Any]]] = [
-    ("plain", {"model": "large"}),
-    ("speculative", {"draft_length": 3}),
-    ("entropy_adaptive", {"window": 2, "min_stay": 3, "threshold": 2.0}),
-]
 
 
 @pytest.fixture
@@ -45,20 +39,6 @@ async def full(pair_folder: Path) -> AsyncIterator[tuple[LocalPool, Clock]]:
         model.pool.check_integrity()
 
 
-def crowd_of(count: int, method: str, params: dict[str, Any]) -> list[GenerateCall]:
-    return [
-        call_of(prompt, method, params, tenant="a", max_tokens=80, ignore_eos=True, seed=i)
-        for i, prompt in enumerate(random_prompts(count, 120, seed=3))
-    ]
-
-
-async def latency(pool: LocalPool, clock: Clock, call: GenerateCall) -> float:
-    """Seconds by the clock until the last step for a call has ended."""
-    started = clock.now
-    await answer(pool, call)
-    return max(now for now, feeds in clock.steps for feed in feeds if feed.table.seq.tenant == call.tenant) - started
-
-
 @pytest.mark.parametrize(("method", "params"), METHODS)
 @pytest.mark.parametrize("prompt", [3, 200])
 async def test_a_tenant_that_fills_the_memory_at_most_doubles_the_latency_of_another(
@@ -66,18 +46,10 @@ async def test_a_tenant_that_fills_the_memory_at_most_doubles_the_latency_of_ano
 ) -> None:
     pool, clock = full
     call = call_of([9] * prompt, method, params, tenant="b", max_tokens=80, ignore_eos=True)
-    alone = await latency(pool, clock, call)
-    crowd = [asyncio.create_task(answer(pool, each)) for each in crowd_of(100, method, params)]
-    large = pool.engines["large"]
-    while large.pool.num_available > 2:
-        await asyncio.sleep(0)
-    beside = await latency(pool, clock, replace(call, tenant="c"))
-    answered = sum(task.done() for task in crowd)
-    for task in crowd:
-        task.cancel()
-    await asyncio.gather(*crowd, return_exceptions=True)
+    large = pool.engines["large"].pool
+    crowd = load(100, method, params, "a")
+    alone, beside = await alone_and_beside(pool, clock, call, crowd, lambda _: large.num_available <= 2)
     assert beside <= 2 * alone
-    assert answered < 50
 
 
 def sequence(length: int, first: int, tenant: str, max_tokens: int = 20) -> Sequence:
