@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.telling import told
+
 CLUSTERS = {"ray_cluster", "raylets"}
 TOGETHER = "tests/deployments/test_"
 PROBE_S = (0.02, 0.05)  # how long a model's step times are measured when it is loaded
@@ -35,6 +37,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return TOGETHER if nodeid.startswith(TOGETHER) else str(super()._split_scope(nodeid))
 
     return Together(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line for each figure that a test has told."""
+    if told:
+        terminalreporter.write_sep("-", "figures")
+        for line in told:
+            terminalreporter.write_line(line)
 
 
 @pytest.hookimpl(tryfirst=True)

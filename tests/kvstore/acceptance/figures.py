@@ -1,16 +1,11 @@
-"""What the tests measured, told after the run."""
+"""Times with a store and without, compared."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
-told: list[str] = []
-
-
-def tell(line: str) -> None:
-    """Have a line printed when all tests have ended."""
-    told.append(line)
+from tests.telling import tell
 
 
 def p99(times: Sequence[float]) -> float:

@@ -14,10 +14,11 @@ import pytest
 from kvstore.faulty_server import FaultyServer, Spoil, Trouble
 from kvstore.redis.nodes import parse_url
 from kvstore.redis.redis_store import RedisStore
-from tests.kvstore.acceptance.figures import compared, p99, tell
+from tests.kvstore.acceptance.figures import compared, p99
 from tests.kvstore.acceptance.fleet import BUDGET_S, Fleet, Record
 from tests.kvstore.acceptance.workers import CHUNK, prompt_of, working
 from tests.kvstore.servers import RedisProcess, redis_server, until
+from tests.telling import tell
 
 RECOVERY_S = 10.0
 # A request may take its budget, and what a busy machine adds to it.

@@ -13,10 +13,10 @@ import pytest
 
 from tests.engine import conftest as engine_fixtures
 from tests.engine.mixed import assert_same_reply
-from tests.kvstore.acceptance.figures import tell
 from tests.kvstore.acceptance.mixed import answers_of, from_plain, plain, requests
 from tests.kvstore.forked_calls import open_pool, settle
 from tests.kvstore.test_end_to_end import redis, store
+from tests.telling import tell
 
 pair_folder = engine_fixtures.pair_folder
 __all__ = ["pair_folder", "redis", "store"]

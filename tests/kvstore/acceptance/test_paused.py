@@ -13,9 +13,10 @@ import pytest
 from kvstore.fakes import RecordingStore
 from kvstore.redis.nodes import parse_url
 from kvstore.redis.redis_store import RedisStore
-from tests.kvstore.acceptance.figures import compared, tell
+from tests.kvstore.acceptance.figures import compared
 from tests.kvstore.acceptance.workers import CHUNK, Worker, prompt_of, working
 from tests.kvstore.servers import RedisProcess, redis_server
+from tests.telling import tell
 
 PROMPTS = [prompt_of(4 * CHUNK + 1, start) for start in range(8)]
 BUDGET_S, RECOVERY_S = 0.3, 10.0

@@ -10,9 +10,9 @@ import pytest
 
 from kvstore.fakes import RecordingStore
 from kvstore.redis.redis_store import RedisStore
-from tests.kvstore.acceptance.figures import tell
 from tests.kvstore.acceptance.workers import Worker, working
 from tests.kvstore.prefixes import soon
+from tests.telling import tell
 from training.random_models import llama_config
 
 LENGTH = 257
