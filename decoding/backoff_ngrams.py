@@ -8,6 +8,8 @@ from collections.abc import Sequence
 ORDER = 3
 MOST_CONTEXTS = 1 << 16
 MOST_TOKENS = 32
+# Of a context with its tokens, as Python holds them, where all have been learnt often.
+ROW_BYTES = 3000
 
 
 class BackoffNgrams:
@@ -20,6 +22,11 @@ class BackoffNgrams:
 
     def __init__(self) -> None:
         self._rows: OrderedDict[tuple[int, ...], dict[int, float]] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """About the most bytes that its contexts may take."""
+        return ROW_BYTES * len(self._rows)
 
     def learn(self, before: Sequence[int], chances: Sequence[tuple[int, float]]) -> None:
         """Add expected counts.

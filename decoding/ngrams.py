@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 # Stands between documents; no context holds it.
 SEPARATOR = -1
+# Of a token in a `SuffixIndex` with its runs, as Python holds them.
+TOKEN_BYTES = 400
 
 
 class GramIndex:
@@ -203,6 +205,11 @@ class RecentTexts:
 
     def __len__(self) -> int:
         return len(self._newer) + len(self._older)
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes they take."""
+        return TOKEN_BYTES * len(self)
 
     def add(self, document: list[int]) -> None:
         """A finished document; of one that is too long, the end is kept."""

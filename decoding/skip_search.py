@@ -8,6 +8,7 @@ import numpy.typing as npt
 Bits = npt.NDArray[np.int8]
 
 ADVICE_EVERY = 25
+ADVISER = "sklearn.gaussian_process"
 CANDIDATES = 256
 # A process over every trial would take longer to fit than its advice is worth.
 MOST_FITTED = 200
@@ -67,11 +68,16 @@ class SkipSearch:
             or len(self._trials) >= most_trials
         )
 
+    @property
+    def advice_is_next(self) -> bool:
+        """Whether the set to try next is the process's, for which `ADVISER` is imported."""
+        return len(self._trials) > 0 and len(self._trials) % ADVICE_EVERY == 0
+
     def propose(self) -> frozenset[int]:
         """The set to try next: the first is the one in use."""
         if not self._trials:
             return self.best
-        return self._set(self._advised() if len(self._trials) % ADVICE_EVERY == 0 else self._any())
+        return self._set(self._advised() if self.advice_is_next else self._any())
 
     def report(self, tried: frozenset[int], score: float) -> None:
         """How well a proposed set predicted; several requests may be trying theirs at once."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 GUESSES = 8
 MOST_ROWS = 1 << 17
+# Of a context with its guesses, as Python holds them.
+ROW_BYTES = 750
 
 Context = tuple[int, ...]
 # Next tokens with their probabilities, the most probable first.
@@ -60,6 +62,11 @@ class TrigramStore:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes it holds."""
+        return ROW_BYTES * len(self._rows)
 
     def learn(self, context: Context, guesses: Guesses, rate: float) -> None:
         """The target was read after a context.

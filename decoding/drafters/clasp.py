@@ -71,10 +71,7 @@ class ClaspDrafter(Drafter):
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """A chain by the layers that were chosen; none before the first verified token."""
         if self._verified and len(seq) > 2:
-            most = int(model.num_layers * self.params.skipped)
-            layers = await choose_layers(model, seq, self._verified, most)
-            self.skipped = frozenset(part for layer in layers for part in (2 * layer, 2 * layer + 1))
-            self._chosen_at, self._verified, self.want = len(seq), {}, NOTHING
+            await self._choose(model, seq)
         if self.skipped is None:
             return DraftTree.empty(model.name)
         want = draft_want(self.candidates) | Want(draw=None, top=1) | length.want
@@ -87,11 +84,21 @@ class ClaspDrafter(Drafter):
         proposals = chain_proposals(path) if self.candidates is Candidates.DRAWN else None
         return DraftTree.chain([step.token for step in path], model.name, proposals)
 
+    async def _choose(self, model: Model, seq: Sequence) -> None:
+        most = int(model.num_layers * self.params.skipped)
+        # The cells of a layer stand where the next tokens will: near the end of the context there is no place for all.
+        if len(seq) - 1 + most <= model.max_length:
+            layers = await choose_layers(model, seq, self._verified, most)
+            self.skipped = frozenset(part for layer in layers for part in (2 * layer, 2 * layer + 1))
+        self._chosen_at, self._verified, self.want = len(seq), {}, NOTHING
+
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
         """Keep the states of the token before the one just emitted, where the layers are due to be chosen anew."""
         if self.want is not NOTHING:
             node = verdict.path[-1] if verdict.path else ROOT
-            self._verified = verdict.rows[node + 1].hidden
+            states = verdict.rows[node + 1].hidden
+            # Where another drafter left early, the layers before its exit are not run again: due until all are there.
+            self._verified = states if self._every_layer.hidden <= states.keys() else {}
         elif len(seq) - self._chosen_at >= self.params.interval:
             self.want = self._every_layer
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence as Path
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -17,7 +19,7 @@ from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.partial_drafts import draft_want, partial_chain
 from decoding.sequence import Sequence
 from decoding.sketch import Depth, Sketch
-from decoding.skip_search import SkipSearch
+from decoding.skip_search import ADVISER, SkipSearch
 from decoding.tree import ROOT, DraftTree
 from turnout.errors import invalid
 from turnout.registry import MethodParams
@@ -92,6 +94,9 @@ class SwiftDrafter(Drafter):
         count, base = self.params.context, seq.num_prompt_tokens - 1
         if base < 1:
             return
+        if search.advice_is_next:
+            # The first import of scikit-learn takes a second, in which nobody else's tokens may wait.
+            await asyncio.to_thread(import_module, ADVISER)
         tried = search.propose()
         twin = model.fork(seq)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.exit_heads import ExitHead
 from decoding.heads import MedusaHeads, RecurrentHead
-from decoding.length_heads import Head
+from decoding.length_heads import AcceptanceHead, ContinueHead, Head
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.selectors.base import PACKAGE as SELECTORS
 from decoding.verifiers.base import PACKAGE as VERIFIERS
@@ -29,21 +30,32 @@ HEADS: dict[str, tuple[Callable[[], Head], dict[str, Any]]] = {
 }
 
 
+# The same for length policies, which know the small model's drafts.
+LENGTH_HEADS: dict[str, tuple[Callable[[], Head], dict[str, Any]]] = {
+    "disco": (lambda: ContinueHead(top=10, hidden=8), {"threshold": 0.4, "most": 5}),
+    "specdecpp": (lambda: AcceptanceHead(WIDTH), {}),
+}
+
+
 def parts(package: str) -> dict[str, Any]:
-    """Classes by name; length policies that need something trained are left out: their own tests train it."""
+    """Classes by name; what needs something trained that nobody makes here is left out: its own tests train it."""
     found = {name: load(package, name, "part").PART for name in names(package)}
-    return {name: part for name, part in found.items() if "artifact" not in part.Params.model_fields or name in HEADS}
+    made = {*HEADS, *LENGTH_HEADS}
+    return {name: part for name, part in found.items() if "artifact" not in part.Params.model_fields or name in made}
 
 
-def make_artifacts(folder: Path, digest: str) -> None:
-    """Random heads for a model with this digest."""
-    for kind, (make, settings) in HEADS.items():
+def make_artifacts(folder: Path, digests: dict[str, str]) -> None:
+    """Random heads for the small and the large model with these digests."""
+    for kind, (make, settings) in {**HEADS, **LENGTH_HEADS}.items():
         torch.manual_seed(3)
         head = make()
         for each in head.parameters():
             if each.ndim > 1:
                 torch.nn.init.normal_(each, std=0.1)
-        save_head(folder, kind, head, digest, **settings)
+        artifact = save_head(folder, kind, head, digests["large"], **settings)
+        if kind in LENGTH_HEADS:
+            tensors = dict(head.state_dict())
+            replace(artifact, models=digests, tensors=tensors).save(folder / f"{kind}.safetensors")
 
 
 ALL_DRAFTERS = parts(DRAFTERS)
@@ -61,4 +73,5 @@ def fitting() -> list[tuple[str, str, str]]:
         for length, policy in ALL_LENGTHS.items()
         for verifier, judge in LOSSLESS.items()
         if made.kinds & set(judge.accepts) and (made.stepwise or not policy.stepwise)
+        if made.beside == "small" or length not in LENGTH_HEADS
     ]

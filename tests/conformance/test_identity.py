@@ -64,7 +64,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> ModelPool:
         models[name] = EngineModel(name, checkpoint, ModelConfig(path="-", kv_memory_bytes=16 << 20), engine, device)
     texts = ListText([str(token) for token in range(VOCAB)])
     folder = tmp_path_factory.mktemp("artifacts")
-    make_artifacts(folder, models["large"].digest)
+    make_artifacts(folder, {name: model.digest for name, model in models.items()})
     return ModelPool(models, {"small": "small", "large": "large"}, texts, Artifacts(folder))
 
 

@@ -7,13 +7,22 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.rsd_c import RsdCDrafter, RsdCParams
+from decoding.drafters.rsd_s import RsdSDrafter, RsdSParams
 from decoding.fakes import TableModel
+from decoding.lengths.base import LengthPolicy
+from decoding.model import Model
 from decoding.selectors._bandit import Bandit, BanditParams
 from decoding.selectors.base import Gain
 from decoding.selectors.exp3 import Exp3
 from decoding.selectors.ucb import Ucb, UcbParams
 from decoding.sequence import Sequence
 from decoding.stores import Stores
+from decoding.tree import DraftTree
+from decoding.verifiers.base import Verdict
+from decoding.verifiers.rejection import RejectionVerifier
+from tests.decoding.markov_rounds import FAR, SMALL, p_value
 from turnout.types import SamplingParams, Token
 
 ARMS = [{"drafter": "model_chain", "length": {"name": "fixed", "most": most}} for most in (1, 2, 3, 4)]
@@ -216,3 +225,35 @@ async def test_a_tenants_bandit_finds_the_longest_of_free_arms(run):
 
 def _ring(tokens: list[int]) -> torch.Tensor:
     return (torch.arange(4) - (tokens[-1] + 1) % 4).float() * 50.0
+
+
+class Chosen(Drafter):
+    """Each round the tree that a bandit chooses; what it learns outlives the answer."""
+
+    kinds = frozenset({Candidates.DRAWN})
+
+    def __init__(self, bandit: Bandit) -> None:
+        super().__init__()
+        self._bandit, self._stores = bandit, Stores()
+        self._arms = [RsdCDrafter(RsdCParams(branching=(2, 2))), RsdSDrafter(RsdSParams(beam=3)), RsdCDrafter()]
+        self._seq: Sequence | None = None
+        self.pulls = [0] * len(self._arms)
+
+    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+        if seq is not self._seq:
+            self._seq = seq
+            self._bandit.begin(seq, ["two and two", "beam", "as it comes"], self._stores)
+        self._arm = self._bandit.order(seq, len(self._arms))[0]
+        self.pulls[self._arm] += 1
+        return await self._arms[self._arm].propose(model, seq, room, length)
+
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+        self._bandit.observe(self._arm, Gain(len(verdict.tokens), 3, 1.0))
+
+
+@pytest.mark.parametrize("make", [ucb, exp3])
+@pytest.mark.parametrize("runs", [700, pytest.param(200_000, marks=pytest.mark.exactness)])
+def test_the_law_with_any_sequence_of_arms_is_the_targets(make, runs):
+    drafter = Chosen(make())
+    assert p_value(drafter, RejectionVerifier(), runs, SMALL, FAR) > 1e-3
+    assert min(drafter.pulls) > 10

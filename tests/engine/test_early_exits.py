@@ -349,13 +349,15 @@ async def test_a_prompt_found_in_the_cache_is_drafted_for_as_well(
 
 
 @pytest.mark.parametrize("drafter", ["kangaroo", "eesd", "del"])
+@pytest.mark.parametrize("beside", ["swift", "clasp"])
 async def test_drafters_that_take_turns_leave_each_other_right(
-    loaded: tuple[EngineModel, Reference], tmp_path: Path, drafter: str
+    loaded: tuple[EngineModel, Reference], tmp_path: Path, drafter: str, beside: str
 ) -> None:
     """Rounds of others, deeper exits among them, reach the head as states, or are run for."""
     model, _ = loaded
     models = pool_of(model, tmp_path)
-    other = {"drafter": {"name": "swift", "threshold": 0.0, "context": 6}, "length": {"name": "fixed", "most": 2}}
+    settings = {"swift": {"context": 6}, "clasp": {"interval": 1}}[beside]
+    other = {"drafter": {"name": beside, "threshold": 0.0, **settings}, "length": {"name": "fixed", "most": 2}}
     arms = [{"drafter": drafter}, other, {"drafter": "del"}]
     params = {"drafter": arms, "select": "exp3"}
     plain = await write(models, {}, sequence(temperature=1.0))

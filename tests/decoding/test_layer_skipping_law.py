@@ -1,0 +1,106 @@
+"""The law of drafts by a model with layers left out, over Markov models: swift's sampled trees, clasp's chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.drafters.base import Candidates, Drafter
+from decoding.drafters.clasp import ClaspDrafter, ClaspParams
+from decoding.drafters.swift import SwiftDrafter, SwiftParams
+from decoding.lengths.base import LengthPolicy
+from decoding.model import Model, Row, Want
+from decoding.sequence import Sequence
+from decoding.sketch import Sketch
+from decoding.tree import DraftTree
+from decoding.verifiers.rejection import RejectionVerifier
+from tests.decoding.markov_rounds import DRAFT, FAR, POSITIONS, SMALL, Readings, Room, p_value, play
+
+MANY = 200_000
+
+
+class Skipping(Readings):
+    """With the layers left out that were asked for, a token's row is the draft's."""
+
+    num_layers = 4
+
+    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+        assert sketch.depth.skipped
+        return [self.rows[token] for token in sketch.tokens[sketch.start :]]
+
+
+class Skipped(Drafter):
+    """A layer-skipping drafter over `Skipping`, made anew for every answer."""
+
+    kinds = frozenset({Candidates.DRAWN})
+
+    def __init__(self, make: Callable[[], Drafter], draft: torch.Tensor) -> None:
+        super().__init__()
+        self._make = make
+        self._model: Any = Skipping(draft)
+        self.drafted = 0
+        self.widest = 0
+
+    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+        tree = await self._make().propose(self._model, seq, room, length)
+        self.drafted += len(tree)
+        self.widest = max(self.widest, *(tree.parents.count(parent) for parent in tree.parents), 0)
+        return tree
+
+
+def swift() -> Drafter:
+    """With leaves at every place, whatever its confidence; it never tries layers here."""
+    return SwiftDrafter(SwiftParams(threshold=0.0, context=64), Candidates.DRAWN)
+
+
+def clasp() -> Drafter:
+    drafter = ClaspDrafter(ClaspParams(threshold=0.0), Candidates.DRAWN)
+    drafter.skipped = frozenset({2, 3})
+    return drafter
+
+
+LAWS: dict[str, dict[str, Any]] = {"raw": {}, "truncated": {"temperature": 0.6, "top_p": 0.9}}
+
+
+@pytest.mark.parametrize("make", [swift, clasp])
+@pytest.mark.parametrize("table", [DRAFT, FAR], ids=["near", "far"])
+def test_the_law_of_drawn_drafts_is_the_targets(make: Callable[[], Drafter], table: torch.Tensor) -> None:
+    drafter = Skipped(make, table)
+    assert p_value(drafter, RejectionVerifier(), 1_000, SMALL) > 1e-4
+    assert drafter.drafted > 1_000
+    assert (drafter.widest > 1) == (make is swift)
+
+
+@pytest.mark.exactness
+@pytest.mark.parametrize("make", [swift, clasp])
+@pytest.mark.parametrize("law", list(LAWS))
+def test_the_law_over_200_000_runs(make: Callable[[], Drafter], law: str) -> None:
+    assert p_value(Skipped(make, DRAFT), RejectionVerifier(), MANY, SMALL, **LAWS[law]) > 1e-3
+
+
+class Resorted(Skipped):
+    """Planted: siblings are offered in another order than they were drawn in."""
+
+    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+        tree = await super().propose(model, seq, room, length)
+        first = [node for node, parent in enumerate(tree.parents) if parent == -1]
+        order = sorted(first, key=lambda node: tree.tokens[node])
+        tokens = list(tree.tokens)
+        for node, other in zip(first, order, strict=True):
+            tokens[node] = tree.tokens[other]
+        return DraftTree(tuple(tokens), tree.parents, tree.source, tree.proposals)
+
+
+def test_siblings_that_are_sorted_again_are_caught() -> None:
+    assert p_value(Resorted(swift, FAR), RejectionVerifier(), 4_000, SMALL) < 1e-6
+
+
+def test_the_first_token_gets_no_draft() -> None:
+    """A chain stands behind at least two tokens; the law above is of answers that begin without one."""
+    drafter = Skipped(clasp, DRAFT)
+    model: Any = Readings(DRAFT)
+    play(drafter, RejectionVerifier(), model, [Row(probs=row) for row in DRAFT], 0, SMALL)
+    assert 0 < drafter.drafted <= 2 * POSITIONS
