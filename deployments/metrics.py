@@ -194,12 +194,12 @@ class Metrics:
         self._counter(of.ACCEPTED, method, tenant).inc(drafts.accepted_tokens)
         self._counter(of.ROUNDS, method, tenant).inc(drafts.rounds)
         self._counter(of.DRAFT_S, method, tenant).inc(drafts.draft_s)
-        self._add(of.EMITTED, drafts.emitted_tokens, method)
-        self._add(of.VERIFY_S, drafts.verify_s, method)
+        self._counter(of.EMITTED, method, tenant).inc(drafts.emitted_tokens)
+        self._counter(of.VERIFY_S, method, tenant).inc(drafts.verify_s)
         for metric, counts in ((of.REACHED, drafts.drafted_at), (of.KEPT, drafts.accepted_at)):
             for depth, count in enumerate(counts[:DEEPEST]):
-                self._add(metric, count, method, str(depth))
-            self._add(metric, sum(counts[DEEPEST:]), method, f"{DEEPEST}+")
+                self._add(metric, count, method, tenant, str(depth))
+            self._add(metric, sum(counts[DEEPEST:]), method, tenant, f"{DEEPEST}+")
 
     def batch_lines(self, counts: Mapping[str, int]) -> None:
         """How many lines of batches there are, by state: one of BATCH_STATES."""

@@ -90,6 +90,9 @@ DECODING = (
     Panel("Drafts accepted", "percentunit", (
         (share("accepted_draft_tokens", "draft_tokens", "method"), "{{method}}"),
     )),
+    Panel("Drafts accepted by tenant", "percentunit", (
+        (share("accepted_draft_tokens", "draft_tokens", "tenant"), "{{tenant}}"),
+    )),
     Panel(
         "Acceptance by position", "percentunit",
         ((share("accepted_depth_rounds", "draft_depth_rounds", "method, depth"), "{{method}} {{depth}}"),),

@@ -78,7 +78,7 @@ def test_an_answer_is_counted_in_all_its_parts() -> None:
     assert found["turnout_cost_flops_total"] == {("demo", "spent"): 100, ("demo", "large_only"): 400}
     assert found["turnout_cost_paper_tokens_total"] == {("demo", "spent"): 5.5, ("demo", "large_only"): 11}
     assert found["turnout_cost_wall_seconds_total"] == {("demo", "spent"): 0.8, ("demo", "large_only"): 1.6}
-    assert found["turnout_draft_round_tokens_total"] == {("speculative",): 11}
+    assert found["turnout_draft_round_tokens_total"] == {("speculative", "default"): 11}
     assert found["turnout_tenant_tokens_total"] == {
         ("prompt", "default"): 30, ("cached", "default"): 20, ("completion", "default"): 11
     }  # fmt: skip
@@ -91,10 +91,29 @@ def test_acceptance_is_counted_by_position_and_deep_drafts_together() -> None:
     deep = SpeculationMeter(4, 40, 80, 40, [4] * 20, [4] * 10 + [0] * 10, 0.1, 0.1)
     metrics.used("demo", "default", replace(USAGE, speculation=deep))
     found = values(metrics)
-    reached = {depth: count for (depth, _), count in found["turnout_draft_depth_rounds_total"].items()}
+    reached = {depth: count for (depth, *_), count in found["turnout_draft_depth_rounds_total"].items()}
     assert reached == {**{str(depth): 4 for depth in range(15)}, "15+": 20}
-    kept = {depth: count for (depth, _), count in found["turnout_accepted_depth_rounds_total"].items()}
+    kept = {depth: count for (depth, *_), count in found["turnout_accepted_depth_rounds_total"].items()}
     assert kept == {str(depth): 4 for depth in range(10)}
+
+
+def test_what_drafts_are_worth_can_be_asked_for_each_tenant() -> None:
+    metrics = Metrics()
+    metrics.known_tenant = lambda name: name in ("acme", "quiet")
+    for tenant, kept in (("acme", 6), ("quiet", 2)):
+        drafts = SpeculationMeter(4, 4 + kept, 8, kept, [4, 4], [kept - kept // 2, kept // 2], 0.3, 0.1 * kept)
+        metrics.used("demo", tenant, replace(USAGE, speculation=drafts))
+    found = values(metrics)
+
+    def of(name: str, *labels: str) -> float:
+        return found[f"turnout_{name}_total"][labels]
+
+    for tenant, tokens, share, first in (("acme", 2.5, 1 / 3, 0.75), ("quiet", 1.5, 0.6, 0.25)):
+        at = ("speculative", tenant)
+        assert of("draft_round_tokens", *at) / of("draft_rounds", *at) == tokens
+        spent = of("draft_seconds", *at), of("verify_seconds", *at)
+        assert spent[0] / sum(spent) == pytest.approx(share)
+        assert of("accepted_depth_rounds", "0", *at) / of("draft_depth_rounds", "0", *at) == first
 
 
 @pytest.mark.parametrize(
