@@ -128,7 +128,8 @@ def lacking(contender: Contender, models: ModelPool) -> str | None:
     if contender.params is None:
         return None
     try:
-        arms, _, _ = make_parts(SpeculativeParams.model_validate(contender.params))
+        arms, _, verifier = make_parts(SpeculativeParams.model_validate(contender.params))
+        verifier.check(models)
         for arm in arms:
             arm.drafter.check(models)
             arm.length.check(models)
@@ -141,6 +142,6 @@ def artifacts_of(contender: Contender) -> list[str]:
     """Names of the artifacts it opens, sorted."""
     if contender.params is None:
         return []
-    arms, _, _ = make_parts(SpeculativeParams.model_validate(contender.params))
-    parts = [part for arm in arms for part in (arm.drafter, arm.length)]
+    arms, _, verifier = make_parts(SpeculativeParams.model_validate(contender.params))
+    parts = [verifier, *(part for arm in arms for part in (arm.drafter, arm.length))]
     return sorted({part.params.artifact for part in parts if hasattr(part.params, "artifact")})

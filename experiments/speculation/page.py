@@ -8,12 +8,17 @@ from typing import Any
 
 from experiments.machine import describe, one_line
 from experiments.speculation.bench import PANEL, Report
+from experiments.speculation.contenders import PLAIN
 from experiments.speculation.plot import plot
 from experiments.speculation.summary import Figures
 from experiments.statistics import Interval
 
 NAME = "speculation"
 GOAL = 0.95  # of plain decoding's speed, at least, for whoever chooses by itself how much to draft
+# Over plain decoding, of the best method, greedily and one prompt at a time, by kind of text; and of ours over theirs.
+BEST_GOALS = {"edit": 2.5, "code": 1.6, "arithmetic": 1.6}
+PEER_GOAL = 1.3
+PEERS_WITH_GOAL = ("assistant_model", "prompt_lookup_num_tokens")
 DEPTHS = 6
 ByGroup = dict[str, Figures]
 
@@ -45,6 +50,7 @@ def to_markdown(report: Report) -> str:
         found = report.figures(temperature, batch)
         lines += ["", f"## {condition(temperature, batch)}", "", *_table(report, found)]
     first = report.figures(*report.conditions()[0]) if report.conditions() else {}
+    lines += ["", "## Goals", "", *_goals(report)]
     lines += ["", "## Where each wins and where it loses", "", *_verdicts(report, first)]
     lines += ["", "## Acceptance by depth", "", *_depths(report, first)]
     lines += ["", "## Automatic control of the draft's length", "", *_automatic(report)]
@@ -145,6 +151,28 @@ def verdict(name: str, found: ByGroup) -> str:
         f" ({worst.speedup.value:.2f}); wins {everywhere.get(len(wins), 'on ' + ', '.join(wins))},"
         f" loses {everywhere.get(len(loses), 'on ' + ', '.join(loses))}"
     )
+
+
+def _goals(report: Report) -> list[str]:
+    """The best lossless method on the kinds of text that have a goal, and the best of ours beside each of theirs."""
+    lines = ["| greedy, one prompt at a time | best | goal | met |", "| --- | --- | --- | --- |"]
+    found = report.figures(0.0, 1)
+    lossless = {name: mine for name, mine in found.items() if report.grid.contenders[name].lossless}
+    for group, goal in BEST_GOALS.items():
+        measured = {name: mine[group].speedup for name, mine in lossless.items() if group in mine and name != PLAIN}
+        lines.append(_goal(f"{group}, over plain decoding", measured, goal))
+    for peer in PEERS_WITH_GOAL:
+        measured = {name: mine[""].speedup for name, mine in report.peers().items() if name.endswith(peer)}
+        lines.append(_goal(f"all texts, over `generate` with `{peer}`", measured, PEER_GOAL))
+    return lines
+
+
+def _goal(what: str, measured: dict[str, Interval], goal: float) -> str:
+    if not measured:
+        return f"| {what} | not measured | {goal:g} | no |"
+    best = max(measured, key=lambda name: measured[name].value)
+    met = "yes" if measured[best].value >= goal else "no"
+    return f"| {what} | {interval(measured[best])} `{best.partition(' over ')[0]}` | {goal:g} | {met} |"
 
 
 def _depths(report: Report, found: dict[str, ByGroup]) -> list[str]:

@@ -57,7 +57,7 @@ def test_who_chooses_how_much_to_draft_is_marked() -> None:
     assert all(TABLE[name].family in (Family.LENGTH, Family.SELECTOR) for name in chosen)
 
 
-@pytest.mark.parametrize("name", ["medusa", "model_chain+disco"])
+@pytest.mark.parametrize("name", ["medusa", "model_chain+disco", "model_chain+judge"])
 def test_what_needs_an_artifact_says_that_it_is_missing(name: str) -> None:
     why = lacking(TABLE[name], models())
     assert why is not None

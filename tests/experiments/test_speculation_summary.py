@@ -111,6 +111,21 @@ def test_automatic_control_is_judged_by_its_worst_text() -> None:
     assert "ucb" not in to_markdown(report(cell("copyspec")))
 
 
+def test_goals_are_judged_by_the_best_lossless_method_and_name_it() -> None:
+    found = report(
+        cell("copyspec", "edit", 0.75),
+        cell("model_chain", "edit", 1.0),
+        cell("model_chain+typical", "edit", 0.5),
+        cell("model_chain", "code", 1.3),
+        cell("model_chain", "edit", 1.6, baseline=ASSISTED),
+    )
+    page = to_markdown(found)
+    assert "| edit, over plain decoding | 2.67 [2.67, 2.67] `copyspec` | 2.5 | yes |" in page
+    assert "| code, over plain decoding | 1.54 [1.54, 1.54] `model_chain` | 1.6 | no |" in page
+    assert "| arithmetic, over plain decoding | not measured | 1.6 | no |" in page
+    assert "with `assistant_model` | 1.25 [1.25, 1.25] `model_chain` | 1.3 | no |" in page
+
+
 def test_the_page_has_a_table_for_each_condition_and_says_what_did_not_run(tmp_path: Path) -> None:
     found = report(
         cell("plain"), cell("copyspec"), cell("copyspec", temperature=1.0), cell("model_chain", baseline=ASSISTED)
