@@ -14,6 +14,7 @@ KV_LAYOUT = 1
 ISA = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile"})
 WEIGHTS = ("*.safetensors", "*.bin", "config.json")
 TOKENIZER = ("tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "*.model")
+Marks = tuple[tuple[str | int, ...], ...]
 
 
 def content_digests(model: Path, tokenizer: Path) -> dict[str, str]:
@@ -29,15 +30,31 @@ def content_digests(model: Path, tokenizer: Path) -> dict[str, str]:
     return {"weights": _digest(model, WEIGHTS), "tokenizer": tokenizer_digest(tokenizer)}
 
 
+def content_marks(model: Path, tokenizer: Path) -> Marks:
+    """What is another one once any of the files of `content_digests` was written to, replaced or removed.
+
+    Nothing is read: equal marks before and after tell that whoever read the files meanwhile read one content.
+    """
+    files = [*_files(model, WEIGHTS), *_files(tokenizer, TOKENIZER)]
+    found = [(path, path.stat()) for path in files]
+    return tuple(
+        (str(path), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in found
+    )
+
+
 def tokenizer_digest(tokenizer: Path) -> str:
     """The digest of a tokenizer's files alone."""
     return _digest(tokenizer, TOKENIZER)
 
 
+def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+
+
 def _digest(folder: Path, patterns: tuple[str, ...]) -> str:
     """Of every file's name and content, in the order of the names; read in full, at the speed of the hash."""
     whole = hashlib.sha256()
-    for path in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
+    for path in _files(folder, patterns):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").digest()
         whole.update(len(path.name).to_bytes(4, "little") + path.name.encode() + content)

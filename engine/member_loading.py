@@ -11,10 +11,11 @@ import torch
 
 from engine.costs.limits import check_memory
 from engine.device import Device
+from engine.fingerprint import Marks
 from engine.loading import Checkpoint, load_checkpoint
 from engine.model import EngineModel
 from engine.pool import DTYPES
-from engine.sharing import open_stores, reuse_spans
+from engine.sharing import mark_contents, open_stores, reuse_spans
 from engine.text import TextTokenizer
 from engine.threads import measured
 from turnout.config import TurnoutConfig, artifacts_path, model_path
@@ -56,6 +57,7 @@ class LoadedMember:
         checkpoint: the weights.
         device: where they are.
         tokenizer: the pool's.
+        marks: of the files it was loaded from, see `engine.sharing.mark_contents`.
         group: of the ranks it is split over; None: it is whole.
         model: the model, after `begin`.
         stores: what it shares with other processes, after `begin`; None: nothing.
@@ -67,6 +69,7 @@ class LoadedMember:
     checkpoint: Checkpoint
     device: Device
     tokenizer: TextTokenizer
+    marks: dict[str, Marks]
     group: Group | None = None
     model: EngineModel | None = None
     stores: SharedStore | None = None
@@ -75,14 +78,15 @@ class LoadedMember:
         """Open the model for tokens below `vocab_size`, with its cache, its store and what else the pool says.
 
         Raises:
-            TurnoutError: the memory does not do; the store is configured wrongly; KV cannot be moved for reuse.
+            TurnoutError: the memory does not do; the store is configured wrongly; KV cannot be moved for reuse; files
+                changed since they were loaded.
         """
         pool, settings = self.config.pools[self.pool], self.config.models[self.name]
         self.checkpoint.vocab_size = self.checkpoint.plan.vocab_size = vocab_size
         model = EngineModel(self.name, self.checkpoint, settings, self.config.engine, self.device)
         reuse_spans(pool, [model])
         folders = (model_path(self.config.models[pool.large]), artifacts_path(pool))
-        self.stores = open_stores(self.config, {self.name: model}, self.tokenizer, *folders)
+        self.stores = open_stores(self.config, {self.name: model}, self.tokenizer, *folders, self.marks)
         self.model = model
         return model
 
@@ -115,6 +119,8 @@ def load_member(
     settings, engine = config.models[name], config.engine
     _set_threads(threads, config)
     check_memory({name: settings}, engine, ranks.world if ranks is not None else 1)
+    folder = model_path(config.models[config.pools[pool].large])
+    marks = mark_contents(config, [name], folder)
     fixed = threads or config.engine.threads or ranks is not None  # ranks wait for each other in any case
     device = Device(settings.device, None if fixed else measured(settings.device, torch.get_num_threads()))
     rest = (model_path(settings), DTYPES[settings.dtype])
@@ -127,8 +133,7 @@ def load_member(
         place = (ranks.rank, ranks.world, ranks.address, ranks.port, ranks.timeout_s)
         group = join(*place, settings.device, listen_fd=ranks.listen_fd)
         checkpoint = load_sharded(group, name, *rest, engine.kernels, engine.shared_attention, ranks.timeout_s)
-    tokenizer = TextTokenizer(model_path(config.models[config.pools[pool].large]))
-    return LoadedMember(name, pool, config, checkpoint, device, tokenizer, group)
+    return LoadedMember(name, pool, config, checkpoint, device, TextTokenizer(folder), marks, group)
 
 
 def follow_leader(name: str, config: TurnoutConfig, ranks: Ranks, threads: int | None = None) -> None:

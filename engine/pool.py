@@ -15,7 +15,7 @@ from engine.loading import Checkpoint, load_checkpoint
 from engine.model import EngineModel
 from engine.parts import open_parts, pool_of, prepare
 from engine.places import Places
-from engine.sharing import open_stores, reuse_spans, share_of
+from engine.sharing import mark_contents, open_stores, reuse_spans, share_of
 from engine.text import TextTokenizer
 from engine.threads import measured
 from turnout.config import TurnoutConfig, model_path
@@ -75,7 +75,7 @@ class LocalPool(Endpoint):
 
         Raises:
             TurnoutError: unknown pool, unsupported architecture, models that do not fit into memory or do not share
-                a vocabulary.
+                a vocabulary; files that change meanwhile, where a store is shared.
         """
         pool = pool_of(name, config)
         torch.set_num_threads(config.engine.threads or most_threads or torch.get_num_threads())
@@ -84,6 +84,7 @@ class LocalPool(Endpoint):
         checkpoints: dict[str, Checkpoint] = {}
         members = dict.fromkeys((pool.small, pool.large))
         needs = check_memory({member: config.models[member] for member in members}, config.engine)
+        marks = mark_contents(config, members, model_path(config.models[pool.large]))
         for member in members:
             settings = config.models[member]
             if settings.device not in devices:
@@ -108,7 +109,7 @@ class LocalPool(Endpoint):
         claim(loaded, needs)
         prepare(loaded, config)
         reuse_spans(pool, models.values())
-        loaded.stores = open_stores(config, models, parts.tokenizer, parts.folder, parts.artifacts.folder)
+        loaded.stores = open_stores(config, models, parts.tokenizer, parts.folder, parts.artifacts.folder, marks)
         loaded.share = share_of(config, loaded.stores)
         return loaded
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.fingerprint import content_digests, tokenizer_digest
+from engine.fingerprint import Marks, content_digests, content_marks, tokenizer_digest
 from engine.text import TextTokenizer
 from turnout.calls import CacheStats
 from turnout.config import PoolConfig, TurnoutConfig, model_path
+from turnout.errors import Code, TurnoutError
 from turnout.types import Sharing
 
 if TYPE_CHECKING:
@@ -28,12 +29,26 @@ def private(tenant: str, prompt: list[int]) -> Sharing:
     return Sharing.private(tenant)
 
 
+def mark_contents(config: TurnoutConfig, names: Iterable[str], folder: Path) -> dict[str, Marks]:
+    """By which `open_stores` sees that the models' files are still those that were loaded. Call it before loading.
+
+    Args:
+        config: as of `open_stores`.
+        names: of the models.
+        folder: where their tokenizer lies.
+    """
+    if not config.kvstore.has_address:
+        return {}
+    return {name: content_marks(model_path(config.models[name]), folder) for name in names}
+
+
 def open_stores(
     config: TurnoutConfig,
     models: Mapping[str, EngineModel],
     tokenizer: TextTokenizer,
     folder: Path,
     artifacts: Path | None,
+    marks: Mapping[str, Marks],
 ) -> SharedStore | None:
     """Connect the models to the configured store; None where there is none.
 
@@ -45,25 +60,46 @@ def open_stores(
         tokenizer: shared by all of them.
         folder: where it lies.
         artifacts: folder of the pool's, where codecs find what they know of the models; None: there are none.
+        marks: of `mark_contents`, from before the models were loaded.
 
     Raises:
-        TurnoutError: the store is configured wrongly. One that cannot be reached is no error.
+        TurnoutError: the store is configured wrongly, or a model's files were changed since. A store that cannot be
+            reached is no error.
     """
     if not config.kvstore.has_address:
         return None
     from kvstore.build import build_stores
     from kvstore.profiles import read_profiles
 
-    digests = {name: content_digests(model_path(config.models[name]), folder) for name in models}
+    digests = {name: _digests(name, model_path(config.models[name]), folder, marks[name]) for name in models}
     stores = build_stores(
         config.kvstore,
-        {name: model.layout(digests[name], read_profiles(artifacts, model.digest)) for name, model in models.items()},
+        {
+            name: model.layout({**digests[name], "loaded": model.digest}, read_profiles(artifacts, model.digest))
+            for name, model in models.items()
+        },
         tokenizer=next(iter(digests.values()))["tokenizer"],
         encode=tokenizer.encode,
     )
     for name, model in models.items():
         model.share(stores.of(name))
     return stores
+
+
+def _digests(name: str, path: Path, tokenizer: Path, marks: Marks) -> dict[str, str]:
+    """Digests of a model's files, which are those that it was loaded from.
+
+    Raises:
+        TurnoutError: UNAVAILABLE: they are others by now; keys under their name would stand for other weights.
+    """
+    digests = content_digests(path, tokenizer)
+    if content_marks(path, tokenizer) != marks:
+        message = (
+            f"models.{name}.path: files in {path} or of its tokenizer were changed while they were loaded;"
+            " start again when all of them are in place"
+        )
+        raise TurnoutError(Code.UNAVAILABLE, message, f"models.{name}.path")
+    return digests
 
 
 def reuse_spans(pool: PoolConfig, models: Iterable[EngineModel]) -> None:

@@ -63,12 +63,12 @@ class ByteStore(Protocol):
         """Set a value, the parts one after another, unless the key is there; whether it was set."""
         ...
 
-    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> int:
-        """Make keys live so long from now (None: for ever); how many there were."""
+    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
+        """Make keys live so long from now (None: for ever); for each, whether it was there."""
         ...
 
     def delete(self, keys: Sequence[bytes], deadline: float) -> int:
-        """Remove keys; how many there were."""
+        """Remove keys; how many there were. Where not every node answered, that is a fault: some may be left."""
         ...
 
     def script(self, text: str, keys: Sequence[bytes], args: Sequence[bytes | int | str], deadline: float) -> Any:
@@ -121,6 +121,9 @@ class ChunkShape:
 
 class Codec(Protocol):
     """How a chunk becomes bytes and comes back. Pure functions of their arguments; called from several threads.
+
+    One that needs the very profile it encoded with to decode has that one's version, bytes, as `profile_version`. One
+    whose payloads differ in length for chunks of a shape says so by a true `varies`, and passes over zeros at the end.
 
     Attributes:
         name: in configuration and keys; letters, digits and dashes.

@@ -232,7 +232,7 @@ def _assemble(
     registry = None if store is None else Registry(store, sealer, tokenizer, encode)
     tenancy = Tenancy(config.tenants, config.quota_bytes, registry)
     shelf = None if store is None else _shelf(config, store, keyring, tenancy, clock)
-    writer = Writer(memory, shelf, config.write_queue, clock)
+    writer = Writer(memory, shelf, config.write_queue, tenancy.may_write, clock)
     readers = ThreadPoolExecutor(config.connections, "kv-read")
     decoders = ThreadPoolExecutor(DECODERS, "kv-decode")
     parts = _Parts(config, keyring, memory, shelf, writer, readers, decoders, clock)
@@ -252,7 +252,7 @@ def _shelf(
     ttl_ms = int(1000 * config.ttl_s)
     quotas = Quotas(store, keyring, tenancy.limit, ttl_ms)
     locks = ComputeLocks(store, clock)
-    return Shelf(store, quotas, locks, tenancy.may_write, ttl_ms, config.fetch_timeout_s)
+    return Shelf(store, quotas, locks, ttl_ms, config.fetch_timeout_s)
 
 
 def _store(name: str, layout: ModelLayout, parts: _Parts) -> PrefixStore:

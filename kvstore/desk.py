@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ class Desk:
         self._registry = Registry(store, self._sealer)
         self._registry.refresh(self._deadline())
         self._config = config
-        self._tenancy = Tenancy(config.tenants, config.quota_bytes)
+        self._tenancy = Tenancy(config.tenants, config.quota_bytes, self._registry)
         self._ttl_ms = int(1000 * config.ttl_s)
         self._quotas = Quotas(store, keyring, self._tenancy.limit, self._ttl_ms)
         self._accounts = Accounts(store, keyring, self._sealer)
@@ -105,7 +105,7 @@ class Desk:
         )
 
     def namespaces(self) -> list[Namespace]:
-        """Those that are configured, and those that were ever here."""
+        """Those that are configured or registered, and those that were ever here."""
         known = self._accounts.names(self._deadline())
         private = [Namespace("private", name) for name in self._config.tenants]
         return list(dict.fromkeys([*self._tenancy.namespaces(), *private, *known]))
@@ -135,16 +135,21 @@ class Desk:
         return namespace
 
     def flush(self, namespaces: Iterable[Namespace]) -> int:
-        """Remove what namespaces hold; how many values there were. What is registered stays registered."""
+        """Remove what namespaces hold; how many values there were. What is registered stays registered.
+
+        Raises:
+            StoreFault: some node could not be reached, so that some may be left.
+        """
         return sum(self._quotas.flush(each, self._deadline(60.0)) for each in namespaces)
 
     def register(self, prefix: Prefix) -> Prefix:
         """Register a prefix, or replace what has its name; what is there of it lives for ever from now on.
 
         Raises:
-            TurnoutError: it is shorter than any chunk, so nothing could ever be shared; the name is taken by a pin.
+            TurnoutError: nothing could ever be shared: it is shorter than any chunk, or no server has its tokens; the
+                name is taken by a pin.
         """
-        self._check_length(prefix.tokens)
+        self._check_tokens(prefix)
         self._put(prefix)
         self._touch(prefix, None)
         return prefix
@@ -168,9 +173,10 @@ class Desk:
         """Keep the chunks of a tenant's prefix, those that are there and those that come; how many are there.
 
         Raises:
-            TurnoutError: NOT_FOUND: none is; INVALID_ARGUMENT: the name is taken by a prefix that is shared.
+            TurnoutError: NOT_FOUND: none is; INVALID_ARGUMENT: the name is taken by a prefix that is shared, or no
+                server has its tokens.
         """
-        self._check_length(prefix.tokens)
+        self._check_tokens(prefix)
         self._named_like(prefix)
         found = self._touch(prefix, None)
         if not found:
@@ -201,8 +207,16 @@ class Desk:
     def _models(self) -> list[Enrolled]:
         return enrolled(self._store, self._sealer, self._deadline())
 
-    def _check_length(self, tokens: Mapping[str, tuple[int, ...]]) -> None:
-        sizes = [model.chunk_tokens for model in self._models() if model.tokenizer in tokens]
+    def _check_tokens(self, prefix: Prefix) -> None:
+        """See that some server may make chunks of it; before any server was here, any may."""
+        tokens, models = prefix.tokens, self._models()
+        sizes = [model.chunk_tokens for model in models if model.tokenizer in tokens]
+        if prefix.text is None and not sizes and (models or not tokens):
+            raise invalid(
+                "tokens",
+                "are ids of no tokenizer that a server here has; give the servers' models in --config, or the prefix"
+                " as --text",
+            )
         longest = max(map(len, tokens.values()), default=0)
         if tokens and sizes and longest < min(sizes):
             raise TurnoutError(
@@ -216,7 +230,7 @@ class Desk:
         return self._live(self._all_keys(prefix), ttl_ms)
 
     def _live(self, keys: list[bytes], ttl_ms: int | None) -> int:
-        return self._store.touch(keys, ttl_ms, self._deadline()) if keys else 0
+        return sum(self._store.touch(keys, ttl_ms, self._deadline())) if keys else 0
 
     def _all_keys(self, prefix: Prefix) -> list[bytes]:
         return [key for model in self._models() for key in self._keys(prefix, model)]

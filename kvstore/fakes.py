@@ -79,14 +79,15 @@ class MemoryByteStore:
             self.put(key, b"".join(parts), ttl_ms)
             return True
 
-    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> int:
+    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
         """As `ByteStore`."""
         self._check(deadline)
         with self._lock:
-            there = [(key, value) for key in keys if (value := self.get(key)) is not None]
-            for key, value in there:
-                self.put(key, value, ttl_ms)
-            return len(there)
+            values = [self.get(key) for key in keys]
+            for key, value in zip(keys, values, strict=True):
+                if value is not None:
+                    self.put(key, value, ttl_ms)
+            return [value is not None for value in values]
 
     def delete(self, keys: Sequence[bytes], deadline: float) -> int:
         """As `ByteStore`."""
@@ -171,7 +172,7 @@ class PassOn:
         """As `ByteStore`."""
         return self._inner.write(key, parts, ttl_ms, deadline)
 
-    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> int:
+    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
         """As `ByteStore`."""
         return self._inner.touch(keys, ttl_ms, deadline)
 
@@ -261,7 +262,7 @@ class FaultyStore(PassOn):
         self._begin(deadline)
         return self._inner.write(key, parts, ttl_ms, deadline)
 
-    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> int:
+    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
         """As `ByteStore`."""
         self._begin(deadline)
         return self._inner.touch(keys, ttl_ms, deadline)
@@ -357,9 +358,9 @@ class RecordingStore:
         sizes = [sum(memoryview(part).nbytes for part in parts)]
         return bool(self._record("write", [key], sizes, lambda: self.inner.write(key, parts, ttl_ms, deadline)))
 
-    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> int:
+    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
         """As `ByteStore`."""
-        return int(self._record("touch", keys, [], lambda: self.inner.touch(keys, ttl_ms, deadline)))
+        return list(self._record("touch", keys, [], lambda: self.inner.touch(keys, ttl_ms, deadline)))
 
     def delete(self, keys: Sequence[bytes], deadline: float) -> int:
         """As `ByteStore`."""

@@ -9,12 +9,12 @@ from threading import Lock
 import torch
 
 from kvstore.base import Codec
-from kvstore.codecs.base import landing, load_codec
+from kvstore.codecs.base import filled_up, landing, load_codec
 from kvstore.exchange import ModelLayout
 from kvstore.keys import Chain, Keyring, Link, fingerprint, redis_key
 from kvstore.layout import choose_chunk_tokens, layer_groups
 from kvstore.lookup.memory import EXACT
-from kvstore.value import OVERHEAD_BYTES, open_into, seal
+from kvstore.value import OVERHEAD_BYTES, form_name, open_into, seal
 from turnout.types import Sharing
 
 SLABS_KEPT = 8
@@ -46,13 +46,20 @@ class Form:
 
     Attributes:
         codec: itself.
+        name: in keys.
         quality: what chunks that came through it are called in the host tier.
-        most_bytes: longest value of all groups of a chunk together.
+        sizes: longest value of each group of a chunk, bytes.
     """
 
     codec: Codec
+    name: str
     quality: str
-    most_bytes: int
+    sizes: tuple[int, ...]
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a chunk's values together."""
+        return sum(self.sizes)
 
 
 class Forms:
@@ -82,8 +89,7 @@ class Forms:
         self.groups = layer_groups(layout, self.chunk_tokens)
         loaded = [load_codec(name, layout.profiles) for name in dict.fromkeys(codecs)]
         self.forms = [self._form(codec) for codec in sorted(loaded, key=lambda codec: not codec.lossless)]
-        most = max((each.codec.max_bytes(shape) for each in self.forms for shape in self.groups), default=0)
-        self.slabs = Slabs(most + OVERHEAD_BYTES)
+        self.slabs = Slabs(max((size for form in self.forms for size in form.sizes), default=0))
 
     @property
     def chunk_size(self) -> tuple[int, int, int, int, int]:
@@ -105,7 +111,11 @@ class Forms:
 
     def keys(self, link: Link, form: Form) -> list[bytes]:
         """Where a chunk's values lie, group by group."""
-        return [redis_key(self.keyring, self.fingerprint, link, form.codec.name, i) for i in range(len(self.groups))]
+        return [redis_key(self.keyring, self.fingerprint, link, form.name, i) for i in range(len(self.groups))]
+
+    def entries(self, link: Link) -> list[tuple[bytes, int]]:
+        """A chunk's values in every form: where each lies, and its bytes at most."""
+        return [entry for form in self.forms for entry in zip(self.keys(link, form), form.sizes, strict=True)]
 
     def empty_chunk(self) -> torch.Tensor:
         """Memory for a chunk."""
@@ -124,7 +134,7 @@ class Forms:
             ValueError: it is, but the codec cannot read it.
         """
         shape, out = self.groups[group], self.part(kv, group)
-        key = redis_key(self.keyring, self.fingerprint, link, form.codec.name, group)
+        key = redis_key(self.keyring, self.fingerprint, link, form.name, group)
         slab = self.slabs.take()
         try:
             room = landing(form.codec, shape, out, memoryview(slab))
@@ -140,10 +150,10 @@ class Forms:
             ValueError: the codec refuses what `kv` holds.
         """
         shape = self.groups[group]
-        key = redis_key(self.keyring, self.fingerprint, link, form.codec.name, group)
-        payload = form.codec.encode(self.part(kv, group), shape)
+        key = redis_key(self.keyring, self.fingerprint, link, form.name, group)
+        payload = filled_up(form.codec, shape, form.codec.encode(self.part(kv, group), shape))
         return seal(self.keyring, link, key, form.codec, shape, payload, memoryview(slab))
 
     def _form(self, codec: Codec) -> Form:
-        most = sum(codec.max_bytes(shape) + OVERHEAD_BYTES for shape in self.groups)
-        return Form(codec, EXACT if codec.lossless else codec.name, most)
+        sizes = tuple(codec.max_bytes(shape) + OVERHEAD_BYTES for shape in self.groups)
+        return Form(codec, form_name(codec), EXACT if codec.lossless else codec.name, sizes)

@@ -65,13 +65,13 @@ class Upkeep:
         self._clock = clock
         self._stop = Event()
         self._ours = False
-        self._kept: dict[Namespace, set[bytes]] = {}
+        self._kept: dict[Namespace, dict[bytes, int]] = {}
         self._due = dict.fromkeys((self.refresh, self.settle_accounts, self.keep, self.sweep), 0.0)
         self._swept = 0
         self._thread = Thread(target=self._work, name="kv-upkeep", daemon=True)
 
     def introduce(self) -> None:
-        """Check the root key, say which models there are, and read what is registered.
+        """Check the root key, say which models and namespaces there are, and read what is registered.
 
         Raises:
             TurnoutError: Redis was filled under another root key.
@@ -82,6 +82,7 @@ class Upkeep:
         for each in self._stores:
             enrol(office.store, office.sealer, each.name, each.forms, office.tokenizer, deadline)
         office.registry.refresh(deadline)
+        office.accounts.name(self._namespaces(), deadline, again=True)
         self._ours = True
 
     def start(self) -> None:
@@ -106,8 +107,7 @@ class Upkeep:
 
     def settle_accounts(self) -> None:
         """Add to the accounts what was counted since the last time."""
-        for namespace in self._namespaces():
-            self._office.accounts.name(namespace, self._deadline())
+        self._office.accounts.name(self._namespaces(), self._deadline())
         for each in self._stores:
             self._office.accounts.add(each.name, each.counts.tenants(), self._deadline())
 
@@ -119,21 +119,29 @@ class Upkeep:
         self.introduce()
         office, kept = self._office, self._kept_keys()
         for namespace, keys in self._kept.items():
-            if gone := sorted(keys - kept.get(namespace, set())):
+            if gone := sorted(keys.keys() - kept.get(namespace, {}).keys()):
                 office.store.touch(gone, office.quotas.ttl_ms, self._deadline())
         self._kept = kept
         for namespace, keys in kept.items():
-            office.store.touch(sorted(keys), None, self._deadline())
-            office.quotas.record(namespace, [], sorted(keys), self._deadline())  # the index forgets what nobody uses
+            there = office.store.touch(list(keys), None, self._deadline())
+            used = [(key, size if is_there else 0) for (key, size), is_there in zip(keys.items(), there, strict=True)]
+            office.quotas.record(namespace, [], used, self._deadline())  # the index forgets what nobody uses
 
-    def _kept_keys(self) -> dict[Namespace, set[bytes]]:
-        """Keys of the chunks of all registered prefixes, as prompts that begin with them make them."""
-        found: dict[Namespace, set[bytes]] = {}
-        for prefix in self._office.registry.prefixes:
-            for forms in (each.forms for each in self._stores):
-                for link in _links(self._office, forms, prefix):
-                    keys = [key for form in forms.forms for key in forms.keys(link, form)]
-                    found.setdefault(link.namespace, set()).update(keys)
+    def _kept_keys(self) -> dict[Namespace, dict[bytes, int]]:
+        """Keys of the chunks of all registered prefixes, as prompts that begin with them make them; bytes at most.
+
+        The beginnings of all prefixes come before what follows them: over a quota the last go first.
+        """
+        office, stores = self._office, self._stores
+        links = [
+            (link, each.forms)
+            for prefix in office.registry.prefixes
+            for each in stores
+            for link in _links(office, each.forms, prefix)
+        ]
+        found: dict[Namespace, dict[bytes, int]] = {}
+        for link, forms in sorted(links, key=lambda each: each[0].index):
+            found.setdefault(link.namespace, {}).update(forms.entries(link))
         return found
 
     def sweep(self) -> None:

@@ -19,6 +19,7 @@ from turnout.errors import not_found
 from turnout.registry import names
 
 PACKAGE = "kvstore.codecs"
+STEPS = 16  # lengths that the payloads of a codec may have where they differ with what they hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,19 @@ def landing(codec: Codec, shape: ChunkShape, out: torch.Tensor, slab: memoryview
         `out`'s own bytes where the codec leaves them as they are, which saves a copy; else the slab's first bytes.
     """
     return bytes_of(out) if getattr(codec, "in_place", False) else slab[: codec.max_bytes(shape)]
+
+
+def filled_up(codec: Codec, shape: ChunkShape, payload: memoryview) -> memoryview:
+    """A payload as it is sealed: of one of few lengths, for who reads Redis sees the length.
+
+    Else whoever has the model could encode a guessed prompt, and compare how long its chunks become. Where a codec's
+    payloads differ in length, zeros that its `decode` passes over make them up to the next sixteenth of the longest.
+    """
+    if not getattr(codec, "varies", False):
+        return payload
+    most = codec.max_bytes(shape)
+    step = -(-most // STEPS)
+    return memoryview(bytes(payload).ljust(min(-(-payload.nbytes // step) * step, most), b"\0"))
 
 
 def check_chunk(kv: torch.Tensor, shape: ChunkShape) -> None:

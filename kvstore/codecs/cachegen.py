@@ -32,7 +32,7 @@ import torch
 
 from kvstore.base import ChunkShape
 from kvstore.codecs import _coder
-from kvstore.codecs.base import CodecFamily, bytes_of, check_chunk, check_payload, read_tensor
+from kvstore.codecs.base import CodecFamily, bytes_of, check_chunk, read_tensor
 from kvstore.profiles import Ints, Profile, check_fits, refuse_missing
 
 SEEDS = (238,)
@@ -74,7 +74,7 @@ class Side:
 
 class CacheGenCodec:
     """A header, the length of each stream (uint32, in words), the streams (uint32), one for each layer and side, then
-    where elements were kept (uint32, in the order [layers, 2, channels, tokens]) and these elements.
+    where elements were kept (uint32, in the order [layers, 2, channels, tokens]) and these elements. Zeros may follow.
 
     Args:
         name: one of `LEVELS`.
@@ -84,10 +84,12 @@ class CacheGenCodec:
     """
 
     lossless = False
+    varies = True
 
     def __init__(self, name: str, profile: Profile) -> None:
         self.name = name
         self.number = NUMBERS[name]
+        self.profile_version = profile.version
         self._profile = profile
         self._scale = LEVELS[name]
         self._sides: dict[tuple[int, int], Side] = {}  # made when first needed; two threads make the same
@@ -137,8 +139,7 @@ class CacheGenCodec:
             raise ValueError("encoded with another profile")
         body = payload[_HEADER.size :]
         if mode == _STORED:
-            check_payload(body, shape.raw_bytes)
-            out.view(-1).view(torch.uint8).copy_(read_tensor(body, torch.uint8))
+            out.view(-1).view(torch.uint8).copy_(read_tensor(_cut(body, shape.raw_bytes), torch.uint8))
         elif mode == _CODED:
             self._decode(body, shape, num_kept, out)
         else:
@@ -149,8 +150,9 @@ class CacheGenCodec:
         words = np.frombuffer(body[: body.nbytes // 4 * 4], "<u4")
         ends = num_streams + np.cumsum(words[:num_streams], dtype=np.int64)
         tail = num_kept * (4 + shape.dtype.itemsize)
-        if len(ends) < num_streams or body.nbytes != 4 * int(ends[-1]) + tail:
-            raise ValueError("streams of another length than the payload")
+        if len(ends) < num_streams:
+            raise ValueError("a payload of less than the lengths of its streams")
+        body = _cut(body, 4 * int(ends[-1]) + tail)
         positions = words[ends[-1] : ends[-1] + num_kept].astype(np.int64)
         if num_kept and int(positions.max()) >= out.numel():
             raise ValueError("an element beyond the chunk")
@@ -243,6 +245,18 @@ class CacheGenCodec:
         at = np.arange(-most, most + 2) - 0.5
         edges = np.rint((at * self.bin(layer, side) + SPAN) * (cells / (2 * SPAN))).astype(np.int64)
         return first, _coder.symbol_weights(differences, np.broadcast_to(edges, (len(differences), len(edges))))
+
+
+def _cut(body: memoryview, num_bytes: int) -> memoryview:
+    """The first bytes of a payload, of which only zeros may follow.
+
+    Raises:
+        ValueError: there are fewer, or something else follows.
+    """
+    rest = bytes(body[num_bytes:])
+    if body.nbytes < num_bytes or rest.count(0) != len(rest):
+        raise ValueError("a payload of another length than what it holds")
+    return body[:num_bytes]
 
 
 def _by_channel(kv: torch.Tensor, shape: ChunkShape) -> torch.Tensor:

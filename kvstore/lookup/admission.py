@@ -48,8 +48,6 @@ class Doorkeeper:
 
     def sight(self, links: Iterable[Link]) -> None:
         """Somebody's prompt holds these chunks; whether they must be computed is not known yet."""
-        if self._admission == "always":
-            return
         with self._lock:
             for link in links:
                 self._note(link.digest).announced = True

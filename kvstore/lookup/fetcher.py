@@ -128,7 +128,7 @@ class Fetcher:
     def _from_memory(self, up: _LookUp) -> None:
         lossy = () if self._means is None or not up.wanted.lossy else self._means.forms.readable(True)
         qualities = list(dict.fromkeys([EXACT, *(form.quality for form in lossy)]))
-        held = self._memory.get([link.digest for link in up.links], qualities)
+        held = self._memory.get(up.links, qualities)
         up.got = [None if each is None else (*each, "memory") for each in held]
 
     async def _from_redis(self, up: _LookUp) -> None:
@@ -203,13 +203,12 @@ class Fetcher:
 
     def _collect(self, up: _LookUp, places: list[int], claims: dict[int, tuple[Slot, bool]]) -> None:
         """Take what came, and keep it in memory."""
-        digests = [link.digest for link in up.links]
         for place in places:
             slot, mine = claims[place]
             if slot.state == "done" and slot.kv is not None:
                 up.got[place] = (slot.kv, slot.quality, "redis")
                 if mine:
-                    self._memory.put(digests[place], slot.kv, slot.quality, digests[:place])
+                    self._memory.put(up.links[place], slot.kv, slot.quality, up.links[:place])
 
     async def _from_others(self, up: _LookUp, began: float) -> None:
         """Say that this process computes what is missing, or wait a little for the process that already does."""

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Lock, Semaphore
-
-import torch
+from threading import Condition
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.counts import Counts
@@ -22,12 +20,13 @@ from kvstore.forms import Form, Forms
 from kvstore.keys import Link
 from kvstore.lookup.controller import Ask, Controller, Decision, Level
 from kvstore.lookup.flight import Slot
-from kvstore.value import OVERHEAD_BYTES, ValueRefused
+from kvstore.lookup.supply import Supply
+from kvstore.lookup.transfer import LOOK_S, Chunk, Staging, Transfer
+from kvstore.value import ValueRefused
 
 log = logging.getLogger(__name__)
 
 GOOD_SHARE = 0.5  # of the time to compute everything: quality is given up for speed only above it
-VALUES_AHEAD = 8  # received and not decoded yet
 HASTE = 4.0  # a read may take this many times its estimate before its connection is given up
 LEAST_READ_S = 0.25
 LEAST_WAIT_S = 0.05
@@ -52,14 +51,6 @@ class Means:
         return self.controller.chunk_bytes(form.codec.name, self.forms.raw_bytes, form.most_bytes)
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """A chunk on its way: the tensor, and how many of its values are not in place."""
-
-    kv: torch.Tensor
-    left: int
-
-
 class Run:
     """One run of chunks, read in order until the controller, a fault or the requester ends it.
 
@@ -77,6 +68,7 @@ class Run:
         decision: the first that was made.
         fault: whether the store failed.
         stored: chunks of the run that are in the store, from the first on; None before it is known.
+        staging: memory for its values.
     """
 
     def __init__(
@@ -96,9 +88,9 @@ class Run:
         self._rest = rest
         self._wake = wake
         self._began = means.clock()
-        self._ahead = Semaphore(VALUES_AHEAD)
-        self._lock = Lock()
-        self._available: dict[Form, int] = {}  # chunks of the run that there are, from the first on
+        self.staging = Staging(means.forms.slabs)
+        self._lock = Condition()
+        self._supply = Supply()
         self._left = False
         self._broken = False
         self._ended = False
@@ -161,37 +153,42 @@ class Run:
 
     def _read_all(self) -> None:
         """Decide and read until there is nothing more to fetch."""
-        self._probe()
+        self._supply.probe(self.means, self._links, self._lossy, self.deadline)
+        self.stored = self._supply.most
         done = 0
         while not self.stopping:
             decision = self._decide(done)
             if self.decision is None:
                 self.decision = decision
-            if not decision.chunks:
-                return
-            form = next(each for each in self._available if each.codec.name == decision.codec)
-            transfer = self._read(form, done, decision)
-            done += transfer.values // len(self.means.forms.groups)
-            if not transfer.stopped and transfer.values < transfer.asked:
-                self._available[form] = done  # the next one is not there, or did not come in time
+            if decision.chunks:
+                form = self._supply.form(decision.codec)
+                transfer = self._read(form, done, decision)
+                done += transfer.values // len(self.means.forms.groups)
+                if not transfer.stopped and transfer.values < transfer.asked:
+                    self._supply.cut(form, done)  # the next one is not there, or did not come in time
+            if not decision.chunks or self._supply.is_refused:
+                refused = self._first_refused()
+                if refused is None:
+                    return
+                done = refused
 
-    def _probe(self) -> None:
-        """Find out how many chunks at the start of the run are there, by form; one round trip for each form."""
-        means = self.means
-        groups = len(means.forms.groups)
-        for form in means.forms.readable(self._lossy):
-            keys = [key for link in self._links for key in means.forms.keys(link, form)]
-            began = means.clock()
-            self._available[form] = means.store.count_prefix(keys, self.deadline) // groups
-            means.controller.round_trip(means.clock() - began)
-        self.stored = max(self._available.values(), default=0)
+    def _first_refused(self) -> int | None:
+        """Where to go on in another form, once everything that came is decoded; None: nothing was refused."""
+        if len(self._supply) == 1:
+            return None
+        with self._lock:
+            while self._decoding and not self.stopping:
+                self._lock.wait(LOOK_S)
+        refused = self._supply.take_refused()
+        if refused is not None:
+            self.means.store.distrust()
+        return refused
 
     def _decide(self, done: int) -> Decision:
         means, now = self.means, self.means.clock()
         levels = [
-            Level(form.codec.name, means.expected_bytes(form), count - done)
-            for form, count in self._available.items()
-            if count > done
+            Level(form.codec.name, means.expected_bytes(form), count)
+            for form, count in self._supply.after(done).items()
         ]
         ask = Ask(
             levels=levels,
@@ -214,12 +211,12 @@ class Run:
         )  # fmt: skip
         return decision
 
-    def _read(self, form: Form, done: int, decision: Decision) -> _Transfer:
+    def _read(self, form: Form, done: int, decision: Decision) -> Transfer:
         """Read chunks in one form."""
         means = self.means
         links = self._links[done : done + decision.chunks]
         keys = [key for link in links for key in means.forms.keys(link, form)]
-        transfer = _Transfer(self, form, done, len(keys))
+        transfer = Transfer(self, form, done, len(keys))
         self._own_bytes = means.expected_bytes(form) * len(links)
         means.controller.queue(self._own_bytes)
         # Of a link that is only being tried, the estimate is no estimate: it may take what computing would.
@@ -236,7 +233,7 @@ class Run:
 
     def goes_on(self, form: Form, done: int) -> bool:
         """After `done` chunks: whether the next should come in the same form too."""
-        if self.stopping or done >= len(self._links):
+        if self.stopping or self._supply.is_refused or done >= len(self._links):
             return False
         return self._decide(done).codec == form.codec.name
 
@@ -245,19 +242,7 @@ class Run:
         with self._lock:
             self._spoilt.append(self.means.forms.keys(self._links[index], form)[group])
 
-    def take_slab(self) -> bytearray | None:
-        """Memory for a value, when few enough are being decoded; None when it is too late."""
-        while not self.stopping:
-            if self._ahead.acquire(timeout=0.05):
-                return self.means.forms.slabs.take()
-        return None
-
-    def give_slab(self, slab: bytearray) -> None:
-        """Nobody uses it any more."""
-        self.means.forms.slabs.give(slab)
-        self._ahead.release()
-
-    def decode(self, form: Form, index: int, group: int, value: memoryview, slab: bytearray, chunk: _Chunk) -> None:
+    def decode(self, form: Form, index: int, group: int, value: memoryview, slab: bytearray, chunk: Chunk) -> None:
         """Have a value, which lies in `slab`, decoded beside the transfer."""
         with self._lock:
             self._decoding += 1
@@ -266,7 +251,7 @@ class Run:
         except RuntimeError:  # the store is being closed
             self._decoded(slab)
 
-    def _decode(self, form: Form, index: int, group: int, value: memoryview, slab: bytearray, chunk: _Chunk) -> None:
+    def _decode(self, form: Form, index: int, group: int, value: memoryview, slab: bytearray, chunk: Chunk) -> None:
         means, began = self.means, self.means.clock()
         try:
             if not self._left:
@@ -284,12 +269,13 @@ class Run:
             self._decoded(slab)
 
     def _decoded(self, slab: bytearray) -> None:
-        self.give_slab(slab)
+        self.staging.give(slab)
         with self._lock:
             self._decoding -= 1
+            self._lock.notify_all()
         self._finish()
 
-    def _place(self, form: Form, index: int, chunk: _Chunk) -> None:
+    def _place(self, form: Form, index: int, chunk: Chunk) -> None:
         """A value is in its place; with the last of its chunk, the chunk is there."""
         with self._lock:
             chunk.left -= 1
@@ -303,9 +289,11 @@ class Run:
         before = self.means.counts.fault(reason)
         level = logging.DEBUG if before else logging.WARNING
         log.log(level, "prefix store: a value was refused (%s); it is computed instead", reason)
-        self._broken = True
         if reason not in NOT_REMOVED:
             self.spoil(form, index, group)
+        if self._supply.refuse(form, index):
+            return
+        self._broken = True
         for slot in self._slots[index:]:
             slot.settle("missing")
         self._wake()
@@ -316,67 +304,3 @@ def _remove(means: Means, keys: list[bytes]) -> None:
     means.store.distrust()
     with suppress(StoreFault):
         means.store.delete(keys, means.clock() + REMOVE_S)
-
-
-class _Transfer:
-    """One pipelined read: where its values go, and what their arrival says about the link."""
-
-    def __init__(self, run: Run, form: Form, first: int, asked: int) -> None:
-        self._run = run
-        self._means = run.means
-        self._form = form
-        self._first = first
-        self._slab: bytearray | None = None
-        self._size = 0
-        self._chunk: _Chunk | None = None
-        self._last = run.means.clock()
-        self.asked = asked
-        self.values = 0
-        self.stopped = False
-
-    def place(self, index: int, size: int) -> memoryview | None:
-        """Where value `index` of `size` bytes goes; None where no value has so many, or it comes too late."""
-        groups = self._means.forms.groups
-        if size > self._form.codec.max_bytes(groups[index % len(groups)]) + OVERHEAD_BYTES:
-            self._means.counts.fault("length")
-            chunk, group = divmod(index, len(groups))
-            self._run.spoil(self._form, self._first + chunk, group)
-            return None
-        began = self._means.clock()
-        self._slab = self._run.take_slab()
-        self._last += self._means.clock() - began  # our own slowness is not the link's
-        if self._slab is None:
-            return None
-        self._size = size
-        return memoryview(self._slab)[:size]
-
-    def done(self, index: int) -> bool:
-        """Value `index` is complete."""
-        slab, self._slab = self._slab, None
-        assert slab is not None
-        groups = self._means.forms.groups
-        chunk, group = divmod(index, len(groups))
-        self._measure(index, groups[group].raw_bytes)
-        self.values = index + 1
-        if group == 0 or self._chunk is None:
-            self._chunk = _Chunk(self._means.forms.empty_chunk(), len(groups))
-        place = self._first + chunk
-        self._run.decode(self._form, place, group, memoryview(slab)[: self._size], slab, self._chunk)
-        if group == len(groups) - 1 and not self._run.goes_on(self._form, place + 1):
-            self.stopped = True
-            return self.values == self.asked  # otherwise answers are on their way, and the connection is given up
-        return True
-
-    def _measure(self, index: int, raw_bytes: int) -> None:
-        now = self._means.clock()
-        took, self._last = now - self._last, now
-        if index == 0:  # the request's own way is not the value's
-            took = max(took - self._means.controller.trip_s, 0.1 * took)
-        self._means.counts.read(self._size)
-        self._means.controller.received(self._form.codec.name, self._size, raw_bytes, took)
-
-    def end(self) -> None:
-        """Give back what nothing complete came into."""
-        if self._slab is not None:
-            self._run.give_slab(self._slab)
-            self._slab = None

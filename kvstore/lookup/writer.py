@@ -36,7 +36,6 @@ class Shelf:
         store: where values go.
         quotas: of the namespaces.
         locks: of this process.
-        may_write: whether a tenant may store anything.
         ttl_ms: life of a value.
         timeout_s: most time for one chunk, seconds.
     """
@@ -44,7 +43,6 @@ class Shelf:
     store: ByteStore
     quotas: Quotas
     locks: ComputeLocks
-    may_write: Callable[[str], bool]
     ttl_ms: int
     timeout_s: float
 
@@ -70,6 +68,7 @@ class Writer:
         memory: the host tier.
         shelf: Redis; None: there is none.
         capacity: offers that wait; more are refused.
+        may_write: whether a tenant may store anything.
         clock: monotonic, seconds.
     """
 
@@ -78,9 +77,11 @@ class Writer:
         memory: HostMemory,
         shelf: Shelf | None,
         capacity: int,
+        may_write: Callable[[str], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._memory = memory
+        self._may_write = may_write
         self._shelf = shelf
         self._capacity = capacity
         self._clock = clock
@@ -177,24 +178,30 @@ class Writer:
         deadline = self._clock() + shelf.timeout_s
         for namespace in dict.fromkeys(link.namespace for link in use.links):
             links = [link for link in use.links if link.namespace == namespace]
-            keys = [key for link in links for form in use.forms.forms for key in use.forms.keys(link, form)]
-            shelf.store.touch(keys[::-1], shelf.ttl_ms, deadline)  # the end of a prompt is evicted first
-            shelf.quotas.record(namespace, [], keys, deadline)  # the index forgets what nobody uses
+            entries = [entry for link in links for entry in use.forms.entries(link)]
+            # the end of a prompt is evicted first
+            there = shelf.store.touch([key for key, _ in entries[::-1]], shelf.ttl_ms, deadline)[::-1]
+            used = [(key, size if is_there else 0) for (key, size), is_there in zip(entries, there, strict=True)]
+            shelf.quotas.record(namespace, [], used, deadline)  # the index forgets what nobody uses
 
     def _store(self, job: _Job) -> None:
         """Read the chunk, and put it where it belongs."""
         offer = job.offer
         try:
-            kv = offer.read()
+            kv = offer.read() if self._may_write(offer.tenant) else None
         finally:
             _finish(offer)  # the engine's blocks are free whatever Redis does
-        self._memory.put(offer.link.digest, kv, before=[link.digest for link in offer.before])
+        if kv is None:
+            job.counts.drop("quota")
+        else:
+            self._memory.put(offer.link, kv, before=offer.before)
         shelf = self._shelf
         if shelf is None:
             return
         deadline = self._clock() + shelf.timeout_s
         try:
-            self._to_redis(shelf, job, kv, deadline)
+            if kv is not None:
+                self._to_redis(shelf, job, kv, deadline)
         except StoreFault as fault:
             job.counts.fault(fault.kind)
             job.counts.drop("unreachable" if fault.kind in ("unreachable", "open") else "fault")
@@ -209,7 +216,7 @@ class Writer:
             counts.drop("unreachable")
             return
         size = sum(form.most_bytes for form in forms.forms)
-        if not shelf.may_write(offer.tenant) or not shelf.quotas.may_write(namespace, size):
+        if not shelf.quotas.may_write(namespace, size):
             counts.drop("quota")
             return
         shelf.locks.ahead(offer.link.digest, deadline)
@@ -222,10 +229,10 @@ class Writer:
                 log.warning("prefix store: codec %s refused a chunk: %s", form.codec.name, error)
         if written:
             ancestors = [link for link in offer.before if link.namespace == namespace]
-            used = [key for link in ancestors for form in forms.forms for key in forms.keys(link, form)]
+            used = [(key, 0) for link in ancestors for key, _ in forms.entries(link)]
             try:
                 shelf.quotas.record(namespace, written, used, deadline)
-            except StoreFault as fault:  # the values are there; the index lacks them until they expire
+            except StoreFault as fault:  # the values are there; the index lacks them until they are used, or expire
                 counts.fault(fault.kind)
 
     def _write_form(

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from kvstore.base import StoreFault
-from kvstore.redis.nodes import URL_FIELD, Address, Endpoint, Opener
+from kvstore.redis.nodes import URL_FIELD, Address, Endpoint, Kind, Opener
 from kvstore.redis.resp import Reply
 from kvstore.redis.topology import OneServer, Topology, learn
 from turnout.errors import invalid
@@ -38,6 +38,7 @@ IN_SCRIPTS: dict[str, tuple[str, ...]] = {
     "ZRANDMEMBER": ("1",),
     "ZREM": ("m",),
 }
+IN_CLUSTERS = ("CLUSTER|SLOTS", "ASKING")  # and where the nodes are, and keys that are just moving
 CALL = "return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"
 KEY_PATTERN = "to1:*"
 _DENIED = re.compile(r"NOPERM|no permissions|can't run this command|ACL failure", re.IGNORECASE)
@@ -87,7 +88,7 @@ def check_address(address: Address, timeout_s: float = 2.0) -> Checked:
     try:
         nodes = _nodes(topology)
     except StoreFault as fault:
-        return _away(fault)
+        return _away(fault, address)
     warnings: list[str] = []
     versions: list[str] = []
     for endpoint in nodes:
@@ -97,7 +98,7 @@ def check_address(address: Address, timeout_s: float = 2.0) -> Checked:
             versions.append(found.version)
             warnings += found.warnings()
         except StoreFault as fault:
-            warnings.insert(0, _away(fault).warnings[0])
+            warnings.insert(0, _away(fault, address).warnings[0])
     return Checked(bool(versions), tuple(dict.fromkeys(warnings)), tuple(versions))
 
 
@@ -107,19 +108,26 @@ def _nodes(topology: Topology) -> list[Endpoint]:
     return topology.nodes()
 
 
-def _away(fault: StoreFault) -> Checked:
+def _away(fault: StoreFault, address: Address) -> Checked:
     """A fault on the way to a server: refused is for a person to mend, the rest may pass.
 
     Raises:
         TurnoutError: refused.
     """
     if fault.kind == "refused":
-        raise invalid(URL_FIELD, str(fault)) from fault
+        hint = f"; {_grant(address)}" if address.kind == "cluster" and _DENIED.search(str(fault)) else ""
+        raise invalid(URL_FIELD, f"{fault}{hint}") from fault
     hint = "; if it speaks TLS, write rediss://" if "closed the connection" in str(fault) else ""
     return Checked(
         False,
         (f"{URL_FIELD}: {fault}{hint}; prefixes are shared in host memory only until it answers",),
     )
+
+
+def _grant(address: Address) -> str:
+    """What makes an access list do."""
+    rights = " ".join(f"+{each.lower()}" for each in words_needed(address.kind))
+    return f"grant it with ACL SETUSER {address.access.user or 'default'} ~{KEY_PATTERN} {rights}"
 
 
 class _Server:
@@ -138,6 +146,10 @@ class _Server:
             self._info: dict[str, Any] | None = self._read_info()
             self._try_commands()
             self._limits = self._output_limit()
+        except redis.AuthenticationError as error:
+            raise invalid(
+                URL_FIELD, f"{endpoint} refuses {address.access.who}: {error}; see kvstore.password_file"
+            ) from error
         except redis.RedisError as error:
             raise StoreFault("unreachable", f"{endpoint} went away during the check: {error}") from error
         finally:
@@ -207,6 +219,8 @@ class _Server:
         }
         for name, arguments in words.items():
             self._try(name, name, *arguments)
+        if self._address.kind == "cluster":
+            self._try("ASKING", "ASKING")
         for name, more in IN_SCRIPTS.items():
             # A key of one command's kind only: SET makes another than HSET.
             self._try(name, "EVAL", CALL, 1, f"{key}:{name[0]}", name, *more)
@@ -221,12 +235,9 @@ class _Server:
 
     def _judge(self, name: str, said: str) -> None:
         if _DENIED.search(said):
-            access = self._address.access
-            rights = " ".join(f"+{each.lower()}" for each in words_needed())
+            who = self._address.access.who
             raise invalid(
-                URL_FIELD,
-                f"{access.who} may not run {name} on keys {KEY_PATTERN} ({said}); grant it with "
-                f"ACL SETUSER {access.user or 'default'} ~{KEY_PATTERN} {rights}",
+                URL_FIELD, f"{who} may not run {name} on keys {KEY_PATTERN} ({said}); {_grant(self._address)}"
             )
         if "unknown command" in said.lower():
             since = ALL_NEEDED.get(name, (2, 6))
@@ -255,6 +266,6 @@ class _Server:
         )
 
 
-def words_needed() -> list[str]:
+def words_needed(kind: Kind = "single") -> list[str]:
     """Commands a user of the store needs, for an access list."""
-    return [*dict.fromkeys([*ALL_NEEDED, *IN_SCRIPTS])]
+    return [*dict.fromkeys([*ALL_NEEDED, *IN_SCRIPTS, *(IN_CLUSTERS if kind == "cluster" else ())])]

@@ -85,7 +85,7 @@ class Address:
     Attributes:
         kind: one server, sentinels that know the master, or nodes of a cluster.
         endpoints: of the server, the sentinels or some of the cluster's nodes.
-        access: to the servers; sentinels are asked without a password.
+        access: to the servers, and to sentinels that ask for a password.
         service: name of the master that the sentinels watch.
     """
 

@@ -73,19 +73,22 @@ class RedisStore:
         """Set a value unless the key is there; whether it was set."""
         return self._routes.one(key, set_once(key, parts, ttl_ms), deadline, may_be=(b"OK", None)) is not None
 
-    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> int:
-        """Make keys live so long from now (None: for ever); how many there were."""
+    def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
+        """Make keys live so long from now (None: for ever); for each, whether it was there."""
         if ttl_ms is not None:
-            return _total(self._routes.each(keys, per_key((b"PEXPIRE",), keys, (ttl_ms,)), deadline))
+            return _there(self._routes.each(keys, per_key((b"PEXPIRE",), keys, (ttl_ms,)), deadline))
         # PERSIST says 0 of a key that lives for ever already, so it does not count them.
         there = self._routes.each(keys, per_key((b"EXISTS",), keys), deadline)
-        persisted = self._routes.each(keys, per_key((b"PERSIST",), keys), deadline)
-        _total(persisted)
-        return _total(there)
+        _there(self._routes.each(keys, per_key((b"PERSIST",), keys), deadline))
+        return _there(there)
 
     def delete(self, keys: Sequence[bytes], deadline: float) -> int:
-        """Remove keys; how many there were."""
-        return _total(self._routes.each(keys, per_key((b"UNLINK",), keys), deadline))
+        """Remove keys; how many there were. Where not every node answered, that is a fault."""
+        replies = self._routes.each(keys, per_key((b"UNLINK",), keys), deadline)
+        for reply in replies:
+            if isinstance(reply, StoreFault):
+                raise reply
+        return sum(reply for reply in replies if isinstance(reply, int))
 
     def script(self, text: str, keys: Sequence[bytes], args: Sequence[bytes | int | str], deadline: float) -> Any:
         """Run a small Lua script on the node that holds the keys, which lie in one slot; without keys, on any node.
@@ -118,14 +121,13 @@ class RedisStore:
         self._routes.close()
 
 
-def _total(replies: Sequence[Reply | StoreFault]) -> int:
-    """The sum of what nodes answered.
+def _there(replies: Sequence[Reply | StoreFault]) -> list[bool]:
+    """Which keys were there, as nodes answered.
 
     Raises:
         StoreFault: no node answered.
     """
-    numbers = [reply for reply in replies if isinstance(reply, int)]
     faults = [reply for reply in replies if isinstance(reply, StoreFault)]
-    if faults and not numbers:
+    if faults and len(faults) == len(replies):
         raise faults[0]
-    return sum(numbers)
+    return [reply == 1 for reply in replies]

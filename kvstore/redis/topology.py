@@ -14,7 +14,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from kvstore.base import StoreFault
+from kvstore.base import FaultKind, StoreFault
 from kvstore.redis.nodes import Address, Endpoint, Opener
 from kvstore.redis.resp import ErrorReply, Reply, command
 from turnout.errors import invalid
@@ -22,6 +22,7 @@ from turnout.errors import invalid
 # Looking up where the nodes are: at most so long, and not more often than this.
 LOOKUP_S = 0.5
 PAUSE_S = 1.0
+DENIED = frozenset({"NOAUTH", "NOPERM", "WRONGPASS"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,8 @@ class _Lookup:
 class SentinelMaster:
     """The master of a service, asked from the sentinels, and again whenever it fails.
 
+    Sentinels often have no password where the servers have one, and refuse one then: they are told it when they ask.
+
     Args:
         address: of the sentinels.
         opener: for the TLS settings.
@@ -152,6 +155,7 @@ class SentinelMaster:
 
     def __init__(self, address: Address, opener: Opener) -> None:
         self._service = address.service
+        self._who = address.access.who
         options: dict[str, Any] = {
             "socket_timeout": LOOKUP_S,
             "socket_connect_timeout": LOOKUP_S,
@@ -161,7 +165,9 @@ class SentinelMaster:
         }
         listed = [(endpoint.host, endpoint.port) for endpoint in address.endpoints]
         sentinel: Any = Sentinel  # not typed by redis-py
-        self._sentinels = sentinel(listed, sentinel_kwargs=options)
+        known = {"username": address.access.user, "password": address.access.password}
+        ways = [options, *([options | known] if address.access.password is not None else [])]
+        self._ways = [sentinel(listed, sentinel_kwargs=each) for each in ways]
         self._master: Endpoint | None = None
         self._lookup = _Lookup(self._find)
 
@@ -185,14 +191,27 @@ class SentinelMaster:
         self._lookup.aside()
 
     def _find(self) -> None:
-        try:
-            host, port = self._sentinels.discover_master(self._service)
-        except redis.RedisError as error:
-            raise StoreFault("unreachable", f"the sentinels name no master of {self._service!r}: {error}") from error
-        finally:
-            for each in self._sentinels.sentinels:
-                each.close()
-        self._master = Endpoint(host, int(port))
+        denied: Exception | None = None
+        for sentinels in self._ways:
+            try:
+                host, port = sentinels.discover_master(self._service)
+            except redis.RedisError as error:
+                if not _is_denial(error):
+                    message = f"the sentinels name no master of {self._service!r}: {error}"
+                    raise StoreFault("unreachable", message) from error
+                denied = error
+            else:
+                self._master = Endpoint(host, int(port))
+                return
+            finally:
+                for each in sentinels.sentinels:
+                    each.close()
+        raise StoreFault("refused", f"the sentinels refuse {self._who}: {denied}") from denied
+
+
+def _is_denial(error: redis.RedisError) -> bool:
+    """Whether a sentinel asked for a password or a right; what several of them said comes as one text."""
+    return isinstance(error, redis.exceptions.NoPermissionError) or "AuthenticationError" in str(error)
 
 
 class Cluster:
@@ -241,15 +260,23 @@ class Cluster:
             try:
                 reply = self._ask(endpoint, command("CLUSTER", "SLOTS"), time.monotonic() + LOOKUP_S)
             except StoreFault as fault:
-                last = fault
+                last = _graver(last, fault)
                 continue
             if isinstance(reply, ErrorReply) and "cluster support disabled" in reply.text:
                 raise StoreFault("refused", f"{endpoint} is no node of a cluster; write redis:// instead")
+            if isinstance(reply, ErrorReply) and reply.code in DENIED:
+                last = StoreFault("refused", f"{endpoint}: {reply.text}")
             slots = _slots_of(reply, endpoint)
             if slots:
                 self._slots = slots
                 return
-        raise StoreFault("unreachable", f"no node of the cluster says who holds the slots: {last}")
+        kind: FaultKind = "refused" if last is not None and last.kind == "refused" else "unreachable"
+        raise StoreFault(kind, f"no node of the cluster says who holds the slots: {last}")
+
+
+def _graver(one: StoreFault | None, other: StoreFault) -> StoreFault:
+    """Of two faults the one that a person must mend."""
+    return one if one is not None and one.kind == "refused" else other
 
 
 def _slots_of(reply: Reply, asked: Endpoint) -> list[Endpoint | None]:

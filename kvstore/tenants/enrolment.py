@@ -30,7 +30,7 @@ class Enrolled:
         fingerprint: of the model, hexadecimal.
         chunk_tokens: tokens in a chunk.
         groups: values of a chunk.
-        codecs: names of the forms.
+        codecs: names of the forms, as keys have them.
         tokenizer: digest of its tokenizer.
     """
 
@@ -85,7 +85,7 @@ def enrol(store: ByteStore, sealer: Sealer, name: str, forms: Forms, tokenizer: 
         fingerprint=forms.fingerprint.hex(),
         chunk_tokens=forms.chunk_tokens,
         groups=len(forms.groups),
-        codecs=tuple(form.codec.name for form in forms.forms),
+        codecs=tuple(form.name for form in forms.forms),
         tokenizer=tokenizer,
     )
     tag = base64.urlsafe_b64encode(forms.fingerprint[:8]).rstrip(b"=")

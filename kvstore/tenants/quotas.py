@@ -2,6 +2,9 @@
 
 Redis has no quotas. Beside the values lies an index of each namespace: a sorted set of its keys by time of use, and
 their sizes. Both are updated by one small script for each batch; what Redis evicted by itself is found by samples.
+
+Values may be there that the index lacks: it could not be written, or its node came back empty. They are entered when
+they are found again, and until then nothing renews their life.
 """
 
 from __future__ import annotations
@@ -17,37 +20,44 @@ from turnout.types import Namespace
 
 SWEPT = 32  # keys in a sample
 
-# KEYS: index, sizes. The total lies in the sizes under "". ARGV: now, quota or -1, number of keys that were written,
-# then (score, size, key) of each, then (score, key) of those that were used.
-# Returns the total, the number of keys, and those that the namespace lost.
+# KEYS: index, sizes. The total lies in the sizes under "". ARGV: now, life of the index in ms, quota or -1, number of
+# keys that were written, then (score, size, key) of each and of those that were used: one of these that the index does
+# not know is entered if it has a size. Returns the total, the number of keys, and those that the namespace must lose.
+# Redis may evict one of index and sizes: the other alone says nothing.
 RECORD = """
 local index, sizes = KEYS[1], KEYS[2]
-local function drop(key)
-  redis.call('zrem', index, key)
-  redis.call('hincrby', sizes, '', -(tonumber(redis.call('hget', sizes, key)) or 0))
-  redis.call('hdel', sizes, key)
+if redis.call('exists', index) ~= redis.call('exists', sizes) then redis.call('unlink', index, sizes) end
+local function size_of(key) return tonumber(redis.call('hget', sizes, key) or 0) end
+local function enter(score, size, key)
+  redis.call('zadd', index, score, key)
+  redis.call('hincrby', sizes, '', size - size_of(key))
+  redis.call('hset', sizes, key, size)
 end
-local last = 3 + 3 * tonumber(ARGV[3])
-for i = 4, last, 3 do
-  local old = tonumber(redis.call('hget', sizes, ARGV[i + 2]) or 0)
-  redis.call('zadd', index, ARGV[i], ARGV[i + 2])
-  redis.call('hset', sizes, ARGV[i + 2], ARGV[i + 1])
-  redis.call('hincrby', sizes, '', tonumber(ARGV[i + 1]) - old)
-end
-for i = last + 1, #ARGV, 2 do
-  redis.call('zadd', index, 'xx', ARGV[i], ARGV[i + 1])
+local last = 4 + 3 * tonumber(ARGV[4])
+for i = 5, #ARGV, 3 do
+  local score, size, key = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2]
+  if i > last and redis.call('hget', sizes, key) then
+    redis.call('zadd', index, score, key)
+  elseif i <= last or size > 0 then
+    enter(score, size, key)
+  end
 end
 for _, key in ipairs(redis.call('zrangebyscore', index, '-inf', ARGV[1], 'limit', 0, 200)) do
-  drop(key)
+  redis.call('zrem', index, key)
+  redis.call('hincrby', sizes, '', -size_of(key))
+  redis.call('hdel', sizes, key)
 end
-local lost, quota = {}, tonumber(ARGV[2])
-while quota >= 0 and tonumber(redis.call('hget', sizes, '') or 0) > quota do
-  local oldest = redis.call('zrange', index, 0, 0)[1]
+local lost, quota = {}, tonumber(ARGV[3])
+local over = size_of('') - quota
+while quota >= 0 and over > 0 and #lost < 1000 do
+  local oldest = redis.call('zrange', index, #lost, #lost)[1]
   if not oldest then break end
-  drop(oldest)
   lost[#lost + 1] = oldest
+  over = over - size_of(oldest)
 end
-return {tonumber(redis.call('hget', sizes, '') or 0), redis.call('zcard', index), lost}
+redis.call('pexpire', index, ARGV[2])
+redis.call('pexpire', sizes, ARGV[2])
+return {size_of(''), redis.call('zcard', index), lost}
 """
 
 # KEYS: index, sizes. ARGV: keys that are gone. Returns the total and the number of keys.
@@ -113,7 +123,7 @@ class Quotas:
         self,
         namespace: Namespace,
         written: Sequence[tuple[bytes, int]],
-        used: Sequence[bytes],
+        used: Sequence[tuple[bytes, int]],
         deadline: float,
     ) -> int:
         """Enter what was written, in a chain's order, and evict what is over the quota, the longest unused first.
@@ -121,7 +131,8 @@ class Quotas:
         Args:
             namespace: whose it is.
             written: keys and their sizes in bytes.
-            used: keys that count as used now, in a chain's order; those that are not there are ignored.
+            used: keys that count as used now, in a chain's order, and their bytes at most where they are known to be
+                there: then they are entered if they are not yet. With 0 those that the index lacks are ignored.
             deadline: monotonic.
 
         Returns:
@@ -129,14 +140,15 @@ class Quotas:
         """
         limit = self._limit(namespace)
         now = int(1000 * self._wall())
-        args: list[bytes | int | str] = [now, -1 if limit is None else limit, len(written)]
+        args: list[bytes | int | str] = [now, 2 * self._ttl, -1 if limit is None else limit, len(written)]
         for place, (key, size) in enumerate(written, start=len(used)):
             args += [self._score(now, place), size, key]
-        for place, key in enumerate(used):
-            args += [self._score(now, place), key]
+        for place, (key, size) in enumerate(used):
+            args += [self._score(now, place), size, key]
         _, _, lost = self._store.script(RECORD, self._keys(namespace), args, deadline)
-        if lost:
+        if lost:  # forgotten when they are gone, not before: nothing else would ever remove them
             self._store.delete(lost, deadline)
+            self._store.script(FORGET, self._keys(namespace), lost, deadline)
         return len(lost)
 
     def held(self, namespace: Namespace, deadline: float) -> Held:
@@ -164,7 +176,10 @@ class Quotas:
         return len(gone) / len(sample)
 
     def flush(self, namespace: Namespace, deadline: float) -> int:
-        """Remove every value of the namespace that the index knows; how many there were."""
+        """Remove every value of the namespace that the index knows; how many there were.
+
+        A node that cannot be reached is a fault: what it holds is still there and still known.
+        """
         removed = 0
         while keys := self._store.script(PAGE, self._keys(namespace)[:1], [999], deadline):
             removed += self._store.delete(keys, deadline)

@@ -1,13 +1,15 @@
 """Prefixes that an operator shares with a group or with everybody, or keeps: one sealed document in Redis.
 
 Only who holds the root key can register: a document written by anybody else is refused, and so is one that is older
-than what this process has read already.
+than what this process has read already. One that was begun on an empty Redis is no older for that, as the first number
+is a time; who knew prefixes before adds them to it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from threading import Lock
@@ -150,9 +152,9 @@ class Registry:
             if seen != self._version:
                 self._read(deadline)
             new = change(self._prefixes)
-            version = max(seen, self._version) + 1
-            document = self._sealer.seal(PLACE, _pack(version, new))
-            if self._store.script(SWAP, [VERSION, PLACE], [str(seen), str(version), document], deadline):
+            begins = seen == self._version == 0
+            version = time.time_ns() // 1000 if begins else max(seen, self._version) + 1
+            if self._write(seen, version, new, begins, deadline):
                 self._take(version, new)
                 return
         raise StoreFault("refused", "the registry is being written by others all the time")
@@ -165,7 +167,7 @@ class Registry:
                 self._put_back(deadline)
             return False
         try:
-            version, prefixes = _unpack(self._sealer.open(PLACE, value))
+            version, prefixes, begins = _unpack(self._sealer.open(PLACE, value))
         except (SealBroken, ValueError, KeyError, TypeError):
             log.error("prefix store: the registered prefixes in Redis were not written under this root key; ignored")
             return False
@@ -175,14 +177,28 @@ class Registry:
             return False
         if version == self._version:
             return False
+        names = {each.name for each in prefixes}
+        if begins and (lost := tuple(each for each in self._prefixes if each.name not in names)):
+            log.warning("prefix store: registered prefixes were gone from Redis; they are added to the new ones")
+            prefixes = (*prefixes, *lost)
+            if not self._write(version, version + 1, prefixes, False, deadline):
+                return False  # somebody else did
+            version += 1
         self._take(version, prefixes)
         return True
 
     def _put_back(self, deadline: float) -> None:
         seen = self._store.script(GET, [VERSION], [], deadline) or b"0"
-        document = self._sealer.seal(PLACE, _pack(self._version, self._prefixes))
-        self._store.script(SWAP, [VERSION, PLACE], [seen, str(self._version), document], deadline)
+        self._write(seen, self._version, self._prefixes, False, deadline)
         self._refused = None
+
+    def _write(
+        self, seen: bytes | int, version: int, prefixes: tuple[Prefix, ...], begins: bool, deadline: float
+    ) -> bool:
+        """Write the document, unless its number is not the one that was seen any more."""
+        document = self._sealer.seal(PLACE, _pack(version, prefixes, begins))
+        args = [seen if isinstance(seen, bytes) else str(seen), str(version), document]
+        return bool(self._store.script(SWAP, [VERSION, PLACE], args, deadline))
 
     def _take(self, version: int, prefixes: tuple[Prefix, ...]) -> None:
         tokens = {each.name: ids for each in prefixes if (ids := self._local_tokens(each))}
@@ -209,11 +225,13 @@ def namespace_of(prefix: Prefix) -> Namespace:
 PUBLIC = Namespace("public", "registered")  # one for all registered prefixes: what two have in common is stored once
 
 
-def _pack(version: int, prefixes: tuple[Prefix, ...]) -> bytes:
-    return json.dumps({"version": version, "prefixes": [asdict(each) for each in prefixes]}).encode()
+def _pack(version: int, prefixes: tuple[Prefix, ...], begins: bool) -> bytes:
+    document = {"version": version, "begins": begins, "prefixes": [asdict(each) for each in prefixes]}
+    return json.dumps(document).encode()
 
 
-def _unpack(text: bytes) -> tuple[int, tuple[Prefix, ...]]:
+def _unpack(text: bytes) -> tuple[int, tuple[Prefix, ...], bool]:
+    """Number, prefixes, and whether it is the first on an empty Redis."""
     document = json.loads(text)
     prefixes = tuple(
         Prefix(
@@ -222,7 +240,7 @@ def _unpack(text: bytes) -> tuple[int, tuple[Prefix, ...]]:
         )
         for each in document["prefixes"]
     )  # fmt: skip
-    return int(document["version"]), prefixes
+    return int(document["version"]), prefixes, bool(document.get("begins"))
 
 
 def _number(value: bytes | None) -> int:

@@ -29,9 +29,10 @@ class Tenancy:
         self._registry = registry
         self._limits: dict[Namespace, int | None] = {}
         for name, setting in tenants.items():
-            home, own = self.home(name), setting.quota_bytes if setting.quota_bytes is not None else quota_bytes
-            others = self._limits.get(home, 0)
-            self._limits[home] = None if own is None or others is None else max(own, others)
+            own = setting.quota_bytes if setting.quota_bytes is not None else quota_bytes
+            for namespace in self._of(name):
+                others = self._limits.get(namespace, 0)
+                self._limits[namespace] = None if own is None or others is None else max(own, others)
 
     def sharing(self, tenant: str, prompt: Sequence[int]) -> Sharing:
         """Of a prompt: the longest head in common with a public prefix, then with one of the tenant's group, then
@@ -73,8 +74,15 @@ class Tenancy:
         return self._limits.get(namespace, self._quota)
 
     def namespaces(self) -> list[Namespace]:
-        """Those that the configuration names, and the public one."""
-        return list(dict.fromkeys([PUBLIC, *map(self.home, self._tenants)]))
+        """Those that the configuration or a registered prefix names, and the public one."""
+        configured = [namespace for name in self._tenants for namespace in self._of(name)]
+        registered = [] if self._registry is None else map(namespace_of, self._registry.prefixes)
+        return list(dict.fromkeys([PUBLIC, *configured, *registered]))
+
+    def _of(self, tenant: str) -> list[Namespace]:
+        """Where a configured tenant's chunks are, and those of what its group registered."""
+        group = self.group(tenant)
+        return list(dict.fromkeys([self.home(tenant), *([Namespace("group", group)] if group else [])]))
 
     def sharing_of(self, prefix: Prefix, tokens: Sequence[int]) -> Sharing:
         """How the chunks of a registered prefix, whose tokens these are, are named."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, fields
 
 from kvstore.base import ByteStore
@@ -24,7 +24,10 @@ for i = 1, #ARGV, 2 do redis.call('hincrby', KEYS[1], ARGV[i], ARGV[i + 1]) end
 return 1
 """
 READ = "return redis.call('hgetall', KEYS[1])"
-NAME = "return redis.call('hsetnx', KEYS[1], ARGV[1], ARGV[2])"
+NAME = """
+for i = 1, #ARGV, 2 do redis.call('hsetnx', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return 1
+"""
 DROP = "return redis.call('unlink', KEYS[1])"
 
 
@@ -44,14 +47,24 @@ class Accounts:
         self._named: set[Namespace] = set()
         self._flushed: dict[tuple[str, str], TenantCounts] = {}
 
-    def name(self, namespace: Namespace, deadline: float) -> None:
-        """See that the namespace's name is known to whoever holds the root key."""
-        if namespace in self._named:
+    def name(self, namespaces: Iterable[Namespace], deadline: float, again: bool = False) -> None:
+        """See that the namespaces' names are known to whoever holds the root key.
+
+        Args:
+            namespaces: any.
+            deadline: monotonic.
+            again: those too that were named before: Redis may have been emptied since.
+        """
+        wanted = [each for each in dict.fromkeys(namespaces) if again or each not in self._named]
+        if not wanted:
             return
-        tag = _tag(self._keyring, namespace)
-        text = json.dumps([namespace.policy, namespace.id]).encode()
-        self._store.script(NAME, [NAMES], [tag, self._sealer.seal(NAMES + tag, text)], deadline)
-        self._named.add(namespace)
+        args: list[bytes | int | str] = []
+        for namespace in wanted:
+            tag = _tag(self._keyring, namespace)
+            text = json.dumps([namespace.policy, namespace.id]).encode()
+            args += [tag, self._sealer.seal(NAMES + tag, text)]
+        self._store.script(NAME, [NAMES], args, deadline)
+        self._named.update(wanted)
 
     def names(self, deadline: float) -> list[Namespace]:
         """Every namespace that was named; those whose name cannot be read are left out."""
@@ -74,7 +87,7 @@ class Accounts:
             if not any(grown):
                 continue
             whose = Namespace("private", tenant)
-            self.name(whose, deadline)
+            self.name([whose], deadline)
             args = [part for name, value in zip(FIELDS, grown, strict=True) for part in (name, value)]
             self._store.script(ADD, [self._key(whose)], args, deadline)
             self._flushed[model, tenant] = now

@@ -14,7 +14,11 @@ from kvstore.redis.embedded import EmbeddedServer
 from tests.kvstore.prefixes import FOUR, LAYOUT, ROOT, Engine, redis_store, shared, soon, start_server
 from turnout.kvstore_config import TenantSharing
 
-TENANTS = {"ann": TenantSharing(quota_bytes=1_000_000), "bea": TenantSharing(policy="group", group="team")}
+TENANTS = {
+    "ann": TenantSharing(quota_bytes=1_000_000),
+    "bea": TenantSharing(policy="group", group="team"),
+    "cid": TenantSharing(group="crew"),
+}
 COMMANDS = ["stats", "flush --all", "pin x --text -", "register-public x --text -"]
 
 
@@ -107,7 +111,7 @@ def test_stats_of_one_tenant(run: Any, server: EmbeddedServer, place: list[str],
     assert [row["tenant"] for row in report["tenants"]] == ["zoe"]
     result = run("cache", "stats", "--tenant", "nobody", *place)
     assert result.code == 1
-    assert result.err == "turnout: tenant: 'nobody' is not known; available: ann, bea, zoe\n"
+    assert result.err == "turnout: tenant: 'nobody' is not known; available: ann, bea, cid, zoe\n"
 
 
 def test_flush_removes_what_is_named_and_nothing_else(
@@ -159,6 +163,18 @@ def test_a_prefix_of_a_group_is_shared_by_it_alone(
     assert serve(server, layout, "bea", "bea", "ann") == [0, 4, 0]
 
 
+def test_what_a_group_registered_is_seen_and_flushed_though_its_members_share_nothing_else(
+    run: Any, server: EmbeddedServer, place: list[str], layout: ModelLayout, tokens_file: str
+) -> None:
+    serve(server, layout)
+    asked(run, "register-public", "crew's", "--group", "crew", "--tokens", tokens_file, *place)
+    assert serve(server, layout, "cid", "cid") == [0, 4]
+    (row,) = asked(run, "stats", *place)["namespaces"]
+    assert (row["policy"], row["id"], row["values"]) == ("group", "crew", 4)
+    assert asked(run, "flush", "--group", "crew", *place) == {"removed": 4}
+    assert serve(server, layout, "cid") == [0]
+
+
 def test_text_is_registered_with_the_tokens_of_the_pools(
     run: Any, server: EmbeddedServer, place: list[str], layout: ModelLayout, tmp_path: Path
 ) -> None:
@@ -173,7 +189,7 @@ def test_pinned_chunks_do_not_expire_until_they_are_unpinned(
 ) -> None:
     def lives() -> list[int]:
         script = """local t = {}
-            for _, k in ipairs(redis.call('keys', 'to1:*:raw:*')) do t[#t + 1] = redis.call('pttl', k) end return t"""
+            for _, k in ipairs(redis.call('keys', 'to1:*:raw.*')) do t[#t + 1] = redis.call('pttl', k) end return t"""
         with redis_store(server) as store:
             return list(store.script(script, [], [], soon()))
 
@@ -203,6 +219,18 @@ def test_files_without_a_usable_prefix_are_refused(
     result = run("cache", "register-public", "x", "--tokens", str(tmp_path / "tokens.json"), *place)
     assert result.code == 1
     assert message in result.err
+
+
+def test_token_ids_of_another_tokenizer_are_refused(
+    run: Any, server: EmbeddedServer, place: list[str], tokens_file: str, tmp_path: Path
+) -> None:
+    """They would be told as registered, and shared by nobody. Text is encoded by whoever has another tokenizer."""
+    serve(server, LAYOUT)  # of a tokenizer that the configuration does not have
+    result = run("cache", "register-public", "system", "--tokens", tokens_file, *place)
+    assert result.code == 1
+    assert "tokens: are ids of no tokenizer that a server here has; give the servers' models in --config" in result.err
+    (tmp_path / "system.txt").write_text("What is 12+30? What is 45+50? What is 7+8?")
+    assert asked(run, "register-public", "system", "--text", str(tmp_path / "system.txt"), *place)["tokens"] > 0
 
 
 def test_exactly_one_file_is_wanted(run: Any, place: list[str], tmp_path: Path, tokens_file: str) -> None:

@@ -59,8 +59,15 @@ def test_public_chunks_and_everything_under_always_are_wanted_at_once() -> None:
     door = Doorkeeper("always", 60.0, clock=Clock())
     assert door.expects(link(b"a"))
     assert door.wants(link(b"a"))
-    door.sight([link(b"a")])
-    assert len(door) == 0
+
+
+def test_what_was_in_an_earlier_prompt_is_known_under_either_admission() -> None:
+    for admission in ("second", "always"):
+        door = Doorkeeper(admission, 60.0, clock=Clock())
+        door.sight([link(b"a")])
+        assert not door.knows(link(b"a"))
+        door.sight([link(b"a")])
+        assert door.knows(link(b"a"))
 
 
 def test_memory_is_bounded_and_the_latest_are_remembered() -> None:

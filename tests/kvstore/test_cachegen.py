@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from decoding.artifacts import Artifact
 from kvstore.base import ChunkShape
 from kvstore.codecs import _coder
-from kvstore.codecs.base import load_codec
+from kvstore.codecs.base import filled_up, load_codec
 from kvstore.codecs.cachegen import DEPTHS, GROUP, LEVELS, SIDES, CacheGenCodec
 from kvstore.profiles import cell_bytes, cell_weights, read_profiles
 from tests.kvstore.profiled import DIGEST, alike_kv, alike_profiles, demo_kv, profiles_of, shape_of
@@ -161,6 +161,32 @@ def test_a_chunk_unlike_the_model_takes_no_more_than_the_tensor() -> None:
     assert size == HEADER + kv.nbytes
 
 
+@pytest.mark.parametrize("name", LEVELS)
+def test_the_length_that_is_seen_does_not_tell_what_is_in_it(name: str) -> None:
+    codec = codec_of(name)
+    chunks = [alike_kv(64, seed).to(torch.bfloat16) for seed in range(20, 28)]
+    shape = shape_of(chunks[0])
+    payloads = [codec.encode(kv, shape) for kv in chunks]
+    assert len({payload.nbytes for payload in payloads}) > 1
+    sealed = [filled_up(codec, shape, payload) for payload in payloads]
+    assert len({payload.nbytes for payload in sealed}) == 1
+    for payload, longer in zip(payloads, sealed, strict=True):
+        assert 0 <= longer.nbytes - payload.nbytes <= codec.max_bytes(shape) / 16 + 1
+        outs = [torch.empty_like(chunks[0]) for _ in range(2)]
+        for each, out in zip((payload, longer), outs, strict=True):
+            codec.decode(memoryview(bytearray(each)), shape, out)
+        assert torch.equal(*outs)
+
+
+def test_a_chunk_stored_as_it_is_may_be_filled_up_too() -> None:
+    kv = torch.randn((3, 64, 2, 2, 8), generator=torch.Generator().manual_seed(1)) * 1e6
+    shape, codec = shape_of(kv), codec_of()
+    out = torch.empty_like(kv)
+    codec.decode(memoryview(bytearray(bytes(codec.encode(kv, shape)) + bytes(7))), shape, out)
+    assert torch.equal(out, kv)
+    assert filled_up(codec, shape, codec.encode(kv, shape)).nbytes == codec.max_bytes(shape)
+
+
 # Bad input
 
 
@@ -184,7 +210,7 @@ def test_broken_payloads_raise_value_errors_and_never_hang() -> None:
         with pytest.raises(ValueError, match=r"shorter|length"):
             codec.decode(memoryview(payload[:length]), shape, out)
     with pytest.raises(ValueError, match="length"):
-        codec.decode(memoryview(payload + b"\0\0\0\0"), shape, out)
+        codec.decode(memoryview(payload + b"\0\0\0\1"), shape, out)
     with pytest.raises(ValueError, match="mode 7"):
         codec.decode(memoryview(payload[:6] + b"\7" + payload[7:]), shape, out)
     noise = payload[:8] + rng.bytes(len(payload) - 8)

@@ -15,7 +15,15 @@ import pytest
 import kvstore
 from kvstore.redis.checks import check_address, words_needed
 from kvstore.redis.nodes import Access, Address, Endpoint, Opener, TlsFiles, parse_url
-from tests.kvstore.servers import RedisProcess, TlsFront, free_port, make_certificates, redis_cluster, redis_server
+from tests.kvstore.servers import (
+    RedisProcess,
+    TlsFront,
+    free_port,
+    make_certificates,
+    redis_cluster,
+    redis_server,
+    until,
+)
 from turnout.errors import TurnoutError
 
 
@@ -168,6 +176,50 @@ def test_rights_to_all_that_scripts_run_are_checked() -> None:
     called = {name.upper() for name in re.findall(r"redis\.call\('(\w+)'", sources)}
     assert len(called) > 5
     assert called <= set(words_needed())
+    assert set(words_needed("cluster")) - set(words_needed()) == {"CLUSTER|SLOTS", "ASKING"}
+
+
+def test_rights_that_only_a_cluster_needs_are_checked(tmp_path: Path) -> None:
+    rights = [f"+{word.lower()}" for word in words_needed("cluster")]
+    with redis_cluster(tmp_path, 1) as (node,), closing(node.client()) as client:
+        address = parse_url(f"redis+cluster://store:hidden@{node.endpoint}")
+
+        def grant(words: list[str]) -> None:
+            client.execute_command("ACL SETUSER", "store", "reset", "on", ">hidden", "~to1:*", *words)
+
+        for missing, says in (("+cluster|slots", "who holds the slots: .*NOPERM"), ("+asking", "may not run ASKING")):
+            grant([right for right in rights if right != missing])
+            with pytest.raises(TurnoutError, match=rf"{says}.*ACL SETUSER store .*{re.escape(missing)}"):
+                check_address(address)
+        grant(rights)
+        assert check_address(address).reachable
+        client.config_set("requirepass", "hidden")
+        for url in (f"redis+cluster://{node.endpoint}", f"redis+cluster://:wrong@{node.endpoint}"):
+            with pytest.raises(TurnoutError, match=r"NOAUTH|WRONGPASS"):
+                check_address(parse_url(url))
+
+
+def test_a_password_that_is_not_given_is_asked_for(tmp_path: Path) -> None:
+    with redis_server(tmp_path, "requirepass hidden") as own:
+        with pytest.raises(TurnoutError, match=r"refuses user 'default': .*see kvstore\.password_file"):
+            check_address(parse_url(own.url))
+        assert check_address(parse_url(f"redis://:hidden@{own.endpoint}")).reachable
+
+
+@pytest.mark.parametrize("theirs", ["requirepass hidden", ""])
+def test_sentinels_that_want_a_password_are_told_the_servers(tmp_path: Path, theirs: str) -> None:
+    with redis_server(tmp_path / "m", "requirepass hidden") as master:
+        watch = f"sentinel monitor turnout {master.endpoint.host} {master.endpoint.port} 1"
+        settings = (watch, "sentinel auth-pass turnout hidden", theirs)
+        with redis_server(tmp_path / "s", *settings, sentinel=True) as sentinel:
+
+            def check(user: str) -> bool:
+                return check_address(parse_url(f"redis+sentinel://{user}{sentinel.endpoint}/turnout")).reachable
+
+            until(lambda: check(":hidden@"))
+            for user, says in (("", "refuse.* user 'default'"), (":wrong@", "refuse.* user 'default'")):
+                with pytest.raises(TurnoutError, match=says):
+                    check(user)
 
 
 def test_a_redis_that_is_away_is_a_warning(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_lives_end_by_the_injected_clock() -> None:
     now[0] = 1.0
     assert store.keys() == [b"b"]
     assert store.write(b"a", [b"3"], 500, soon())
-    assert store.touch([b"a", b"b"], None, soon()) == 2
+    assert store.touch([b"a", b"c", b"b"], None, soon()) == [True, False, True]
     now[0] = 1e9
     assert read(store, [b"a", b"b"])[0] == [b"3", b"2"]
     now[0] += 2

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kvstore import value as values
 from kvstore.keys import Keyring
 from kvstore.redis.redis_store import RedisStore
 from kvstore.tenants.enrolment import CLAIM, PROOF
 from kvstore.tenants.enrolment import ROOT as CLAIMED
 from kvstore.tenants.registry import Prefix, Registry
 from kvstore.tenants.sealed import Sealer
-from tests.kvstore.prefixes import CHUNK, FOUR, MODEL, ROOT, Engine, soon, until
+from kvstore.value import OVERHEAD_BYTES
+from tests.kvstore.prefixes import CHUNK, FOUR, LAYOUT, MODEL, ROOT, Engine, fill, soon, tokens, until
+from tests.kvstore.profiled import alike_kv, profiles_of
 from turnout.types import Sharing
 
 GET = "return redis.call('get', KEYS[1])"
@@ -43,6 +47,61 @@ async def test_a_value_that_was_refused_is_replaced(
     for _ in range(3):
         await engine.serve(FOUR)
     assert len((await engine.find(FOUR)).chunks) == 4
+
+
+async def test_what_is_refused_in_one_form_is_read_in_another(store: RedisStore, opened: Any) -> None:
+    engine = Engine(opened(store, codecs=("raw", "int8")))
+    await engine.serve(FOUR)
+    forms = engine.store.forms
+    link = engine.store.chain(Sharing.private("alice")).links(FOUR, 4)[1]
+    key = forms.keys(link, forms.forms[0])[0]
+    store.script(SET, [key], [turned(store.script(GET, [key], [], soon()))], soon())
+    found = await engine.find(FOUR, lossy=True)
+    assert (len(found.chunks), found.lossy) == (4, True)
+    assert engine.store.stats().faults == {"tag": 1}
+    await until(lambda: not store.count_prefix([key], soon()))  # and it was removed all the same
+
+
+async def test_values_of_another_profile_lie_beside_ours(store: RedisStore, opened: Any) -> None:
+    """A value that could not be decoded would be refused and kept alive by every request, and never be replaced."""
+    one, other = (profiles_of(alike_kv(200, seed, width=4)) for seed in (1, 2))
+    for profiles, expected in ((one, [0, 4]), (other, [0, 4]), (one, [4])):
+        layout = replace(LAYOUT, profiles=profiles)
+        engine = Engine(opened(store, layout=layout, codecs=("cachegen-0",)), layout=layout)
+        for count in expected:
+            found = await engine.store.fetch(engine.wanted(FOUR, lossy=True))
+            assert len(found.chunks) == count
+            engine.compute(FOUR, count)
+            assert await engine.store.settle()
+        assert engine.store.stats().faults == {}
+
+
+async def test_values_that_compress_differently_are_of_the_same_few_lengths(store: RedisStore, opened: Any) -> None:
+    layout = replace(LAYOUT, profiles=profiles_of(alike_kv(200, 1, width=4)))
+    engine = Engine(opened(store, layout=layout, codecs=("cachegen-0",)), layout=layout)
+    for seed in range(4):
+        engine.compute(tokens(33, seed))
+    assert await engine.store.settle()
+    forms = engine.store.forms
+    most, size = forms.forms[0].codec.max_bytes(forms.groups[0]), "return redis.call('strlen', KEYS[1])"
+    links = [
+        link for seed in range(4) for link in engine.store.chain(Sharing.private("alice")).links(tokens(33, seed), 4)
+    ]
+    lengths = {store.script(size, forms.keys(link, forms.forms[0]), [], soon()) - OVERHEAD_BYTES for link in links}
+    assert lengths <= {*range(0, most, -(-most // 16)), most}
+    assert 0 not in lengths
+
+
+async def test_values_of_a_later_format_lie_beside_ours(
+    store: RedisStore, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as later:
+        later.setattr(values, "VERSION", values.VERSION + 1)
+        await fill(store, FOUR)
+    engine = Engine(opened(store))
+    assert (await engine.serve(FOUR)).chunks == []
+    assert len((await engine.find(FOUR)).chunks) == 4
+    assert engine.store.stats().faults == {}
 
 
 class Confused:

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
+from kvstore.base import ByteStore, StoreFault
+from kvstore.fakes import PassOn
 from kvstore.keys import Keyring
 from kvstore.redis.redis_store import RedisStore
-from kvstore.tenants.quotas import Held, Quotas
+from kvstore.tenants.quotas import RECORD, Held, Quotas
 from kvstore.tenants.registry import Prefix, Registry
 from kvstore.tenants.sealed import Sealer
 from tests.kvstore.prefixes import FOUR, ROOT, Engine, shared, soon, tokens, until
 from turnout.kvstore_config import TenantSharing
-from turnout.types import Namespace
+from turnout.types import Namespace, Sharing
 
 ALICE, BOB = Namespace("private", "alice"), Namespace("private", "bob")
 SIZE = 100
@@ -29,7 +31,7 @@ class Wall:
 class Desk:
     """Quotas with a clock of their own, and values to go with them."""
 
-    def __init__(self, store: RedisStore, limit: int | None) -> None:
+    def __init__(self, store: ByteStore, limit: int | None) -> None:
         self.store = store
         self.wall = Wall()
         self.quotas = Quotas(store, Keyring(ROOT), lambda _: limit, 60_000, self.wall)
@@ -39,7 +41,7 @@ class Desk:
         for name in names:
             self.store.write(key(name), [bytes(SIZE)], 60_000, soon())
         written = [(key(name), SIZE) for name in names]
-        return self.quotas.record(namespace, written, [key(name) for name in used], soon())
+        return self.quotas.record(namespace, written, [(key(name), 0) for name in used], soon())
 
     def there(self, names: str) -> str:
         return "".join(name for name in names if self.store.count_prefix([key(name)], soon()))
@@ -138,14 +140,96 @@ def test_flushing_removes_one_namespace(store: RedisStore) -> None:
     assert desk.quotas.flush(ALICE, soon()) == 0
 
 
-def test_counters_never_expire(store: RedisStore) -> None:
-    desk = Desk(store, None)
-    desk.write(["a"])
-    lives = store.script(
-        "local t = {} for _, k in ipairs(redis.call('keys', '*{*')) do t[#t + 1] = redis.call('pttl', k) end return t",
-        [], [], soon(),
-    )  # fmt: skip
-    assert lives == [-1, -1]
+async def test_nothing_is_left_of_a_namespace_that_nobody_uses(store: RedisStore) -> None:
+    quotas = Quotas(store, Keyring(ROOT), lambda _: None, 200)
+    assert store.write(key("a"), [bytes(SIZE)], 200, soon())
+    quotas.record(ALICE, [(key("a"), SIZE)], [], soon())
+    index = quotas._keys(ALICE)
+    lives = [store.script("return redis.call('pttl', KEYS[1])", [each], [], soon()) for each in (key("a"), *index)]
+    assert lives[0] < min(lives[1:])  # it is known for as long as it is there
+    await until(lambda: store.script("return redis.call('dbsize')", [], [], soon()) == 0)
+
+
+class Forgetful(PassOn):
+    """Batches that are not entered, and values that are not removed, as often as told."""
+
+    unentered = unremoved = 0
+
+    def script(self, text: str, keys: Any, args: Any, deadline: float) -> Any:
+        if text == RECORD and self.unentered:
+            self.unentered -= 1
+            raise StoreFault("late", "planned")
+        return super().script(text, keys, args, deadline)
+
+    def delete(self, keys: Any, deadline: float) -> int:
+        if self.unremoved:
+            self.unremoved -= 1
+            raise StoreFault("late", "planned")
+        return super().delete(keys, deadline)
+
+
+@pytest.mark.parametrize("use", ["found", "pinned"])
+async def test_what_the_index_missed_is_entered_when_it_is_used(store: RedisStore, opened: Any, use: str) -> None:
+    """Else each use would renew its life, and no flush and no quota would ever reach it."""
+    forgetful = Forgetful(store)
+    stores = opened(forgetful)
+    engine, quotas = Engine(stores), stores._upkeep._office.quotas
+    forgetful.unentered = 4
+    await engine.serve(FOUR)
+    assert quotas.held(ALICE, soon()) == Held(0, 0)
+    if use == "found":
+        assert len((await engine.find(FOUR)).chunks) == 4
+        assert await engine.store.settle()
+    else:
+        Registry(store, Sealer(Keyring(ROOT))).put(Prefix("p", "private", "alice", {"t": tuple(FOUR)}), soon())
+        stores.refresh()
+        stores._upkeep.keep()
+    assert quotas.held(ALICE, soon()).values == 4
+    assert quotas.flush(ALICE, soon()) == 4
+    assert (await Engine(opened(store)).find(FOUR)).chunks == []
+
+
+@pytest.mark.parametrize("evicted", [0, 1])
+def test_half_an_index_is_none(store: RedisStore, evicted: int) -> None:
+    desk = Desk(store, 2 * SIZE)
+    desk.write(["a", "b"])
+    assert store.delete([desk.quotas._keys(ALICE)[evicted]], soon()) == 1
+    assert desk.write(["c"]) == 0
+    assert desk.held() == Held(SIZE, 1)
+
+
+def test_what_is_over_the_quota_is_known_until_it_is_removed(store: RedisStore) -> None:
+    forgetful = Forgetful(store)
+    desk = Desk(forgetful, 2 * SIZE)
+    desk.write(["a", "b"])
+    forgetful.unremoved = 1
+    with pytest.raises(StoreFault):
+        desk.write(["c"])
+    assert desk.held() == Held(3 * SIZE, 3)
+    assert desk.write([]) == 1
+    assert len(desk.there("abc")) == 2
+    assert desk.held() == Held(2 * SIZE, 2)
+
+
+async def test_of_what_is_pinned_the_ends_go_first(store: RedisStore, opened: Any) -> None:
+    stores = opened(store)
+    engine = Engine(stores)
+    for seed in (1, 2):
+        await engine.serve(tokens(33, seed))
+        Registry(store, Sealer(Keyring(ROOT))).put(
+            Prefix(f"p{seed}", "private", "alice", {"t": tuple(tokens(33, seed))}), soon()
+        )
+    stores.refresh()
+    stores._upkeep.keep()
+    forms, quotas = engine.store.forms, stores._upkeep._office.quotas
+    depths = {
+        key: link.index
+        for seed in (1, 2)
+        for link in engine.store.chain(Sharing.private("alice")).links(tokens(33, seed), 4)
+        for key in forms.keys(link, forms.forms[0])
+    }
+    order = store.script("return redis.call('zrange', KEYS[1], 0, -1)", quotas._keys(ALICE)[:1], [], soon())
+    assert [depths[key] for key in order] == [3, 3, 2, 2, 1, 1, 0, 0]
 
 
 async def test_a_tenant_stays_within_its_quota_and_keeps_the_heads_of_its_prompts(store: RedisStore) -> None:
@@ -173,6 +257,16 @@ async def test_a_quota_of_nothing_bars_from_writing_not_from_reading(store: Redi
         assert alice.freed == 4
         assert (await bob.serve(tokens(33))).chunks == []
         assert len((await alice.find(tokens(33))).chunks) == 4
+
+
+async def test_a_quota_of_nothing_leaves_memory_to_others(store: RedisStore) -> None:
+    tenants = {"alice": TenantSharing(quota_bytes=0)}
+    with shared(store, tenants=tenants, host_memory_bytes=1 << 20) as stores:
+        await Engine(stores).serve(FOUR)
+        stats = stores.of("m").stats()
+        assert (stats.memory_bytes, stats.dropped) == (0, {"quota": 4})
+        await Engine(stores, "bob").serve(FOUR)
+        assert stores.of("m").stats().memory_bytes > 0
 
 
 @pytest.mark.parametrize("memory", [0, 1 << 20])

@@ -11,13 +11,16 @@ import pytest
 from redis.crc import key_slot
 
 from kvstore.base import StoreFault
+from kvstore.keys import Keyring
 from kvstore.redis.checks import check_address
 from kvstore.redis.nodes import Endpoint, parse_url
 from kvstore.redis.redis_store import RedisStore
 from kvstore.redis.resp import ErrorReply
 from kvstore.redis.topology import Redirect
+from kvstore.tenants.quotas import Quotas
 from tests.kvstore.landing import LIFE_MS, read, soon
 from tests.kvstore.servers import RedisProcess, cluster_url, redis_cluster, redis_watched, until
+from turnout.types import Namespace
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def _while_a_slot_moves(store: RedisStore, cluster: list[RedisProcess], keys: li
         # ASK: the key is already there, the slot is not.
         assert store.count_prefix(keys, soon()) == len(keys)
         assert read(store, keys) == [key * 50 for key in keys]
-        assert store.touch([moving], LIFE_MS, soon()) == 1
+        assert store.touch([moving], LIFE_MS, soon()) == [True]
         assert store.script("return redis.call('STRLEN', KEYS[1])", [moving], [], soon()) == len(moving) * 50
         for each in (target, source):
             each.execute_command("CLUSTER SETSLOT", slot, "NODE", ids[1])
@@ -95,6 +98,23 @@ def _after_a_node_died(store: RedisStore, cluster: list[RedisProcess], keys: lis
     assert read(store, kept) == [key * 50 for key in kept]
     assert store.health() == "degraded"
     assert store.delete(kept, soon()) == len(kept)
+
+
+def test_a_flush_that_does_not_reach_every_node_fails_and_forgets_nothing(tmp_path: Path) -> None:
+    alice = Namespace("private", "alice")
+    with redis_cluster(tmp_path, 2) as nodes:
+        store = RedisStore(parse_url(cluster_url(nodes)))
+        quotas = Quotas(store, Keyring(bytes(32)), lambda _: None, LIFE_MS)
+        keys = [b"to1:%d" % i for i in range(40)]
+        for key in keys:
+            assert store.write(key, [b"x"], LIFE_MS, soon())
+        quotas.record(alice, [(key, 1) for key in keys], [], soon())
+        index, _ = quotas._keys(alice)
+        nodes[1 - owner_of(nodes, index)].kill()
+        with pytest.raises(StoreFault):
+            quotas.flush(alice, soon())
+        assert quotas.held(alice, soon()).values == 40
+        store.close()
 
 
 def test_a_master_that_died_is_replaced_by_the_one_that_the_sentinels_name(tmp_path: Path) -> None:

@@ -124,10 +124,10 @@ def test_lives_are_renewed_by_reading_and_by_touch(store: ByteStore) -> None:
     read(store, keys[:1])
     assert store.script(PTTL, keys[:1], [], soon()) > 50_000
     assert store.script(PTTL, keys[1:2], [], soon()) <= 5_000
-    assert store.touch([*keys, b"to1:nobody"], 100_000, soon()) == 3
+    assert store.touch([b"to1:nobody", *keys], 100_000, soon()) == [False, True, True, True]
     assert all(store.script(PTTL, [key], [], soon()) > 90_000 for key in keys)
     for _ in range(2):
-        assert store.touch([*keys, b"to1:nobody"], None, soon()) == 3
+        assert store.touch([*keys, b"to1:nobody"], None, soon()) == [True, True, True, False]
     assert [store.script(PTTL, [key], [], soon()) for key in keys] == [-1, -1, -1]
 
 

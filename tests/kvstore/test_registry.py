@@ -136,7 +136,7 @@ def test_documents_are_bound_to_their_place() -> None:
 
 def test_nothing_of_a_text_or_a_name_can_be_read_in_redis(store: RedisStore) -> None:
     registry(store).put(Prefix("hush", "group", "secretteam", {"t": (5,)}, "confidential"), soon())
-    Accounts(store, Keyring(ROOT), Sealer(Keyring(ROOT))).name(Namespace("private", "mallory"), soon())
+    Accounts(store, Keyring(ROOT), Sealer(Keyring(ROOT))).name([Namespace("private", "mallory")], soon())
     raw = store.script(GET, [PLACE], [], soon())
     raw += b"".join(store.script("return redis.call('hgetall', KEYS[1])", [NAMES], [], soon()))
     assert not [word for word in (b"hush", b"secretteam", b"confidential", b"mallory", b"private") if word in raw]
@@ -168,7 +168,7 @@ def test_models_are_enrolled_for_who_holds_the_root_key(store: RedisStore) -> No
     with shared(store) as stores:
         forms = stores.of("m").forms
         (model,) = enrolled(store, Sealer(Keyring(ROOT)), soon())
-        assert (model.name, model.chunk_tokens, model.codecs, model.tokenizer) == ("m", CHUNK, ("raw",), "t")
+        assert (model.name, model.chunk_tokens, model.codecs, model.tokenizer) == ("m", CHUNK, ("raw.1",), "t")
         assert bytes.fromhex(model.fingerprint) == forms.fingerprint
         assert enrolled(store, Sealer(Keyring(OTHER)), soon()) == []
 
@@ -215,11 +215,35 @@ def test_what_redis_lost_is_put_back_by_who_knows_it(store: RedisStore, caplog: 
         assert names(again) == []
 
 
-async def test_an_emptied_redis_knows_the_models_and_the_root_key_again(store: RedisStore) -> None:
+def test_what_is_registered_on_an_emptied_redis_is_added_to_what_servers_know(store: RedisStore) -> None:
+    knowing, other = registry(store), registry(store)
+    for name in "abc":
+        knowing.put(prefix(name, 1), soon())
+    other.refresh(soon())
+    store.script("return redis.call('flushall')", [], [], soon())
+    registry(store).put(prefix("d", 1), soon())
+    for each in (knowing, other):
+        assert each.refresh(soon())
+        assert sorted(names(each)) == ["a", "b", "c", "d"]
+    newcomer = registry(store)
+    newcomer.refresh(soon())
+    assert sorted(names(newcomer)) == ["a", "b", "c", "d"]
+    newcomer.remove("d", soon())
+    knowing.refresh(soon())
+    assert sorted(names(knowing)) == ["a", "b", "c"]
+
+
+async def test_an_emptied_redis_knows_the_models_the_tenants_and_the_root_key_again(store: RedisStore) -> None:
     with shared(store) as stores:
-        store.script("return redis.call('flushall')", [], [], soon())
+        await Engine(stores, "ann").serve(FOUR)
         assert stores._upkeep is not None
+        stores._upkeep.settle_accounts()
+        store.script("return redis.call('flushall')", [], [], soon())
+        await Engine(stores, "ann").serve(FOUR)
         stores._upkeep.keep()
+        desk = Desk(config(), store, Keyring(ROOT))
+        assert Namespace("private", "ann") in desk.namespaces()
+        assert desk.flush(desk.of_tenant("ann")) == 4
         assert [model.name for model in enrolled(store, Sealer(Keyring(ROOT)), soon())] == ["m"]
         with pytest.raises(TurnoutError):
             check_root_key(store, Sealer(Keyring(OTHER)), soon())

@@ -65,9 +65,9 @@ async def test_a_hole_in_memory_is_filled_from_redis(store: RedisStore, opened: 
     await engine.serve(FOUR)
     memory = engine.store._memory
     first = engine.store.chain(Sharing.private("alice")).links(FOUR, 1)[0]
-    del memory._held[first.digest, "exact"]
+    memory._drop(first.namespace, (first.digest, "exact"))
     assert (await engine.find(FOUR)).tiers == ("redis", "memory", "memory", "memory")
-    del memory._held[first.digest, "exact"]
+    memory._drop(first.namespace, (first.digest, "exact"))
     forms = engine.store.forms
     assert store.delete(forms.keys(first, forms.forms[0]), soon()) == 1
     assert (await engine.find(FOUR)).chunks == []
@@ -248,11 +248,20 @@ async def test_what_memory_serves_does_not_expire_in_redis(store: RedisStore, op
     forms = engine.store.forms
     links = engine.store.chain(Sharing.private("alice")).links(FOUR, 4)
     keys = [key for link in links for key in forms.keys(link, forms.forms[0])]
-    assert store.touch(keys, 60_000, soon()) == 4
+    assert store.touch(keys, 60_000, soon()) == [True] * 4
     assert (await engine.find(FOUR)).tiers == ("memory",) * 4
     assert await engine.store.settle()
     lives = [store.script("return redis.call('pttl', KEYS[1])", [key], [], soon()) for key in keys]
     assert min(lives) > 3_000_000
+
+
+async def test_what_was_stored_at_once_is_looked_for_though_the_tenants_look_ups_did_not_pay(
+    store: RedisStore, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(opened(store))
+    monkeypatch.setattr(engine.store._fetcher._worth, "pays", lambda tenant, compute_s: False)
+    assert (await engine.serve(FOUR)).chunks == []
+    assert len((await engine.find(FOUR)).chunks) == 4
 
 
 async def test_a_full_hit_leaves_its_connection_to_the_next_look_up(store: RedisStore, opened: Any) -> None:

@@ -81,6 +81,23 @@ def test_limits_belong_to_namespaces() -> None:
     assert Tenancy(TENANTS, None).limit(TEAM) is None
 
 
+def test_a_group_has_its_namespace_and_quota_though_its_members_keep_their_prompts_to_themselves(
+    registry: Registry,
+) -> None:
+    """What is registered for the group lies there."""
+    tenants = {
+        "ann": TenantSharing(group="team", quota_bytes=300),
+        "bea": TenantSharing(group="team", quota_bytes=500),
+    }
+    register(registry, "strangers'", [1, 2], group="strangers")
+    tenancy = Tenancy(tenants, 1000, registry)
+    found = tenancy.namespaces()
+    assert {TEAM, Namespace("private", "ann"), Namespace("group", "strangers")} <= set(found)
+    assert tenancy.sharing("ann", [7]).rest == Namespace("private", "ann")
+    assert tenancy.limit(TEAM) == 500
+    assert tenancy.limit(Namespace("private", "ann")) == 300
+
+
 def test_a_quota_of_nothing_bars_from_writing() -> None:
     tenancy = Tenancy(TENANTS, None)
     assert [tenancy.may_write(name) for name in ("ann", "bea", "cid", "x")] == [True, True, False, True]

@@ -34,8 +34,8 @@ class Bench:
         self.memory = HostMemory(memory_bytes)
         quotas = Quotas(self.calls, KEYRING, lambda _: quota, 60_000)
         self.locks = ComputeLocks(self.calls)
-        shelf = Shelf(self.calls, quotas, self.locks, lambda tenant: tenant != "barred", 60_000, 5.0)
-        self.writer = Writer(self.memory, shelf, capacity)
+        shelf = Shelf(self.calls, quotas, self.locks, 60_000, 5.0)
+        self.writer = Writer(self.memory, shelf, capacity, lambda tenant: tenant != "barred")
         self.forms = Forms(KEYRING, LAYOUT, codecs, CHUNK)
         self.counts = Counts()
         self.done: list[int] = []
@@ -73,7 +73,7 @@ def test_what_is_offered_is_stored_in_every_form_and_in_memory(benches: list[Ben
     assert it.offer(0)
     assert it.writer.settle(5.0)
     assert it.stored(it.links[0]) == [True, True]
-    assert it.memory.has(it.links[0].digest)
+    assert it.memory.has(it.links[0])
     assert it.done == [0]
     assert it.counts.writes == 2
     assert it.counts.bytes_written == sum(map(len, map(it.bytes.get, it.bytes.keys())))
@@ -135,7 +135,7 @@ def test_a_fault_is_counted_and_the_memory_has_the_chunk(benches: list[Bench], k
     assert it.writer.settle(5.0)
     assert it.counts.faults == {kind: 1}
     assert sum(it.counts.dropped.values()) == 1
-    assert it.memory.has(it.links[0].digest)
+    assert it.memory.has(it.links[0])
     assert it.done == [0]
 
 
@@ -162,11 +162,11 @@ def test_a_codec_that_refuses_does_not_keep_others_from_storing(benches: list[Be
 
 
 def test_who_may_not_write_stores_nothing(benches: list[Bench]) -> None:
-    it = bench(benches)
+    it = bench(benches, memory_bytes=1 << 20)
     assert it.offer(0, tenant="barred")
     assert it.writer.settle(5.0)
     assert it.counts.dropped == {"quota": 1}
-    assert it.bytes.keys() == []
+    assert (it.bytes.keys(), len(it.memory), it.done) == ([], 0, [0])
     small = bench(benches, quota=100)
     assert small.offer(0)
     assert small.writer.settle(5.0)

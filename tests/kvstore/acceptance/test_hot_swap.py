@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from engine import pool as pools
+from engine.loading import Checkpoint
+from engine.member_loading import load_member
 from kvstore.redis.redis_store import RedisStore
 from tests.engine import conftest as engine_fixtures
-from tests.engine.harness import answer, call_of
+from tests.engine.harness import answer, call_of, pair_config
 from tests.kvstore.acceptance.workers import CHUNK, PARTS, prompt_of, store_prompt, working
 from tests.kvstore.forked_calls import open_pool, settle
 from tests.kvstore.forked_calls import tokens as bytes_of
 from tests.kvstore.test_end_to_end import redis
 from tests.kvstore.test_end_to_end import store as pool_store
+from turnout.errors import TurnoutError
+from turnout.kvstore_config import KVStoreConfig
 
 pair_folder = engine_fixtures.pair_folder
 __all__ = ["pair_folder", "pool_store", "redis"]
@@ -62,6 +67,42 @@ async def test_files_that_are_replaced_in_place_make_another_model(
         await settle(pool)
         await pool.close()
     assert fetched == [0, 0, 4 * 16]
+
+
+async def test_files_that_are_replaced_while_a_pool_loads_are_not_shared(
+    pair_folder: Path, pool_store: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes with what it read; what it stored would be found by whoever reads what is there now."""
+    folder = Path(shutil.copytree(pair_folder, tmp_path / "models"))
+    load = pools.load_checkpoint
+
+    def load_and_replace(path: Path, *rest: Any) -> Checkpoint:
+        loaded = load(path, *rest)
+        _change(path, "weights")
+        return loaded
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(pools, "load_checkpoint", load_and_replace)
+        with pytest.raises(TurnoutError, match=r"models\.\w+\.path: .* changed while they were loaded"):
+            open_pool(folder, pool_store)
+    await open_pool(folder, pool_store).close()
+
+
+@pytest.mark.parametrize("change", ["weights", "settings", "tokenizer"])
+async def test_files_that_are_replaced_while_a_member_loads_are_not_shared(
+    pair_folder: Path, pool_store: dict[str, Any], tmp_path: Path, change: str
+) -> None:
+    folder = Path(shutil.copytree(pair_folder, tmp_path / "models"))
+    config = pair_config(folder).model_copy(update={"kvstore": KVStoreConfig(**{**pool_store, "chunk_tokens": None})})
+    member = load_member("large", "pair", config)
+    member.begin(member.checkpoint.vocab_size)  # while they are the ones that were loaded, all is well
+    assert member.stores is not None
+    await member.close()
+    member = load_member("large", "pair", config)
+    _change(folder / "large", change)
+    with pytest.raises(TurnoutError, match=r"models\.large\.path: .* changed while they were loaded"):
+        member.begin(member.checkpoint.vocab_size)
+    await member.close()
 
 
 def _change(model: Path, what: str) -> None:
