@@ -31,6 +31,11 @@ Server = Annotated[
 ]
 Params = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A method's parameter; repeatable.")]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests that one copy answers at once; absent: 64.")]
+BlockRows = Annotated[int | None, typer.Option(min=1, help="Requests that are handed out together; absent: 256.")]
+Chat = Annotated[bool, typer.Option("--chat/--raw", help="Plain prompts are messages, or texts to continue.")]
+Cancel = Annotated[
+    bool, typer.Option("--cancel", help="With --server: end what an earlier run sent, and fetch what was answered.")
+]
 BestOf = Annotated[
     float | None,
     typer.Option(
@@ -60,21 +65,18 @@ def batch(
     method: Annotated[str | None, typer.Option(help="Decoding method (see `turnout methods`).")] = None,
     best_of: BestOf = None,
     param: Params = None,
-    chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Plain prompts are messages, or texts to continue.")
-    ] = True,
+    chat: Chat = True,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Lines that name no seed get theirs from it.")] = 0,
     concurrency: Concurrency = None,
     actors: Annotated[int | None, typer.Option(min=1, help="Copies of the pool; absent: one.")] = None,
-    block_rows: Annotated[
-        int | None, typer.Option(min=1, help="Requests that are handed out together; absent: 256.")
-    ] = None,
+    block_rows: BlockRows = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Look at so many lines only.")] = None,
     work: Work = None,
     cluster: Cluster = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever an earlier run did.")] = False,
+    cancel: Cancel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
 ) -> None:
     """Answer every line of a file. Run again after a crash, it goes on where it was: each line is written once.
@@ -86,8 +88,10 @@ def batch(
     places = (target, errors or f"{target}.errors.jsonl", work or _work_folder(target))
     if server is not None:
         _refuse_with_server(cluster=cluster, concurrency=concurrency, actors=actors, block_rows=block_rows)
-        _serve(source, places, server, key_file, defaults, window, limit, seed, fresh, as_json)
+        _serve(source, places, server, key_file, defaults, window, limit, seed, fresh, cancel, as_json)
         return
+    if cancel:
+        raise invalid("cancel", "goes together with --server; a job without one ends with its command")
     from deployments.batches.offline import Job
 
     settings = read_config(config)
@@ -182,9 +186,11 @@ def _serve(
     limit: int | None,
     seed: int,
     fresh: bool,
+    cancel: bool,
     as_json: bool,
 ) -> None:
     from deployments.batches.disk import named
+    from deployments.batches.pace import Pace, left_s
     from deployments.batches.served import ServedJob, run
 
     with named(str(key_file)):
@@ -192,12 +198,21 @@ def _serve(
     url = server.rstrip("/").removesuffix("/v1")
     job = ServedJob(source, *places, server=url, defaults=defaults, window=window, key=key, limit=limit, seed=seed)
     with _bar() as show:
-        found = run(job, lambda batch: show(*_counted(batch["request_counts"]), 0.0, None, None), fresh)
+        pace = Pace()
+
+        def tell(batch: dict[str, Any]) -> None:
+            done, total = _counted(batch["request_counts"])
+            rate = pace.rate(done)
+            show(done, total, rate, left_s(done, total, rate), None)
+
+        found = run(job, tell, fresh, cancel)
     if as_json:
         print_json(found)
-        return
-    counts = found["request_counts"]
-    console().print(f"{found['id']} {found['status']}: {counts['completed']} answers, {counts['failed']} lines failed")
+    else:
+        done, failed = found["request_counts"]["completed"], found["request_counts"]["failed"]
+        console().print(f"{found['id']} {found['status']}: {done} answers, {failed} lines failed")
+    if found["status"] not in ("completed", "cancelled" if cancel else "completed"):
+        raise typer.Exit(1)
 
 
 def _counted(counts: dict[str, int]) -> tuple[int, int]:

@@ -63,14 +63,15 @@ def read_log(path: Path, field: str = "log") -> Iterator[Entry]:
         TurnoutError: INVALID_ARGUMENT: no such file, or a line is no entry; names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        # Not splitlines: it would also cut at line separators inside texts, which JSON leaves as they are.
+        *lines, rest = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(field, f"cannot read {path}: {error}") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate([*lines, rest] if rest else lines, 1):
         try:
             entry = json.loads(line)
         except json.JSONDecodeError:
-            if number == len(lines) and not line.endswith("\n"):
+            if number > len(lines):
                 return
             raise invalid(field, f"{path}, line {number}: is no JSON") from None
         if not isinstance(entry, dict) or not {"kind", "request_id", "decision", "outcome"} <= set(entry):

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from decoding.constraints.base import ALL, EIGHT, Constraint, Mask
 from decoding.constraints.larks import barren
 from decoding.constraints.schemas import endless
-from turnout.errors import Code, TurnoutError, invalid
+from turnout.errors import Code, TurnoutError, invalid, out_of_range
 from turnout.structure import JSON_FORM, Structure
 
 FIELD = "structure"
@@ -280,14 +280,14 @@ def check_whole(constraint: Constraint, tokens: list[int]) -> None:
         tokens: of the answer, without the one that ended it.
 
     Raises:
-        TurnoutError: RESOURCE_EXHAUSTED: the grammar became too complex; INTERNAL: the text does not fit.
+        TurnoutError: OUT_OF_RANGE: the grammar became too complex, as it would again; INTERNAL: the text does not fit.
     """
     if constraint.accepts(tokens):
         return
     constraint.masks(tokens, [()])
     if constraint.failure:
         why = _short(constraint.failure)
-        raise TurnoutError(Code.RESOURCE_EXHAUSTED, f"{FIELD}: could not be followed to its end: {why}")
+        raise out_of_range(FIELD, f"could not be followed to its end: {why}")
     raise TurnoutError(Code.INTERNAL, f"{FIELD}: the answer does not fit it")
 
 

@@ -23,6 +23,7 @@ from deployments.batches.persistence import persistently
 from deployments.batches.workplace import Spent, Workplace
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
+from deployments.schemas import MAX_PROMPTS
 from deployments.service import GenerationService
 from turnout.calls import GenerateCall, Usage
 from turnout.config import TurnoutConfig
@@ -57,7 +58,9 @@ class Task:
     def alone(self) -> TurnoutConfig:
         """The configuration of this one pool, for a process that serves nobody."""
         pool = self.config.pools[self.pool]
-        places = {"max_ongoing_requests": self.concurrency, "max_queued_requests": self.concurrency}
+        # So many lines are asked at once; each may hold many prompts, which are calls of their own.
+        waiting = self.concurrency * MAX_PROMPTS
+        places = {"max_ongoing_requests": self.concurrency, "max_queued_requests": waiting}
         return self.config.model_copy(
             update={
                 "pools": {self.pool: pool.model_copy(update=places)},

@@ -84,7 +84,7 @@ def with_samples(
 
 def _with(line: Line, count: int, params: AdaptiveBestOfParams) -> Line:
     asked = {"model": params.model, "k": count, "rerank": params.rerank}
-    decoding = {**line.body.get("decoding", {}), "method": "best_of", "params": asked}
+    decoding = {**(line.body.get("decoding") or {}), "method": "best_of", "params": asked}
     body = {**line.body, "decoding": decoding}
     if count > 1 and body.get("temperature") == 0:
         body["temperature"] = params.temperature  # at 0 all samples would be the same

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from turnout.errors import Code, TurnoutError
+import fsspec
+
+from turnout.errors import Code, TurnoutError, invalid
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -28,3 +31,20 @@ def named(what: str) -> Iterator[None]:
     except OSError as error:
         reason = "the disk is full" if error.errno in FULL else error.strerror or type(error).__name__
         raise TurnoutError(Code.UNAVAILABLE, f"{what}: {reason}") from None
+
+
+def located(field: str, path: str) -> tuple[Any, str]:
+    """The file system of a path, or of a URL that fsspec knows, and the place in it.
+
+    Args:
+        field: what the caller calls it.
+        path: where it is.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: there is no such scheme, or its package is not installed; names the field.
+    """
+    try:
+        filesystem, place = fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise invalid(field, f"{path} cannot be used: {' '.join(str(error).split())}") from None
+    return filesystem, place

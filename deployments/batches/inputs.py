@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import fsspec
 
-from deployments.batches.disk import named
+from deployments.batches.disk import located, named
 from deployments.batches.lines import Line, checked_id, read_line
 from deployments.schemas import read_json
 from turnout.errors import TurnoutError, invalid
@@ -62,7 +62,7 @@ def fingerprint(path: str) -> dict[str, Any]:
         TurnoutError: it cannot be read.
     """
     with named(path):
-        filesystem, place = fsspec.core.url_to_fs(path)
+        filesystem, place = located("IN", path)
         info = filesystem.info(place)
         if info.get("type") == "directory":
             raise invalid("IN", f"{path} is a folder; give a file")

@@ -19,6 +19,7 @@ from deployments.batches.lines import (
     Line,
     Result,
     answer_line,
+    beginning,
     failed,
     not_asked,
     read_line,
@@ -27,7 +28,7 @@ from deployments.batches.lines import (
     unread,
 )
 from deployments.batches.persistence import persistently
-from deployments.batches.reading import ReadAhead, numbered_lines
+from deployments.batches.reading import ReadAhead, numbered_lines, windows
 from deployments.batches.records import (
     MAX_ERRORS,
     BatchFault,
@@ -45,6 +46,8 @@ from turnout.errors import Code, TurnoutError, invalid
 
 LOOK_S = 0.2  # between looks for word that the batch is to end
 SAVE_S = 1.0
+EXPIRED = "batch_expired"
+WINDOW, WINDOW_BYTES = 4096, 16 << 20  # lines, and bytes of them, that are put in order at once
 # These say nothing about the request: it is asked again, for as long as the batch may take.
 PASSING = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED)
 
@@ -183,14 +186,21 @@ class BatchJob:
         return time.time() >= self.record.expires_at or self._store.is_cancelled(self.record)
 
     def _left(self, journal: Journal) -> Generator[Line | Result, None, None]:
-        """Lines that have no result yet; results of those that were requests when they were looked at."""
-        for number, data in self._lines():
-            if number in journal:
-                continue
-            try:
-                yield self._line(number, data)
-            except TurnoutError as error:
-                yield unread(number, request_id_of(self.record.id, number), None, error)
+        """Lines that have no result yet; results of those that were requests when they were looked at.
+
+        Lines of a window that begin alike are beside each other: what they share is then computed once.
+        """
+        lines = (each for each in self._lines() if each[0] not in journal)
+        for window in windows(lines, WINDOW, WINDOW_BYTES):
+            found = [self._reread(number, data) for number, data in window]
+            yield from (each for each in found if isinstance(each, Result))
+            yield from sorted((each for each in found if isinstance(each, Line)), key=beginning)
+
+    def _reread(self, number: int, data: bytes) -> Line | Result:
+        try:
+            return self._line(number, data)
+        except TurnoutError as error:
+            return unread(number, request_id_of(self.record.id, number), None, error)
 
     async def _work(self, left: ReadAhead[Line | Result], journal: Journal) -> None:
         """One of those that answer lines, one after the other."""
@@ -252,19 +262,18 @@ class BatchJob:
 
     def _finish(self, journal: Journal) -> None:
         """End a batch; what has no answer is named, where its time is over."""
-        record = self.record
-        expired = False
-        if record.status == "finalizing":
+        status: Status = "cancelled"
+        if self.record.status == "finalizing":
             for line in self._left(journal):
                 result = self._expired(line) if isinstance(line, Line) else line
-                expired = expired or isinstance(line, Line)
                 with named(KEPT):
                     journal.append(result)
-        self._end(journal, "cancelled" if record.status == "cancelling" else "expired" if expired else "completed")
+            status = "expired" if _has_expired(journal) else "completed"
+        self._end(journal, status)
 
     def _expired(self, line: Line) -> Result:
         message = f"line {line.number}: was not answered within {self.record.completion_window}"
-        return not_asked(line, request_id_of(self.record.id, line.number), "batch_expired", message)
+        return not_asked(line, request_id_of(self.record.id, line.number), EXPIRED, message)
 
     def _end(self, journal: Journal, status: Status) -> None:
         """Write the files of answers and errors; nothing more will happen to it."""
@@ -293,6 +302,11 @@ class BatchJob:
         self.record.status = status
         setattr(self.record, f"{status}_at", int(time.time()))
         self._store.save_batch(self.record)
+
+
+def _has_expired(journal: Journal) -> bool:
+    """Whether a line was not answered in time, by what is kept of it: the end may be begun again after that."""
+    return any((record["error"] or {}).get("code") == EXPIRED for _, record in journal.entries(answered=False))
 
 
 def _used(journal: Journal) -> BatchUsage:

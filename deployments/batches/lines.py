@@ -28,6 +28,7 @@ from turnout.types import MAX_SEED
 
 MAX_ID_LENGTH = 512
 MALFORMED = "invalid_line"
+COMPARED = 4096  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,12 @@ def read_line(number: int, data: bytes, endpoint: str | None = None) -> Line:
     if body.get("stream"):
         raise invalid("body.stream", "must be absent or false in a batch")
     return Line(number, custom_id, url, body)
+
+
+def beginning(line: Line) -> str:
+    """By what lines are put in order, so that those that begin alike lie beside each other: what the model reads."""
+    read = [line.body.get("messages"), line.body.get("prompt")]
+    return json.dumps(read, ensure_ascii=False)[:COMPARED]
 
 
 def checked_id(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import shutil
@@ -25,10 +26,12 @@ from deployments.app import start_local_ray
 from deployments.batches.answerer import Answerer, Task
 from deployments.batches.disk import named
 from deployments.batches.inputs import Defaults, fingerprint, read_input
-from deployments.batches.outputs import write_outputs
+from deployments.batches.outputs import check_places, write_outputs
+from deployments.batches.pace import Pace, left_s
 from deployments.batches.workplace import Spent, Staged, Workplace
 from deployments.pool_options import replica_bundles
-from turnout.config import RayConfig, TurnoutConfig
+from engine.fingerprint import content_digests
+from turnout.config import RayConfig, TurnoutConfig, artifacts_path, model_path
 from turnout.errors import Code, TurnoutError
 from turnout.whole_files import whole
 
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 AHEAD = 2  # blocks of an actor under way: while the last requests of one are answered, the next one's begin
 LOOK_S = 0.5
 DATA_CPUS = 4
+# Of the engine's settings, those that say how numbers are computed; others may change for a job to fit at last.
+COMPUTES = {"kernels", "shared_attention"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +80,24 @@ class Job:
     address: str | None = None
 
     def described(self) -> dict[str, Any]:
-        """What decides about the answers: a folder begun with other values is not gone on with."""
+        """What decides about the answers: a folder begun with other values is not gone on with.
+
+        Raises:
+            TurnoutError: the input cannot be read.
+            OSError: a model's files, or an artifact, cannot be read.
+        """
         pool = self.config.pools[self.pool]
-        models = {name: self.config.models[name].model_dump(mode="json") for name in (pool.small, pool.large)}
+        models = {name: self.config.models[name] for name in (pool.small, pool.large)}
+        artifacts = artifacts_path(pool)
+        files = sorted(artifacts.glob("*.safetensors")) if artifacts is not None else []
         return {
             "input": fingerprint(self.source),
             "pool": pool.model_dump(mode="json", exclude={"placement", "replicas", "autoscaling"}),
-            "models": models,
+            "models": {name: model.model_dump(mode="json") for name, model in models.items()},
+            # Their files may have been written anew since.
+            "weights": {name: content_digests(*(model_path(model),) * 2) for name, model in models.items()},
+            "artifacts": {path.stem: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in files},
+            "engine": self.config.engine.model_dump(mode="json", include=COMPUTES),
             "defaults": {"chat": self.defaults.chat, "body": self.defaults.body},
             "seed": self.seed,
             "block_rows": self.block_rows,
@@ -109,7 +125,7 @@ class Progress:
     @property
     def left_s(self) -> float | None:
         """Seconds to the end at this rate; None: nobody knows."""
-        return (self.rows - self.done) / self.rate if self.rate else None
+        return left_s(self.done, self.rows, self.rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,23 +167,27 @@ def run(job: Job, tell: Callable[[Progress], None] = lambda _: None, fresh: bool
 
 def _run(job: Job, place: Workplace, tell: Callable[[Progress], None], fresh: bool) -> Summary:
     started = time.monotonic()
-    place.open(job.described(), fresh)
+    check_places(job.target, job.errors)
+    with named(f"the models of pool {job.pool}"):
+        described = job.described()
+    place.open(described, fresh)
     # What is looked at before it is cut, and what is answered, on one cluster.
     with _connected(job) if place.staged is None and job.best_of is not None else nullcontext():
-        staged = place.staged or _stage(job, place, tell)
+        staged = place.staged or _stage(job, place, described, tell)
         before = _Watch(place, staged).look()
         if not all(map(place.is_done, place.blocks())):
             with _connected(job), _watched(place, staged, tell):
                 _answer(job, place)
-    with named(job.target):
-        answered, failed = write_outputs(place, job.target, job.errors)
+    answered, failed = write_outputs(
+        job.target, job.errors, place.records(answered=True), place.records(answered=False)
+    )
     after = _Watch(place, staged).look()
     tell(after)
     seconds = time.monotonic() - started
     return _summary(job, place, before, after, (answered, failed), seconds)
 
 
-def _stage(job: Job, place: Workplace, tell: Callable[[Progress], None]) -> Staged:
+def _stage(job: Job, place: Workplace, described: dict[str, Any], tell: Callable[[Progress], None]) -> Staged:
     """Cut the input; where samples are to be shared out, look at all lines before, which can be gone on with too."""
     rows = read_input(job.source, job.defaults)
     if job.best_of is None:
@@ -175,7 +195,7 @@ def _stage(job: Job, place: Workplace, tell: Callable[[Progress], None]) -> Stag
     from deployments.batches import best_of
 
     looked, params = Workplace(job.work / "looked"), job.best_of
-    looked.open(job.described(), fresh=False)
+    looked.open(described, fresh=False)
     staged = looked.staged or looked.stage(best_of.looks(islice(rows, job.limit)), job.block_rows, None)
     if not all(map(looked.is_done, looked.blocks())):
         config = best_of.looking(job.config, job.pool, params)
@@ -313,8 +333,7 @@ class _Watch:
         self._staged = staged
         self._seen: set[str] = set()
         self._spent = Spent()
-        self._since = time.monotonic()
-        self._before: int | None = None
+        self._pace = Pace()
 
     def look(self) -> Progress:
         """How far it is now."""
@@ -324,10 +343,7 @@ class _Watch:
                 self._spent.add(self._place.spent(path.stem))
         rows = self._staged.lines + self._staged.faults
         done = min(self._spent.rows + self._staged.faults + self._place.partly(), rows)
-        if self._before is None:
-            self._before = done
-        rate = (done - self._before) / max(time.monotonic() - self._since, 1e-9)
-        return Progress(rows, done, rate, self._spent)
+        return Progress(rows, done, self._pace.rate(done), self._spent)
 
 
 @contextmanager

@@ -5,40 +5,62 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-import fsspec
-
-from deployments.batches.workplace import Workplace
+from deployments.batches.disk import located, named
+from turnout.errors import invalid
 from turnout.whole_files import whole
 
 ROW_GROUP = 4096
 
+Records = Iterable[dict[str, Any]]
 
-def write_outputs(place: Workplace, target: str, errors: str) -> tuple[int, int]:
-    """Write both files, in the order of the input; without failed lines, there is no second one.
+
+def check_places(target: str, errors: str) -> None:
+    """Refuse what cannot be written to, before anything is answered for it.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the one at fault.
+    """
+    for field, path in (("OUT", target), ("errors", errors)):
+        filesystem, place = located(field, path)
+        if _is_here(filesystem):
+            if not Path(place).parent.is_dir():
+                raise invalid(field, f"{path}: there is no folder {Path(place).parent}")
+            if Path(place).is_dir():
+                raise invalid(field, f"{path} is a folder; give a file")
+
+
+def write_outputs(target: str, errors: str, answers: Records, failures: Records) -> tuple[int, int]:
+    """Write both files; without failed lines, there is no second one.
+
+    Args:
+        target: where answers go: named .parquet, as its columns, else as lines.
+        errors: where failed lines go.
+        answers: records of lines that were answered, in the order of the input.
+        failures: of lines that failed, likewise.
 
     Returns:
         Lines answered, and lines that failed.
 
     Raises:
-        OSError: there is no room, or the place cannot be written to; what was there before still is.
+        TurnoutError: UNAVAILABLE: there is no room, or the place cannot be written to; what was there before still is.
     """
     write = _write_parquet if PurePosixPath(target).suffix == ".parquet" else _write_lines
-    with opened(target) as file:
-        answered = write(file, place.records(answered=True))
-    failures = place.records(answered=False)
-    first = next(failures, None)
-    if first is None:
-        filesystem, path = fsspec.core.url_to_fs(errors)
-        if filesystem.exists(path):
-            filesystem.rm_file(path)  # of a run before: none of these lines failed
-        return answered, 0
-    with opened(errors) as file:
-        failed = _write_lines(file, (each for part in ([first], failures) for each in part))
-    return answered, failed
+    with named(target), opened(target) as file:
+        answered = write(file, answers)
+    with named(errors):
+        failures = iter(failures)
+        first = next(failures, None)
+        if first is None:
+            filesystem, path = located("errors", errors)
+            if filesystem.exists(path):
+                filesystem.rm_file(path)  # of a run before: none of these lines failed
+            return answered, 0
+        with opened(errors) as file:
+            return answered, _write_lines(file, chain([first], failures))
 
 
 @contextmanager
@@ -48,8 +70,8 @@ def opened(path: str) -> Iterator[IO[bytes]]:
     Raises:
         OSError: as writing does; what was there before still is.
     """
-    filesystem, place = fsspec.core.url_to_fs(path)
-    if "file" in (filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)):
+    filesystem, place = located("OUT", path)
+    if _is_here(filesystem):
         with whole(Path(place)) as part, part.open("wb") as file:
             yield file
         return
@@ -63,7 +85,12 @@ def opened(path: str) -> Iterator[IO[bytes]]:
     file.commit()
 
 
-def _write_lines(file: IO[bytes], records: Iterable[dict[str, Any]]) -> int:
+def _is_here(filesystem: Any) -> bool:
+    protocol = filesystem.protocol
+    return "file" in (protocol if isinstance(protocol, tuple) else (protocol,))
+
+
+def _write_lines(file: IO[bytes], records: Records) -> int:
     count = 0
     for record in records:
         file.write(f"{json.dumps(record, ensure_ascii=False)}\n".encode())
@@ -71,7 +98,7 @@ def _write_lines(file: IO[bytes], records: Iterable[dict[str, Any]]) -> int:
     return count
 
 
-def _write_parquet(file: IO[bytes], records: Iterable[dict[str, Any]]) -> int:
+def _write_parquet(file: IO[bytes], records: Records) -> int:
     """One row per answer: its id, the first choice's text and why it ended, tokens, and the whole response as JSON."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -33,6 +33,19 @@ def numbered_lines(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
                     break
             if data.strip():
                 yield number, data
+
+
+def windows(lines: Iterable[tuple[int, bytes]], most: int, most_bytes: int) -> Iterator[list[tuple[int, bytes]]]:
+    """Lines, so many at a time; fewer where they are long: the last of them goes beyond `most_bytes`."""
+    window, size = list[tuple[int, bytes]](), 0
+    for number, data in lines:
+        window.append((number, data))
+        size += len(data)
+        if len(window) == most or size >= most_bytes:
+            yield window
+            window, size = [], 0
+    if window:
+        yield window
 
 
 class ReadAhead(Generic[T]):

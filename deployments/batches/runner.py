@@ -38,6 +38,7 @@ class BatchRunner:
         self._room = asyncio.Semaphore(store.config.concurrency)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._jobs: dict[str, BatchJob] = {}
+        self._left: set[str] = set()  # batches that were left off since their records were last looked at
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -63,10 +64,12 @@ class BatchRunner:
         swept = -SWEEP_S
         try:
             while True:
+                self._left.clear()
                 unfinished, due = await asyncio.to_thread(self._look)
                 self._tell(unfinished)
                 for record in due:
-                    if record.id not in self._tasks:
+                    # One that was left off meanwhile has another record by now: it may have ended.
+                    if record.id not in self._tasks and record.id not in self._left:
                         job = self._jobs[record.id] = BatchJob(record, self._store, self._service, self._room)
                         self._tasks[record.id] = asyncio.create_task(self._see_through(job), name=record.id)
                 if time.monotonic() >= swept + SWEEP_S:
@@ -115,3 +118,4 @@ class BatchRunner:
             await asyncio.sleep(AGAIN_S)
         finally:
             del self._tasks[name], self._jobs[name]
+            self._left.add(name)

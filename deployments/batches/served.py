@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ import httpx
 from deployments.batches.disk import named
 from deployments.batches.inputs import Defaults, Fault, fingerprint, read_input
 from deployments.batches.lines import request_id_of, seed_of, unread
-from deployments.batches.outputs import opened
+from deployments.batches.outputs import check_places, write_outputs
+from deployments.batches.workplace import Workplace
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.whole_files import whole, write_whole
 
 LOOK_S = 0.5
 TIMEOUT_S = 120.0
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
+OVER = (400, 404)  # what a server answers that is to cancel a batch which has ended, or which it has forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +55,44 @@ class ServedJob:
     seed: int = 0
 
 
-def run(job: ServedJob, tell: Callable[[dict[str, Any]], None] = lambda _: None, fresh: bool = False) -> dict[str, Any]:
+def run(
+    job: ServedJob,
+    tell: Callable[[dict[str, Any]], None] = lambda _: None,
+    fresh: bool = False,
+    cancel: bool = False,
+) -> dict[str, Any]:
     """Do a job, or go on waiting for one that was sent before.
 
     Args:
         job: what is asked for.
         tell: told of the batch object while it is worked on.
-        fresh: send it again, whatever was sent before.
+        fresh: send it again, whatever was sent before; what this server was sent before is cancelled.
+        cancel: end what was sent before, and fetch what was answered; nothing is sent.
 
     Returns:
         The batch object at its end.
 
     Raises:
-        TurnoutError: the input or the output is at fault, the server refuses or cannot be reached, the batch failed.
+        TurnoutError: the input or the output is at fault, another run works in the folder, the server refuses or cannot
+            be reached, the batch failed.
     """
     headers = {"Authorization": f"Bearer {job.key}"} if job.key else {}
-    job.work.mkdir(parents=True, exist_ok=True)
-    with httpx.Client(base_url=job.server, headers=headers, timeout=TIMEOUT_S) as client:
-        batch_id = _batch(job, client, fresh)
+    with (
+        Workplace(job.work).held(),
+        httpx.Client(base_url=job.server, headers=headers, timeout=TIMEOUT_S) as client,
+    ):
+        check_places(job.target, job.errors)
+        batch_id = _cancelled(job, client) if cancel else _batch(job, client, fresh)
         batch = _ask(client, "GET", f"/v1/batches/{batch_id}")
         while batch["status"] not in ENDED:
             tell(batch)
             time.sleep(LOOK_S)
             batch = _ask(client, "GET", f"/v1/batches/{batch_id}")
         tell(batch)
-        if batch["status"] == "failed":
-            reasons = "; ".join(each["message"] for each in batch["errors"]["data"][:3])
-            raise TurnoutError(Code.INVALID_ARGUMENT, f"the server refused the batch: {reasons}")
-        _fetch(client, batch["output_file_id"], job.target, b"")
-        faults, numbers = job.work / "faults.jsonl", json.loads((job.work / "numbers.json").read_text())
-        _fetch(client, batch["error_file_id"], job.errors, faults.read_bytes(), partial(_renumbered, numbers))
+        _fetch(job, client, batch)
+    if batch["status"] == "failed":
+        reasons = "; ".join(each["message"] for each in batch["errors"]["data"][:3])
+        raise TurnoutError(Code.INVALID_ARGUMENT, f"the server refused the batch: {reasons}; --fresh sends it again")
     return batch
 
 
@@ -98,8 +108,10 @@ def _described(job: ServedJob) -> dict[str, Any]:
 
 def _batch(job: ServedJob, client: httpx.Client, fresh: bool) -> str:
     """The batch that this very job was sent as before; else it is sent now."""
-    path = job.work / "sent.json"
-    sent = json.loads(path.read_text()) if path.exists() and not fresh else None
+    path, sent = job.work / "sent.json", _sent(job)
+    if sent is not None and fresh:
+        _cancel(job, client, sent)
+        sent = None
     if sent is None:
         # Kept before anything is sent: by it a batch is found again whose answer never came.
         sent = {"job": _described(job), "token": secrets.token_hex(12), "batch": None}
@@ -112,6 +124,31 @@ def _batch(job: ServedJob, client: httpx.Client, fresh: bool) -> str:
         sent["batch"] = _send(job, client, sent["token"])
     write_whole(path, json.dumps(sent).encode())
     return str(sent["batch"])
+
+
+def _sent(job: ServedJob) -> dict[str, Any] | None:
+    """What is known of the batch that was sent before."""
+    path = job.work / "sent.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _cancelled(job: ServedJob, client: httpx.Client) -> str:
+    sent = _sent(job)
+    batch_id = _cancel(job, client, sent) if sent is not None else None
+    if batch_id is None:
+        raise invalid("cancel", f"{job.work} knows of no batch that was sent to {job.server}")
+    return batch_id
+
+
+def _cancel(job: ServedJob, client: httpx.Client, sent: dict[str, Any]) -> str | None:
+    """End the batch that was sent before: answered beside another, both are paid for. On another server it is left."""
+    batch_id = (sent["batch"] or _found(client, sent["token"])) if sent["job"]["server"] == job.server else None
+    if batch_id is None:
+        return None
+    answer = _answered(client, "POST", f"/v1/batches/{batch_id}/cancel")
+    if not answer.is_success and answer.status_code not in OVER:
+        raise _refusal(answer)
+    return str(batch_id)
 
 
 def _found(client: httpx.Client, token: str) -> str | None:
@@ -164,22 +201,24 @@ def _send(job: ServedJob, client: httpx.Client, token: str) -> str:
     return str(_ask(client, "POST", "/v1/batches", json=wanted)["id"])
 
 
-def _renumbered(numbers: list[int], data: bytes) -> bytes:
+def _renumbered(numbers: list[int], record: dict[str, Any]) -> dict[str, Any]:
     """A line of the server's error file, which knows the numbers of what was sent, with that of the input."""
-    record = json.loads(data)
     error = record["error"]
-    if error is None or error.get("line") is None:
-        return data
-    told, error["line"] = error["line"], numbers[error["line"] - 1]
-    error["message"] = error["message"].replace(f"line {told}:", f"line {error['line']}:", 1)
-    return f"{json.dumps(record, ensure_ascii=False)}\n".encode()
+    if error is not None and error.get("line") is not None:
+        told, error["line"] = error["line"], numbers[error["line"] - 1]
+        error["message"] = error["message"].replace(f"line {told}:", f"line {error['line']}:", 1)
+    return record
+
+
+def _answered(client: httpx.Client, method: str, path: str, **content: Any) -> httpx.Response:
+    try:
+        return client.request(method, path, **content)
+    except httpx.TransportError as error:
+        raise _silent(client, error) from None
 
 
 def _ask(client: httpx.Client, method: str, path: str, **content: Any) -> dict[str, Any]:
-    try:
-        answer = client.request(method, path, **content)
-    except httpx.TransportError as error:
-        raise _silent(client, error) from None
+    answer = _answered(client, method, path, **content)
     if not answer.is_success:
         raise _refusal(answer)
     found: dict[str, Any] = answer.json()
@@ -198,21 +237,21 @@ def _refusal(answer: httpx.Response) -> TurnoutError:
     return TurnoutError(Code.UNAVAILABLE, f"server: {message}", "server")
 
 
-def _fetch(
-    client: httpx.Client,
-    file_id: str | None,
-    path: str,
-    before: bytes,
-    change: Callable[[bytes], bytes] = lambda line: line,
-) -> None:
-    """Write the changed lines of a file of the server's after what is there already; nothing where there is neither."""
-    if file_id is None and not before:
-        return
-    with named(path), opened(path) as out:
-        out.write(before)
-        if file_id is not None:
-            for line in _lines(client, f"/v1/files/{file_id}/content"):
-                out.write(change(line))
+def _fetch(job: ServedJob, client: httpx.Client, batch: dict[str, Any]) -> None:
+    """Write both files; lines that were not sent, as they are no requests, come first among those that failed."""
+    numbers = json.loads((job.work / "numbers.json").read_text())
+    with (job.work / "faults.jsonl").open("rb") as faults:
+        failures = chain(
+            map(json.loads, faults),
+            (_renumbered(numbers, record) for record in _records(client, batch["error_file_id"])),
+        )
+        write_outputs(job.target, job.errors, _records(client, batch["output_file_id"]), failures)
+
+
+def _records(client: httpx.Client, file_id: str | None) -> Iterator[dict[str, Any]]:
+    """What a file of the server's holds; nothing where there is none."""
+    if file_id is not None:
+        yield from map(json.loads, _lines(client, f"/v1/files/{file_id}/content"))
 
 
 def _lines(client: httpx.Client, path: str) -> Iterator[bytes]:
@@ -224,7 +263,7 @@ def _lines(client: httpx.Client, path: str) -> Iterator[bytes]:
                 raise _refusal(answer)
             for piece in answer.iter_bytes():
                 *lines, rest = (rest + piece).split(b"\n")
-                yield from (line + b"\n" for line in lines)
+                yield from lines
     except httpx.TransportError as error:
         raise _silent(client, error) from None
     if rest:

@@ -21,7 +21,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import Any
 from deployments.batches.disk import named
 from deployments.batches.inputs import Fault
 from deployments.batches.journal import Journal
-from deployments.batches.lines import Line, request_id_of, unread
+from deployments.batches.lines import Line, beginning, request_id_of, unread
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.whole_files import write_whole
 
@@ -199,7 +199,7 @@ class Workplace:
 
     def _write_window(self, window: int, lines: list[Line], block_rows: int) -> None:
         """Requests that begin alike go beside each other: what they share is then computed once."""
-        texts = sorted((json.dumps(asdict(line), ensure_ascii=False) for line in lines), key=_beginning)
+        texts = [json.dumps(asdict(line), ensure_ascii=False) for line in sorted(lines, key=beginning)]
         for place, start in enumerate(range(0, len(texts), block_rows)):
             data = "".join(f"{text}\n" for text in texts[start : start + block_rows]).encode()
             digest = hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -293,7 +293,8 @@ class Workplace:
         """Lines that have a result in blocks that are not done."""
         total = 0
         for path in (self.folder / "part").iterdir():
-            with path.open("rb") as file:
+            # One that is finished meanwhile lies elsewhere by now.
+            with suppress(FileNotFoundError), path.open("rb") as file:
                 total += sum(piece.count(b"\n") for piece in iter(lambda: file.read(1 << 20), b""))
         return total
 
@@ -303,12 +304,6 @@ def _windows(blocks: list[str]) -> Iterator[tuple[str, list[str]]]:
     for block in blocks:
         found.setdefault(block.partition("-")[0], []).append(block)
     yield from found.items()
-
-
-def _beginning(text: str) -> str:
-    """By what requests are put in order: what the model reads, from its first character on."""
-    start = max(text.find('"messages": '), text.find('"prompt": '))
-    return text[start : start + 4096]
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> str:

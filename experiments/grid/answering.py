@@ -14,6 +14,7 @@ from experiments.grid.scoring import Item, Scorer
 from turnout.calls import ChatMessage, Chunk, GenerateCall, TokenOut, Usage
 from turnout.errors import Code, TurnoutError
 
+SCORE_S = 900.0  # for one answer: longer than any limit that a scorer may be given
 TRANSIENT = {Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.INTERNAL}
 
 
@@ -83,9 +84,12 @@ async def scored(pool: LocalPool, cell: Cell, item: Item, record: Record, scorer
         return record
     model = pool.roles[str(cell.params.get("model", "large"))] if cell.method == "plain" else pool.name
     try:
-        score = await scorer.score(item, record.text, pool, model)
+        async with asyncio.timeout(SCORE_S):
+            score = await scorer.score(item, record.text, pool, model)
     except TurnoutError as error:
         record.note = error.message
+    except TimeoutError:
+        record.note = f"the scorer came to no end within {SCORE_S:g} s"
     except Exception as error:  # a scorer is somebody's code: it costs its prompt, not the cell
         record.note = f"the scorer failed: {type(error).__name__}: {error}"
     else:

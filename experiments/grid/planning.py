@@ -19,10 +19,10 @@ from engine.fingerprint import content_digests, numerics_class
 from engine.prepare import AUTO
 from experiments import machine
 from experiments.grid.bench import Job
-from experiments.grid.cells import Cell
+from experiments.grid.cells import LIKELIHOOD, Cell
 from experiments.grid.code import code_digest, words_of
 from experiments.grid.datasets import Dataset, open_dataset
-from experiments.grid.spec import ExperimentSpec, PolicyAxis, config_of
+from experiments.grid.spec import ExperimentSpec, PolicyAxis, StopRule, config_of
 from experiments.grid.store import Store
 from experiments.speculation.contenders import PLAIN, contenders
 from router.base import policy_class
@@ -67,6 +67,8 @@ class Plan:
         refused: by a cell's name, why it makes no sense.
         todo: what is to be run, baselines first.
         prompts: answers that are missing.
+        queued: addresses of `todo`.
+        stop: the rule of a cell: the experiment's, its chance of a wrong stop shared out among all that may stop.
     """
 
     spec: ExperimentSpec
@@ -75,6 +77,8 @@ class Plan:
     refused: dict[str, str]
     todo: list[Job]
     prompts: int
+    queued: set[str] = field(default_factory=set)
+    stop: StopRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +183,8 @@ def make_plan(spec: ExperimentSpec, store: Store, again: bool = False) -> Plan:
     if unknown is not None:
         raise not_found("pools", unknown, list(config.pools))
     datasets = {choice.label: open_dataset(choice) for choice in spec.datasets}
-    plan, sizes = (
-        Plan(spec, config, [], dict(spec.left_out), [], 0),
-        {name: len(each.items) for name, each in datasets.items()},
-    )
-    arms = ways(spec)
+    arms, sizes = ways(spec), {name: len(each.items) for name, each in datasets.items()}
+    plan = Plan(spec, config, [], dict(spec.left_out), [], 0, stop=_shared_out(spec, len(pools), len(arms)))
     arms.sort(key=lambda way: way.label != spec.baseline)  # stable: others keep their order
     for pool in pools:
         for choice in spec.datasets:
@@ -206,9 +207,17 @@ def make_plan(spec: ExperimentSpec, store: Store, again: bool = False) -> Plan:
     return plan
 
 
+def _shared_out(spec: ExperimentSpec, num_pools: int, num_arms: int) -> StopRule | None:
+    """The stop rule, so strict that the chance of any wrong stop of the whole grid is at most what was asked for."""
+    datasets = sum(choice.scorer is None or choice.scorer.kind != LIKELIHOOD for choice in spec.datasets)
+    loads = sum(load.rate is None for load in spec.loads)
+    cells = num_pools * datasets * loads * len(spec.seeds) * (num_arms - 1)
+    return spec.stop.model_copy(update={"alpha": spec.stop.alpha / cells}) if spec.stop and cells else None
+
+
 def _add(plan: Plan, store: Store, cell: Cell, base: Cell | None, again: bool, prompts: int) -> None:
     # The rule knows bounds of the differences it follows; likelihoods have none.
-    stop = plan.spec.stop if base is not None and cell.load.rate is None and not cell.likelihood else None
+    stop = plan.stop if base is not None and cell.load.rate is None and not cell.likelihood else None
     if stop is not None and base is not None:
         rule = {"stop": stop.model_dump_json(), "baseline": base.address, "order": "by chance"}
         cell = replace(cell, depends={**cell.depends, **rule})
@@ -216,8 +225,9 @@ def _add(plan: Plan, store: Store, cell: Cell, base: Cell | None, again: bool, p
     state = store.state(cell)
     if state == "done" or (state == "refused" and not again):
         return
-    if any(job.cell.address == cell.address for job in plan.todo):
+    if (address := cell.address) in plan.queued:
         return  # the same under another label
+    plan.queued.add(address)
     plan.todo.append(Job(cell, base if stop is not None else None, stop))
     done = sum(map(len, store.chunks(cell).values())) if state == "partial" else 0
     plan.prompts += prompts - done if cell.load.rate is None else math.ceil(cell.load.rate * cell.load.duration_s)
@@ -272,7 +282,7 @@ def _depends(config: TurnoutConfig, cell: Cell, dataset: Dataset) -> dict[str, s
         "code": code_digest(cell.method, cell.params, dataset.scorer.kind, cell.policy),
         "models": _digest([[_model(folder) for folder in folders], artifacts]),
         "dataset": dataset.digest,
-        "machine": _digest([device, {k: v for k, v in machine.describe().items() if k in ("processor", "cores")}]),
+        "machine": _digest([device, _machine()]),
         **_versions(),
     }
 
@@ -281,6 +291,11 @@ def _depends(config: TurnoutConfig, cell: Cell, dataset: Dataset) -> dict[str, s
 def _versions() -> dict[str, str]:
     """Of what computes beside our own code: after an upgrade, old answers and times are not this machine's any more."""
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+@cache
+def _machine() -> dict[str, str]:
+    return {name: value for name, value in machine.describe().items() if name in ("processor", "cores")}
 
 
 @cache

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
 from experiments.grid.bench import CellBench, Job
 from experiments.grid.planning import Plan
@@ -159,12 +159,13 @@ class _RayRun:
                 actor, job = self._running.pop(ended[0])
                 fault, alive = _outcome(ended[0])
                 self._tally.ended(job, fault)
+                if not alive:
+                    _end(actor)  # what Ray still starts anew would keep the place of its successor
                 idle.append(actor if alive else self._actor())
                 self._give(idle)
         finally:
             for actor in (*idle, *(actor for actor, _ in self._running.values())):
-                with suppress(RayError):
-                    ray.kill(actor)
+                _end(actor)
         return Ran(self._tally.done, self._tally.failed)
 
     def _actor(self) -> Any:
@@ -185,12 +186,18 @@ class _RayRun:
             self._running[actor.run.remote(job)] = (actor, job)
 
 
+def _end(actor: Any) -> None:
+    with suppress(RayError):
+        ray.kill(actor)
+
+
 def _outcome(ended: Any) -> tuple[Fault | None, bool]:
     """What came of a job, and whether its actor lives: one that dies while it starts anew would cost more cells."""
     try:
         fault: Fault | None = ray.get(ended)
-    except RayActorError as error:
-        why = f"its process ended, perhaps for want of memory: {str(error).splitlines()[0]}"
+    except RayError as error:  # one that was killed for want of memory is not told of as an actor's
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        why = f"its process ended, perhaps for want of memory: {said}"
         return Fault(Code.UNAVAILABLE, why, None), False
     return fault, True
 

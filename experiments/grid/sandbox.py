@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from experiments.grid import sandboxed
+from experiments.process_memory import proportional_bytes, tree
 from turnout.errors import Code, TurnoutError
 
 Outcome = Literal["passed", "failed", "timeout", "killed"]
@@ -26,6 +27,8 @@ THREATS = {
     "reading files": {"reads"},
     "Unix sockets by path": set[str](),
 }
+LOOK_S = 0.2  # between looks at what all processes and files take together, for which the kernel has no limit
+BLOCK = 4096  # bytes that a name in a folder costs at least
 MOST_SAID = 64 << 10  # bytes of its output that are read
 SHOWN = 200
 
@@ -37,8 +40,9 @@ class Limits:
     Attributes:
         timeout_s: time on the clock, seconds.
         cpu_s: processor time, seconds.
-        memory_bytes: address space.
+        memory_bytes: address space of each process, and memory of all of them together.
         file_bytes: largest file it writes.
+        folder_bytes: all its files together, each counted as a block at least.
         processes: processes and threads beside the first.
     """
 
@@ -46,6 +50,7 @@ class Limits:
     cpu_s: int = 5
     memory_bytes: int = 512 << 20
     file_bytes: int = 1 << 20
+    folder_bytes: int = 64 << 20
     processes: int = 8
 
 
@@ -93,16 +98,52 @@ async def run_python(program: str, limits: Limits, given: Any = None) -> Ended:
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
+        watch = asyncio.create_task(_watch(process.pid, folder, limits))
         try:
             said = await asyncio.wait_for(_talk(process, json.dumps(task).encode(), done.encode()), limits.timeout_s)
             status = await asyncio.wait_for(process.wait(), 1.0)
         except TimeoutError:
             return Ended("timeout", f"not done after {limits.timeout_s:g} s")
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process.pid)
             await process.wait()
-    return _judged(said, status, done)
+            watch.cancel()
+            [beyond] = await asyncio.gather(watch, return_exceptions=True)
+    return Ended("killed", beyond) if isinstance(beyond, str) else _judged(said, status, done)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+async def _watch(pid: int, folder: str, limits: Limits) -> str:
+    """End a program once all of it together takes too much; what it took."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if beyond := await asyncio.to_thread(_beyond, pid, folder, limits):
+            _kill(pid)
+            return beyond
+
+
+def _beyond(pid: int, folder: str, limits: Limits) -> str:
+    if _stored_bytes(folder, limits.folder_bytes) > limits.folder_bytes:
+        return f"its files take more than {limits.folder_bytes} bytes together"
+    if proportional_bytes(tree(pid)) > limits.memory_bytes:
+        return f"its processes take more than {limits.memory_bytes} bytes of memory together"
+    return ""
+
+
+def _stored_bytes(folder: str, most: int) -> int:
+    """What lies below a folder; beyond `most` nothing more is counted."""
+    total, folders = 0, [folder]
+    while folders and total <= most:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:  # it may be removed while we look
+            for entry in entries:
+                total += BLOCK + entry.stat(follow_symlinks=False).st_size
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+    return total
 
 
 async def _talk(process: asyncio.subprocess.Process, task: bytes, done: bytes) -> bytes:

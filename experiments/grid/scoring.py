@@ -78,8 +78,11 @@ class UnitTestsChoice(Section):
     prefix: Annotated[FieldName | None, Field(description="field with code that stands before the answer")] = None
     timeout_s: Annotated[FiniteFloat, Field(gt=0, le=600, description="time on the clock, seconds")] = 10.0
     cpu_s: Annotated[int, Field(ge=1, le=600, description="processor time, seconds")] = 5
-    memory_bytes: Annotated[int, Field(ge=32 << 20, description="address space")] = 512 << 20
+    memory_bytes: Annotated[
+        int, Field(ge=32 << 20, description="address space of a process, and memory of all of them together")
+    ] = 512 << 20
     file_bytes: Annotated[int, Field(ge=0, description="largest file written")] = 1 << 20
+    folder_bytes: Annotated[int, Field(ge=0, description="all files together")] = 64 << 20
     processes: Annotated[int, Field(ge=1, le=1024, description="processes beside the first")] = 8
 
     @property
@@ -111,6 +114,7 @@ class JudgeChoice(Section):
     ] = "Question:\n{prompt}\n\nAnswer:\n{answer}\n\nHow good is this answer, from 0 to 10? Reply with a number."
     most: Annotated[FiniteFloat, Field(gt=0, description="best grade")] = 10.0
     max_tokens: Annotated[int, Field(ge=1, le=4096, description="longest reply")] = 64
+    timeout_s: Annotated[FiniteFloat, Field(gt=0, le=600, description="longest wait for a reply, seconds")] = 60.0
     fields: Annotated[tuple[FieldName, ...], Field(description="fields of a row that the template uses")] = ()
 
     @property

@@ -145,7 +145,9 @@ class StopRule(Section):
     """
 
     margin: Annotated[FiniteFloat, Field(gt=0, le=1, description="difference in quality that matters")] = 0.02
-    alpha: Annotated[FiniteFloat, Field(gt=0, lt=1, description="chance of a wrong stop, over all looks")] = 0.05
+    alpha: Annotated[
+        FiniteFloat, Field(gt=0, lt=1, description="chance of any wrong stop, over all looks at all cells")
+    ] = 0.05
 
 
 class ExperimentSpec(Section):

@@ -61,8 +61,9 @@ class Store:
         """What has been answered, by number of the chunk."""
         found = {}
         for path in sorted(self._cell(cell.address).glob("chunk-*.jsonl")):
-            lines = path.read_text(encoding="utf-8").splitlines()
-            found[int(path.stem.removeprefix("chunk-"))] = [_record(json.loads(line)) for line in lines]
+            # Not splitlines: it would also cut at line separators inside the texts, which JSON leaves as they are.
+            with path.open("rb") as lines:
+                found[int(path.stem.removeprefix("chunk-"))] = [_record(json.loads(line)) for line in lines]
         return found
 
     def records(self, cell: Cell) -> list[Record]:

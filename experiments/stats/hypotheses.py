@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -145,7 +146,9 @@ class Equivalence:
 def equivalence(differences: Floats, margin: float) -> Equivalence:
     """Whether paired differences are within a margin.
 
-    Where no prompt differs, p is the chance that a share `margin` of changed prompts shows none.
+    Of right and wrong answers, whose differences are -1, 0 and 1, p is counted out: a t-test takes the few that
+    differ for a sample of many, and finds a loss of exactly the margin to be less far too often. Where no prompt
+    differs, p is then the chance that a share `margin` of changed prompts shows none.
 
     Args:
         differences: [n] of scores from 0 to 1, challenger less baseline.
@@ -156,6 +159,9 @@ def equivalence(differences: Floats, margin: float) -> Equivalence:
     """
     if margin <= 0:
         raise ValueError(f"margin must be above 0, got {margin:g}")
+    if np.isin(differences, (-1.0, 0.0, 1.0)).all():
+        share = min(margin, 1.0)
+        return Equivalence(margin, _as_good(differences, share), _as_good(-differences, share))
     if np.ptp(differences) == 0.0:
         mean = float(differences[0])
         silent = float((1.0 - min(margin, 1.0)) ** len(differences))
@@ -163,3 +169,20 @@ def equivalence(differences: Floats, margin: float) -> Equivalence:
     worse = ttest_1samp(differences, -margin, alternative="greater").pvalue
     better = ttest_1samp(differences, margin, alternative="less").pvalue
     return Equivalence(margin, float(worse), float(better))
+
+
+def _as_good(differences: Floats, loss: float) -> float:
+    """Chance of a sum as high as that of these differences, each -1, 0 or 1, where their mean is `-loss`.
+
+    That mean leaves open how often something is won. Taken is what is likeliest after what was seen (as Lloyd 2008
+    does: "Exact p-values for discrete models obtained by estimation and maximization"); of gains nowhere, none.
+    """
+    count, won, lost = len(differences), int((differences > 0).sum()), int((differences < 0).sum())
+    # Likeliest share of gains where losses are that share and `loss`: the root of its quadratic.
+    middle = (won + lost) * (1 - loss) - 2 * loss * (count - lost)
+    gains = (middle + math.sqrt(middle**2 + 8 * count * won * loss * (1 - loss))) / (4 * count)
+    one = np.zeros(2 * count + 1)
+    one[:3] = gains + loss, 1 - loss - 2 * gains, gains
+    # Of all sums from -count to count: the distribution of one difference, folded with itself.
+    chances = np.fft.irfft(np.fft.rfft(one) ** count, len(one))
+    return float(np.clip(chances[won - lost + count :].sum(), 0.0, 1.0))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +22,8 @@ from deployments.pool_deployment import PoolReplica
 from deployments.service import GenerationService
 from tests.deployments.fake_pool import FakePool, load_fake_pool
 from turnout.config import TurnoutConfig, parse_config
+
+ENDED = {"completed", "failed", "expired", "cancelled"}
 
 
 def batch_config(folder: Path, **batches: Any) -> TurnoutConfig:
@@ -76,3 +80,23 @@ def jsonl(lines: Iterable[dict[str, Any] | str]) -> bytes:
 
 def read(data: bytes) -> list[dict[str, Any]]:
     return [json.loads(each) for each in data.splitlines()]
+
+
+async def begin(client: openai.AsyncOpenAI, lines: bytes, **options: Any) -> Any:
+    file = await client.files.create(file=("in.jsonl", lines), purpose="batch")
+    wanted = {"endpoint": "/v1/completions", "completion_window": "24h", **options}
+    return await client.batches.create(input_file_id=file.id, **wanted)
+
+
+async def ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float = 20.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        batch = await client.batches.retrieve(batch_id)
+        if batch.status in ENDED:
+            return batch
+        assert time.monotonic() < deadline, batch.status
+        await asyncio.sleep(0.02)
+
+
+async def content(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    return read((await client.files.content(file_id)).content) if file_id is not None else []

@@ -3,49 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from deployments.batches import journal as journal_module
 from deployments.batches.store import BatchStore
-from tests.batches.house import House, jsonl, line, read
+from tests.batches.house import House, begin, content, ended, jsonl, line
 from tests.deployments.test_metrics import values
 from turnout.calls import GenerateCall
-
-ENDED = {"completed", "failed", "expired", "cancelled"}
-
-
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with House(tmp_path, concurrency=8).open() as opened:
-        yield opened
-
-
-async def begin(client: openai.AsyncOpenAI, lines: bytes, **options: Any) -> Any:
-    file = await client.files.create(file=("in.jsonl", lines), purpose="batch")
-    wanted = {"endpoint": "/v1/completions", "completion_window": "24h", **options}
-    return await client.batches.create(input_file_id=file.id, **wanted)
-
-
-async def ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float = 20.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        batch = await client.batches.retrieve(batch_id)
-        if batch.status in ENDED:
-            return batch
-        assert time.monotonic() < deadline, batch.status
-        await asyncio.sleep(0.02)
-
-
-async def content(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    return read((await client.files.content(file_id)).content) if file_id is not None else []
 
 
 async def test_a_batch_is_answered_line_by_line_in_order(house: House) -> None:
@@ -163,34 +131,6 @@ async def test_a_cancelled_batch_ends_within_a_second_and_keeps_what_was_done(ho
     assert house.pool.places.num_held == 0
     with pytest.raises(openai.BadRequestError, match="has ended"):
         await client.batches.cancel(batch.id)
-
-
-async def test_a_batch_that_takes_too_long_expires_and_names_what_was_not_answered(
-    house: House, tmp_path: Path
-) -> None:
-    client = house.client()
-    batch = await begin(client, jsonl([line("quick"), line("never", "wait")]), completion_window="1m")
-    store = BatchStore(house.service.batches)  # type: ignore[arg-type]
-    while (await client.batches.retrieve(batch.id)).request_counts.completed < 1:
-        await asyncio.sleep(0.02)
-    [record] = store.unfinished()
-    # As if the minute had passed while the server was down.
-    await restart(house, lambda: store.save_batch(record.model_copy(update={"expires_at": int(time.time())})))
-    async with House(tmp_path, concurrency=8).open() as again:
-        client = again.client()
-        batch = await ended(client, batch.id)
-        assert batch.status == "expired"
-        assert [row["custom_id"] for row in await content(client, batch.output_file_id)] == ["quick"]
-        [late] = await content(client, batch.error_file_id)
-        assert (late["custom_id"], late["error"]["code"]) == ("never", "batch_expired")
-
-
-async def restart(house: House, meanwhile: Any) -> None:
-    """End what works on batches in a house, as the end of its process would."""
-    [task] = [each for each in asyncio.all_tasks() if each.get_name() == "batches"]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    meanwhile()
 
 
 async def test_a_restarted_server_goes_on_and_answers_no_line_twice(tmp_path: Path) -> None:
@@ -335,31 +275,6 @@ async def test_limits_of_files(tmp_path: Path) -> None:
 async def test_a_batch_that_cannot_be_is_refused(house: House, options: dict[str, Any], message: str) -> None:
     with pytest.raises(openai.BadRequestError, match=message):
         await begin(house.client(), jsonl([line("a")]), **options)
-
-
-async def test_a_full_disk_stops_a_batch_until_there_is_room(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.batches.runner.AGAIN_S", 0.1)
-    real, full, failures = os.pwrite, True, 0
-
-    def pwrite(handle: int, data: bytes, place: int) -> int:
-        nonlocal failures
-        failures += full
-        if not full:
-            return real(handle, data, place)
-        real(handle, data[:10], place)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(journal_module.os, "pwrite", pwrite)
-    client = house.client()
-    batch = await begin(client, jsonl(line(f"id-{n}") for n in range(20)))
-    while failures < 3:
-        await asyncio.sleep(0.02)
-    before = await client.batches.retrieve(batch.id)
-    assert (before.status, before.request_counts.completed) == ("in_progress", 0)
-    full = False
-    batch = await ended(client, batch.id)
-    rows = await content(client, batch.output_file_id)
-    assert [row["custom_id"] for row in rows] == [f"id-{n}" for n in range(20)]
 
 
 async def test_without_the_section_the_endpoints_say_what_is_missing(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_hopeless_and_sure_lines_get_one_sample() -> None:
 
 def test_lines_ask_for_what_they_were_given() -> None:
     params = best_of_params(2.0, {"model": "large", "rerank": "logprob", "temperature": 0.6})
-    rows = [line(1, temperature=0, decoding={"session": "s"}), line(2, temperature=0), line(3), FAULT]
+    rows = [line(1, temperature=0, decoding={"session": "s"}), line(2, temperature=0, decoding=None), line(3), FAULT]
     first, second, third, fault = with_samples(rows, {1: 3, 2: 1}, params)
     assert isinstance(first, Line)
     assert isinstance(second, Line)

@@ -6,13 +6,14 @@ import asyncio
 import threading
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deployments.batches import job as job_module
-from deployments.batches.reading import ReadAhead, numbered_lines
-from tests.batches.house import House, jsonl, line
-from tests.batches.test_batches_http import begin, content, ended
+from deployments.batches.reading import ReadAhead, numbered_lines, windows
+from tests.batches.house import House, begin, content, ended, jsonl, line
+from turnout.calls import GenerateCall
 
 
 def test_a_long_line_is_cut_and_the_next_keeps_its_number(tmp_path: Path) -> None:
@@ -78,6 +79,33 @@ async def test_no_line_of_a_file_is_read_on_the_loop_of_the_server(
     assert batch.request_counts.completed == 60
     assert threads
     assert threading.get_ident() not in threads
+
+
+def test_windows_end_after_so_many_lines_or_bytes() -> None:
+    lines = [(number, b"x" * size) for number, size in enumerate([1, 1, 1, 9, 1, 20, 1])]
+    found = [[number for number, _ in window] for window in windows(lines, 3, 10)]
+    assert found == [[0, 1, 2], [3, 4], [5], [6]]
+
+
+async def test_lines_that_begin_alike_are_asked_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    async with House(tmp_path, concurrency=1).open() as house:
+        generate = house.pool.generate
+
+        def noted(call: GenerateCall) -> Any:
+            asked.append(str(call.prompt))
+            return generate(call)
+
+        monkeypatch.setattr(house.pool, "generate", noted)
+        client = house.client()
+        lines = [line(f"id-{n}", f"{'abc'[n % 3]} fast {n:02d}") for n in range(30)]
+        batch = await ended(client, (await begin(client, jsonl(lines))).id)
+        rows = await content(client, batch.output_file_id)
+    assert asked == sorted(asked)
+    assert len(asked) == 30
+    assert [row["custom_id"] for row in rows] == [f"id-{n}" for n in range(30)]
 
 
 async def test_every_line_that_is_no_request_is_in_the_error_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,22 @@ import pytest
 from deployments.batches import served
 from deployments.batches.inputs import Defaults
 from deployments.batches.lines import seed_of
-from deployments.batches.served import ServedJob, run
+from deployments.batches.served import ENDED, ServedJob, run
+from deployments.batches.workplace import Workplace
 from tests.batches.house import jsonl, line
 from turnout.errors import TurnoutError
 
 
 class Server:
-    """Takes batches and has ended them at once; `loses` an answer, or has no `files`."""
+    """Takes batches, which have a `status` at once; `loses` an answer, or has no `files`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[dict[str, Any]] = []
         self.uploads: list[bytes] = []
         self.files = {"out": b'{"custom_id": "a"}\n', "err": b""}
         self.loses = False
+        self.status, self.no_file = "completed", False
+        self.reasons: dict[str, Any] | None = None
         client = partial(httpx.Client, transport=httpx.MockTransport(self.answer))
         monkeypatch.setattr(served.httpx, "Client", client)
 
@@ -37,8 +41,11 @@ class Server:
         if path.startswith("/v1/files/"):
             data = self.files.get(path.split("/")[3])
             return httpx.Response(404) if data is None else httpx.Response(200, content=data)
+        if path.endswith("/cancel"):
+            return self.cancel(path.split("/")[3])
         if request.method == "POST":
-            ended = {"status": "completed", "output_file_id": "out", "error_file_id": "err", "errors": None}
+            ended = {"status": self.status, "errors": self.reasons}
+            ended |= {f"{name}_file_id": None if self.no_file else name[:3] for name in ("output", "error")}
             counts = {"total": 2, "completed": 2, "failed": 0}
             wanted = json.loads(request.read())
             self.batches.append({"id": f"b{len(self.batches)}", "request_counts": counts, **ended, **wanted})
@@ -48,6 +55,13 @@ class Server:
         if path == "/v1/batches":
             return httpx.Response(200, json={"data": self.batches, "has_more": False})
         return httpx.Response(200, json=next(each for each in self.batches if path.endswith(each["id"])))
+
+    def cancel(self, batch_id: str) -> httpx.Response:
+        batch = next(each for each in self.batches if each["id"] == batch_id)
+        if batch["status"] in ENDED:
+            return httpx.Response(400, json={"error": {"message": "has ended"}})
+        batch["status"] = "cancelling"
+        return httpx.Response(200, json=batch)
 
 
 @pytest.fixture
@@ -95,3 +109,83 @@ def test_a_file_that_is_gone_leaves_the_old_one(server: Server, job: ServedJob) 
     with pytest.raises(TurnoutError, match="status 404"):
         run(job)
     assert Path(job.target).read_text() == "old"
+
+
+def test_what_was_sent_before_is_cancelled_when_it_is_sent_again(server: Server, job: ServedJob) -> None:
+    server.status = "in_progress"
+
+    def stop(batch: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(job, stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(job, stop)
+    assert [each["status"] for each in server.batches] == ["in_progress"]
+    server.status = "completed"
+    run(job, fresh=True)
+    assert [each["status"] for each in server.batches] == ["cancelling", "completed"]
+
+
+def test_a_job_is_ended_from_outside_and_what_was_answered_is_fetched(server: Server, job: ServedJob) -> None:
+    with pytest.raises(TurnoutError, match="knows of no batch"):
+        run(job, cancel=True)
+    server.status = "in_progress"
+
+    def stop(batch: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(job, stop)
+
+    def end(batch: dict[str, Any]) -> None:
+        batch_on_server = server.batches[0]
+        assert batch["status"] in ("cancelling", "cancelled")
+        batch_on_server["status"] = "cancelled"
+
+    assert run(job, end, cancel=True)["status"] == "cancelled"
+    assert Path(job.target).read_text() == '{"custom_id": "a"}\n'
+    assert len(server.batches) == 1
+
+
+def test_two_runs_do_not_send_a_job_twice(server: Server, job: ServedJob) -> None:
+    with Workplace(job.work).held(), pytest.raises(TurnoutError, match="another run"):
+        run(job)
+    assert server.batches == []
+    assert run(job)["id"] == "b0"
+
+
+ANSWER = {
+    "choices": [{"index": 0, "text": "ab", "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+}
+
+
+def test_answers_of_a_server_are_columns_where_parquet_is_asked_for(server: Server, job: ServedJob) -> None:
+    import pyarrow.parquet as pq
+
+    record = {"id": "r", "custom_id": "a", "response": {"status_code": 200, "body": ANSWER}, "error": None}
+    server.files["out"] = f"{json.dumps(record)}\n".encode() * 2
+    target = job.target.replace(".jsonl", ".parquet")
+    run(replace(job, target=target))
+    rows = pq.read_table(target).to_pylist()
+    assert [(row["custom_id"], row["text"], row["completion_tokens"]) for row in rows] == [("a", "ab", 2)] * 2
+    assert json.loads(rows[0]["response"]) == ANSWER
+
+
+def test_files_of_a_run_before_are_not_left_beside_a_new_one(server: Server, job: ServedJob) -> None:
+    Path(job.source).write_bytes(jsonl([line("a")]))
+    for path in (job.target, job.errors):
+        Path(path).write_text("old")
+    server.no_file = True
+    run(job)
+    assert Path(job.target).read_text() == ""
+    assert not Path(job.errors).exists()
+
+
+def test_a_batch_that_failed_says_why_and_hands_its_errors_over(server: Server, job: ServedJob) -> None:
+    server.status = "failed"
+    server.reasons = {"data": [{"message": "the file has no line"}]}
+    with pytest.raises(TurnoutError, match="the file has no line; --fresh sends it again"):
+        run(job)
+    assert [json.loads(each)["error"]["line"] for each in Path(job.errors).read_text().splitlines()] == [2]

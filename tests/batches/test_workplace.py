@@ -15,7 +15,7 @@ from deployments.batches import answerer as answerer_module
 from deployments.batches import journal as journal_module
 from deployments.batches.answerer import Answerer, Task
 from deployments.batches.inputs import Fault
-from deployments.batches.lines import Line
+from deployments.batches.lines import Line, Result
 from deployments.batches.outputs import write_outputs
 from deployments.batches.workplace import Spent, Workplace
 from tests.batches.house import batch_config
@@ -47,13 +47,17 @@ def answerer(folder: Path, concurrency: int = 16) -> Answerer:
     return Answerer(Task(folder / "work", batch_config(folder), "demo", 0, concurrency), load_fake_pool)
 
 
+def write_both(place: Workplace, target: str, errors: str) -> tuple[int, int]:
+    return write_outputs(target, errors, place.records(answered=True), place.records(answered=False))
+
+
 def answer_all(made: Answerer, place: Workplace) -> None:
     for block in place.blocks():
         made({"block": [block]})
 
 
 def outputs(folder: Path, place: Workplace) -> tuple[list[Any], list[Any]]:
-    write_outputs(place, str(folder / "out.jsonl"), str(folder / "err.jsonl"))
+    write_both(place, str(folder / "out.jsonl"), str(folder / "err.jsonl"))
     found = [folder / "out.jsonl", folder / "err.jsonl"]
     good, bad = ([json.loads(each) for each in path.read_text().splitlines()] for path in found)
     return good, bad
@@ -129,6 +133,32 @@ async def test_what_a_killed_process_had_answered_is_not_asked_again(tmp_path: P
     assert [row["custom_id"] for row in good] == [f"id-{n}" for n in range(1, 41) if n % 10]
     assert place.spent(block).answered == 36
     assert place.num_redone() == 6, "those that the first process was just asking"
+
+
+def test_a_line_of_many_prompts_is_answered_by_a_pool_that_is_asked_one_line_at_once(tmp_path: Path) -> None:
+    place = Workplace(tmp_path / "work")
+    place.open(JOB, fresh=False)
+    bodies = [{"prompt": ["fast"] * count, "max_tokens": 2} for count in (3, 128)]
+    rows = [Line(number, f"id-{number}", "/v1/completions", body) for number, body in enumerate(bodies, 1)]
+    place.stage(rows, 8, None)
+    answer_all(answerer(tmp_path, concurrency=1), place)
+    good, failed = outputs_without_errors(tmp_path, place)
+    assert failed == 0
+    assert [len(row["response"]["body"]["choices"]) for row in good] == [3, 128]
+
+
+def test_what_is_finished_while_progress_is_looked_at_does_not_end_the_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = place_of(tmp_path, 8)
+    [block] = place.blocks()
+    begun = place.begin(block)
+    assert begun is not None
+    begun.append(Result(1, True, {}))
+    begun.close()
+    listed = list((place.folder / "part").iterdir())
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter([place.folder / "part" / "finished", *listed]))
+    assert place.partly() == 1
 
 
 def test_a_seed_belongs_to_the_line_and_not_to_the_run(tmp_path: Path) -> None:
@@ -227,7 +257,7 @@ def test_errors_of_a_run_before_are_gone_where_no_line_fails(tmp_path: Path) -> 
 
 
 def outputs_without_errors(folder: Path, place: Workplace) -> tuple[list[Any], int]:
-    _, failed = write_outputs(place, str(folder / "out.jsonl"), str(folder / "err.jsonl"))
+    _, failed = write_both(place, str(folder / "out.jsonl"), str(folder / "err.jsonl"))
     return [json.loads(each) for each in (folder / "out.jsonl").read_text().splitlines()], failed
 
 
@@ -266,8 +296,8 @@ def test_an_output_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, mon
     answer_all(answerer(tmp_path), place)
     (tmp_path / "out.jsonl").write_text("old")
     monkeypatch.setattr("turnout.whole_files.sync", _full)
-    with pytest.raises(OSError, match="No space"):
-        write_outputs(place, str(tmp_path / "out.jsonl"), str(tmp_path / "err.jsonl"))
+    with pytest.raises(TurnoutError, match=r"out\.jsonl: the disk is full"):
+        write_both(place, str(tmp_path / "out.jsonl"), str(tmp_path / "err.jsonl"))
     assert (tmp_path / "out.jsonl").read_text() == "old"
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
@@ -281,7 +311,7 @@ def test_parquet_holds_texts_and_whole_responses(tmp_path: Path) -> None:
 
     place = place_of(tmp_path, 30)
     answer_all(answerer(tmp_path), place)
-    write_outputs(place, str(tmp_path / "out.parquet"), str(tmp_path / "err.jsonl"))
+    write_both(place, str(tmp_path / "out.parquet"), str(tmp_path / "err.jsonl"))
     table = pq.read_table(tmp_path / "out.parquet").to_pylist()
     assert [row["custom_id"] for row in table][:3] == ["id-1", "id-2", "id-3"]
     assert {row["text"] for row in table} == {"ab"}

@@ -329,7 +329,7 @@ def test_where_no_token_goes_on_the_answer_ends_and_with_an_error() -> None:
     assert allowed_ids(stuck, [2]) == [END]
     with pytest.raises(TurnoutError, match="could not be followed") as failed:
         check_whole(stuck, [2])
-    assert failed.value.code is Code.RESOURCE_EXHAUSTED
+    assert failed.value.code is Code.OUT_OF_RANGE  # and not one that says: ask again
 
 
 def test_agreeing() -> None:

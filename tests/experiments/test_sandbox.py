@@ -100,6 +100,26 @@ async def test_processes_and_files_have_ends() -> None:
     ).outcome == "passed"
 
 
+async def test_what_all_files_take_together_has_an_end() -> None:
+    limits = Limits(timeout_s=20.0, folder_bytes=20 << 20)
+    one = "open(str(n), 'wb').write(bytes(2**20 - 1))"
+    many = f"import time\nfor n in range(200): {one}\ntime.sleep(60)"
+    assert (await run_python(many, limits)).reason == f"its files take more than {20 << 20} bytes together"
+    empty = "n = 0\nwhile True:\n    open(str(n), 'wb').close()\n    n += 1"
+    assert "files take more than" in (await run_python(empty, Limits(timeout_s=20.0, folder_bytes=1 << 20))).reason
+    few = f"import time\nfor n in range(4): {one}\ntime.sleep(0.5)"
+    assert (await run_python(few, limits)).outcome == "passed"
+
+
+async def test_what_all_processes_take_together_has_an_end() -> None:
+    limits = Limits(timeout_s=20.0, memory_bytes=200 << 20, processes=4)
+    forks = "for _ in range(3):\n    if os.fork() == 0:\n        break\n"
+    wide = f"import os, time\n{forks}x = bytearray(90 << 20)\ntime.sleep(60)"
+    ended = await run_python(wide, limits)
+    assert (ended.outcome, "of memory together" in ended.reason) == ("killed", True)
+    assert _left() == []
+
+
 async def test_nothing_of_ours_is_told_or_touched(tmp_path: Path) -> None:
     asked = "import os\nassert not [k for k in os.environ if k not in ('LC_CTYPE', 'PWD')], dict(os.environ)"
     assert (await run_python(asked, QUICK)).reason == ""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from experiments.stats import hypotheses
 from experiments.stats.curves import Curve
@@ -98,8 +100,7 @@ def test_what_is_no_worse_is_shown_and_what_may_be_is_not() -> None:
     many, few = rng.choice([-1.0, 0.0, 1.0], 4000, p=[0.02, 0.96, 0.02]), rng.choice([-1.0, 0.0, 1.0], 60)
     assert equivalence(many, 0.02).equivalent
     assert not equivalence(few, 0.02).no_worse
-    lost = equivalence(many - 0.05, 0.02)
-    assert not lost.no_worse
+    assert not equivalence(many - 0.05, 0.02).no_worse
     assert equivalence(many + 0.05, 0.02).no_worse
     assert not equivalence(many + 0.05, 0.02).equivalent
     # No change in 149 prompts is a chance of 0.98^149 = 0.0493 where 2% would change; in 148, of 0.0503.
@@ -107,6 +108,36 @@ def test_what_is_no_worse_is_shown_and_what_may_be_is_not() -> None:
     assert not equivalence(np.zeros(148), 0.02).no_worse
     with pytest.raises(ValueError, match="above 0"):
         equivalence(many, 0.0)
+
+
+def lost(losses: int, prompts: int, gains: int = 0) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Differences of so many prompts."""
+    return np.array([-1.0] * losses + [1.0] * gains + [0.0] * (prompts - losses - gains))
+
+
+def test_few_losses_are_no_proof_that_there_are_few() -> None:
+    # Without a gain, losses are binomial: 0.98^149, and that with 149 * 0.02 * 0.98^148.
+    assert equivalence(lost(0, 149), 0.02).p_worse == pytest.approx(0.98**149)
+    assert equivalence(lost(1, 149), 0.02).p_worse == pytest.approx(0.98**149 + 149 * 0.02 * 0.98**148)
+    assert equivalence(lost(6, 300), 0.05).p_worse == pytest.approx(binom.cdf(6, 300, 0.05))
+    for prompts in (149, 200, 300):
+        found = [equivalence(lost(losses, prompts), 0.02).p_worse for losses in range(20)]
+        assert found == sorted(found)
+    assert equivalence(-lost(1, 149), 0.02).p_better == equivalence(lost(1, 149), 0.02).p_worse
+
+
+@pytest.mark.parametrize("prompts", [149, 200, 300])
+@pytest.mark.parametrize("gained", [0.0, 0.01, 0.05])
+def test_a_loss_of_the_margin_is_found_no_worse_in_five_of_a_hundred_at_most(prompts: int, gained: float) -> None:
+    margin, alarms = 0.02, 0.0
+    for gains in range(int(binom.ppf(1 - 1e-4, prompts, gained)) + 1):
+        others, share = prompts - gains, (gained + margin) / (1 - gained)
+        # By the chance of each outcome, and not by drawing: as long as a loss more is still "no worse".
+        for losses in range(others):
+            if not equivalence(lost(losses, prompts, gains), margin).no_worse:
+                break
+            alarms += binom.pmf(gains, prompts, gained) * binom.pmf(losses, others, share)
+    assert alarms <= 0.05
 
 
 def test_two_one_sided_tests_against_the_t_distribution() -> None:

@@ -123,6 +123,17 @@ def test_the_summary_counts_by_policy_arm_and_method(tmp_path: Path) -> None:
         list(read_log(path))
 
 
+def test_a_log_with_line_separators_inside_its_texts_is_read_back(tmp_path: Path) -> None:
+    session = "a\u2028b\u2029c\u0085d"
+    log = RouteLog(RouteLogConfig(path=str(tmp_path / "log")))
+    log.write(entry(1, session=session))
+    log.write(entry(2))
+    log.close()
+    with log.path.open("a") as file:
+        file.write('{"cut of')
+    assert [each.get("session") for each in read_log(log.path)] == [session, entry(2).get("session")]
+
+
 def test_a_replay_says_what_differs_and_what_may_be_why() -> None:
     assert compare(DECISION, DECISION).same
     close = replace(DECISION, scores={"gain": 0.25001})

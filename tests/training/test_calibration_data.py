@@ -45,6 +45,12 @@ def test_answers_are_judged(tmp_path: Path, row: dict[str, Any], right: list[str
     assert [judge(text) for text in wrong] == [0.0] * len(wrong)
 
 
+def test_line_separators_inside_texts_end_no_line(tmp_path: Path) -> None:
+    asked = [{"prompt": f"question {index}\u2028of\x85two\u2029lines"} for index in range(8)]
+    found = read_questions(write(tmp_path / "a", [json.dumps(row, ensure_ascii=False) for row in asked]))
+    assert [question.prompt for question in found.questions] == [row["prompt"] for row in asked]
+
+
 def test_measures_are_named(tmp_path: Path) -> None:
     assert read_questions(write(tmp_path / "a", rows())).measure == "agreement"
     assert read_questions(write(tmp_path / "b", rows(answer="3"))).measure == "numeric"

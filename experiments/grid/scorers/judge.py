@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
+
 from engine.pool import LocalPool
 from experiments.grid.scorers.text import last_number
 from experiments.grid.scoring import Item, JudgeChoice, Score
@@ -26,7 +29,13 @@ class JudgeScorer:
             question = self._choice.template.format(prompt=item.prompt, answer=answer, **given)
         except (KeyError, IndexError, ValueError) as error:
             raise invalid("scorer.template", f"uses {error}, which is not among prompt, answer and fields") from None
-        reply = await (self._served(question) if self._choice.address else self._local(question, item, pool))
+        within_s = self._choice.timeout_s
+        try:
+            async with asyncio.timeout(within_s):
+                reply = await (self._served(question) if self._choice.address else self._local(question, item, pool))
+        except TimeoutError:
+            message = f"the judge did not reply within {within_s:g} s"
+            raise TurnoutError(Code.DEADLINE_EXCEEDED, message, "scorer.timeout_s") from None
         grade = last_number(reply)
         if grade is None:
             raise TurnoutError(Code.INVALID_ARGUMENT, f"the judge gave no number: {reply[:80]!r}", "scorer.judge")
@@ -52,9 +61,10 @@ class JudgeScorer:
             method="plain",
         )
         text = ""
-        async for event in pool.generate(call):
-            if isinstance(event, Chunk):
-                text += event.text
+        async with aclosing(pool.generate(call)) as events:  # type: ignore[type-var]
+            async for event in events:
+                if isinstance(event, Chunk):
+                    text += event.text
         return text
 
 

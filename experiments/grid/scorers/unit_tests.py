@@ -23,6 +23,7 @@ class UnitTestsScorer:
             cpu_s=choice.cpu_s,
             memory_bytes=choice.memory_bytes,
             file_bytes=choice.file_bytes,
+            folder_bytes=choice.folder_bytes,
             processes=choice.processes,
         )
 

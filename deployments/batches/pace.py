@@ -1,0 +1,30 @@
+"""How fast lines are done, and how long the rest of them will take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Pace:
+    """The rate since it was made; lines that are done when it is first asked count as done before.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._before: int | None = None
+
+    def rate(self, done: int) -> float:
+        """Lines a second, now that so many are done."""
+        if self._before is None:
+            self._before = done
+        return (done - self._before) / max(self._clock() - self._since, 1e-9)
+
+
+def left_s(done: int, total: int, rate: float) -> float | None:
+    """Seconds to the end at this rate; None: nobody knows."""
+    return (total - done) / rate if rate else None
