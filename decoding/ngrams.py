@@ -8,7 +8,7 @@ from dataclasses import dataclass
 # Stands between documents; no context holds it.
 SEPARATOR = -1
 # Of a token in a `SuffixIndex` with its runs, as Python holds them.
-TOKEN_BYTES = 400
+TOKEN_BYTES = 280
 
 
 class GramIndex:
