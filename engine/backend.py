@@ -149,6 +149,8 @@ def choose_backend(
         if find_spec("triton") is not None:
             from engine.cuda.backend import CudaBackend
 
+            if shared_attention:
+                _note("the CUDA kernels read a shared prefix once for each sequence (engine.shared_attention)", notes)
             return CudaBackend(device)
         _note("without the CUDA kernels: Triton is not installed", notes)
     return TorchBackend(shared_attention)

@@ -31,7 +31,7 @@ from experiments.machine import describe, one_line
 from experiments.report import note, publish
 from experiments.statistics import wilson
 from kvstore.base import ChunkShape, Codec
-from kvstore.codecs.base import codec_numbers, load_codec
+from kvstore.codecs.base import codec_numbers, filled_up, load_codec
 from kvstore.profiles import read_profiles
 from training.data import arithmetic, lists
 from training.data.problem import Problem
@@ -83,7 +83,7 @@ class Quality:
         same: those whose greedy answer is the same, token for token.
         right: those whose answer is right.
         kl: mean divergence of next-token distributions from raw's, nats a token.
-        ratio: bytes of the chunks over those of what the codec made of them.
+        ratio: bytes of the chunks over those that are stored of them.
     """
 
     prompts: int
@@ -135,14 +135,14 @@ def shape_of(kv: torch.Tensor, tokens: int) -> ChunkShape:
 
 
 def round_trip(codec: Codec, kv: torch.Tensor, tokens: int) -> tuple[torch.Tensor, int, int]:
-    """The full chunks of kv after the codec, their bytes before it, and as encoded."""
+    """The full chunks of kv after the codec, their bytes before it, and as they are stored."""
     shape, decoded, encoded = shape_of(kv, tokens), [], 0
     for start in range(0, kv.shape[1] // tokens * tokens, tokens):
         payload = codec.encode(kv[:, start : start + tokens].contiguous(), shape)
         out = torch.empty(shape.size, dtype=shape.dtype)
         codec.decode(memoryview(bytearray(payload)), shape, out)
         decoded.append(out)
-        encoded += payload.nbytes
+        encoded += filled_up(codec, shape, payload).nbytes
     whole = torch.cat(decoded, 1) if decoded else kv[:, :0]
     return whole, len(decoded) * shape.raw_bytes, encoded
 
@@ -301,7 +301,7 @@ def to_markdown(lines: list[Line], rounds: int, machine: dict[str, str]) -> str:
     text = [
         "# Codecs of the shared prefix store (demo pair)",
         "",
-        f"`make bench-codecs`; {one_line(machine)}. Ratio: bytes of bfloat16 over those stored, scales and all, in"
+        f"`make bench-codecs`; {one_line(machine)}. Ratio: bytes of bfloat16 over those stored, all told, in"
         f" chunks of {SETS['many'].chunk_tokens} tokens. Speed: 10^9 bytes of keys and values a second of its time,"
         f" one thread, chunks of {SPEED_TOKENS} tokens, median of {rounds}. Each prompt's full chunks go through the"
         " codec, the rest is computed; all is compared with `raw` on the same way. KL: mean over tokens of raw's greedy"

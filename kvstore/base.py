@@ -123,7 +123,8 @@ class Codec(Protocol):
     """How a chunk becomes bytes and comes back. Pure functions of their arguments; called from several threads.
 
     One that needs the very profile it encoded with to decode has that one's version, bytes, as `profile_version`. One
-    whose payloads differ in length for chunks of a shape says so by a true `varies`, and passes over zeros at the end.
+    whose payloads differ in length for chunks of a shape has `usual_bytes(shape)`, which nearly none exceeds, and
+    passes over zeros at the end.
 
     Attributes:
         name: in configuration and keys; letters, digits and dashes.

@@ -173,7 +173,7 @@ def open_keyring(config: KVStoreConfig) -> Keyring:
     """
     if config.root_key_file is None:
         return Keyring(secrets.token_bytes(ROOT_KEY_BYTES))
-    return Keyring(load_root_key(config.root_key_file))
+    return Keyring(load_root_key(config.root_key_file), config.epoch)
 
 
 def open_store(config: KVStoreConfig) -> RedisStore:
@@ -271,6 +271,7 @@ def _store(name: str, layout: ModelLayout, parts: _Parts) -> PrefixStore:
         shelf.locks if shelf is not None else None,
         doorkeeper,
         config.fetch_timeout_s,
+        config.residual_tokens,
         clock,
     )
     return PrefixStore(name, forms, fetcher, parts.writer, doorkeeper, counts, controller, parts.memory, shelf)

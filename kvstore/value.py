@@ -19,7 +19,7 @@ from kvstore.keys import Keyring, Link
 from turnout.types import Namespace
 
 MAGIC = b"TOKV"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 96
 TAG_BYTES = 16
 OVERHEAD_BYTES = HEADER_BYTES + TAG_BYTES

@@ -65,7 +65,8 @@ class EngineConfig(Section):
     ] = "fifo"
     max_overtaken: Annotated[int, Field(ge=0, description="prompts that may start before an older one")] = 16
     shared_attention: Annotated[
-        bool, Field(description="read the keys of a prefix that requests of a step share once for all of them")
+        bool,
+        Field(description="read the keys of a prefix that requests of a step share once for all of them (not on GPUs)"),
     ] = True
     batch_share: Annotated[
         float,

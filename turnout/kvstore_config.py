@@ -54,6 +54,10 @@ class KVStoreConfig(_Section):
         str | None,
         Field(description="file with 32 random bytes as 64 hex digits or base64, mode 600; needed with an address"),
     ] = None
+    epoch: Annotated[
+        int,
+        Field(ge=0, le=2**32 - 1, description="raised, the same everywhere: all values get new names and new keys"),
+    ] = 0
     password_file: Annotated[str | None, Field(description="file with the password of Redis; absent: the URL's")] = None
     tls_ca_file: Annotated[str | None, Field(description="who signs the server's certificate; absent: as usual")] = None
     tls_cert_file: Annotated[str | None, Field(description="our certificate, where the server asks for one")] = None
@@ -73,6 +77,9 @@ class KVStoreConfig(_Section):
         tuple[str, ...],
         Field(min_length=1, description="how values are written; only exact ones serve exact requests"),
     ] = ("raw",)
+    residual_tokens: Annotated[
+        int, Field(ge=0, description="at a prompt's end, computed where only a lossy codec's values are there")
+    ] = 32
     admission: Annotated[
         Literal["second", "always"], Field(description="write what was computed a second time, or everything")
     ] = "second"

@@ -47,6 +47,12 @@ def symbol_weights(cells: Bytes, edges: Ints) -> Ints:
     return found
 
 
+def entropy_bits(weights: Ints) -> float:
+    """What one symbol of every row takes on average, bits, if symbols come as often as weights [rows, symbols] say."""
+    shares = weights / weights.sum(1, keepdims=True)
+    return float(-(shares * np.log2(shares)).sum())
+
+
 def make_tables(weights: Ints) -> list[Table]:
     """A table for every row of weights [rows, symbols]."""
     # Sums of whole numbers below 2**53 are exact in float64, and the fast way rounds by products and floors alone.

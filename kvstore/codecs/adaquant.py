@@ -9,8 +9,8 @@ How many bits each side gets follows from the norms: quantised to b bits, the sq
 c |X|^2 4^-b, so that with b_K + b_V fixed the sum of both is least where b_K - b_V = log2(|K| / |V|), norms being
 Frobenius norms, layer by layer. Without a profile of the model, keys get 4 bits and values 2.
 
-The paper keeps the newest tokens in full precision. Here that window is there by itself: only full chunks of a running
-request are stored, and what is computed after what was read stays in the engine's pool as it was computed.
+The paper keeps the newest tokens in full precision. Here whoever reads does, for every lossy codec: the end of a prompt
+is computed (`kvstore.residual_tokens`), and what is computed after what was read stays in the engine's pool as it was.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from turnout.errors import not_found
 from turnout.registry import names
 
 PACKAGE = "kvstore.codecs"
-STEPS = 16  # lengths that the payloads of a codec may have where they differ with what they hold
+STEPS = 16  # lengths above the usual one that payloads may have where they differ with what they hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,16 @@ def filled_up(codec: Codec, shape: ChunkShape, payload: memoryview) -> memoryvie
     """A payload as it is sealed: of one of few lengths, for who reads Redis sees the length.
 
     Else whoever has the model could encode a guessed prompt, and compare how long its chunks become. Where a codec's
-    payloads differ in length, zeros that its `decode` passes over make them up to the next sixteenth of the longest.
+    payloads differ in length, zeros that its `decode` passes over make them as long as is usual, or longer by whole
+    sixteenths of the longest.
     """
-    if not getattr(codec, "varies", False):
+    usual_bytes = getattr(codec, "usual_bytes", None)
+    if usual_bytes is None:
         return payload
-    most = codec.max_bytes(shape)
+    usual, most = usual_bytes(shape), codec.max_bytes(shape)
     step = -(-most // STEPS)
-    return memoryview(bytes(payload).ljust(min(-(-payload.nbytes // step) * step, most), b"\0"))
+    beyond = max(0, -(-(payload.nbytes - usual) // step))
+    return memoryview(bytes(payload).ljust(min(usual + beyond * step, most), b"\0"))
 
 
 def check_chunk(kv: torch.Tensor, shape: ChunkShape) -> None:

@@ -53,6 +53,20 @@ class _LookUp:
         """Place of the first chunk that is missing."""
         return next((place for place, each in enumerate(self.got) if each is None), len(self.got))
 
+    def usable(self, residual_tokens: int) -> list[tuple[torch.Tensor, str, Tier]]:
+        """What came without a gap; of lossy chunks those that end before so many last tokens of the prompt.
+
+        What comes next attends to these most: seed 12 keeps the newest tokens in full precision.
+        """
+        last = len(self.wanted.tokens) - residual_tokens
+        first = self.wanted.held // self.chunk_tokens
+        found = []
+        for place, each in enumerate(self.got, start=first + 1):
+            if each is None or (each[1] != EXACT and place * self.chunk_tokens > last):
+                break
+            found.append(each)
+        return found
+
     def rest_s(self, place: int) -> float:
         """Predicted seconds to compute everything from the chunk at `place` on."""
         start, end = self._start(place), len(self.wanted.tokens)
@@ -79,6 +93,8 @@ class Fetcher:
         locks: of this process; None: there is no Redis.
         doorkeeper: says which chunks would be stored if they were computed.
         budget_s: most time a look-up takes, seconds.
+        residual_tokens: at a prompt's end, which are not taken from a lossy codec.
+        clock: monotonic, seconds.
     """
 
     def __init__(
@@ -89,6 +105,7 @@ class Fetcher:
         locks: ComputeLocks | None,
         doorkeeper: Doorkeeper,
         budget_s: float,
+        residual_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self._memory = memory
@@ -97,6 +114,7 @@ class Fetcher:
         self._locks = locks
         self._doorkeeper = doorkeeper
         self._budget = budget_s
+        self._residual = residual_tokens
         self._clock = clock
         self._worth = Worth()
         self.flights = Flights()
@@ -116,8 +134,7 @@ class Fetcher:
                 await self._from_redis(up)
                 self._worth.looked(wanted.tenant, up.hole > held, self._clock() - began)
                 await self._from_others(up, began)
-        hole = up.hole
-        taken = [each for each in up.got[:hole] if each is not None]
+        taken = up.usable(self._residual)
         return Found(
             start=links[0].index * chunk_tokens if links else wanted.held,
             chunks=[kv for kv, _, _ in taken],

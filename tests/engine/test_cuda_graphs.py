@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -236,3 +237,12 @@ def test_importing_the_path_does_not_import_triton() -> None:
     """Triton decides at import whether it interprets; whoever imports this package must still have the choice."""
     probe = "import sys, engine.backend, engine.cuda.backend; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", probe], check=True)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_cuda_says_that_it_reads_shared_prefixes_once_a_sequence(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.backend, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=1))
+    notes: list[str] = []
+    assert choose_backend("auto", torch.device("cuda"), wanted, notes).name == "cuda"
+    assert ["engine.shared_attention" in note for note in notes] == [True] * wanted

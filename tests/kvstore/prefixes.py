@@ -48,7 +48,9 @@ def slow(a: int, b: int) -> float:
 
 
 def config(**settings: Any) -> KVStoreConfig:
-    defaults = {"url": "off", "chunk_tokens": CHUNK, "admission": "always", "host_memory_bytes": 0}
+    defaults = {
+        "url": "off", "chunk_tokens": CHUNK, "admission": "always", "host_memory_bytes": 0, "residual_tokens": 0,
+    }  # fmt: skip
     return KVStoreConfig(**{**defaults, **settings})
 
 
@@ -64,10 +66,10 @@ def redis_store(server: EmbeddedServer) -> Iterator[RedisStore]:
 
 @contextmanager
 def shared(
-    store: ByteStore | None, root: bytes = ROOT, layout: ModelLayout = LAYOUT, **settings: Any
+    store: ByteStore | None, keyring: Keyring | None = None, layout: ModelLayout = LAYOUT, **settings: Any
 ) -> Iterator[SharedStore]:
     """The stores of one process."""
-    stores = build_stores(config(**settings), {MODEL: layout}, store=store, keyring=Keyring(root))
+    stores = build_stores(config(**settings), {MODEL: layout}, store=store, keyring=keyring or Keyring(ROOT))
     try:
         yield stores
     finally:

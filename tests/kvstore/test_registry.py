@@ -16,6 +16,7 @@ from kvstore.tenants.enrolment import MODELS, check_root_key, enrolled
 from kvstore.tenants.registry import PLACE, VERSION, Prefix, Registry, namespace_of
 from kvstore.tenants.sealed import SealBroken, Sealer
 from kvstore.tenants.usage import NAMES, Accounts
+from kvstore.value import VERSION as VALUES
 from tests.kvstore.prefixes import CHUNK, FOUR, LAYOUT, ROOT, Engine, config, fill, shared, soon, tokens, until
 from turnout.errors import TurnoutError
 from turnout.types import Namespace, Sharing
@@ -152,7 +153,7 @@ def test_another_root_key_is_refused_at_start(store: RedisStore) -> None:
     with shared(store), shared(store):
         pass
     refusal = r"kvstore\.root_key_file: this Redis was filled under another root key"
-    with pytest.raises(TurnoutError, match=refusal), shared(store, root=OTHER):
+    with pytest.raises(TurnoutError, match=refusal), shared(store, keyring=Keyring(OTHER)):
         pass
     check_root_key(store, Sealer(Keyring(ROOT)), soon())
 
@@ -168,7 +169,7 @@ def test_models_are_enrolled_for_who_holds_the_root_key(store: RedisStore) -> No
     with shared(store) as stores:
         forms = stores.of("m").forms
         (model,) = enrolled(store, Sealer(Keyring(ROOT)), soon())
-        assert (model.name, model.chunk_tokens, model.codecs, model.tokenizer) == ("m", CHUNK, ("raw.1",), "t")
+        assert (model.name, model.chunk_tokens, model.codecs, model.tokenizer) == ("m", CHUNK, (f"raw.{VALUES}",), "t")
         assert bytes.fromhex(model.fingerprint) == forms.fingerprint
         assert enrolled(store, Sealer(Keyring(OTHER)), soon()) == []
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvstore.build import build_stores
+from kvstore.build import build_stores, open_keyring
 from kvstore.exchange import ModelLayout, Offer
 from kvstore.fakes import RecordingStore
 from kvstore.keys import Keyring
@@ -114,6 +114,15 @@ async def test_another_model_of_the_same_name_finds_nothing(store: RedisStore, o
     assert (await engine.store.fetch(engine.wanted(FOUR))).chunks == []
 
 
+async def test_a_raised_epoch_finds_nothing_from_before(store: RedisStore, opened: Any, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(ROOT.hex())
+    (tmp_path / "key").chmod(0o600)
+    for epoch, chunks in ((0, 0), (0, 4), (5, 0), (5, 4), (0, 4)):
+        keyring = open_keyring(config(root_key_file=str(tmp_path / "key"), epoch=epoch))
+        engine = Engine(opened(store, keyring=keyring))
+        assert len((await engine.serve(FOUR)).chunks) == chunks
+
+
 async def test_layer_groups_come_back_as_one_chunk(store: RedisStore, opened: Any) -> None:
     layout = ModelLayout({"weights": "wide"}, 3, 64, 512, torch.float32, BLOCK)  # 1 MiB a layer of four tokens
     recording = RecordingStore(store)
@@ -138,6 +147,24 @@ async def test_exact_requests_read_no_lossy_codec(store: RedisStore, opened: Any
 async def test_a_lossy_request_that_gets_exact_chunks_is_not_tainted(store: RedisStore, opened: Any) -> None:
     await fill(store, FOUR, codecs=("raw", "int8"))
     found = await Engine(opened(store, codecs=("raw", "int8"))).find(FOUR, lossy=True)
+    assert (len(found.chunks), found.lossy) == (4, False)
+
+
+@pytest.mark.parametrize(("residual", "chunks"), [(0, 4), (1, 4), (2, 3), (9, 3), (10, 2), (25, 1), (26, 0), (99, 0)])
+async def test_the_end_of_a_prompt_is_not_read_from_a_lossy_codec(
+    store: RedisStore, opened: Any, residual: int, chunks: int
+) -> None:
+    """33 tokens in chunks of 8: the last chunk ends 1 token before the prompt's end, the one before 9."""
+    await fill(store, FOUR, codecs=("int8",))
+    engine = Engine(opened(store, codecs=("int8",), residual_tokens=residual, host_memory_bytes=1 << 20))
+    for tier in ("redis", "memory"):
+        found = await engine.find(FOUR, lossy=True)
+        assert (found.tiers, found.lossy) == ((tier,) * chunks, chunks > 0)
+
+
+async def test_the_end_of_a_prompt_is_read_where_exact_values_are_there(store: RedisStore, opened: Any) -> None:
+    await fill(store, FOUR, codecs=("raw",))
+    found = await Engine(opened(store, codecs=("raw", "int8"), residual_tokens=32)).find(FOUR, lossy=True)
     assert (len(found.chunks), found.lossy) == (4, False)
 
 

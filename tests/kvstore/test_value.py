@@ -71,7 +71,7 @@ def test_what_was_sealed_comes_back() -> None:
 def test_the_header_is_as_written_down() -> None:
     value = sealed()
     assert len(value) == 96 + len(PAYLOAD) + 16
-    assert struct.unpack_from("<4sHBBHHIHHIQ", value) == (b"TOKV", 1, 1, 1, 2, 3, 4, 2, 8, 7, len(PAYLOAD))
+    assert struct.unpack_from("<4sHBBHHIHHIQ", value) == (b"TOKV", VERSION, 1, 1, 2, 3, 4, 2, 8, 7, len(PAYLOAD))
     assert value[32:64] == sha256(KEY).digest()
     assert value[76:96] == bytes(20)
     assert PAYLOAD[:16] not in value
