@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.telling import told
+from tests.telling import told, write_figures
 
+FIGURES = "--figures"
 CLUSTERS = {"ray_cluster", "raylets"}
 TOGETHER = "tests/deployments/test_"
 PROBE_S = (0.02, 0.05)  # how long a model's step times are measured when it is loaded
@@ -39,12 +41,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Together(config, log)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(FIGURES, default=None, metavar="FILE", help="write the figures that tests tell there, as Markdown")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """One line for each figure that a test has told."""
     if told:
         terminalreporter.write_sep("-", "figures")
         for line in told:
             terminalreporter.write_line(line)
+    wanted = config.getoption(FIGURES)
+    if wanted is not None:
+        arguments = [each for each in config.invocation_params.args if each not in (FIGURES, wanted)]
+        outcomes = {each: len(terminalreporter.stats.get(each, [])) for each in ("passed", "failed", "error")}
+        write_figures(Path(wanted), [each for each in arguments if not each.startswith(FIGURES)], outcomes)
 
 
 @pytest.hookimpl(tryfirst=True)
