@@ -88,7 +88,7 @@ class Packer:
         return self.in_bytes((states, paths)), self.want(want), normed
 
     def _propose(self, drafter: Any, room: Room, length: Any) -> tuple[Any, ...]:
-        return self.part(drafter), room.depth, room.nodes, self.part(length)
+        return self.part(drafter), (room.depth, room.nodes, room.sequences), self.part(length)
 
     def _verify(self, draft: DraftTree, verifier: Any, want: Want) -> tuple[Any, ...]:
         return self.tree(draft), self.part(verifier), self.want(want)
@@ -143,7 +143,7 @@ class Unpacker:
         if op is Op.DECODE:
             return tuple(packed[1])
         if op is Op.PROPOSE:
-            return packed[0], packed[3]
+            return packed[0], packed[2]
         if op is Op.VERIFY:
             return (packed[1],)
         return (packed[0],) if op is Op.TEACH else ()
@@ -173,7 +173,7 @@ class Unpacker:
         if op is Op.READ:
             return (*loads(packed[0], tensors), self._want(packed[1]), packed[2])
         if op is Op.PROPOSE:
-            return parts[0], Room(packed[1], packed[2]), parts[1]
+            return parts[0], Room(*packed[1]), parts[1]
         if op is Op.VERIFY:
             return self._tree(packed[0], tensors), parts[0], self._want(packed[2])
         if op is Op.IMPORT_KV:

@@ -13,6 +13,7 @@ from decoding.sequence import Sequence
 from decoding.sketch import Sketch
 from decoding.stores import Stores
 from decoding.tree import DraftTree
+from decoding.vocabulary import SubVocabulary
 from turnout.types import Segment, Token
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Want:
         before: for the first row of a call, hidden states after so many layers each, from 0, of the sequence's tokens
             that the call had to compute before it.
         margin: how far, in nats and after noise, the chosen token was ahead of the next one.
+        among: the only ids there are for this reading, which is a draft's: no structure holds for it. None: all.
     """
 
     draw: Draw | None = Draw.SAMPLE
@@ -54,6 +56,7 @@ class Want:
     hidden: frozenset[int] = frozenset()
     before: frozenset[int] = frozenset()
     margin: bool = False
+    among: SubVocabulary | None = None
 
     @property
     def chooses(self) -> bool:
@@ -76,6 +79,7 @@ class Want:
             hidden=self.hidden | other.hidden,
             before=self.before | other.before,
             margin=self.margin or other.margin,
+            among=self.among if self.among is other.among else None,
         )
 
 
@@ -344,13 +348,24 @@ class ModelPool:
 
 @dataclass(slots=True)
 class Request:
-    """One answer to produce: what a method is given. Wire types never get here."""
+    """One answer to produce: what a method is given. Wire types never get here.
+
+    Attributes:
+        id: of the call.
+        sequence: holds the prompt; what is generated is appended.
+        tenant: whose request it is.
+        extra: what a method leaves for the answer's usage.
+        notes: for the person who reads the answer.
+        delivered: where the answer is made again, its first tokens as its reader has them: what no seed tells, such as
+            when a verdict came, is done as it was done then.
+    """
 
     id: str
     sequence: Sequence
     tenant: str = "default"
     extra: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # for the person who reads the answer
+    notes: list[str] = field(default_factory=list)
+    delivered: tuple[int, ...] = ()
 
 
 def token_of(row: Row, source: str) -> Token:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from decoding.logits import History, entropy_bits, penalise, process
+from decoding.logits import NEG_INF, History, entropy_bits, penalise, process
 from decoding.model import Draw, Row, Want
 from decoding.noise import Purpose, gumbel, noise_key
 
@@ -25,8 +25,15 @@ def read(logits: torch.Tensor, histories: list[History], wants: list[Want]) -> l
         wants: what to read; `hidden` is not looked at, hidden states are filled in by whoever holds them.
 
     Returns:
-        One `Row` per row. `logits` and `probs` stay on their device; `Row.logits` is a view of `logits`.
+        One `Row` per row. `logits` and `probs` stay on their device; `Row.logits` is a view of `logits`, or of a copy
+        where some rows are read over a part of the vocabulary.
     """
+    if any(want.among is not None for want in wants):
+        logits = _cut_down(logits, wants)
+        histories = [
+            each if want.among is None else replace(each, free=True)
+            for each, want in zip(histories, wants, strict=True)
+        ]
     rows = [Row() for _ in wants]
     host = _HostCopy()
     greedy: list[int] = []
@@ -86,6 +93,18 @@ class _HostCopy:
             else:
                 for index, value in zip(where, values, strict=True):
                     setattr(rows[index], name, value)
+
+
+def _cut_down(logits: torch.Tensor, wants: list[Want]) -> torch.Tensor:
+    """A copy in which ids that a row is not to be read over are impossible."""
+    cut = logits.clone()
+    for among in dict.fromkeys(want.among for want in wants):
+        if among is not None:
+            rows = torch.tensor([row for row, want in enumerate(wants) if want.among is among], device=logits.device)
+            ids = among.ids.to(logits.device)
+            cut[rows] = NEG_INF
+            cut[rows[:, None], ids] = logits[rows[:, None], ids]
+    return cut
 
 
 def _pick(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:

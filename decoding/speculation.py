@@ -164,7 +164,8 @@ class Speculation:
                 # All nodes lie in the cache at once, which may hold no more than one sequence of the longest kind.
                 spare = min(beside.max_length, self._target.max_length) - len(seq)
                 nodes = min(arm.nodes or arm.drafter.nodes or depth, spare)
-                tree = await beside.propose(seq, arm.drafter, Room(depth, nodes), arm.length)
+                room = Room(depth, nodes, max(self._target.busy().sequences, 1))
+                tree = await beside.propose(seq, arm.drafter, room, arm.length)
                 tree = tree.within(self._target.vocab_size)
                 if len(tree.fed_tokens) > spare:
                     tree = replace(tree, extra=None)

@@ -29,6 +29,10 @@ class PackedLinear(nn.Module):
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._packed, self.bias, "none", [], "")
         return result
 
+    def part(self, ids: torch.Tensor) -> nn.Module:
+        """The layer of some output features (int64 [k])."""
+        return packed(_linear(self._packed.to_dense()[ids], self.bias, ids))
+
 
 def can_pack(linear: nn.Linear) -> bool:
     """Whether packing helps here: bfloat16 on a CPU whose oneDNN has bfloat16 kernels."""
@@ -41,6 +45,23 @@ def can_pack(linear: nn.Linear) -> bool:
 def packed(linear: nn.Module) -> nn.Module:
     """The layer over a packed weight where that helps, else the layer itself."""
     return PackedLinear(linear) if type(linear) is nn.Linear and can_pack(linear) else linear
+
+
+def linear_part(layer: nn.Module, ids: torch.Tensor) -> nn.Module | None:
+    """Some output features (int64 [k]) of a linear layer, packed or not; None where it is no such layer."""
+    if type(layer) is nn.Linear:
+        return _linear(layer.weight.detach()[ids.to(layer.weight.device)], layer.bias, ids)
+    part: Callable[[torch.Tensor], nn.Module] | None = getattr(layer, "part", None)
+    return None if part is None else part(ids)
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None, ids: torch.Tensor) -> nn.Linear:
+    """A frozen layer over rows of another one's weight, and its bias."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias.detach()[ids.to(bias.device)], requires_grad=False)
+    return made
 
 
 def pack_linears(module: nn.Module, pack: Callable[[nn.Module], nn.Module] = packed) -> None:

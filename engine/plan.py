@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from decoding.logits import NEG_INF
+from decoding.vocabulary import SubVocabulary
 from engine.backend import Backend
 from engine.cache.store import KVStore
-from engine.stacks import ModelParts
+from engine.stacks import Head, ModelParts
 from turnout.errors import Code, TurnoutError
 
 STANDARD = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "qwen3_moe", "mixtral"})
 SUPPORTED = STANDARD | {"gpt_neox"}
 # Rotary variants whose angles depend on the longest sequence of the batch: one request would change another's.
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
+
+class Heads:
+    """Heads of parts of the vocabulary, made when first needed; those used last stay.
+
+    Args:
+        make: from ids; None where there is no such head.
+        most_ids: in all that stay: they take as much memory as the whole head at most, or one of them does.
+    """
+
+    def __init__(self, make: Callable[[torch.Tensor], Head | None], most_ids: int) -> None:
+        self._make = make
+        self._most = most_ids
+        self._made: OrderedDict[SubVocabulary, Head | None] = OrderedDict()
+
+    def of(self, among: SubVocabulary) -> Head | None:
+        """The head of some ids."""
+        if among not in self._made:
+            self._made[among] = self._make(among.ids)
+        self._made.move_to_end(among)
+        while len(self._made) > 1 and sum(map(len, self._made)) > self._most:
+            self._made.popitem(last=False)
+        return self._made[among]
 
 
 class LayerPlan:
@@ -48,6 +75,7 @@ class LayerPlan:
         self.rotary, self.layer_types, self.device = parts.rotary, parts.layer_types, parts.device
         self.stack = backend.stack(parts, model.dtype)
         self._embed = parts.embed
+        self._heads = Heads(lambda ids: self.stack.head_of(ids), self.vocab_size)  # a stack may be wrapped later
 
     def cache(self, num_slots: int, device: torch.device) -> KVStore:
         """A new KV store for so many tokens."""
@@ -59,12 +87,21 @@ class LayerPlan:
         states: torch.Tensor = self._embed(torch.tensor(tokens, dtype=torch.int64, device=self.device))
         return states.to("cpu", torch.float32)
 
-    def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """Normed hidden rows [R, hidden] -> float32 logits [R, vocab_size]."""
-        logits = self.stack.logits(normed)[:, : self.vocab_size]
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
+    def logits(self, normed: torch.Tensor, among: SubVocabulary | None = None) -> torch.Tensor:
+        """Normed hidden rows [R, hidden] -> float32 logits [R, vocab_size].
+
+        Args:
+            normed: the rows.
+            among: ids whose logits are enough; the others may be left out, and are then -inf.
+        """
+        head = None if among is None else self._heads.of(among)
+        if among is None or head is None:
+            return self._capped(self.stack.logits(normed)[:, : self.vocab_size])
+        logits = torch.full((len(normed), self.vocab_size), NEG_INF, device=normed.device)
+        return logits.index_copy_(1, among.ids.to(normed.device), self._capped(head(normed)))
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
 
 def check_supported(config: Any) -> None:

@@ -80,7 +80,8 @@ class Runner:
         Returns:
             For each feed, the rows it asked for.
         """
-        with self._ahead.of([history for feed in feeds for _, history, want in feed.reads if want.chooses]):
+        bound = [history for feed in feeds for _, history, want in feed.reads if want.chooses and want.among is None]
+        with self._ahead.of(bound):
             return self._run_all(feeds)
 
     def _run_all(self, feeds: Sequence[Feed]) -> list[list[Row]]:
@@ -99,7 +100,7 @@ class Runner:
         states = states.to(self.device)
         if not normed:
             states = self.plan.stack.norm(states.contiguous(), torch.arange(len(states), device=self.device))
-        return read(self.plan.logits(states.to(self.plan.dtype)), histories, [want] * len(histories))
+        return read(self.plan.logits(states.to(self.plan.dtype), want.among), histories, [want] * len(histories))
 
     def _run(self, feeds: Sequence[Feed], depth: Depth) -> list[list[Row]]:
         layout = self._lay_out(feeds)
@@ -144,7 +145,7 @@ class Runner:
         histories = [history for feed in feeds for _, history, _ in feed.reads]
         rows = [Row() for _ in wants]
         if any(want.reads_logits for want in wants):
-            rows = read(self.plan.logits(normed), histories, wants)
+            rows = read(self._logits(normed, wants), histories, wants)
         wanted = frozenset(layer for want in wants for layer in want.hidden)
         states = {layer: taps[layer].index_select(0, picked).float() for layer in wanted & taps.keys()}
         if -1 in wanted:
@@ -153,6 +154,17 @@ class Runner:
             for layer in want.hidden & states.keys():
                 rows[place].hidden[layer] = states[layer][place]
         return rows
+
+    def _logits(self, normed: torch.Tensor, wants: list[Want]) -> torch.Tensor:
+        """[R, vocab_size], of each row at least the ids it is read over."""
+        parts = dict.fromkeys(want.among for want in wants)
+        if len(parts) == 1:
+            return self.plan.logits(normed, *parts)
+        logits = torch.empty(len(normed), self.plan.vocab_size, device=normed.device)
+        for among in parts:
+            rows = torch.tensor([row for row, want in enumerate(wants) if want.among is among], device=normed.device)
+            logits[rows] = self.plan.logits(normed[rows], among)
+        return logits
 
     def _lay_out(self, feeds: Sequence[Feed]) -> Layout:
         trees = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,9 @@ from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
 from engine.groups import ModuleHalves, run_groups
+from engine.packing import linear_part
+
+Head = Callable[[torch.Tensor], torch.Tensor]  # normed hidden rows [R, hidden] -> float32 logits
 
 
 @dataclass(slots=True)
@@ -102,6 +106,10 @@ class LayerStack(Protocol):
         """Normed hidden rows [R, hidden] -> float32 logits [R, columns of the head]."""
         ...
 
+    def head_of(self, ids: torch.Tensor) -> Head | None:
+        """The head of some ids (int64 [k]), which costs what they cost; None where it cannot be had apart."""
+        ...
+
 
 class ModuleStack:
     """The model's own modules, one after the other.
@@ -174,6 +182,11 @@ class ModuleStack:
         """See `LayerStack.logits`."""
         logits: torch.Tensor = self._parts.head(normed)
         return logits.float()
+
+    def head_of(self, ids: torch.Tensor) -> Head | None:
+        """See `LayerStack.head_of`."""
+        head = linear_part(self._parts.head, ids)
+        return None if head is None else lambda normed: head(normed).float()
 
 
 def rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -39,10 +39,15 @@ class Candidates(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How large a draft may be: its deepest node, and its number of nodes. Both at least 1."""
+    """How large a draft may be: its deepest node, and its number of nodes. Both at least 1.
+
+    Attributes:
+        sequences: that the target works on, this one included: what a node costs depends on them.
+    """
 
     depth: int
     nodes: int
+    sequences: int = 1
 
 
 class Drafter(Part):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -123,7 +123,7 @@ class RasdDrafter(Drafter):
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The draft model's tree, and what was retrieved as far as there is room."""
         params = self.params
-        mine = Room(min(room.depth, params.model_depth), min(room.nodes, params.model_nodes))
+        mine = replace(room, depth=min(room.depth, params.model_depth), nodes=min(room.nodes, params.model_nodes))
         want = Want(draw=None, top=params.plausible)
         if self.candidates is Candidates.DRAWN:
             draft, root = await draw_tree(model, seq, mine, params.branch, want)

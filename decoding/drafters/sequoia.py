@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -23,6 +24,8 @@ MOST_RANKS = 32
 # Times are compared at this context: what they depend on is mostly the number of tokens fed.
 NOMINAL_CONTEXT = 1024
 TIMED_NODES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+# And for so many sequences, of which each is taken to verify as many nodes.
+TIMED_SEQUENCES = (1, 4, 16, 64)
 # A shape is computed again after so many nodes were judged.
 REPLAN_AFTER = 64
 PRIOR_WEIGHT = 16
@@ -87,7 +90,8 @@ class SequoiaDrafter(Drafter):
 
     The shape comes from a dynamic program over acceptance rates by rank among siblings, measured while serving for
     each tenant and pair of models, greedy and sampled requests apart. Its size and depth are those with the least
-    time per expected token, or, as long as the models do not know their times, as large as there is room for. Where
+    time per expected token beside the sequences that the target works on at the moment, or, as long as the models do
+    not know their times, as large as there is room for. Where
     fewer tokens are possible than a node was to have children, the paper goes on uniformly over the others
     (`beyond`); the likeliest of them serve better, and make the paper's tree of the greedy case.
     """
@@ -103,27 +107,31 @@ class SequoiaDrafter(Drafter):
     def __init__(self, params: SequoiaParams | None = None, candidates: Candidates | None = None) -> None:
         super().__init__(params, candidates)
         self._target = ""
-        self._draft_s = 0.0
-        self._target_s: list[float] = []
+        self._draft_s: list[float] = []
+        self._target_s: list[list[float]] = []
         self._plan = TreePlan(())
-        self._planned_for: tuple[Room, int] | None = None
+        self._planned_for: tuple[int, int, int, int] | None = None
         self._draft: DraftTree | None = None
 
     def check(self, models: ModelPool) -> None:
         """Refuses nothing; takes down what forwards of the two models cost."""
         self._target = models.large.name
-        self._draft_s = models.small.forward_seconds(1, NOMINAL_CONTEXT, 1)
-        self._target_s = [
-            models.large.forward_seconds(nodes + 1, (nodes + 1) * NOMINAL_CONTEXT, 1) for nodes in TIMED_NODES
-        ]
+
+        def seconds(model: Model, sequences: int, nodes: int) -> float:
+            fed = sequences * (nodes + 1)
+            return model.forward_seconds(fed, fed * NOMINAL_CONTEXT, sequences)
+
+        self._draft_s = [seconds(models.small, each, 0) for each in TIMED_SEQUENCES]
+        self._target_s = [[seconds(models.large, each, nodes) for nodes in TIMED_NODES] for each in TIMED_SEQUENCES]
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The tree of the present plan."""
         rates = self._rates(model, seq)
-        wanted = (room, rates.judged // REPLAN_AFTER)
+        crowd = min(bisect_left(TIMED_SEQUENCES, room.sequences), len(TIMED_SEQUENCES) - 1)
+        wanted = (room.depth, room.nodes, crowd, rates.judged // REPLAN_AFTER)
         if wanted != self._planned_for:
             self._planned_for = wanted
-            self._plan = self._best(rates.rates, room)
+            self._plan = self._best(rates.rates, room, crowd)
         self._draft = await grow_planned(model, seq, self._plan, self.params.beyond)
         return self._draft
 
@@ -144,12 +152,13 @@ class SequoiaDrafter(Drafter):
         kind = f"sequoia/{law}/{ranks}/{memory}/{self.params.beyond}/{self._target}"
         return model.stores.open(kind, seq.tenant, lambda: AcceptanceRates(ranks, memory))
 
-    def _best(self, rates: list[float], room: Room) -> TreePlan:
+    def _best(self, rates: list[float], room: Room, crowd: int) -> TreePlan:
         table = PlanTable(rates, room.nodes, room.depth)
-        target_s = [0.0] * (room.nodes + 1)
-        if self._target_s and min(self._target_s) > 0.0:
-            target_s = np.interp(range(room.nodes + 1), TIMED_NODES, self._target_s).tolist()
-        return table.plan(*table.best_size(self._draft_s, target_s))
+        draft_s, target_s = 0.0, [0.0] * (room.nodes + 1)
+        if self._target_s and min(self._target_s[crowd]) > 0.0:
+            draft_s = self._draft_s[crowd]
+            target_s = np.interp(range(room.nodes + 1), TIMED_NODES, self._target_s[crowd]).tolist()
+        return table.plan(*table.best_size(draft_s, target_s))
 
 
 PART = SequoiaDrafter

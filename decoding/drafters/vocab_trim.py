@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
@@ -9,14 +10,13 @@ from pydantic import Field
 
 from decoding.drafters.base import PACKAGE, Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
-from decoding.logits import NEG_INF, History
 from decoding.model import Row, Want
 from decoding.parts import PartChoice
-from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.sketch import Sketch
 from decoding.stores import Stores
 from decoding.tree import DraftTree
+from decoding.vocabulary import SubVocabulary
 from turnout.errors import invalid
 from turnout.registry import MethodParams
 
@@ -59,7 +59,7 @@ class TokenCounts:
     def __init__(self, vocab_size: int, keep: int) -> None:
         self._counts = torch.zeros(vocab_size, dtype=torch.int64)
         self._keep = keep
-        self._kept: torch.Tensor | None = None
+        self._kept: dict[frozenset[int], SubVocabulary] = {}
         self._new = 0
 
     def add(self, tokens: list[int]) -> None:
@@ -68,33 +68,36 @@ class TokenCounts:
         self._counts.index_add_(0, ids, torch.ones_like(ids))
         self._new += len(tokens)
         if self._new >= REFRESH_AFTER:
-            self._new, self._kept = 0, None
+            self._new = 0
+            self._kept.clear()
 
-    @property
-    def dropped(self) -> torch.Tensor:
-        """bool [vocab]: ids that are not among the most frequent.
+    def kept(self, ends: frozenset[int]) -> SubVocabulary | None:
+        """The most frequent ids, and `ends` that the model has; None: all ids.
 
         Ties go to the lower ids, which byte-pair vocabularies merged first.
         """
-        if self._kept is None:
-            order = self._counts.argsort(descending=True, stable=True)
-            self._kept = torch.ones(len(self._counts), dtype=torch.bool)
-            self._kept[order[: self._keep]] = False
-        return self._kept
+        if self._keep >= len(self._counts):
+            return None
+        found = self._kept.get(ends)
+        if found is None:
+            order = self._counts.argsort(descending=True, stable=True)[: self._keep].tolist()
+            ids = {*order, *(end for end in ends if end < len(self._counts))}
+            found = self._kept[ends] = SubVocabulary(torch.tensor(sorted(ids)))
+        return found
 
 
 class TrimmedModel:
     """A model that reads as if its vocabulary were a part of it; everything else is the model's own.
 
     Args:
-        model: whose logits.
+        model: whose readings.
         stores: for what drafters learn of it.
-        dropped: bool [vocab]; ends of the answer stay nevertheless.
+        kept: the part; None: all of it.
     """
 
-    def __init__(self, model: Model, stores: Stores, dropped: torch.Tensor) -> None:
+    def __init__(self, model: Model, stores: Stores, kept: SubVocabulary | None) -> None:
         self._model = model
-        self._dropped = dropped
+        self._kept = kept
         self.stores = stores
 
     def __getattr__(self, name: str) -> Any:
@@ -104,37 +107,18 @@ class TrimmedModel:
         self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
     ) -> list[Row]:
         """See `decoding.model.Model.extend`."""
-        rows = await self._model.extend(seq, tokens, _whole(want), every)
-        paths = [tokens[:end] for end in range(0 if every else len(tokens), len(tokens) + 1)]
-        return self._trimmed(seq, rows, paths[-len(rows) :], want)
+        return await self._model.extend(seq, tokens, self._trimmed(want), every)
 
     async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
         """See `decoding.model.Model.expand`."""
-        rows = await self._model.expand(seq, tree, start, _whole(want))
-        paths = [tuple(tree.tokens[each] for each in tree.path(node)) for node in range(start, len(tree))]
-        return self._trimmed(seq, rows, paths, want)
+        return await self._model.expand(seq, tree, start, self._trimmed(want))
 
     async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
         """See `decoding.model.Model.sketch`."""
-        rows = await self._model.sketch(seq, sketch, _whole(want))
-        tree, real = DraftTree(sketch.tokens, sketch.parents, ""), len(seq) - sketch.base
-        paths = [tuple(tree.tokens[each] for each in tree.path(node)[real:]) for node in range(sketch.start, len(tree))]
-        return self._trimmed(seq, rows, paths, want)
+        return await self._model.sketch(seq, sketch, self._trimmed(want))
 
-    def _trimmed(self, seq: Sequence, rows: list[Row], paths: list[tuple[int, ...]], want: Want) -> list[Row]:
-        """The rows read again without the dropped ids."""
-        logits = torch.stack([row.logits for row in rows if row.logits is not None])
-        ends = [end for end in seq.end_ids if end < logits.shape[1]]
-        kept = logits.masked_fill(self._dropped.to(logits.device), NEG_INF)
-        kept[:, ends] = logits[:, ends]
-        again = read(kept, [History(seq, path, free=True) for path in paths], [want] * len(rows))
-        for row, whole in zip(again, rows, strict=True):
-            row.hidden = whole.hidden
-        return again
-
-
-def _whole(want: Want) -> Want:
-    return Want(draw=None, logits=True, hidden=want.hidden)
+    def _trimmed(self, want: Want) -> Want:
+        return replace(want, among=self._kept)
 
 
 class VocabTrimDrafter(Drafter):
@@ -143,7 +127,7 @@ class VocabTrimDrafter(Drafter):
     Around any drafter that asks the small model. Ids are kept by how often the target itself emitted them in requests
     of the tenant and domain, and those that end the answer always. What is drafted, and the distribution stored with
     it, are the draft model's over the kept ids, zero elsewhere; a token outside them comes from the target alone. The
-    trim is of the reading: the model's head still computes all rows.
+    draft model multiplies by the kept rows of its head only, which lie beside the whole head.
     """
 
     Params = VocabTrimParams
@@ -190,7 +174,7 @@ class VocabTrimDrafter(Drafter):
 
     def _trim(self, model: Model, seq: Sequence) -> Model:
         stores = model.stores.open(f"{self._kind(model)}/stores", seq.tenant, Stores)
-        return cast("Model", TrimmedModel(model, stores, self._counts(model, seq).dropped))
+        return cast("Model", TrimmedModel(model, stores, self._counts(model, seq).kept(seq.end_ids)))
 
     def _counts(self, model: Model, seq: Sequence) -> TokenCounts:
         size, keep = model.vocab_size, min(self.params.keep, model.vocab_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from engine.lean import LEAN, Angles, window_of
 from engine.native import library as native
 from engine.native.attention import NativeStep, scores_struct
 from engine.native.weights import PackedMatrix, interleaved
-from engine.stacks import ModelParts
+from engine.stacks import Head, ModelParts
 
 MAX_HEAD_DIM = 1024
 
@@ -148,6 +149,10 @@ class NativeStack:
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """See `engine.stacks.LayerStack.logits`."""
         return self._head(normed, wide=True)
+
+    def head_of(self, ids: torch.Tensor) -> Head:
+        """See `engine.stacks.LayerStack.head_of`."""
+        return partial(self._head.part(ids), wide=True)
 
 
 class NativeHalves:

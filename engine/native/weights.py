@@ -35,6 +35,11 @@ class PackedMatrix:
             self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(), units, self.columns
         )
 
+    def part(self, columns: torch.Tensor) -> PackedMatrix:
+        """Some columns (int64 [k]), packed anew."""
+        weight = self._panels[columns // PANEL, :, columns % PANEL].reshape(len(columns), -1)[:, : self.width]
+        return PackedMatrix(weight, None if self._bias is None else self._bias[columns])
+
     def __call__(self, rows: torch.Tensor, wide: bool = False) -> torch.Tensor:
         """[R, width] -> [R, columns], in the weight's dtype or, `wide`, in float32."""
         out = torch.empty(rows.shape[0], self.columns, dtype=torch.float32 if wide else self.dtype)
@@ -62,11 +67,15 @@ def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 class NativeLinear(nn.Module):
     """A frozen linear layer over a packed weight."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, matrix: PackedMatrix) -> None:
         super().__init__()
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        self._matrix = PackedMatrix(linear.weight, linear.bias)
+        self.in_features = matrix.width
+        self.out_features = matrix.columns
+        self._matrix = matrix
+
+    def part(self, ids: torch.Tensor) -> NativeLinear:
+        """The layer of some output features (int64 [k])."""
+        return NativeLinear(self._matrix.part(ids))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
@@ -77,4 +86,6 @@ class NativeLinear(nn.Module):
 def native_linear(linear: nn.Module) -> nn.Module:
     """The layer over a packed weight where the kernels know its dtype, else the layer itself."""
     known = type(linear) is nn.Linear and linear.weight.dtype in (torch.bfloat16, torch.float32)
-    return NativeLinear(linear) if known and linear.in_features % 2 == 0 else linear  # type: ignore[arg-type,operator]
+    if not known or linear.in_features % 2:  # type: ignore[operator]
+        return linear
+    return NativeLinear(PackedMatrix(linear.weight, linear.bias))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from engine.lean import LeanStack
 from engine.parallel.frames import Op, integers, pack_step, rows_of
 from engine.parallel.group import Group
 from engine.plan import LayerPlan
-from engine.stacks import LayerStack, ModelParts
+from engine.stacks import Head, LayerStack, ModelParts
 
 
 class ShareBackend:
@@ -111,6 +111,10 @@ class LeadingStack:
         """
         with self._group.leading(Op.LOGITS, rows_of(normed)):
             return self._stack.logits(normed)
+
+    def head_of(self, ids: torch.Tensor) -> Head | None:
+        """None: each rank has the head of ids of its own."""
+        return None
 
 
 class LeadingStore(KVStore):

@@ -24,6 +24,8 @@ DEFAULTS = SpeculativeParams()
 # those that learn, from plain decoding too.
 ARMS = ("copyspec", "model_chain", "token_recycling")
 NO_DRAFT = "none"
+# Where a default would do nothing on small models: the demo pair's vocabulary is below `vocab_trim`'s usual part.
+SETTINGS: dict[str, dict[str, Any]] = {"vocab_trim": {"keep": 512}}
 
 
 class Family(StrEnum):
@@ -97,10 +99,11 @@ def _of_drafter(name: str) -> list[Contender]:
     verifiers = {key: part for key, part in _parts(VERIFIERS).items() if part.lossless and part.accepts[0] in kinds}
     default = _choice(DEFAULTS.verifier)
     usual = default if default in verifiers else next(iter(verifiers))
-    made = [_contender(name, Family.DRAFTER, {"drafter": name, "verifier": usual})]
+    drafter = {"name": name, **SETTINGS[name]} if name in SETTINGS else name
+    made = [_contender(name, Family.DRAFTER, {"drafter": drafter, "verifier": usual})]
     for other in verifiers:
         if other != usual:
-            params = {"drafter": name, "verifier": other}
+            params = {"drafter": drafter, "verifier": other}
             made.append(_contender(f"{name}+{other}", Family.VERIFIER, params, sampled_only=True))
     return made
 

@@ -11,6 +11,7 @@ from decoding.drafters.base import Drafter, Room
 from decoding.lengths.fixed import FixedLength
 from decoding.logits import History, process
 from decoding.model import Row, Want
+from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.stores import Stores
 from decoding.tree import DraftTree
@@ -46,11 +47,19 @@ class Readings:
         ]
 
     async def extend(self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False):
-        ends = [seq.tokens[-1], *tokens]
-        return [self.rows[token] for token in (ends if every else ends[-1:])]
+        paths = [tokens[:end] for end in range(0 if every else len(tokens), len(tokens) + 1)]
+        return self._read(seq, paths, want)
 
     async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want):
-        return [self.rows[token] for token in tree.tokens[start:]]
+        paths = [tuple(tree.tokens[each] for each in tree.path(node)) for node in range(start, len(tree))]
+        return self._read(seq, paths, want)
+
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+        rows = [self.rows[(path or seq.tokens)[-1]] for path in paths]
+        if want.among is None:
+            return rows
+        logits = torch.stack([row.logits for row in rows if row.logits is not None])
+        return read(logits, [History(seq, path) for path in paths], [want] * len(rows))
 
 
 def now(coroutine: Coroutine[Any, Any, Any]) -> Any:

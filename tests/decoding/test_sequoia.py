@@ -167,6 +167,24 @@ async def test_measured_times_decide_depth_and_size():
     assert len(trees["dear nodes"]) <= 3
 
 
+async def test_trees_are_smaller_the_more_sequences_are_verified_together():
+    """Seed 46's hardware-aware size: nodes are free while weights are read for one sequence, and dear among many."""
+    q = torch.full((8,), 1 / 8)
+    costs = {"small": 0.05, "large": 1.0}
+    small, large = (
+        Timed(name, lambda tokens: q.log(), 8, seconds=lambda fed, s=s: s * max(1.0, fed / 64))
+        for name, s in costs.items()
+    )
+    drafter = SequoiaDrafter()
+    drafter.check(pair(small, large))
+    sizes = []
+    for sequences in (1, 4, 16, 17, 64, 900):
+        tree = await drafter.propose(small, Sequence([0], SamplingParams(), 0), Room(8, 64, sequences), FixedLength())
+        sizes.append(len(tree))
+    assert sizes[0] > sizes[1] > sizes[2] > sizes[3] == sizes[4] == sizes[5] == 1
+    assert sizes[0] > 16
+
+
 # Three children of the root, two of the first one.
 WIDE = TreePlan((-1, -1, -1, 0, 0))
 

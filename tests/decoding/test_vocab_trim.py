@@ -48,15 +48,21 @@ async def test_only_kept_tokens_and_ends_are_drafted_from_their_own_distribution
     assert drafted <= {0, 1, 2, 3, 9}
 
 
-def test_the_most_frequent_ids_are_kept():
+def test_the_most_frequent_ids_are_kept_and_the_ends():
     counts = TokenCounts(6, 2)
-    assert (~counts.dropped).nonzero().flatten().tolist() == [0, 1]
+
+    def kept(*ends):
+        return counts.kept(frozenset(ends)).ids.tolist()
+
+    assert kept() == [0, 1]
     counts.add([5] * REFRESH_AFTER + [3] * 3)
-    assert (~counts.dropped).nonzero().flatten().tolist() == [3, 5]
+    assert (kept(), kept(1, 3), kept(4, 99)) == ([3, 5], [1, 3, 5], [3, 4, 5])
     counts.add([4] * (REFRESH_AFTER - 1))
-    assert (~counts.dropped).nonzero().flatten().tolist() == [3, 5]
+    assert kept() == [3, 5]
+    assert counts.kept(frozenset()) is counts.kept(frozenset())
     counts.add([4])
-    assert (~counts.dropped).nonzero().flatten().tolist() == [4, 5]
+    assert kept() == [4, 5]
+    assert TokenCounts(6, 6).kept(frozenset()) is None
 
 
 async def test_the_targets_tokens_are_counted_by_tenant_and_domain(run, make_model):

@@ -24,7 +24,7 @@ from engine.cache.store import KVStore
 from engine.native import library as native
 from engine.native.attention import NativeStep
 from engine.native.library import NativeUnavailableError
-from engine.native.weights import NativeLinear, PackedMatrix, interleaved
+from engine.native.weights import PackedMatrix, interleaved, native_linear
 from turnout.errors import TurnoutError
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def test_a_native_linear_rounds_to_its_dtype() -> None:
     hidden = torch.randn(2, 5, 64).to(torch.bfloat16)
     with torch.inference_mode():
         expected = linear.double()(hidden.double())
-        got = NativeLinear(linear.to(torch.bfloat16))(hidden)
+        got = native_linear(linear.to(torch.bfloat16))(hidden)
     assert got.shape == (2, 5, 33)
     torch.testing.assert_close(got.double(), expected, atol=0, rtol=2**-8)
 
