@@ -349,7 +349,7 @@ def _check_fits(work: Work, name: str) -> None:
     limit = pool.num_blocks * pool.block_size
     if work.total > limit:
         message = f"a sequence of {work.total} tokens does not fit the KV cache of {name} ({limit} tokens)"
-        raise TurnoutError(Code.RESOURCE_EXHAUSTED, message)
+        raise TurnoutError(Code.OUT_OF_RANGE, message)
 
 
 def _released() -> TurnoutError:

@@ -126,7 +126,7 @@ async def test_a_sequence_longer_than_the_pool_is_refused_before_it_waits() -> N
         TurnoutError, match=r"a sequence of 41 tokens does not fit the KV cache of m \(40 tokens\)"
     ) as no:
         await model.extend(too_long, want=Want())
-    assert no.value.code is Code.RESOURCE_EXHAUSTED
+    assert no.value.code is Code.OUT_OF_RANGE
     assert not running.done()
     await running
     model.release(too_long)

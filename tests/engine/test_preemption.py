@@ -205,7 +205,7 @@ async def test_a_sequence_that_can_never_fit_is_refused_at_once() -> None:
     too_long = Sequence([5] * 33, SamplingParams(temperature=0.0), seed=0)
     with pytest.raises(TurnoutError, match=r"a sequence of 33 tokens does not fit .* \(32 tokens\)") as caught:
         await model.extend(too_long)
-    assert caught.value.code is Code.RESOURCE_EXHAUSTED
+    assert caught.value.code is Code.OUT_OF_RANGE
     assert len((await running).tokens) == 2
     for seq in (fits, too_long):
         model.release(seq)
@@ -217,7 +217,7 @@ async def test_a_call_that_can_never_fit_leaves_nothing(pair_folder: Path) -> No
     tight = small_pool(pair_folder, 8)
     with pytest.raises(TurnoutError) as caught:
         await answer(tight, call_of([5] * 40, "plain"))
-    assert caught.value.code is Code.RESOURCE_EXHAUSTED
+    assert caught.value.code is Code.OUT_OF_RANGE
     reply = await answer(tight, call_of([5] * 10, "plain", max_tokens=4))
     assert len(reply.ids) == 4
     await close(tight)

@@ -254,7 +254,7 @@ async def test_a_prefix_longer_than_the_pool_is_refused_as_without_a_store() -> 
     engine = Engine(author.store.shelf, num_blocks=8)
     with pytest.raises(TurnoutError) as caught:
         await engine.read(seq := sequence(prompt(36)))
-    assert caught.value.code is Code.RESOURCE_EXHAUSTED
+    assert caught.value.code is Code.OUT_OF_RANGE
     engine.model.release(seq)
     await engine.right(sequence(prompt(30)))
     await engine.close()
