@@ -98,9 +98,25 @@ class RecordFiles:
 
 
 def total(records: Iterable[UsageRecord], group: Group = "tenant") -> dict[str, Totals]:
-    """Sums by what records have in common, in the order of its name."""
+    """Sums by what records have in common, in the order of its name; a line of a batch counts as it ended last.
+
+    A line whose process ended between its record and the batch's own note of it is answered again, and so is one that
+    was cut short: whoever sent it asked once.
+    """
     found: dict[str, Totals] = {}
     key = GROUPS[group]
-    for record in records:
+    for record in _once(records):
         found.setdefault(key(record), Totals()).add(record)
     return dict(sorted(found.items()))
+
+
+def _once(records: Iterable[UsageRecord]) -> Iterator[UsageRecord]:
+    lines: dict[str, UsageRecord] = {}
+    for record in records:
+        if not record.batch_id:
+            yield record
+            continue
+        before = lines.setdefault(record.request_id, record)
+        if record.time > before.time:
+            lines[record.request_id] = record
+    yield from lines.values()

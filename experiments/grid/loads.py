@@ -50,8 +50,11 @@ class PoolClient:
                     elif isinstance(event, Usage):
                         self._fill(record, event)
         except TurnoutError as error:
+            record.error = f"{error.code.value}: {error.message}"
             raise Refused(error.code.value) from None
-        self.records.append((item, record))
+        finally:
+            if record.error or record.tokens:  # and not one that was given up when the schedule was over
+                self.records.append((item, record))
         return record.tokens
 
     def _fill(self, record: Record, usage: Usage) -> None:

@@ -135,7 +135,9 @@ class LoadChoice(Section):
     @property
     def label(self) -> str:
         """Name in reports."""
-        return f"{self.at_once} at once" if self.rate is None else f"{self.schedule} {self.rate:g}/s"
+        if self.rate is None:
+            return f"{self.at_once} at once"
+        return f"{self.schedule} {self.rate:g}/s for {self.duration_s:g} s"
 
 
 class StopRule(Section):

@@ -14,6 +14,7 @@ from experiments.stats.intervals import Floats, bca_mean, paired_difference, rat
 from experiments.stats.power import UNSEEN_SPREAD, statement, statement_of_nats
 
 COSTS = ("paper", "flops")
+TIMES = {"time": "wall_s", "first token": "ttft_s"}  # the second tells under open-loop load, where answers wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Change:
 
     Attributes:
         way: dataset, pool, load and label.
-        measure: quality, a cost meter, or time.
+        measure: quality, a cost meter, time, or under open-loop load the time to the first token.
         change: of quality the difference, else now over then.
         p: of no change, adjusted for all figures compared.
         worse: whether it is a regression.
@@ -109,7 +110,10 @@ def _unfinished(saved: Saved, store: Store) -> dict[str, str]:
 def _columns(saved: Saved, store: Store) -> dict[str, Column]:
     table = read_table(saved, store)
     return {
-        f"{group.name}: {column.label}": column for group in table.groups.values() for column in group.columns.values()
+        f"{group.name}: {column.label}": column
+        for groups in (table.groups, table.loaded)
+        for group in groups.values()
+        for column in group.columns.values()
     }
 
 
@@ -128,8 +132,8 @@ class _Draft:
             worse, better = change.value < 0, change.value > 0
         else:
             change = ratio(self.now, self.then)
-            limit = 1.0 + (time_tolerance or 0.0) if self.measure == "time" else 1.0
-            worse = change.value > 1.0 and (change.low > limit or self.measure != "time")
+            limit = 1.0 + (time_tolerance or 0.0) if self.measure in TIMES else 1.0
+            worse = change.value > 1.0 and (change.low > limit or self.measure not in TIMES)
             better = change.value < 1.0
         sure = p < ALPHA
         return Change(self.way, self.measure, change, p, sure and worse, sure and better, len(self.then))
@@ -142,10 +146,14 @@ def _drafts(name: str, then: Column, now: Column, time_tolerance: float | None) 
         return []
     measures = {"quality": "score", **{cost: cost for cost in COSTS}}
     if time_tolerance is not None:
-        measures["time"] = "wall_s"
+        measures |= TIMES if now.loaded else {"time": "wall_s"}
     found = []
+    refused = then.refused | now.refused
     for measure, field in measures.items():
-        before, after = then.mean(field, prompts), now.mean(field, prompts)
+        compared = [prompt for prompt in prompts if measure == "quality" or prompt not in refused]
+        if not compared:
+            continue
+        before, after = then.mean(field, compared), now.mean(field, compared)
         # The sign of a sum of differences is that of the ratio of sums: what is tested is what is judged.
         found.append(_Draft(name, measure, before, after, paired_permutation(after - before), then.nats))
     return found

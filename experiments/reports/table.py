@@ -44,6 +44,21 @@ class Column:
         return np.array([float(np.mean(values[prompt])) for prompt in prompts])
 
     @property
+    def loaded(self) -> bool:
+        """Whether prompts came on a schedule; their ids then end in their place in it."""
+        return any(each.load is not None for each in self.facts)
+
+    @property
+    def refused(self) -> set[str]:
+        """Prompts without an answer under some seed: they cost nothing, and that is no gain."""
+        return {prompt for (_, prompt), record in self.records.items() if record.error}
+
+    @property
+    def prompts(self) -> list[str]:
+        """All that were asked, in order."""
+        return list(dict.fromkeys(prompt for _, prompt in self.records))
+
+    @property
     def scored(self) -> list[str]:
         """Prompts with a score under every seed that has them, in order."""
         found: dict[str, bool] = {}
@@ -79,11 +94,13 @@ class Table:
     Attributes:
         groups: of closed-loop cells.
         loads: cells under open-loop load, with their figures.
+        loaded: answers of these, of one way of answering each.
         missing: by a cell's name, why it is not there.
     """
 
     groups: dict[tuple[str, str, str], Group] = field(default_factory=dict)
     loads: list[tuple[Cell, Facts]] = field(default_factory=list)
+    loaded: dict[tuple[str, str, str], Group] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
 
@@ -97,9 +114,9 @@ def read_table(saved: Saved, store: Store) -> Table:
             continue
         if facts.load is not None:
             table.loads.append((cell, facts))
-            continue
         key = (cell.pool, cell.dataset.label, cell.load.label)
-        group = table.groups.setdefault(key, Group(*key, cell.likelihood))
+        groups = table.groups if facts.load is None else table.loaded
+        group = groups.setdefault(key, Group(*key, cell.likelihood))
         column = group.columns.setdefault(cell.label, Column(cell.label, cell.family, group.nats))
         column.facts.append(facts)
         for record in store.records(cell):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from experiments.grid.cells import Cell, Facts, Record
-from experiments.grid.spec import DatasetChoice, ExperimentSpec
+from experiments.grid.spec import DatasetChoice, ExperimentSpec, LoadChoice
 from experiments.grid.store import Saved, Store
 from experiments.reports.comparing import Comparison, compare
 from experiments.reports.data import make_report
@@ -187,6 +187,39 @@ def test_a_way_that_died_is_lost_and_no_change_hides_it(tmp_path: Path) -> None:
     found = compare(store.load("then"), store.load("now"), store)
     assert {name.rpartition(": ")[2]: why for name, why in found.lost.items()} == {"dead": "it broke"}
     assert found.only_then == []
+
+
+def loaded(store: Store, name: str, first_s: float, refused: int = 0) -> None:
+    """An experiment of one way under open-loop load: answers of one length, some of them refused."""
+    load = LoadChoice(rate=5.0)
+    cell = replace(made_cell("plain"), load=load, depends={"run": name})
+    rng = np.random.default_rng(3)
+    records = [
+        Record(f"p{n % 20}#{n}", 1.0, "x", 8, 8, 8.0, 80.0, 80.0, 1.0, first_s * rng.uniform(0.8, 1.2))
+        for n in range(60)
+    ]
+    for record in records[:refused]:
+        record.score, record.error, record.paper, record.ttft_s, record.wall_s = 0.0, "no room", 0.0, 0.0, 0.0
+    facts = Facts(load={"requests": len(records)})
+    store.save_chunk(cell, 0, records, facts)
+    store.finish(cell, facts)
+    spec = {"methods": [{"name": "plain"}], "datasets": [{"path": "made.jsonl", "scorer": {"kind": "exact"}}]}
+    store.save(ExperimentSpec.model_validate({"name": name, "loads": [load.model_dump()], **spec}), [cell], {})
+
+
+def test_first_tokens_that_come_twice_as_late_under_load_are_a_regression(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name, first_s, refused in (("then", 0.2, 0), ("late", 0.4, 0), ("full", 0.2, 20)):
+        loaded(store, name, first_s, refused)
+    assert compare(store.load("then"), store.load("late"), store).regressions == []
+    [later] = compare(store.load("then"), store.load("late"), store, time_tolerance=0.25).regressions
+    assert (later.measure, later.prompts) == ("first token", 60)
+    assert later.way == "made, pool, poisson 5/s for 10 s: plain"
+    assert later.change.value == pytest.approx(2.0, abs=0.1)
+    # Those refused count as wrong, and make nothing cheaper or faster.
+    full = compare(store.load("then"), store.load("full"), store, time_tolerance=0.25)
+    assert [(each.measure, each.prompts) for each in full.changes if each.worse or each.better] == [("quality", 60)]
+    assert {each.prompts for each in full.changes} == {40, 60}
 
 
 def test_a_cost_that_grew_is_a_regression_and_ways_of_one_side_are_named(tmp_path: Path) -> None:

@@ -137,6 +137,21 @@ def test_sums_and_times(tmp_path: Path, make: Any) -> None:
     assert (len(late), len(early)) == (1, 2)
 
 
+def test_a_line_of_a_batch_that_was_answered_again_counts_once() -> None:
+    def line(number: int, minute: int, tokens: int, outcome: str = "OK", batch: str = "batch-1") -> UsageRecord:
+        return UsageRecord(
+            time=datetime(2026, 4, 1, 12, minute, tzinfo=UTC), request_id=f"{batch}-{number}", tenant="a", model="m",
+            completion_tokens=tokens, outcome=outcome, batch_id=batch,
+        )  # fmt: skip
+
+    cut, again, other = line(1, 0, 3, "UNAVAILABLE"), line(1, 9, 7), line(2, 1, 5)
+    for records in ([cut, again, other], [again, other, cut], [again, cut, cut, other, again]):
+        sums = total(records)["a"]
+        assert (sums.requests, sums.failed, sums.completion_tokens) == (2, 0, 12)
+    assert total([line(1, 0, 3), line(1, 0, 4, batch="")])["a"].requests == 2
+    assert total([line(1, 0, 3, batch="")] * 2)["a"].requests == 2  # clients may give one id to two requests
+
+
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(TurnoutError, match=r"access\.usage\.folder"):
