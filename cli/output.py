@@ -42,6 +42,8 @@ def _plain(value: Any) -> Any:
         return sorted(value)
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, bytes):
+        return list(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 

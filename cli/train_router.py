@@ -95,22 +95,29 @@ def router(
 
 def outcomes(
     out: Annotated[Path, typer.Option(help="File to write: JSON lines.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with prompt, answer and perhaps match. Absent: the demo's questions."),
+    ] = None,
     pool: Pool = None,
     config: Config = None,
-    count: Count = 1000,
+    count: Annotated[
+        int | None,
+        typer.Option(min=25, help="Questions; absent: the whole file, or 1000 of the demo's, as many of each kind."),
+    ] = None,
     samples: Samples = 1,
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = 240,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Let both models answer the demo's questions of all kinds and grades, and write down who was right."""
+    """Let both models answer questions, the demo's or your own, and write down who was right."""
     from training.router_outcomes import ROLES
-    from training.router_runs import questions, run_outcomes
+    from training.router_runs import file_questions, questions, run_outcomes
 
     settings, name = _settings(config, pool)
     sampling = _sampling(temperature, samples, max_tokens)
-    asked: list[Question] = questions(count, seed)
+    asked: list[Question] = questions(count or 1000, seed) if data is None else file_questions(data, count)
 
     async def work(loaded: LocalPool, advance: Callable[[str, int, int], None]) -> Outcomes:
         return await run_outcomes(loaded, asked, sampling, samples, seed, advance)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import torch
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from turnout.errors import invalid, not_found
+from turnout.errors import TurnoutError, invalid, not_found
 
 if TYPE_CHECKING:
     from decoding.model import ModelPool
+
+log = getLogger(__name__)
+T = TypeVar("T")
 
 ENTRY = "turnout_artifact"
 FORMAT = 1
@@ -78,11 +82,14 @@ class Artifact:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         except (OSError, SafetensorError):
             raise invalid(where, f"{path.stem!r} is no readable safetensors file") from None
-        about = json.loads(metadata.get(ENTRY, "{}"))
-        found = about.pop("format", None)
-        if found != FORMAT:
-            raise invalid(where, f"{path.stem!r} has the format {found}; this version reads {FORMAT}")
-        return cls(**about, tensors=tensors)
+        try:
+            about = json.loads(metadata.get(ENTRY, "{}"))
+            found = about.pop("format", None)
+            if found != FORMAT:
+                raise invalid(where, f"{path.stem!r} has the format {found}; this version reads {FORMAT}")
+            return cls(**about, tensors=tensors)
+        except (ValueError, TypeError, AttributeError):
+            raise invalid(where, f"{path.stem!r} does not say what it is as artifacts do") from None
 
     @property
     def version(self) -> str:
@@ -116,15 +123,63 @@ class Artifact:
                 )
 
 
+class Kept(Generic[T]):
+    """What is made of an artifact that the configuration names: at first use, and again when the file is replaced.
+
+    A replacement that cannot be used (gone, unreadable, of another kind, for other models, or one that `make` refuses)
+    changes nothing and is logged; only the first one must fit.
+
+    Args:
+        name: the artifact's.
+        kind: what it must be.
+        make: from the artifact to what is worked with; raises whatever is wrong with it.
+    """
+
+    def __init__(self, name: str, kind: str, make: Callable[[Artifact], T]) -> None:
+        self._name = name
+        self._kind = kind
+        self._make = make
+        self._now: tuple[Artifact, T, str] | None = None
+        self._tried: Artifact | None = None
+        self._refused = ""
+
+    def get(self, models: ModelPool, where: str) -> tuple[T, str]:
+        """What was made, and the artifact's version.
+
+        Args:
+            models: the pool's, with its artifacts.
+            where: name of the field that chose the artifact.
+
+        Raises:
+            TurnoutError: nothing usable was there yet.
+        """
+        try:
+            artifact = models.artifacts.open(self._name, self._kind, models, where)
+            if self._now is None or (artifact is not self._now[0] and artifact is not self._tried):
+                self._tried = artifact  # one that cannot be used is not tried again with every request
+                self._now = (artifact, self._make(artifact), artifact.version)
+                self._refused = ""
+        except Exception as error:  # whatever the file holds, requests go on with what was there before
+            refusal = error if isinstance(error, TurnoutError) else invalid(where, f"cannot be used: {error!r}")
+            if self._now is None:
+                raise refusal from error
+            if refusal.message != self._refused:
+                self._refused = refusal.message
+                log.warning("%s; going on with version %s", refusal.message, self._now[2])
+        return self._now[1], self._now[2]
+
+
 @dataclass(slots=True)
 class Artifacts:
     """The artifacts of a pool: the files of one folder, read once and again when they change.
 
     Attributes:
         folder: where they lie; None: there are none.
+        kept: what was made of those that the configuration names, by who uses them.
     """
 
     folder: Path | None = None
+    kept: dict[tuple[str, str], Kept[Any]] = field(default_factory=dict)
     _read: dict[str, tuple[tuple[int, int], Artifact]] = field(default_factory=dict)
 
     @property

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from decoding.artifacts import Artifact
+from decoding.artifacts import Artifact, Kept
 from decoding.calibration import KIND, RAN, SwitchCalibration
 from decoding.drift import DRIFT, DriftWatch, Tally, watch_of
 from decoding.model import ModelPool, Request
 from decoding.switching.base import TARGETS, CalibratedParams
 from turnout.errors import invalid
-from turnout.registry import explain, get_method
+from turnout.registry import MethodParams, explain
 
 FIELD = "method.params"
 P = TypeVar("P", bound=CalibratedParams)
@@ -62,52 +62,91 @@ def calibrated(request: Request, models: ModelPool, params: P, name: str) -> tup
     """
     if params.calibration is None:
         return params, None
-    found, position = _read(models, params, name, FIELD)
-    setting = found.setting(position)
-    used = {**found.fixed, found.knob: setting}
-    try:
-        ran = type(params).model_validate({"catch_up": params.catch_up, **used})
-    except ValidationError as error:
-        raise explain(error, FIELD, type(params)) from None
+    where = f"{FIELD}.calibration"
+    kept = models.artifacts.kept.get(_key(name, params))
+    if kept is not None:
+        ran, position, found = kept.get(models, where)[0]
+    else:
+        known = (KIND, params.calibration) in models.artifacts.kept
+        found = (configured if known else _opened)(models, params.calibration, where)
+        ran, position, found = _read(found, params, name, FIELD)
+    setting = getattr(ran, found.knob)
     listed = ", ".join(f"{key} {value}" for key, value in found.fixed.items() if value is not None)
     request.notes.append(
         f"calibration {params.calibration}, version {found.version}: {found.knob} {setting:.6g} ({listed})"
     )
-    request.extra[RAN] = used
+    request.extra[RAN] = {**found.fixed, found.knob: setting}
     if not found.edges:
         return ran, None
     watch = watch_of(models, params.calibration, found.version, found.drift_limit)
     return ran, Watched(watch, found.expected(position), Tally(found.edges))
 
 
-def check_default(models: ModelPool, name: str, values: dict[str, Any], field: str) -> None:
-    """Refuse a pool's default method whose calibration is missing, does not fit, or cannot meet its target.
+def check_calibration(models: ModelPool, name: str, params: MethodParams, field: str) -> None:
+    """Refuse a configured method whose calibration is missing, does not fit, or cannot meet its target.
+
+    From then on, requests with these parameters go on with the last version that fitted, whatever becomes of the file.
 
     Args:
         models: the pool, with its artifacts.
         name: the method.
-        values: its parameters.
+        params: its parameters.
         field: where the configuration sets them.
 
     Raises:
         TurnoutError: as `calibrated`.
     """
-    params = get_method(name, f"{field}.name").parse(values, f"{field}.params")
     if isinstance(params, CalibratedParams) and params.calibration is not None:
-        _read(models, params, name, f"{field}.params")
+        chosen, where = params, f"{field}.calibration"
+        kept = Kept(
+            params.calibration,
+            KIND,
+            lambda artifact: _read(SwitchCalibration.of(artifact, where), chosen, name, field),
+        )
+        kept.get(models, where)
+        models.artifacts.kept[_key(name, params)] = kept
 
 
-def _read(models: ModelPool, params: CalibratedParams, name: str, field: str) -> tuple[SwitchCalibration, float]:
-    """The calibration that the parameters name, and the position on its curve that they ask for."""
-    assert params.calibration is not None
+def configured(models: ModelPool, name: str, field: str) -> SwitchCalibration:
+    """A calibration that the configuration names, as it is now or, where its file is no good any more, as it was last.
+
+    Args:
+        models: the pool, with its artifacts.
+        name: the calibration's.
+        field: where the configuration names it.
+
+    Raises:
+        TurnoutError: nothing usable was there yet.
+    """
+    kept = models.artifacts.kept.setdefault(
+        (KIND, name), Kept(name, KIND, lambda artifact: SwitchCalibration.of(artifact, field))
+    )
+    found: SwitchCalibration = kept.get(models, field)[0]
+    return found
+
+
+def _key(name: str, params: CalibratedParams) -> tuple[str, str]:
+    return (name, params.model_dump_json(exclude_unset=True))
+
+
+def _read(found: SwitchCalibration, params: P, name: str, field: str) -> tuple[P, float, SwitchCalibration]:
+    """The parameters with the knob set, the position on the curve that they ask for, and the calibration.
+
+    Raises:
+        TurnoutError: the calibration is of another method or of other parameters, or does not reach the target.
+    """
     where = f"{field}.calibration"
-    found = _opened(models, params.calibration, where)
     if found.method != name:
         raise invalid(where, f"{params.calibration!r} was made for the method {found.method!r}, not {name!r}")
     _check_fixed(found, params, field)
     target = next((each for each in TARGETS if getattr(params, each) is not None), None)
     asked = {} if target is None else {target: getattr(params, target)}
-    return found, found.position_of(f"{field}.{target or 'calibration'}", **asked)
+    position = found.position_of(f"{field}.{target or 'calibration'}", **asked)
+    used = {**found.fixed, found.knob: found.setting(position)}
+    try:
+        return type(params).model_validate({"catch_up": params.catch_up, **used}), position, found
+    except ValidationError as error:
+        raise explain(error, field, type(params)) from None
 
 
 def _opened(models: ModelPool, name: str, where: str) -> SwitchCalibration:

@@ -202,7 +202,7 @@ class AnswerRun:
     async def _drive(self, answer: Answer, queue: _Events) -> None:
         """Run one answer's method; its chunks go into the queue, then None (or the error). Frees its memory."""
         call = self.prepared.call
-        request = Request(call.request_id, answer.sequence, call.tenant)
+        request = Request(call.request_id, answer.sequence, call.tenant, delivered=answer.delivery.tokens)
         try:
             if answer.index != FIRST:
                 # The first answer computes the prompt; the others find its blocks in the pool.

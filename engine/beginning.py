@@ -27,7 +27,7 @@ def begin(prepared: Prepared, tokenizer: TextTokenizer, share: Share, index: int
         tokenizer.eos_ids,
         text,
         share(call.tenant, prepared.prompt),
-        call.tenant,
+        prepared.account or call.tenant,
         lossy=call.cache == "lossy",
         patient=call.priority == "batch",
     )

@@ -40,6 +40,11 @@ class Delivery:
         return bool(self._tokens)
 
     @property
+    def tokens(self) -> tuple[int, ...]:
+        """Ids of the tokens that the client has."""
+        return self._tokens
+
+    @property
     def count(self) -> int:
         """Tokens the client has."""
         return len(self._tokens)

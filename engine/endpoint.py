@@ -15,7 +15,7 @@ from engine.answer import AnswerRun
 from engine.audit import Audits
 from engine.forecast import prompt_token_seconds, waiting_seconds
 from engine.places import Places
-from engine.prepare import Intake, Prepared, encode_tokens
+from engine.prepare import Intake, Prepared, scored_ids
 from engine.routing import PoolRouting, Routing
 from engine.sharing import Share, private, summed
 from engine.text import TextTokenizer
@@ -128,7 +128,7 @@ class Endpoint:
         if span is not None:
             call = replace(call, trace=header_of(span))
         try:
-            prepared = self._intake().prepare(call)
+            prepared = await self.intake().admit(call)
             constraint = await self.tokenizer.structures.admit(call.sampling, self.vocab_size)
             prepared = replace(prepared, constraint=constraint)
             untold = call.tells_prompt
@@ -153,7 +153,7 @@ class Endpoint:
             async with _held(places, call) as queue_s:
                 if prepared.plan is None:
                     assert self.routing is not None
-                    events = self.routing.recorded(prepared, Routing(self.routing.router, self._intake()), self._run)
+                    events = self.routing.recorded(prepared, Routing(self.routing.router, self.intake()), self._run)
                 else:
                     events = self._run(prepared, self.pool)
                 async with aclosing(events):  # type: ignore[type-var]
@@ -185,7 +185,8 @@ class Endpoint:
         """End calls that wait for a place, at most so many and none that has moved before; how many leave."""
         return self._places.send_away(count)
 
-    def _intake(self) -> Intake:
+    def intake(self) -> Intake:
+        """What the pool accepts, as it is now."""
         members = {member: role for role, member in self.roles.items()}
         default = (self.default_method, self.default_params)
         lengths = (self.max_length, self.vocab_size)
@@ -211,12 +212,12 @@ class Endpoint:
         Raises:
             TurnoutError: as `generate`; INVALID_ARGUMENT where the pool has no routing, or the call names a method.
         """
-        prepared = self._intake().prepare(call)
+        prepared = await self.intake().admit(call)
         if self.routing is None:
             raise invalid("model", f"pool {self.name!r} has no routing")
         if prepared.plan is not None:
             raise invalid("method", f"the request is not routed: it names {prepared.plan.method.name!r}")
-        routing = Routing(Router(self.routing.router.policy), self._intake())
+        routing = Routing(Router(self.routing.router.policy), self.intake())
         sharing = self.share(call.tenant, prepared.prompt)
         sequence = Sequence(prepared.prompt, call.sampling, prepared.seed, sharing=sharing, tenant=call.tenant)
         try:
@@ -236,11 +237,7 @@ class Endpoint:
         if call.model not in (self.name, *self.members):
             raise not_found("model", call.model, [self.name, *self.members])
         model = self.members[call.model if call.model in self.members else self.roles["large"]]
-        prompt = encode_tokens("prompt", call.prompt, self.tokenizer, self.vocab_size)
-        completions = [
-            tuple(encode_tokens(f"completions.{i}", text, self.tokenizer, self.vocab_size))
-            for i, text in enumerate(call.completions)
-        ]
+        prompt, completions = await scored_ids(call, self.tokenizer, self.vocab_size, model.max_length)
         longest = max((len(c) for c in completions), default=0)
         if len(prompt) + longest > model.max_length:
             raise out_of_range(
@@ -299,9 +296,9 @@ class Endpoint:
             **_sums(members),
         )
 
-    def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str) -> list[int]:
         """Token ids of plain text."""
-        return self.tokenizer.encode(text)
+        return await self.tokenizer.either(len(text), lambda tokenizer: tokenizer.encode(text))
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids."""
@@ -377,6 +374,7 @@ def _scored(
             TokenKind.DECODED,
             logprob,
             top=tuple((other, text(other), value) for other, value in top),
+            broken=tokenizer.broken((token, *(other for other, _ in top))),
         )
         for token, logprob, top in zip(completion, score.token_logprobs, score.top, strict=True)
     )

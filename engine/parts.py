@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decoding.artifacts import Artifacts
-from decoding.calibrated import check_default
+from decoding.calibrated import check_calibration
 from engine.audit import Audits
 from engine.endpoint import DefaultMethod, Endpoint
 from engine.places import Places
@@ -14,6 +14,7 @@ from engine.routing import PoolRouting
 from engine.text import TextTokenizer
 from turnout.config import PoolConfig, TurnoutConfig, artifacts_path, model_path
 from turnout.errors import Code, TurnoutError, not_found
+from turnout.registry import get_method
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,12 @@ def prepare(loaded: Endpoint, config: TurnoutConfig) -> None:
     """
     pool = config.pools[loaded.name]
     field = f"pools.{loaded.name}.default"
-    check_default(loaded.pool, pool.default.name, pool.default.params, field)
+    default = get_method(pool.default.name, f"{field}.name").parse(pool.default.params, f"{field}.params")
+    check_calibration(loaded.pool, pool.default.name, default, f"{field}.params")
     if pool.routing is not None:
         alone = pool.replicas == 1 and pool.autoscaling is None
         loaded.routing = PoolRouting(pool.routing, loaded.name, loaded.pool, alone=alone)
+        loaded.routing.check(loaded.intake())
     if config.telemetry.audit is not None:
         dtype = config.models[pool.large].dtype
         loaded.audits = Audits(config.telemetry.audit, loaded.pool, loaded.tokenizer, dtype)

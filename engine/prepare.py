@@ -10,16 +10,19 @@ from decoding.constraints.base import Constraint
 from engine.delivered import check_delivered
 from engine.text import TextTokenizer
 from router.decision import Decision
-from turnout.calls import GenerateCall, cache_class
+from turnout.calls import GenerateCall, ScoreCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
 from turnout.registry import MethodInfo, MethodParams, get_method
-from turnout.types import MAX_SEED, SamplingParams
+from turnout.types import MAX_SEED, SamplingParams, given_limits
 
 AUTO = "auto"
-# What a router may set instead of the caller; `max_tokens` only lower.
+# What a router may set instead of the caller; see `Decision.sampling`.
 ROUTED_SAMPLING = frozenset(
-    {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
-)
+    {
+        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "max_tokens", "max_tokens_share", "greedy_temperature",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Prepared:
         seed: given or drawn.
         max_tokens: most tokens of an answer that the context has room for.
         constraint: what answers must fit, compiled; each takes a clone. None: nothing.
+        account: whose time on the models it takes; "": the tenant's.
     """
 
     call: GenerateCall
@@ -56,6 +60,7 @@ class Prepared:
     seed: int
     max_tokens: int
     constraint: Constraint | None = None
+    account: str = ""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -96,7 +101,7 @@ class Intake:
         cache_class(call.cache)
         check_delivered(call, self.vocab_size)
         plan = self._plan_of(call)
-        prompt = encode_prompt(call, self.tokenizer, self.vocab_size)
+        prompt = encode_prompt(call, self.tokenizer, self.vocab_size, self.max_length - 1)
         if len(prompt) >= self.max_length:
             name = "messages" if call.messages is not None else "prompt"
             fitting = f"at most {self.max_length - 1} fit the context of {self.max_length}"
@@ -109,14 +114,23 @@ class Intake:
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
         return Prepared(call, plan, prompt, seed, min(sampling.max_tokens, self.max_length - len(prompt)))
 
+    async def admit(self, call: GenerateCall) -> Prepared:
+        """As `prepare`, without holding up the event loop over a long text."""
+        return await self.tokenizer.either(
+            _num_chars(call), lambda tokenizer: replace(self, tokenizer=tokenizer).prepare(call)
+        )
+
     def _plan_of(self, call: GenerateCall) -> Plan | None:
         if call.model not in (self.pool, *self.members):
             raise not_found("model", call.model, [self.pool, *self.members])
+        routes = self.routed and call.model not in self.members and call.method in (None, AUTO)
+        if not routes and (limits := given_limits(call.limits)):
+            raise invalid(f"limits.{limits[0]}", "is for a pool's routing: leave it out, or leave the method open")
         if call.model in self.members:
             if call.method not in (None, "plain"):
                 raise invalid("method", f"{call.model!r} is one model and answers alone (plain); ask {self.pool!r}")
             return self.plan("plain", {**call.params, "model": self.members[call.model]})
-        if self.routed and call.method in (None, AUTO):
+        if routes:
             if call.params:
                 raise invalid("params", "belong to a method: name one, or leave them out where the router chooses")
             return None
@@ -159,12 +173,15 @@ class Intake:
 def _overridden(prepared: Prepared, values: dict[str, Any]) -> SamplingParams:
     """Raises ValueError: not a router's to set, or out of range."""
     given = prepared.call.sampling
-    unknown = set(values) - ROUTED_SAMPLING - {"max_tokens"}
+    unknown = set(values) - ROUTED_SAMPLING
     if unknown:
         raise ValueError(f"sampling.{min(unknown)} is not a router's to set")
     changed = {**values}
-    if "max_tokens" in changed:
-        changed["max_tokens"] = min(changed["max_tokens"], given.max_tokens)
+    share, warm = changed.pop("max_tokens_share", 1.0), changed.pop("greedy_temperature", None)
+    if warm is not None and given.greedy:
+        changed["temperature"] = warm
+    most = min(changed.get("max_tokens", given.max_tokens), given.max_tokens)
+    changed["max_tokens"] = min(max(1, int(share * most)), most)
     return SamplingParams.model_validate({**given.model_dump(), **changed})
 
 
@@ -196,25 +213,37 @@ def question_of(call: GenerateCall, tokenizer: TextTokenizer) -> str:
     return call.prompt if isinstance(call.prompt, str) else tokenizer.decode(call.prompt)
 
 
-def encode_prompt(call: GenerateCall, tokenizer: TextTokenizer, vocab_size: int) -> list[int]:
+def _num_chars(call: GenerateCall) -> int:
+    """Characters that are to be encoded."""
+    if call.messages is None:
+        return len(call.prompt) if isinstance(call.prompt, str) else 0
+    asked = sum(len(made.arguments) for turn in call.messages for made in turn.tool_calls)
+    return asked + sum(len(turn.content) for turn in call.messages) + sum(len(tool.parameters) for tool in call.tools)
+
+
+def encode_prompt(call: GenerateCall, tokenizer: TextTokenizer, vocab_size: int, most: int | None = None) -> list[int]:
     """Token ids of a call's prompt or conversation.
 
     Raises:
-        TurnoutError: empty, both or none given, or ids outside the vocabulary.
+        TurnoutError: empty, both or none given, ids outside the vocabulary, or text that cannot have as few as `most`.
     """
     if (call.prompt is None) == (call.messages is None):
         raise invalid("prompt", "give either a prompt or messages")
     if call.messages is not None:
         if not call.messages:
             raise invalid("messages", "is empty; at least one message is needed")
-        ids = tokenizer.encode_chat(call.messages, call.tools)
+        ids = tokenizer.encode_chat(call.messages, call.tools, most)
         return encode_tokens("messages", tuple(ids), tokenizer, vocab_size)
     assert call.prompt is not None
-    return encode_tokens("prompt", call.prompt, tokenizer, vocab_size)
+    return encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most)
 
 
-def encode_tokens(name: str, value: str | tuple[int, ...], tokenizer: TextTokenizer, vocab_size: int) -> list[int]:
-    """Text or token ids as token ids; refused when empty or outside the vocabulary."""
+def encode_tokens(
+    name: str, value: str | tuple[int, ...], tokenizer: TextTokenizer, vocab_size: int, most: int | None = None
+) -> list[int]:
+    """Text or token ids as token ids; refused when empty, outside the vocabulary, or surely longer than `most`."""
+    if isinstance(value, str) and most is not None:
+        tokenizer.check_length(name, value, most)
     ids = tokenizer.encode(value) if isinstance(value, str) else list(value)
     if not ids:
         raise invalid(name, "is empty; at least one token is needed")
@@ -222,3 +251,24 @@ def encode_tokens(name: str, value: str | tuple[int, ...], tokenizer: TextTokeni
     if wrong is not None:
         raise out_of_range(name, f"token id {wrong}; allowed: 0 to {vocab_size - 1}")
     return ids
+
+
+async def scored_ids(
+    call: ScoreCall, tokenizer: TextTokenizer, vocab_size: int, most: int
+) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Prompt and completions as token ids, without holding up the event loop over long texts.
+
+    Raises:
+        TurnoutError: as `encode_tokens`.
+    """
+
+    def encoded(tokenizer: TextTokenizer) -> tuple[list[int], list[tuple[int, ...]]]:
+        prompt = encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most)
+        completions = [
+            tuple(encode_tokens(f"completions.{place}", each, tokenizer, vocab_size, most))
+            for place, each in enumerate(call.completions)
+        ]
+        return prompt, completions
+
+    texts = (text for text in (call.prompt, *call.completions) if isinstance(text, str))
+    return await tokenizer.either(sum(map(len, texts)), encoded)

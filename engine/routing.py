@@ -8,6 +8,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from decoding.calibrated import check_calibration
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
 from engine.prepare import Intake, Prepared, question_of
@@ -17,9 +18,11 @@ from router.log import RouteLog
 from router.primed import primed
 from router.routing import Router
 from router.shadows import Shadows, deferring
-from turnout.calls import Chunk, Event, GenerateCall, Usage
+from turnout.calls import ChatMessage, Chunk, Event, GenerateCall, Usage
 from turnout.config import RoutingConfig
 from turnout.errors import Code, Interrupted, TurnoutError
+
+NOBODY = "(shadow)"  # its time on the models is no tenant's, and no tenant can be called that
 
 
 @dataclass(slots=True)
@@ -119,9 +122,32 @@ class PoolRouting:
         self.shadows: Shadows | None = None
         if config.shadow is not None:
             self.shadows = Shadows(config.shadow)
-            self._shadow_router = Router.of(config.shadow.policy, f"{place}.shadow.policy", models)
+            self._shadow_router = Router.of(config.shadow.policy, f"{place}.shadow.policy", models, heeds=False)
         self.log = RouteLog(config.log, alone, f"{place}.log.path") if config.log is not None else None
         self._models = models
+
+    def check(self, intake: Intake) -> None:
+        """Refuse methods that a policy may choose and whose calibration is missing or does not fit.
+
+        Args:
+            intake: what the pool accepts: what it sets for its default method holds where a policy chooses it.
+
+        Raises:
+            TurnoutError: naming the field; the log is closed then.
+        """
+        place = f"pools.{self.pool}.routing"
+        routers = [(self.router, f"{place}.policy")]
+        if self.shadows is not None:
+            routers.append((self._shadow_router, f"{place}.shadow.policy"))
+        try:
+            for router, field in routers:
+                for where, choice in router.policy.methods(f"{field}.params"):
+                    plan = intake.plan(choice.name, choice.params)
+                    check_calibration(self._models, plan.method.name, plan.params, where)
+        except TurnoutError:
+            if self.log is not None:
+                self.log.close()
+            raise
 
     @contextmanager
     def beside(self, full: Callable[[], bool]) -> Iterator[None]:
@@ -165,7 +191,10 @@ class PoolRouting:
     def _offer(self, prepared: Prepared, intake: Intake, runs: Runs, answers: list[str]) -> None:
         assert self.shadows is not None
         shadows = self.shadows
-        again = replace(prepared, call=replace(prepared.call, deadline_s=shadows.config.timeout_s, trace=""))
+        call = replace(prepared.call, deadline_s=shadows.config.timeout_s, trace="", priority="batch")
+        # A call that came from another replica is shadowed as one that began here.
+        call = replace(call, decided=None, delivered=(), moved=None)
+        again = replace(prepared, call=call, account=NOBODY)
 
         async def run() -> None:
             routing, seen = Routing(self._shadow_router, intake), _Seen()
@@ -175,7 +204,9 @@ class PoolRouting:
                     async for _ in events:
                         pass
             finally:
-                self._write("shadow", again, routing, seen, {"same_text": seen.answers == answers})
+                # Of a call that came from another replica, only the rest of the text has gone by here.
+                compared = {} if prepared.call.delivered else {"same_text": seen.answers == answers}
+                self._write("shadow", again, routing, seen, compared)
 
         shadows.offer(prepared.call.request_id, run)
 
@@ -229,7 +260,10 @@ def _asked_again(call: GenerateCall) -> dict[str, Any]:
     asked = call.sampling.model_dump(mode="json", exclude_defaults=True, exclude={"token_details", "structure"})
     body: dict[str, Any] = {"model": call.model, **asked}
     if call.messages is not None:
-        body["messages"] = [{"role": turn.role, "content": turn.content} for turn in call.messages]
+        body["messages"] = [_turn(each) for each in call.messages]
+        if call.tools:
+            # What the answer must fit is said below, whichever choice of a tool it came from.
+            body |= {"tools": [tool.for_template for tool in call.tools], "tool_choice": "none"}
         logprobs = body.pop("logprobs", None)
         if logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": logprobs}
@@ -244,3 +278,16 @@ def _asked_again(call: GenerateCall) -> dict[str, Any]:
     if call.sampling.structure is not None:
         body["decoding"]["structure"] = call.sampling.structure.short
     return body
+
+
+def _turn(turn: ChatMessage) -> dict[str, Any]:
+    """A message as a body has it."""
+    made: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.tool_calls:
+        made["tool_calls"] = [
+            {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
+            for each in turn.tool_calls
+        ]
+    if turn.tool_call_id:
+        made["tool_call_id"] = turn.tool_call_id
+    return made

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from logging import getLogger
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
-from decoding.artifacts import Artifact
 from decoding.model import ModelPool, Request, Row, Want
 from decoding.parts import Part, PartChoice
 from router.decision import Decision
 from turnout.config import POLICIES_PACKAGE
-from turnout.errors import TurnoutError
 from turnout.registry import MethodParams, load, validated
 from turnout.types import NO_LIMITS, RouteLimits
 
 PROMPT_WANT = Want(draw=None, entropy=True, top=2, hidden=frozenset({-1}))
-
-log = getLogger(__name__)
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -34,6 +28,7 @@ class Asked:
         prompt_text: the question as text: the prompt, or the last user message of a conversation.
         limits: what the caller set for cost, time and quality.
         row: what the small model says after the prompt; None until `read` was called.
+        heeded: names of the limits that the policies asked so far have looked at; one that nobody heeds is refused.
     """
 
     request: Request
@@ -43,6 +38,7 @@ class Asked:
     prompt_text: str
     limits: RouteLimits = NO_LIMITS
     row: Row | None = None
+    heeded: set[str] = field(default_factory=set)
 
     async def read(self, models: ModelPool) -> Row:
         """The small model's reading at the end of the prompt, computed once: see `PROMPT_WANT`.
@@ -73,6 +69,14 @@ class RoutingPolicy(Part):
         """
         raise NotImplementedError
 
+    def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
+        """The methods that it may choose, and the field that each stands in.
+
+        Args:
+            field: where its parameters stand.
+        """
+        return iter(())
+
     @classmethod
     def check_params(cls, params: Any, field: str) -> None:
         """Refuse what the types of the parameters cannot express: unknown methods, policies inside policies.
@@ -95,49 +99,6 @@ class RoutingPolicy(Part):
         params = validated(cls.Params, values, field)
         cls.check_params(params, field)
         return params
-
-
-class Kept(Generic[T]):
-    """What a policy makes of an artifact: made at first use, and again when the file has been replaced.
-
-    A replacement that cannot be used (unreadable, of another kind, for other models) changes nothing and is logged;
-    only the first one must fit.
-
-    Args:
-        name: the artifact's.
-        kind: what it must be.
-        make: from the artifact to what the policy works with.
-    """
-
-    def __init__(self, name: str, kind: str, make: Callable[[Artifact], T]) -> None:
-        self._name = name
-        self._kind = kind
-        self._make = make
-        self._now: tuple[Artifact, T, str] | None = None
-        self._refused = ""
-
-    def get(self, models: ModelPool, where: str) -> tuple[T, str]:
-        """What was made, and the artifact's version.
-
-        Args:
-            models: the pool's, with its artifacts.
-            where: name of the field that chose the artifact.
-
-        Raises:
-            TurnoutError: nothing usable was there yet.
-        """
-        try:
-            artifact = models.artifacts.open(self._name, self._kind, models, where)
-            if self._now is None or self._now[0] is not artifact:
-                self._now = (artifact, self._make(artifact), artifact.version)
-            self._refused = ""
-        except TurnoutError as error:
-            if self._now is None:
-                raise
-            if error.message != self._refused:
-                self._refused = error.message
-                log.warning("%s; going on with version %s", error.message, self._now[2])
-        return self._now[1], self._now[2]
 
 
 def make_policy(choice: PartChoice, field: str) -> RoutingPolicy:

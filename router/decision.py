@@ -26,7 +26,10 @@ class Decision:
         scores: what it predicted of each choice.
         limits: what the scores were compared with.
         reason: one sentence for people.
-        sampling: sampling parameters it sets instead of the caller's; `max_tokens` can only lower the caller's.
+        sampling: sampling parameters it sets instead of the caller's; `max_tokens` can only lower the caller's. Two
+            are worked out from each request's own, so that a session's later requests get theirs:
+            `max_tokens_share`, of the caller's most tokens, and `greedy_temperature`, where the caller asked for
+            temperature 0.
         suffix: text put after the question.
         arm: arm of a split; "" without one.
         kept_from: request whose decision its session keeps; "" where this one was decided itself.

@@ -49,6 +49,8 @@ class _Hand(QueueHandler):
         try:
             self.queue.put_nowait(record)
         except queue.Full:
+            if not self.dropped:
+                log.warning("the route log: entries come faster than they can be written; some are lost")
             self.dropped += 1
 
 
@@ -96,5 +98,7 @@ class RouteLog:
         """Write what waits, and close the file; blocks for as long as that takes. What comes later is lost."""
         if not self._closed:
             self._closed = True
+            if self.num_dropped:
+                log.warning("%s: %d entries were lost because they came too fast", self.path, self.num_dropped)
             self._listener.stop()
             self._files.close()

@@ -19,6 +19,7 @@ LONGEST_PATTERN = 500
 LONGEST_TEXT = 10_000  # characters looked at
 MOST_STATES = 250
 MOST_KEPT = 4_000  # steps of the automaton remembered
+MOST_CHARACTERS = 50_000  # characters whose class is remembered
 
 Test = Callable[[str], bool]
 _CATEGORIES: dict[Any, Test] = {
@@ -39,13 +40,19 @@ _PLACES |= {ops.AT_BOUNDARY, ops.AT_NON_BOUNDARY}
 class _State:
     """Where a match can stand: what it waits for, and where it goes on."""
 
-    test: Test | None = None  # a character
+    test: int | None = None  # number of a test that the next character must pass
     place: Any = None  # a place in the text, such as its end
     then: list[int] = field(default_factory=list)
 
 
-Surroundings = tuple[str, str, bool]  # the character before, the one after ("" at an end), whether only "\n" follows
-Step = tuple[frozenset[int], str]  # states, and the character before
+# Characters that pass the same tests are one to the automaton: bit n of a class is set where test n is passed.
+Class = int
+END: Class = -1
+WORD: Class = 1  # bit of the first test of every pattern
+Surroundings = tuple[
+    Class, Class, bool
+]  # of the characters before and after (END at an end); whether only "\n" follows
+Step = tuple[frozenset[int], Class]  # states, and the character before
 
 
 class Pattern:
@@ -69,30 +76,44 @@ class Pattern:
         if flags & ~(re.IGNORECASE | re.UNICODE):
             raise ValueError("may set no flag but i")
         self._states = [_State()]  # the first is where a match ends
+        self._tests: dict[str, Test] = {"": _CATEGORIES[ops.CATEGORY_WORD]}
         self._first = self._sequence(parsed, 0)
+        self._classes: dict[str, Class] = {}
         self._kept: dict[tuple[Step, Surroundings], Step | None] = {}
 
     def found_in(self, text: str) -> bool:
         """Whether it matches anywhere in the text."""
         text = text[:LONGEST_TEXT]
-        step: Step | None = (frozenset((self._first,)), "")
+        step: Step | None = (frozenset((self._first,)), END)
         for place in range(len(text) + 1):
-            after = text[place] if place < len(text) else ""
+            after = self._class_of(text[place]) if place < len(text) else END
             assert step is not None
-            step = self._advance(step, after, after == "\n" and place == len(text) - 1)
+            step = self._advance(step, after, place == len(text) - 1 and text[place] == "\n")
             if step is None:
                 return True
         return False
 
-    def _advance(self, step: Step, after: str, last_line_end: bool) -> Step | None:
+    def _class_of(self, character: str) -> Class:
+        found = self._classes.get(character)
+        if found is None:
+            found = sum(1 << number for number, test in enumerate(self._tests.values()) if test(character))
+            if len(self._classes) >= MOST_CHARACTERS:
+                self._classes.clear()
+            self._classes[character] = found
+        return found
+
+    def _advance(self, step: Step, after: Class, last_line_end: bool) -> Step | None:
         """The states after one more character; None where a match has ended before it."""
         around = (step[1], after, last_line_end)
         key = (step, around)
-        if key not in self._kept:
-            if len(self._kept) >= MOST_KEPT:
-                self._kept.clear()
-            self._kept[key] = self._follow(step[0], around)
-        return self._kept[key]
+        try:
+            return self._kept[key]
+        except KeyError:
+            found = self._follow(step[0], around)
+        if len(self._kept) >= MOST_KEPT:
+            self._kept.clear()  # another thread may search at the same time, and finds out anew
+        self._kept[key] = found
+        return found
 
     def _follow(self, states: Iterable[int], around: Surroundings) -> Step | None:
         after = around[1]
@@ -107,13 +128,13 @@ class Pattern:
                 return None
             state = self._states[number]
             if state.test is not None:
-                if after and state.test(after):
+                if after != END and after >> state.test & 1:
                     reached.update(state.then)
             elif state.place is None or _stands(state.place, around):
                 waiting += state.then
         return frozenset(reached), after
 
-    def _add(self, *then: int, test: Test | None = None, place: Any = None) -> int:
+    def _add(self, *then: int, test: int | None = None, place: Any = None) -> int:
         if len(self._states) >= MOST_STATES:
             raise ValueError(f"is too large: repetitions counted out, at most {MOST_STATES} steps")
         self._states.append(_State(test, place, list(then)))
@@ -127,7 +148,9 @@ class Pattern:
 
     def _element(self, kind: Any, value: Any, then: int) -> int:
         if kind in (ops.LITERAL, ops.NOT_LITERAL, ops.ANY, ops.IN):
-            return self._add(then, test=self._character(kind, value))
+            name = f"{kind} {value}"
+            self._tests.setdefault(name, self._character(kind, value))
+            return self._add(then, test=list(self._tests).index(name))
         if kind is ops.AT and value in _PLACES:
             return self._add(then, place=value)
         if kind is ops.BRANCH:
@@ -191,11 +214,10 @@ def _member(kind: Any, value: Any) -> Test:
 def _stands(place: Any, around: Surroundings) -> bool:
     before, after, last_line_end = around
     if place in (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING):
-        return not before
+        return before == END
     if place is ops.AT_END_STRING:
-        return not after
+        return after == END
     if place is ops.AT_END:
-        return not after or last_line_end
-    word = _CATEGORIES[ops.CATEGORY_WORD]
-    boundary = (bool(before) and word(before)) != (bool(after) and word(after))
+        return after == END or last_line_end
+    boundary = (before != END and before & WORD) != (after != END and after & WORD)
     return boundary is (place is ops.AT_BOUNDARY)

@@ -11,12 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast
 
-from decoding.model import Model, ModelPool
+from decoding.model import Model, ModelPool, Until
+from decoding.sequence import Sequence
+from decoding.stretch import LONGEST_STRETCH
 from router.hashing import share_of
 from turnout.errors import Code, TurnoutError
+from turnout.types import Segment, Token
 
 OPERATIONS = frozenset(
-    {"extend", "decode", "expand", "sketch", "read", "propose", "verify", "score", "absorb"}
+    {"extend", "expand", "sketch", "read", "propose", "verify", "score", "absorb"}
 )  # of a model: each may take its time
 
 log = logging.getLogger(__name__)
@@ -94,6 +97,19 @@ class _Deferring:
     async def _deferred(self, operation: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         await self._gate.passed()
         return await operation(*args, **kwargs)
+
+    async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
+        """See `decoding.model.Model.decode`; in pieces, because some methods write a whole answer in one stretch."""
+        tokens: list[Token] = []
+        left = until.max_tokens
+        while True:
+            await self._gate.passed()
+            most = LONGEST_STRETCH if left is None else min(left, LONGEST_STRETCH)
+            piece = await self._model.decode(seq, replace(until, max_tokens=most))
+            tokens += piece.tokens
+            left = None if left is None else left - len(piece.tokens)
+            if piece.stopped_by != "max_tokens" or (left is not None and left <= 0):
+                return Segment(tuple(tokens), piece.stopped_by)
 
 
 def deferring(models: ModelPool, gate: Gate) -> ModelPool:

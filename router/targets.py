@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -45,6 +46,14 @@ class Target(BaseModel):
     def policy_of(self, field: str) -> RoutingPolicy | None:
         """The policy that decides, made once; None where it is a method."""
         return make_policy(self.policy, f"{field}.policy") if self.policy is not None else None
+
+
+def methods_of(target: Target, inner: RoutingPolicy | None, field: str) -> Iterator[tuple[str, PartChoice]]:
+    """The methods that a target may lead to; see `RoutingPolicy.methods`."""
+    if inner is not None:
+        return inner.methods(f"{field}.policy")
+    assert target.method is not None
+    return iter([(f"{field}.method", target.method)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,12 +128,13 @@ def demo_questions(kind: str, count: int) -> QuestionSet:
     each = -(-count // len(data.DIFFICULTIES))
     by_grade = [data.heldout(grade, each, seed=DEMO_SEED) for grade in data.DIFFICULTIES]
     problems: list[Problem] = [problem for level in zip(*by_grade, strict=True) for problem in level][:count]
-    questions = tuple(Question(problem.prompt, partial(_is_right, data, problem)) for problem in problems)
+    questions = tuple(Question(problem.prompt, partial(is_right, data, problem)) for problem in problems)
     digest = _digest([[problem.prompt, problem.result] for problem in problems])
     return QuestionSet(questions, "exact", f"demo {kind}", digest)
 
 
-def _is_right(data: Any, problem: Problem, text: str) -> float:
+def is_right(data: Any, problem: Problem, text: str) -> float:
+    """Whether a text answers a problem of one of the demo's kinds: 1.0 or 0.0."""
     return float(data.is_correct(problem, text))
 
 

@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from functools import partial
+from pathlib import Path
 
 from decoding.model import Model
 from decoding.noise import derive_seed
 from decoding.sequence import Sequence
 from decoding.watching import watched
 from engine.pool import LocalPool
-from training.data import arithmetic, edits, lists, passages, templates
+from training.calibration_data import DEMO, Judge, is_right, read_questions
 from training.data.problem import Problem
 from training.router_outcomes import ROLES, Outcome, Outcomes, Role, Sample
 from training.router_training import Advance
 from turnout.calls import ChatMessage
+from turnout.errors import invalid
 from turnout.types import SamplingParams
 
-Checker = Callable[[Problem, str], bool]
-
-KINDS: dict[str, ModuleType] = {
-    "arithmetic": arithmetic,
-    "lists": lists,
-    "passages": passages,
-    "templates": templates,
-    "edits": edits,
-}
+# In the order of the questions, by which each has its seed.
+KINDS = ("arithmetic", "lists", "passages", "templates", "edits")
 AT_ONCE = 8
 DIGITS = 4  # what lies beyond them depends on which answers shared a forward
 
 
 @dataclass(frozen=True)
 class Question:
-    """A problem of some kind, and who can tell whether an answer to it is right."""
+    """A question of some kind, and what tells from 0 to 1 how good an answer to it is."""
 
     kind: str
-    problem: Problem
-    is_correct: Checker
+    prompt: str
+    judge: Judge
 
 
-def questions(count: int, seed: int, kinds: tuple[str, ...] = tuple(KINDS)) -> list[Question]:
+def questions(count: int, seed: int, kinds: tuple[str, ...] = KINDS) -> list[Question]:
     """About `count` problems that the demo models were not trained on, as many of each kind and grade.
 
     Args:
@@ -51,13 +45,34 @@ def questions(count: int, seed: int, kinds: tuple[str, ...] = tuple(KINDS)) -> l
     """
     found = []
     for kind in kinds:
-        data = KINDS[kind]
+        data = DEMO[kind]
         each = -(-count // (len(kinds) * len(data.DIFFICULTIES)))
         for difficulty in data.DIFFICULTIES:
             problems: list[Problem] = data.heldout(difficulty, each, seed=seed)
-            found += [Question(f"{kind} {difficulty}", problem, data.is_correct) for problem in problems]
-    unique = {question.problem.prompt: question for question in found}
-    return list(unique.values())
+            name = f"{kind} {difficulty}"
+            found += [Question(name, problem.prompt, partial(is_right, data, problem)) for problem in problems]
+    return _unique(found)
+
+
+def file_questions(path: Path, count: int | None = None) -> list[Question]:
+    """Questions of a file as for `turnout calibrate`: JSON objects with `prompt`, `answer` and perhaps `match`.
+
+    Args:
+        path: the file.
+        count: only the first so many.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: unreadable, a row at fault, or rows without an answer.
+    """
+    found = read_questions(path, count).questions
+    if any(each.judge is None for each in found):
+        raise invalid("data", f"{path.name} has rows without answer, which tells who is right; give all of them one")
+    return _unique([Question(path.stem, each.prompt, each.judge) for each in found if each.judge is not None])
+
+
+def _unique(found: list[Question]) -> list[Question]:
+    """Each prompt once: the last of the questions that share it."""
+    return list({question.prompt: question for question in found}.values())
 
 
 async def run_outcomes(
@@ -85,7 +100,7 @@ async def run_outcomes(
         done += 1
         advance("answering", done, len(asked))
         return Outcome(
-            prompt=question.problem.prompt,
+            prompt=question.prompt,
             samples_small=found["small"],
             samples_large=found["large"],
             kind=question.kind,
@@ -97,7 +112,7 @@ async def run_outcomes(
 async def _samples(
     pool: LocalPool, role: Role, question: Question, sampling: SamplingParams, samples: int, seed: int
 ) -> tuple[Sample, ...]:
-    prompt = pool.tokenizer.encode_chat([ChatMessage("user", question.problem.prompt)])
+    prompt = pool.tokenizer.encode_chat([ChatMessage("user", question.prompt)])
     model = pool.pool.role(role)
 
     async def one(index: int) -> Sample:
@@ -117,7 +132,7 @@ async def _answer(pool: LocalPool, model: Model, seq: Sequence, question: Questi
     entropies = [token.entropy_bits or 0.0 for token in tokens]
     logprobs = [token.logprob or 0.0 for token in tokens]
     return Sample(
-        reward=float(question.is_correct(question.problem, text)),
+        reward=question.judge(text),
         tokens=len(tokens),
         entropy_bits=max(round(sum(entropies) / len(tokens), DIGITS), 0.0),
         logprob=min(round(sum(logprobs) / len(tokens), DIGITS), 0.0),

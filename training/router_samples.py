@@ -15,6 +15,46 @@ from training.router_outcomes import Outcome, Role
 ROUNDS = 200
 
 
+def answered_by(rows: list[Outcome], role: Role) -> Floats | None:
+    """[n, most] chance that a request is answered, by number of samples: one is right among so many of those drawn.
+
+    Args:
+        rows: outcomes with samples.
+        role: whose samples.
+
+    Returns:
+        None where rewards are not 0 and 1, or fewer than two samples were drawn somewhere.
+    """
+    rewards = [[sample.reward for sample in row.samples(role)] for row in rows]
+    most = min(len(each) for each in rewards)
+    if most < 2 or any(value not in (0.0, 1.0) for each in rewards for value in each):
+        return None
+    return np.array(
+        [[right_among(int(sum(each)), len(each), b) for b in range(1, most + 1)] for each in rewards], dtype=np.float64
+    )
+
+
+def allocated(table: Floats, predicted: Floats, average: int) -> dict[str, list[int]]:
+    """Samples of each request under a budget, by way of sharing it out; every request gets one at least.
+
+    Args:
+        table: [n, most]; see `answered_by`.
+        predicted: [n] chances of a right sample.
+        average: samples a request, of the budget.
+
+    Returns:
+        `uniform`; `predicted`, over all requests at once; `bins`, as for requests that come one by one; `oracle`.
+    """
+    count, most = table.shape
+    bins = Bins.solve(predicted.tolist(), average, most, least=1)
+    return {
+        "uniform": [average] * count,
+        "predicted": allocate([marginals(float(chance), most) for chance in predicted], average * count, least=1),
+        "bins": [bins.of(float(chance)) for chance in predicted],
+        "oracle": allocate([np.diff(line, prepend=0.0).tolist() for line in table], average * count, least=1),
+    }
+
+
 def allocation_report(rows: list[Outcome], role: Role, predicted: Floats, seed: int = 0) -> dict[str, Any] | None:
     """Adaptive against uniform best-of-k on samples that were drawn once (seed 45), as plain values.
 
@@ -28,32 +68,16 @@ def allocation_report(rows: list[Outcome], role: Role, predicted: Floats, seed: 
         seed: of the bootstrap.
 
     Returns:
-        None where rewards are not 0 and 1, or fewer than two samples were drawn somewhere.
+        None where `answered_by` has none.
     """
-    rewards = [[sample.reward for sample in row.samples(role)] for row in rows]
-    most = min(len(each) for each in rewards)
-    if most < 2 or any(value not in (0.0, 1.0) for each in rewards for value in each):
+    table = answered_by(rows, role)
+    if table is None:
         return None
-    right = np.array([sum(each) for each in rewards], dtype=np.int64)
-    drawn = np.array([len(each) for each in rewards], dtype=np.int64)
-    # [n, most]: chance that a request is answered, by number of samples
-    table = np.array(
-        [[right_among(int(r), int(d), b) for b in range(1, most + 1)] for r, d in zip(right, drawn, strict=True)]
-    )
-    truth = [np.diff(line, prepend=0.0).tolist() for line in table]
-    guess = [marginals(float(chance), most) for chance in predicted]
+    most = table.shape[1]
     budgets = []
     for average in range(1, most + 1):
-        total = average * len(rows)
-        bins = Bins.solve(predicted.tolist(), average, most, least=1)
-        ways: dict[str, list[int]] = {
-            "uniform": [average] * len(rows),
-            "predicted": allocate(guess, total, least=1),
-            "bins": [bins.of(float(chance)) for chance in predicted],
-            "oracle": allocate(truth, total, least=1),
-        }
         line: dict[str, Any] = {"average": average}
-        for name, counts in ways.items():
+        for name, counts in allocated(table, predicted, average).items():
             line[name] = {"samples": float(np.mean(counts)), "answered": _answered(table, counts, seed)}
         budgets.append(line)
     return {"most": most, "budgets": budgets}

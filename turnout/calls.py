@@ -159,6 +159,7 @@ class TokenOut:
     """One emitted token as a client sees it.
 
     `top` is (id, text, log-probability in nats); `rejected` are the texts of drafted tokens refused in its place.
+    `broken` has the bytes of those ids, here and in `top`, that are part of a character, which no text can tell.
     """
 
     id: int
@@ -169,6 +170,7 @@ class TokenOut:
     entropy_bits: float | None = None
     top: tuple[tuple[int, str, float], ...] = ()
     rejected: tuple[str, ...] = ()
+    broken: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

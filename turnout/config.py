@@ -116,9 +116,9 @@ class StickyConfig(Section):
     """How long a session keeps its first decision; each replica remembers the sessions it has seen."""
 
     seconds: Annotated[float, Field(gt=0, description="since the session's last request, seconds")] = 600.0
-    max_sessions: Annotated[int, Field(ge=1, description="sessions remembered; the longest unused is forgotten")] = (
-        10_000
-    )
+    max_sessions: Annotated[
+        int, Field(ge=1, description="sessions remembered; whoever has most of them loses the longest unused")
+    ] = 10_000
 
 
 class RouteLogConfig(Section):

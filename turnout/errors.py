@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from turnout.calls import Moved
 
+BUSY_RETRY_S = 1.0
+
 
 class Code(StrEnum):
     """Outcome classes shared by gRPC and HTTP; the values are gRPC's status names."""
@@ -53,6 +55,11 @@ def invalid(field: str, message: str) -> TurnoutError:
 def out_of_range(field: str, message: str) -> TurnoutError:
     """A value beyond a limit that depends on the model or the server (context length, vocabulary)."""
     return TurnoutError(Code.OUT_OF_RANGE, f"{field}: {message}", field)
+
+
+def busy(message: str, field: str | None = None) -> TurnoutError:
+    """No room just now, and when it is worth another try; clients of gRPC streams get that from the message only."""
+    return TurnoutError(Code.RESOURCE_EXHAUSTED, f"{message}; try again in {BUSY_RETRY_S:.1f} s", field, BUSY_RETRY_S)
 
 
 def not_found(field: str, value: str, known: list[str]) -> TurnoutError:

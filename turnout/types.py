@@ -173,3 +173,8 @@ class RouteLimits(BaseModel):
 
 
 NO_LIMITS = RouteLimits()
+
+
+def given_limits(limits: RouteLimits) -> list[str]:
+    """Names of the limits that a caller has set."""
+    return [name for name, value in limits if value is not None]

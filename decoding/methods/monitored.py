@@ -86,11 +86,11 @@ async def _watched(
                 _check_appended(seq, segment, inner.name)
                 monitor.watch(segment)
                 yield segment
-                injection = None if seq.finished else monitor.intervene()
+                injection = None if seq.finished else _asked(monitor, request, ended=False)
                 if injection is not None:
                     break
         if injection is None and seq.can_reopen:
-            injection = monitor.at_end()
+            injection = _asked(monitor, request, ended=True)
             if injection is not None:
                 seq.reopen()
         if injection is None:
@@ -98,6 +98,21 @@ async def _watched(
         yield _inject(seq, injection)
         if seq.finished:
             return
+
+
+def _asked(monitor: Monitor, request: Request, ended: bool) -> Injection | None:
+    """What to put in here: as the monitor finds now, or as it was found when the answer was written before."""
+    seq = request.sequence
+    place = len(seq.generated)
+    rest = request.delivered[place:]
+    if not rest:
+        return monitor.at_end() if ended else monitor.intervene()
+    room = seq.sampling.max_tokens - place
+
+    def then(words: tuple[int, ...]) -> bool:
+        return rest[: len(words)] == words[:room]
+
+    return monitor.again(then, ended)
 
 
 def _inject(seq: Sequence, injection: Injection) -> Segment:

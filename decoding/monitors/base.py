@@ -6,6 +6,7 @@ A module here assigns its class to `PART`; requests of `monitored` choose it by 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from decoding.model import ModelPool, Request
@@ -55,6 +56,15 @@ class Monitor(Part):
 
     def at_end(self) -> Injection | None:
         """Asked where the answer ended with an end token: what to go on with, if anything."""
+        return None
+
+    def again(self, then: Callable[[tuple[int, ...]], bool], ended: bool) -> Injection | None:
+        """Asked instead of both where the answer is made again and went on from here: what was put in then.
+
+        Args:
+            then: whether these words follow in what was delivered.
+            ended: whether the answer had ended with an end token.
+        """
         return None
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
@@ -89,14 +90,27 @@ class EnoughMonitor(Monitor):
 
     def at_end(self) -> Injection | None:
         """The cue, if the round was unsure and another one is allowed."""
-        entropies, self._entropies = self._entropies, []
-        if not entropies:
+        length = self._end_round()
+        affordable = self._account is None or self._account.balance >= length
+        if not length or not affordable:
             return None
-        self._rounds.append(sum(entropies) / len(entropies))
-        affordable = self._account is None or self._account.balance >= len(entropies)
-        if self._rounds[-1] <= self._threshold or len(self._rounds) >= self.params.rounds or not affordable:
+        if self._rounds[-1] <= self._threshold or len(self._rounds) >= self.params.rounds:
             return None
         return Injection(self._cue, "round")
+
+    def again(self, then: Callable[[tuple[int, ...]], bool], ended: bool) -> Injection | None:
+        """See `Monitor.again`."""
+        if not ended or not then(self._cue):
+            return None
+        self._end_round()
+        return Injection(self._cue, "round")
+
+    def _end_round(self) -> int:
+        """Tokens of the round that has ended, whose mean entropy is kept."""
+        entropies, self._entropies = self._entropies, []
+        if entropies:
+            self._rounds.append(sum(entropies) / len(entropies))
+        return len(entropies)
 
     async def close(self) -> None:
         """Say in the request's notes what the rounds read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
@@ -148,11 +149,21 @@ class TrimMonitor(Monitor):
             return None
         if self._found is None and (self._tokens >= self._most or self._thoughts >= self.params.give_up_thoughts):
             self._found = "given_up"
-        if self._found is None:
+        return self._end(self._found) if self._found is not None else None
+
+    def again(self, then: Callable[[tuple[int, ...]], bool], ended: bool) -> Injection | None:
+        """See `Monitor.again`."""
+        if self._done or ended:
             return None
+        if then(self._conclude):
+            return self._end("converged")
+        return self._end("loop" if self._found == "loop" else "given_up") if then(self._force) else None
+
+    def _end(self, found: str) -> Injection:
+        """Words that end the thinking; nothing is watched after them."""
         self._done = True
-        self._request.notes.append(f"thinking was ended after {self._tokens} tokens: {self._found}")
-        return Injection(self._conclude if self._found == "converged" else self._force, self._found)
+        self._request.notes.append(f"thinking was ended after {self._tokens} tokens: {found}")
+        return Injection(self._conclude if found == "converged" else self._force, found)
 
     def _end_of_task(self) -> None:
         """Raises what a finished look failed with."""

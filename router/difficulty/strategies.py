@@ -22,10 +22,6 @@ class Strategy:
     share: float
     suffix: str
 
-    def max_tokens(self, most: int) -> int:
-        """Tokens the answer may take out of `most`; at least one."""
-        return max(1, int(self.share * most))
-
 
 EASY = Strategy("easy", 0.5, 0.4, "\nSolve this directly, then check the result once.")
 NORMAL = Strategy("normal", 0.8, 1.0, "\nWork this out step by step.")

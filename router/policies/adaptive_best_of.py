@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from decoding.artifacts import Artifact, ArtifactName
+from decoding.artifacts import Artifact, ArtifactName, Kept
 from decoding.model import ModelPool
 from router.allocation import Bins, SlidingWindow, marginals
-from router.base import Asked, Kept, RoutingPolicy
+from router.base import Asked, RoutingPolicy
 from router.decision import Decision
 from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import ROUTER_PROBE, Probe
@@ -90,7 +90,6 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
         scores = loaded.probe.predict(state_of(row), features)
         chance = scores[f"p_{params.model}"]
         count = loaded.bins.of(chance) if params.by == "bins" else self._window.give(marginals(chance, params.most))
-        greedy = asked.request.sequence.sampling.greedy and count > 1
         return Decision(
             "best_of",
             {"model": params.model, "k": count, "rerank": params.rerank},
@@ -100,7 +99,7 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
             {**scores, "samples": float(count)},
             {"average": params.average, "most": float(params.most)},
             f"{count} samples at a predicted chance of success of {chance:.2f} each",
-            {"temperature": params.temperature} if greedy else {},
+            {"greedy_temperature": params.temperature} if count > 1 else {},
         )
 
 

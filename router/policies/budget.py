@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from decoding.artifacts import Artifact, ArtifactName
-from decoding.calibration import KIND, SwitchCalibration
+from decoding.artifacts import ArtifactName
+from decoding.calibrated import configured
+from decoding.calibration import SwitchCalibration, isotonic
 from decoding.model import ModelPool
 from decoding.parts import PartChoice
-from router.base import Asked, Kept, RoutingPolicy
+from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from turnout.errors import TurnoutError, out_of_range
 from turnout.registry import MethodParams, get_method
@@ -93,11 +95,16 @@ class BudgetPolicy(RoutingPolicy):
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
         self._version = rules_version(self.params.model_dump(mode="json"))
-        self._calibrations = [Kept(name, KIND, _ways_of) for name in self.params.calibrations]
+        self._ways: dict[str, tuple[SwitchCalibration, list[Way]]] = {}
 
     def check(self, models: ModelPool) -> None:
         """See `Part.check`."""
         self._calibrated(models)
+
+    def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
+        """See `RoutingPolicy.methods`."""
+        for place, entry in enumerate(self.params.table):
+            yield f"{field}.table.{place}.method", entry.method
 
     @classmethod
     def check_params(cls, params: Any, field: str) -> None:
@@ -133,6 +140,7 @@ class BudgetPolicy(RoutingPolicy):
     def _limits(self, asked: Asked) -> dict[str, float]:
         """The request's own, and the configured ones it leaves open."""
         found = {}
+        asked.heeded.update(LIMITS)
         for name in LIMITS:
             given = getattr(asked.limits, name)
             value = getattr(self.params, name) if given is None else given
@@ -144,10 +152,12 @@ class BudgetPolicy(RoutingPolicy):
         """What the calibrations hold now, and their versions; those of the rules where there are none."""
         ways: list[Way] = []
         versions = []
-        for place, kept in enumerate(self._calibrations):
-            more, version = kept.get(models, f"{self.where}.calibrations.{place}")
-            ways += more
-            versions.append(version)
+        for place, name in enumerate(self.params.calibrations):
+            found = configured(models, name, f"{self.where}.calibrations.{place}")
+            if name not in self._ways or self._ways[name][0] is not found:
+                self._ways[name] = (found, _ways_of(name, found))
+            ways += self._ways[name][1]
+            versions.append(found.version)
         return ways, "+".join(versions) or self._version
 
 
@@ -157,13 +167,20 @@ def _timed(entry: Entry, max_tokens: int) -> Way:
     return Way(entry.method.name, entry.method.params, entry.cost, entry.quality, latency_s)
 
 
-def _ways_of(artifact: Artifact) -> list[Way]:
-    """The measured settings of a calibration; its cost is the paper's, parameters per generated token."""
-    found = SwitchCalibration.of(artifact, "calibrations")
-    return [
-        Way(found.method, {**found.fixed, found.knob: point.value}, point.paper.value, min(point.retained.value, 1.0))
-        for point in found.points
-    ]
+def _ways_of(name: str, found: SwitchCalibration) -> list[Way]:
+    """The measured settings of a calibration, each by its share, so that answers name the calibration and are watched.
+
+    The cost is the paper's, parameters per generated token. Share and quality are what the curve promises: a lucky
+    point promises nothing. Where several points have one share, it is met by the first.
+    """
+    shares = isotonic([point.large_share.value for point in found.points])
+    qualities = isotonic([point.retained.value for point in found.points])
+    ways = []
+    for place, (point, share, quality) in enumerate(zip(found.points, shares, qualities, strict=True)):
+        if place == 0 or share > shares[place - 1]:
+            params = {**found.fixed, "calibration": name, "large_share": share}
+            ways.append(Way(found.method, params, point.paper.value, min(quality, 1.0)))
+    return ways
 
 
 def _refusal(asked: Asked, limits: dict[str, float], ways: list[Way]) -> TurnoutError:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from decoding.artifacts import Artifact, ArtifactName
+from decoding.artifacts import Artifact, ArtifactName, Kept
 from decoding.model import ModelPool
 from decoding.parts import PartChoice
-from router.base import Asked, Kept, RoutingPolicy
+from router.base import Asked, RoutingPolicy
 from router.decision import Decision
 from router.difficulty.curve import RouterCurve
 from router.difficulty.drift import GainDrift
 from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import ROUTER_PROBE, Probe
-from router.targets import Outer, Target, follow
+from router.targets import Outer, Target, follow, methods_of
 from turnout.errors import out_of_range
 from turnout.registry import MethodParams
 
@@ -58,16 +59,11 @@ class LearnedParams(MethodParams):
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What is made of an artifact."""
+    """What is made of an artifact; `threshold` is the gain from which on the large model answers."""
 
     probe: Probe
-    curve: RouterCurve
+    threshold: float
     drift: GainDrift
-
-    @classmethod
-    def of(cls, artifact: Artifact) -> _Loaded:
-        curve = RouterCurve.of(artifact)
-        return cls(Probe.load(artifact), curve, GainDrift(curve.gains, artifact.version))
 
 
 class LearnedPolicy(RoutingPolicy):
@@ -85,8 +81,13 @@ class LearnedPolicy(RoutingPolicy):
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
-        self._kept = Kept(self.params.artifact, ROUTER_PROBE, _Loaded.of)
+        self._kept = Kept(self.params.artifact, ROUTER_PROBE, self._load)
         self._inner = {name: getattr(self.params, name).policy_of(name) for name in ("small", "large")}
+
+    def _load(self, artifact: Artifact) -> _Loaded:
+        """Raises TurnoutError: OUT_OF_RANGE: the artifact's curve does not reach the target."""
+        curve = RouterCurve.of(artifact)
+        return _Loaded(Probe.load(artifact), self._threshold(curve), GainDrift(curve.gains, artifact.version))
 
     def check(self, models: ModelPool) -> None:
         """Open the artifact, and find the threshold.
@@ -95,11 +96,15 @@ class LearnedPolicy(RoutingPolicy):
             TurnoutError: NOT_FOUND or INVALID_ARGUMENT: no such artifact, or for other models; OUT_OF_RANGE: a target
                 that no threshold reaches, with the reachable range.
         """
-        loaded, _ = self._kept.get(models, f"{self.where}.artifact")
-        self._threshold(loaded.curve)
+        self._kept.get(models, f"{self.where}.artifact")
         for inner in self._inner.values():
             if inner is not None:
                 inner.check(models)
+
+    def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
+        """See `RoutingPolicy.methods`."""
+        for side, inner in self._inner.items():
+            yield from methods_of(getattr(self.params, side), inner, f"{field}.{side}")
 
     @classmethod
     def check_params(cls, params: Any, field: str) -> None:
@@ -114,7 +119,7 @@ class LearnedPolicy(RoutingPolicy):
         features = features_of(row, asked.request.sequence.num_prompt_tokens)
         scores = loaded.probe.predict(state_of(row), features)
         scores["gain"] = scores["p_large"] - scores["p_small"]
-        limits = {"gain_from": self._threshold(loaded.curve)}
+        limits = {"gain_from": loaded.threshold}
         drift = loaded.drift.add(scores["gain"])
         if drift is not None:
             asked.request.notes.append(
@@ -145,6 +150,7 @@ def _side(scores: dict[str, float], limits: dict[str, float], asked: Asked, mode
     sign = "at least" if side == "large" else "below"
     reason = f"predicted gain {gain:.3f} is {sign} {threshold:.3f}"
     quality, cost = asked.limits.quality, asked.limits.max_cost
+    asked.heeded.update(("quality", "max_cost"))
     if quality is not None:
         limits["quality"] = quality
         enough = scores["p_small"] >= quality * scores["p_large"]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
 from decoding.model import ModelPool
+from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from router.hashing import share_of
-from router.targets import Outer, Target, follow
+from router.targets import Outer, Target, follow, methods_of
 from turnout.registry import MethodParams
 
 ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -61,6 +63,11 @@ class SplitPolicy(RoutingPolicy):
         for inner in self._inner.values():
             if inner is not None:
                 inner.check(models)
+
+    def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
+        """See `RoutingPolicy.methods`."""
+        for name, arm in self.params.arms.items():
+            yield from methods_of(arm, self._inner[name], f"{field}.arms.{name}")
 
     @classmethod
     def check_params(cls, params: Any, field: str) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from decoding.model import ModelPool
+from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from router.patterns import LONGEST_PATTERN, Pattern
-from router.targets import Outer, Target, follow
+from router.targets import Outer, Target, follow, methods_of
 from turnout.errors import invalid
 from turnout.registry import MethodParams
+from turnout.types import RouteLimits
 
 Names = Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(min_length=1, max_length=1000)]
 
@@ -96,12 +100,20 @@ class StaticPolicy(RoutingPolicy):
         self._patterns = [_pattern_of(rule.when) for rule in self.params.rules]
         self._inner = [rule.policy_of(f"rules.{place}") for place, rule in enumerate(self.params.rules)]
         self._otherwise = self.params.default.policy_of("default")
+        ranges = ((name, getattr(rule.when, name)) for rule in self.params.rules for name in RouteLimits.model_fields)
+        self._heeds = {name for name, wanted in ranges if wanted is not None}
 
     def check(self, models: ModelPool) -> None:
         """See `Part.check`."""
         for inner in (*self._inner, self._otherwise):
             if inner is not None:
                 inner.check(models)
+
+    def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
+        """See `RoutingPolicy.methods`."""
+        for place, rule in enumerate(self.params.rules):
+            yield from methods_of(rule, self._inner[place], f"{field}.rules.{place}")
+        yield from methods_of(self.params.default, self._otherwise, f"{field}.default")
 
     @classmethod
     def check_params(cls, params: Any, field: str) -> None:
@@ -117,16 +129,28 @@ class StaticPolicy(RoutingPolicy):
     async def decide(self, asked: Asked, models: ModelPool) -> Decision:
         """See `RoutingPolicy.decide`."""
         numbers = _numbers(asked)
+        asked.heeded.update(self._heeds)
         features = {name: value for name, value in numbers.items() if value is not None}
-        for place, rule in enumerate(self.params.rules):
-            reasons = self._why(place, numbers, asked)
-            if reasons is not None:
-                reason = f"rule {rule.name or place + 1}: {', '.join(reasons)}"
-                limits = _limits(rule.when)
-                outer = Outer(self.name, self._version, {**features, "rule": place + 1}, reason, limits)
-                return await follow(rule, self._inner[place], outer, asked, models)
+        if any(self._patterns):  # a thousand of them take a while over a long text; other requests go on meanwhile
+            found = await asyncio.to_thread(self._first, numbers, asked)
+        else:
+            found = self._first(numbers, asked)
+        if found is not None:
+            place, reasons = found
+            rule = self.params.rules[place]
+            reason = f"rule {rule.name or place + 1}: {', '.join(reasons)}"
+            outer = Outer(self.name, self._version, {**features, "rule": place + 1}, reason, _limits(rule.when))
+            return await follow(rule, self._inner[place], outer, asked, models)
         outer = Outer(self.name, self._version, {**features, "rule": 0}, "no rule fits", {})
         return await follow(self.params.default, self._otherwise, outer, asked, models)
+
+    def _first(self, numbers: dict[str, float | None], asked: Asked) -> tuple[int, list[str]] | None:
+        """Place of the first rule that fits, and what made it fit."""
+        for place in range(len(self.params.rules)):
+            reasons = self._why(place, numbers, asked)
+            if reasons is not None:
+                return place, reasons
+        return None
 
     def _why(self, place: int, numbers: dict[str, float | None], asked: Asked) -> list[str] | None:
         """What made a rule fit; None where it does not."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from decoding.artifacts import ArtifactName
+from decoding.artifacts import ArtifactName, Kept
 from decoding.model import ModelPool
 from decoding.parts import PartChoice
-from router.base import Asked, Kept, RoutingPolicy
+from router.base import Asked, RoutingPolicy
 from router.decision import Decision
 from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import STRATEGY_PROBE, Probe
@@ -55,6 +56,10 @@ class StrategiesPolicy(RoutingPolicy):
         """
         self._kept.get(models, f"{self.where}.artifact")
 
+    def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
+        """See `RoutingPolicy.methods`."""
+        yield f"{field}.method", self.params.method
+
     @classmethod
     def check_params(cls, params: Any, field: str) -> None:
         """See `RoutingPolicy.check_params`."""
@@ -69,7 +74,7 @@ class StrategiesPolicy(RoutingPolicy):
         strategy = STRATEGIES[max(STRATEGIES, key=scores.__getitem__)]
         sampling = {
             "temperature": strategy.temperature,
-            "max_tokens": strategy.max_tokens(asked.request.sequence.sampling.max_tokens),
+            "max_tokens_share": strategy.share,
         }
         return Decision(
             self.params.method.name,

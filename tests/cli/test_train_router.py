@@ -101,6 +101,25 @@ def test_outcomes_are_made_by_running_the_pool(run: Any, config: Path) -> None:
                 assert one == pytest.approx(two, abs=2e-4)
 
 
+def test_outcomes_are_made_of_own_questions(run: Any, config: Path) -> None:
+    """One that no answer meets, and one that every answer meets; the first file has more of them than are asked for."""
+    asked = [{"prompt": f"{n}?", "answer": ["never this", ""][n % 2], "match": "regex"} for n in range(30)]
+    data = write(config.parent / "mine.jsonl", asked)
+    out = config.parent / "made.jsonl"
+    arguments = ("train", "outcomes", "--out", str(out), "--config", str(config), "--max-tokens", "2")
+    result = run(*arguments, "--data", str(data), "--count", "26", "--json")
+    assert result.code == 0, result.err
+    made = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [(row["prompt"], row["kind"]) for row in made] == [(row["prompt"], "mine") for row in asked[:26]]
+    for number, row in enumerate(made):
+        rewards = {sample["reward"] for role in ("small", "large") for sample in row[f"samples_{role}"]}
+        assert rewards == {number % 2}
+    unjudged = write(config.parent / "bare.jsonl", [{"prompt": f"{n}?"} for n in range(30)])
+    refused = run(*arguments, "--data", str(unjudged))
+    assert refused.code != 0
+    assert "data: bare.jsonl has rows without answer" in refused.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

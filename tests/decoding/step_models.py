@@ -105,11 +105,11 @@ async def answer(
     models: ModelPool, method: str, params: dict[str, Any], prompt: str | list[int] = "?", seed: int = 0, **options: Any
 ) -> tuple[Sequence, list[Segment], Request]:
     """One request, run to the end of its method."""
-    eos = options.pop("eos", (END,))
+    eos, delivered = options.pop("eos", (END,)), tuple(options.pop("delivered", ()))
     info = get_method(method)
     prompt = ids(prompt) if isinstance(prompt, str) else prompt
     seq = Sequence(prompt, SamplingParams(**{"max_tokens": 24, "temperature": 0.0, **options}), seed, eos)
-    request = Request("r", seq)
+    request = Request("r", seq, delivered=delivered)
     async with aclosing(info.run(request, models, info.parse(params))) as stream:
         segments = [segment async for segment in stream]
     assert [token.id for segment in segments for token in segment.tokens] == [token.id for token in seq.generated]

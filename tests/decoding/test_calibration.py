@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
-from decoding.artifacts import Artifact, Artifacts
+from decoding.artifacts import ENTRY, Artifact, Artifacts
+from decoding.calibrated import check_calibration
 from decoding.calibration import KIND, RAN, SwitchCalibration, isotonic
+from decoding.drift import STORE, DriftWatch
 from decoding.fakes import pair
 from decoding.model import ModelPool, Request
+from decoding.parts import PartChoice
 from decoding.sequence import Sequence
+from router.base import make_policy
 from tests.decoding.curves import BASIS, CURVE, FIXED, point
+from tests.router.asking import asked
 from turnout.errors import Code, TurnoutError
 from turnout.registry import get_method
 from turnout.types import SamplingParams
@@ -126,6 +135,39 @@ async def test_a_replaced_artifact_holds_from_the_next_request_on(models):
     assert f"version {second.version}:" in after.notes[0]
 
 
+SPOILT: dict[str, Callable[[ModelPool, Path], object]] = {
+    "gone": lambda models, path: path.unlink(),
+    "cut off": lambda models, path: path.write_bytes(path.read_bytes()[:40]),
+    "no json": lambda models, path: save_file({"w": torch.zeros(1)}, path, {ENTRY: "{"}),
+    "another shape": lambda models, path: save_file(
+        {"w": torch.zeros(1)}, path, {ENTRY: json.dumps({"format": 1, "colour": "red"})}
+    ),
+    "of another pair": lambda models, path: save(models, large="elsewhere"),
+    "of another window": lambda models, path: save(models, curve=replace(CURVE, fixed={**FIXED, "window": 9})),
+    "below the target": lambda models, path: save(models, curve=replace(CURVE, points=CURVE.points[:2])),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
+async def test_a_default_goes_on_with_the_last_calibration_that_fitted(models, spoil, caplog):
+    good = save(models)
+    default = {"calibration": "mine", "quality": 0.96, "window": 1}
+    parsed = get_method("entropy_adaptive").parse(default)
+    check_calibration(models, "entropy_adaptive", parsed, "pools.p.default.params")
+    before = await answer(models, default)
+    path = models.artifacts.folder / "mine.safetensors"
+    spoil(models, path)
+    for _ in range(2):
+        after = await answer(models, default)
+        assert (after.extra[RAN], after.notes) == (before.extra[RAN], before.notes)
+    [record] = caplog.records
+    assert f"going on with version {good.version}" in record.message
+    with pytest.raises(TurnoutError):  # who asks for something else is told that it is not to be had
+        await answer(models, {**default, "quality": 0.95, "window": 3})
+    again = save(models, curve=replace(CURVE, grid=((0.0, 6.0), (0.5, 5.0), (1.0, 0.7))))
+    assert f"version {again.version}:" in (await answer(models, default)).notes[0]
+
+
 @pytest.mark.parametrize(
     ("params", "field", "said"),
     [
@@ -214,3 +256,24 @@ def test_a_calibration_comes_back_from_its_file_as_it_was(tmp_path):
     assert SwitchCalibration.of(loaded, "here") == CURVE
     assert loaded.version == made.version
     assert len(made.version) == 12
+
+
+async def test_a_budget_names_the_calibration_and_promises_what_its_curve_does(models):
+    """The middle point was lucky: what it retained is pooled with what comes after it."""
+    lucky = (CURVE.points[0], point(0.5, 1.0, 0.3, 0.99, (5, 5)), point(1.0, 0.2, 0.5, 0.91, (2, 8)))
+    made = save(models, curve=replace(CURVE, points=lucky))
+    budget = make_policy(PartChoice.of("budget", calibrations=["mine"]), "policy")
+    budget.check(models)
+    pooled = [(0.0, 0.6), (0.3, 0.95), (0.3, 0.95)]
+    for limit, (share, quality) in zip((0.2, 0.4, 0.6), pooled, strict=True):
+        decision = await budget.decide(asked(max_cost=limit), models)
+        assert decision.params == {**FIXED, "calibration": "mine", "large_share": pytest.approx(share)}
+        assert decision.scores["quality"] == pytest.approx(quality)
+    found = await answer(models, decision.params, decision.method)
+    assert f"calibration mine, version {made.version}: threshold" in found.notes[0]
+    kept: dict[str, DriftWatch] = models.small.stores.open(STORE, "", dict)
+    assert kept["mine"].index() > 0.0  # the answer was counted
+    (models.artifacts.folder / "mine.safetensors").unlink()
+    again = await budget.decide(asked(max_cost=0.6), models)
+    assert again == decision
+    assert (await answer(models, again.params, again.method)).notes == found.notes

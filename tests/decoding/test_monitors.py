@@ -236,6 +236,30 @@ async def test_a_verifier_that_says_no_never_stops_anything() -> None:
     assert all(question.startswith("c") for question in slow.asked)
 
 
+async def test_an_answer_made_again_has_its_words_where_it_had_them() -> None:
+    """Whether the verifier is slower or quicker than it was when the answer was written first."""
+
+    async def written(quick: bool, delivered: list[int]) -> list[int]:
+        verifier = Slow("f")
+        if quick:
+            verifier.gate.set()
+        models = pool(verifier, thoughts("7777777777"))
+        models.tokenizer = YesNo()
+        params = trim(**ASKED, conclude="h", sentences=1)
+        seq, _, _ = await answer(models, "monitored", params, prompt="???", max_tokens=40, delivered=delivered)
+        return [token.id for token in seq.generated]
+
+    concluded, never = await written(True, []), await written(False, [])
+    place = concluded.index(ID["h"])
+    assert ID["h"] not in never
+    for count in (place + 1, place + 2, len(concluded)):
+        assert await written(False, concluded[:count]) == concluded
+    for count in (place + 2, 30):
+        late = await written(True, never[:count])
+        assert late[:count] == never[:count]
+        assert ID["h"] in late[count:]
+
+
 # Enough (seed 21)
 
 
@@ -275,6 +299,22 @@ async def test_the_gate_decides_about_another_round() -> None:
         assert [s.stopped_by for s in segments].count("round") == expected - 1
         assert f"{0.8 * math.log(4):.3f}" in request.notes[0]
         assert all(token.top == () for s in segments for token in s.tokens)
+
+
+async def test_rounds_that_were_delivered_are_made_again_whatever_the_gate_says_now() -> None:
+    models = pool(scripted("small", line("a")), unsure([math.log(4)] * 3))
+    common: dict[str, Any] = {"max_tokens": 60, "temperature": 1.0, "seed": 3}
+    whole, _, _ = await answer(models, "monitored", enough(threshold=-1.0), **common)
+    ids = [token.id for token in whole.generated]
+    cue = ids.index(ID["?"])
+    for delivered, expected in ((ids[:cue], 1), (ids[: cue + 1], 2), (ids, 3)):
+        seq, _, _ = await answer(models, "monitored", enough(threshold=64.0), **common, delivered=delivered)
+        assert rounds(seq) == expected
+        assert [token.id for token in seq.generated][: len(delivered)] == delivered
+    closed, _, _ = await answer(models, "monitored", enough(threshold=64.0), **common)
+    kept = [token.id for token in closed.generated]
+    seq, _, _ = await answer(models, "monitored", enough(threshold=-1.0), **common, delivered=kept[:3])
+    assert rounds(seq) == 3
 
 
 async def test_the_first_round_is_the_plain_answer() -> None:

@@ -12,6 +12,7 @@ import torch
 from engine.pool import LocalPool
 from tests.engine.harness import pair_config, until
 from tests.engine.margin import excused
+from tests.engine.routed import Opened
 from training.random_models import byte_tokenizer, llama_config, random_model
 
 
@@ -71,3 +72,14 @@ async def twin_pool(pair_folder: Path) -> AsyncIterator[LocalPool]:
     config = pair_config(pair_folder, small="large", block_size=8, token_budget=48)
     async for opened in _opened(LocalPool.load("pair", config)):
         yield opened
+
+
+@pytest.fixture
+async def opened(pair_folder: Path) -> AsyncIterator[Opened]:
+    """Opens pools with a routing; after the test nothing may be left in any."""
+    factory = Opened(pair_folder)
+    yield factory
+    for pool in factory.pools:
+        await pool.close()
+        stats = pool.stats()
+        assert (stats.requests, stats.sequences, stats.used_blocks, stats.shadows) == (0, 0, 0, 0)

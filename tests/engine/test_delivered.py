@@ -270,3 +270,18 @@ async def test_going_on_shares_batches_with_other_calls(pool: LocalPool) -> None
 
 def _ids(tokens: Any) -> list[int]:
     return [token.id for token in tokens]
+
+
+async def test_words_that_a_monitor_put_in_are_put_in_again_where_they_were(pool: LocalPool) -> None:
+    """The verdict of the first time is late the second time: here, it never comes."""
+
+    def call(share: float) -> GenerateCall:
+        monitor = {"name": "trim", "asks": "number", "give_up_share": share, "force": "#!", "loop_tokens": 400}
+        return call_of(PROMPT, "monitored", {"monitor": monitor}, max_tokens=40, ignore_eos=True)
+
+    whole, never = await answer(pool, call(0.4)), await answer(pool, call(1.0))
+    place = next(at for at, (one, two) in enumerate(zip(whole.ids, never.ids, strict=True)) if one != two)
+    assert pool.decode(whole.ids[place : place + 2]) == "#!"
+    for count in (place + 2, place + 5, 39):
+        reply = await finish(pool, call(1.0), had(pool, call(0.4), whole.ids, count))
+        assert reply.ids == whole.ids[count:]

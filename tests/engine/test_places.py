@@ -106,7 +106,7 @@ async def test_a_full_queue_refuses_who_fills_it() -> None:
     with pytest.raises(TurnoutError, match="pool 'pool' has no room for another request") as caught:
         async with desk.places.hold("a"):
             pass
-    assert caught.value.code is Code.RESOURCE_EXHAUSTED
+    assert (caught.value.code, caught.value.retry_after_s) == (Code.RESOURCE_EXHAUSTED, 1.0)
     desk.come("b1")
     desk.come("b2")
     await settle()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import engine.prepare
 from decoding.model import ModelPool, Request, Until
 from decoding.noise import derive_seed
 from engine.pool import LocalPool
+from engine.prepare import scored_ids
+from engine.text import LONG, TextTokenizer
 from tests.engine.harness import answer, ask, ask_all, call_of, pair_config, random_prompts, reference
 from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.calls import ChatMessage, ScoreCall, Usage
@@ -85,12 +89,68 @@ async def test_an_answer_fills_the_context_and_no_more(pool: LocalPool) -> None:
 
 
 async def test_text_prompts_chats_and_ids_agree(pool: LocalPool) -> None:
-    ids = pool.encode("héllo")
+    ids = await pool.encode("héllo")
     assert (await ask(pool, ids)).ids == (await ask(pool, "héllo")).ids
     chat = (ChatMessage("user", "héllo"),)
     by_chat = await answer(pool, call_of(None, "plain", messages=chat))
     assert by_chat.ids == (await ask(pool, pool.tokenizer.encode_chat(chat))).ids
     assert by_chat.text == pool.decode(by_chat.ids)
+
+
+LONG_TEXT = "a" * (LONG + 1)
+
+
+async def test_a_long_prompt_is_encoded_while_others_are_answered(
+    pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a tokenizer of its own: one is not for two threads."""
+    begun, go, used = threading.Event(), threading.Event(), list[TextTokenizer]()
+    encode = TextTokenizer.encode
+
+    def held(tokenizer: TextTokenizer, text: str) -> list[int]:
+        if len(text) > LONG:
+            used.append(tokenizer)
+            begun.set()
+            assert go.wait(30), "nobody else was answered meanwhile"
+        return encode(tokenizer, text)
+
+    monkeypatch.setattr(TextTokenizer, "encode", held)
+    intake = replace(pool.intake(), max_length=10 * LONG)
+    score = ScoreCall("r", "pair", LONG_TEXT, ("b",))
+    plain = asyncio.create_task(pool.encode(LONG_TEXT))
+    admitted = asyncio.create_task(intake.admit(call_of(LONG_TEXT)))
+    scored = asyncio.create_task(scored_ids(score, pool.tokenizer, VOCAB, 10 * LONG))
+    await asyncio.to_thread(begun.wait, 30)
+    assert len((await ask(pool, "hi", max_tokens=4, ignore_eos=True)).ids) == 4
+    go.set()
+    ids, (prompt, completions) = await plain, await scored
+    assert ids == (await admitted).prompt == prompt == encode(pool.tokenizer, LONG_TEXT)
+    assert completions == [tuple(encode(pool.tokenizer, "b"))]
+    assert len(used) == 3
+    assert pool.tokenizer not in used
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("prompt", call_of(LONG_TEXT)),
+        ("messages", call_of(None, messages=(ChatMessage("user", LONG_TEXT),))),
+    ],
+)
+async def test_what_can_never_fit_is_refused_before_it_is_encoded(
+    pool: LocalPool, monkeypatch: pytest.MonkeyPatch, field: str, call: Any
+) -> None:
+    def unwanted(*_: Any, **__: Any) -> list[int]:
+        raise AssertionError("it was encoded")
+
+    assert pool.tokenizer._twin is not pool.tokenizer  # made before: it encodes to find out what begins a text
+    monkeypatch.setattr(TextTokenizer, "encode", unwanted)
+    monkeypatch.setattr(type(pool.tokenizer._tokenizer), "encode", unwanted)
+    with pytest.raises(TurnoutError, match=r"at least \d+ tokens; at most 511 fit$") as refused:
+        await answer(pool, call)
+    assert (refused.value.field, refused.value.code) == (field, Code.OUT_OF_RANGE)
+    with pytest.raises(TurnoutError, match=r"^completions.1: at least"):
+        await pool.score(ScoreCall("r", "pair", (1,), ((2,), LONG_TEXT)))
 
 
 async def test_a_member_answers_alone(pool: LocalPool) -> None:

@@ -1,94 +1,27 @@
-"""Routing in a pool: what a decision does to an answer, the log, shadows, swapped artifacts, replays."""
+"""Routing in a pool: what a decision does to an answer, sessions, the log, replays."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cli.route import _decide
-from decoding.artifacts import Artifact
-from decoding.model import ModelPool
+from deployments.schemas import chat_job
 from engine.pool import LocalPool
-from router.base import Asked, Kept, RoutingPolicy
+from engine.routing import _asked_again
 from router.decision import Decision
 from router.routing import Router
 from router.summary import read_log
-from tests.engine.harness import Reply, answer, ask, ask_all, call_of, pair_config
+from tests.engine.harness import answer, ask, call_of
+from tests.engine.routed import PROMPT, STATIC, Chosen, Opened, ask_auto, choose, routed_config
 from turnout.calls import ChatMessage, GenerateCall
-from turnout.config import RoutingConfig, TurnoutConfig
+from turnout.config import StickyConfig
 from turnout.errors import Code, Interrupted, TurnoutError
 from turnout.types import RouteLimits
-
-PROMPT = [65, 66, 67, 68, 69]
-RULES = [
-    {"when": {"prompt_tokens": {"min": 20}}, "method": {"name": "plain", "model": "large"}},
-    {"when": {"pattern": "spec"}, "method": {"name": "speculative", "draft_length": 3}},
-]
-STATIC = {"name": "static", "params": {"rules": RULES, "default": {"method": {"name": "plain", "model": "small"}}}}
-LARGE = {"name": "static", "params": {"default": {"method": "plain"}}}
-
-
-def routed_config(folder: Path, routing: dict[str, Any], **pool: Any) -> TurnoutConfig:
-    config = pair_config(folder, block_size=8, token_budget=48)
-    settings = config.pools["pair"].model_copy(update={"routing": RoutingConfig(**routing), **pool})
-    return config.model_copy(update={"pools": {"pair": settings}})
-
-
-class Opened:
-    """Opens pools with a routing; closes them, and looks that nothing is left."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.pools: list[LocalPool] = []
-
-    def __call__(self, routing: dict[str, Any], **pool: Any) -> LocalPool:
-        self.pools.append(LocalPool.load("pair", routed_config(self.folder, routing, **pool)))
-        return self.pools[-1]
-
-
-@pytest.fixture
-async def opened(pair_folder: Path) -> AsyncIterator[Opened]:
-    factory = Opened(pair_folder)
-    yield factory
-    for pool in factory.pools:
-        await pool.close()
-        stats = pool.stats()
-        assert (stats.requests, stats.sequences, stats.used_blocks, stats.shadows) == (0, 0, 0, 0)
-
-
-class Chosen(RoutingPolicy):
-    """Decides what it is told, after it has read the prompt."""
-
-    def __init__(self, decision: Decision, reads: bool = True) -> None:
-        super().__init__()
-        self.decision = decision
-        self.reads = reads
-
-    async def decide(self, asked: Asked, models: ModelPool) -> Decision:
-        if self.reads:
-            row = await asked.read(models)
-            assert row.entropy_bits is not None
-            return replace(self.decision, features={"entropy_bits": row.entropy_bits})
-        return self.decision
-
-
-def choose(pool: LocalPool, method: str, params: dict[str, Any], **more: Any) -> None:
-    assert pool.routing is not None
-    reads = more.pop("reads", True)
-    decision = Decision(method, params, "chosen", "0" * 12, reason="told so", **more)
-    pool.routing.router = Router(Chosen(decision, reads))
-
-
-async def ask_auto(pool: LocalPool, prompt: Any = None, **options: Any) -> Reply:
-    explain = options.pop("explain", False)
-    return await answer(pool, replace(call_of(prompt or PROMPT, "auto", **options), explain=explain))
 
 
 async def test_what_a_rule_chooses_is_what_runs(opened: Opened) -> None:
@@ -156,7 +89,7 @@ async def test_sampling_and_suffix_of_a_decision_are_used(opened: Opened) -> Non
     expected = await ask(pool, "question Briefly.", "plain", {"model": "small"}, max_tokens=5, ignore_eos=True)
     assert [[token.id for token in tokens] for tokens in routed.answers] == [expected.ids] * 2
     assert routed.usage.prompt_tokens == expected.usage.prompt_tokens
-    by_ids = await ask_auto(pool, pool.encode("question"), ignore_eos=True)
+    by_ids = await ask_auto(pool, await pool.encode("question"), ignore_eos=True)
     assert by_ids.ids == expected.ids
     chat = await answer(pool, call_of(None, "auto", messages=(ChatMessage("user", "question"),), ignore_eos=True))
     told = (ChatMessage("user", "question Briefly."),)
@@ -169,6 +102,48 @@ async def test_sampling_and_suffix_of_a_decision_are_used(opened: Opened) -> Non
     assert [[t.id for t in each] for each in cold.answers] == [
         (await ask(pool, PROMPT, "plain", {"model": "small"})).ids
     ] * 3
+
+
+@pytest.mark.parametrize(
+    ("sampling", "options", "as_if"),
+    [
+        ({"max_tokens_share": 0.4}, {"max_tokens": 16}, {"max_tokens": 6}),
+        ({"max_tokens_share": 0.4}, {"max_tokens": 1}, {"max_tokens": 1}),
+        ({"max_tokens": 8, "max_tokens_share": 0.5}, {"max_tokens": 40}, {"max_tokens": 4}),
+        ({"greedy_temperature": 0.8}, {"temperature": 0.0}, {"temperature": 0.8}),
+        ({"greedy_temperature": 0.8}, {"temperature": 1.2}, {"temperature": 1.2}),
+    ],
+)
+async def test_sampling_that_follows_the_callers_own(
+    opened: Opened, sampling: dict[str, Any], options: dict[str, Any], as_if: dict[str, Any]
+) -> None:
+    pool = opened({"policy": STATIC})
+    choose(pool, "plain", {"model": "small"}, sampling=sampling)
+    routed = await ask_auto(pool, **options, seed=3, ignore_eos=True)
+    alone = await ask(pool, PROMPT, "plain", {"model": "small"}, **{**options, **as_if}, seed=3, ignore_eos=True)
+    assert routed.ids == alone.ids
+
+
+async def test_a_session_keeps_its_way_and_each_request_its_own_sampling(opened: Opened) -> None:
+    """The first request is short and greedy; the second one asks for a longer and warmer answer."""
+    pool = opened({"policy": STATIC})
+    decision = Decision(
+        "plain", {"model": "small"}, "chosen", "0" * 12,
+        sampling={"max_tokens_share": 0.4, "greedy_temperature": 0.8},
+    )  # fmt: skip
+    assert pool.routing is not None
+    pool.routing.router = Router(Chosen(decision), StickyConfig())
+    lengths = []
+    for place, (max_tokens, temperature) in enumerate(((10, 0.0), (50, 1.3))):
+        call = call_of(PROMPT, "auto", max_tokens=max_tokens, temperature=temperature, seed=3, ignore_eos=True)
+        routed = await answer(pool, replace(call, request_id=f"r{place}", session="s"))
+        assert routed.usage.route is not None
+        assert routed.usage.route["kept_from"] == ("r0" if place else "")
+        lengths.append(len(routed.ids))
+        used = {"max_tokens": lengths[-1], "temperature": temperature or 0.8}
+        alone = await ask(pool, PROMPT, "plain", {"model": "small"}, **used, seed=3, ignore_eos=True)
+        assert routed.ids == alone.ids
+    assert lengths == [4, 20]
 
 
 async def test_a_decision_no_request_may_have_fails_alone(opened: Opened) -> None:
@@ -194,6 +169,20 @@ async def test_bad_calls_are_refused_by_field(opened: Opened, call: GenerateCall
     with pytest.raises(TurnoutError, match=says) as caught:
         await answer(pool, call)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "call", [call_of(PROMPT, "plain"), call_of(PROMPT, None, model="large"), call_of(PROMPT, "plain", model="small")]
+)
+async def test_limits_are_refused_where_nothing_is_routed(opened: Opened, call: GenerateCall) -> None:
+    pool = opened({"policy": STATIC})
+    with pytest.raises(TurnoutError, match=r"^limits\.max_cost: is for a pool's routing"):
+        await answer(pool, replace(call, limits=RouteLimits(max_cost=0.1)))
+
+
+async def test_limits_are_refused_in_a_pool_without_a_routing(pool: LocalPool) -> None:
+    with pytest.raises(TurnoutError, match=r"^limits\.quality: is for a pool's routing"):
+        await answer(pool, replace(call_of(PROMPT, None), limits=RouteLimits(quality=0.1)))
 
 
 async def test_auto_without_a_routing_is_refused(pool: LocalPool) -> None:
@@ -243,146 +232,6 @@ async def test_a_call_that_goes_on_elsewhere_is_logged_there(opened: Opened, tmp
     assert [each["outcome"].get("completion_tokens") for each in read_log(path)] == [len(reply.ids)]
 
 
-async def settled(pool: LocalPool) -> None:
-    """Until no shadow is left."""
-    async with asyncio.timeout(30):
-        while pool.stats().shadows:
-            await asyncio.sleep(0)
-
-
-async def test_a_shadow_runs_apart_and_is_not_billed(opened: Opened, tmp_path: Path) -> None:
-    path = tmp_path / "route.jsonl"
-    pool = opened({"policy": STATIC, "shadow": {"share": 1, "policy": LARGE}, "log": {"path": str(path)}})
-    alone = await ask(pool, PROMPT, "plain", {"model": "small"}, tenant="x")
-    reply = await ask_auto(pool, tenant="y")
-    assert set(reply.usage.models) == {"small"}
-    assert reply.usage.models["small"].processed_tokens == alone.usage.models["small"].processed_tokens
-    assert pool.stats().requests == 0
-    await settled(pool)
-    expected = await ask(pool, PROMPT)
-    await pool.close()
-    request, shadow = list(read_log(path))
-    assert (request["kind"], shadow["kind"]) == ("request", "shadow")
-    assert request["request_id"] == shadow["request_id"]
-    assert shadow["outcome"]["large_share"] == 1.0
-    assert shadow["same_text"] is (expected.text == reply.text)
-    assert request["outcome"]["large_share"] == 0.0
-
-
-async def test_a_shadow_asks_nothing_of_a_model_while_a_request_is_in_progress(opened: Opened) -> None:
-    pool = opened({"policy": STATIC, "shadow": {"share": 1, "policy": LARGE}})
-    await ask_auto(pool, ignore_eos=True, max_tokens=60)
-    large = pool.engines["large"].batcher
-    while not large.tables:  # until the shadow has begun
-        await asyncio.sleep(0)
-    stream = pool.generate(call_of([70, 71], "plain", {"model": "small"}, ignore_eos=True, max_tokens=60))
-    await anext(stream)
-    lengths = [max((len(seq) for seq in large.tables), default=0) async for _ in stream]
-    # At most the operation that was under way goes on: from the second event on, nothing moves.
-    assert len(lengths) > 3
-    assert len(set(lengths[1:-1])) == 1
-    await settled(pool)
-    assert pool.stats().shadows_dropped == 0
-
-
-async def test_a_full_pool_drops_its_shadows_and_closing_ends_them(opened: Opened, tmp_path: Path) -> None:
-    path = tmp_path / "route.jsonl"
-    shadow = {"share": 1, "policy": LARGE}
-    pool = opened({"policy": STATIC, "shadow": shadow, "log": {"path": str(path)}}, max_ongoing_requests=1)
-    await ask_auto(pool, ignore_eos=True, max_tokens=60)
-    assert pool.stats().shadows == 1
-    together = [call_of([70 + place], "plain", ignore_eos=True, tenant="t") for place in range(3)]
-    await ask_all(pool, together)
-    assert (pool.stats().shadows, pool.stats().shadows_dropped) == (0, 1)
-    await ask_auto(pool, ignore_eos=True, max_tokens=200)
-    while not pool.engines["large"].batcher.tables:
-        await asyncio.sleep(0)
-    await pool.close()
-    assert pool.stats().shadows_dropped == 2
-    assert [(each["kind"], each["outcome"]["status"]) for each in read_log(path)][-1] == ("shadow", "CANCELLED")
-
-
-class ByArtifact(RoutingPolicy):
-    """Answers with the model that an artifact names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept = Kept("chooser", "chooser", lambda artifact: str(artifact.settings["model"]))
-
-    def check(self, models: ModelPool) -> None:
-        self.kept.get(models, "policy.params.artifact")
-
-    async def decide(self, asked: Asked, models: ModelPool) -> Decision:
-        await asked.read(models)
-        model, version = self.kept.get(models, "policy.params.artifact")
-        return Decision("plain", {"model": model}, "by_artifact", version)
-
-
-def chooser(pool: LocalPool, model: str, kind: str = "chooser", digest: str | None = None) -> Artifact:
-    digests = {role: digest or pool.engines[name].digest for role, name in pool.roles.items()}
-    return Artifact(kind, "test", {"model": model}, digests, {"weight": torch.zeros(1)})
-
-
-async def test_a_swapped_artifact_takes_effect_at_the_next_request(opened: Opened, tmp_path: Path) -> None:
-    pool = opened({"policy": STATIC}, artifacts=str(tmp_path))
-    assert pool.routing is not None
-    path = tmp_path / "chooser.safetensors"
-    artifacts = {model: chooser(pool, model) for model in ("small", "large")}
-    artifacts["small"].save(path)
-    policy = ByArtifact()
-    pool.routing.router = Router(policy)
-    expected = {model: (await ask(pool, PROMPT, "plain", {"model": model}, ignore_eos=True)).ids for model in artifacts}
-    running = [asyncio.create_task(ask_auto(pool, ignore_eos=True)) for _ in range(6)]
-    while not pool.engines["small"].batcher.tables:
-        await asyncio.sleep(0)
-    for turn in range(6):
-        model = ("large", "small")[turn % 2]
-        artifacts[model].save(path)
-        reply = await ask_auto(pool, ignore_eos=True)
-        assert reply.usage.route is not None
-        assert (reply.usage.params["model"], reply.usage.route["version"]) == (model, artifacts[model].version)
-        running.append(asyncio.create_task(ask_auto(pool, ignore_eos=True)))
-    for reply in await asyncio.gather(*running):
-        model = str(reply.usage.params["model"])
-        assert reply.ids == expected[model]
-        assert reply.usage.route is not None
-        assert reply.usage.route["version"] == artifacts[model].version
-
-
-async def test_a_bad_replacement_changes_nothing_and_a_bad_first_one_is_refused(
-    opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pool = opened({"policy": STATIC}, artifacts=str(tmp_path))
-    assert pool.routing is not None
-    path = tmp_path / "chooser.safetensors"
-    policy = ByArtifact()
-    chooser(pool, "small", digest="of another pair").save(path)
-    with pytest.raises(TurnoutError, match=r"policy\.params\.artifact: was made for the large model with digest"):
-        policy.check(pool.pool)
-    good = chooser(pool, "small")
-    good.save(path)
-    policy.check(pool.pool)
-    pool.routing.router = Router(policy)
-    other = chooser(pool, "large", digest="of another pair")
-    for spoil in (lambda: path.write_bytes(b"half a file"), lambda: other.save(path), path.unlink):
-        spoil()
-        for _ in range(2):
-            reply = await ask_auto(pool)
-            assert reply.usage.route is not None
-            assert (reply.usage.params["model"], reply.usage.route["version"]) == ("small", good.version)
-    assert len([record for record in caplog.records if "going on with version" in record.message]) == 3
-
-
-async def test_an_artifact_of_another_pair_is_refused_at_start(pair_folder: Path, tmp_path: Path) -> None:
-    models = {"small": "another", "large": "another"}
-    Artifact("switch_calibration", "test", {}, models, {}).save(tmp_path / "curve.safetensors")
-    for name, says in (("curve", "was made for the large model"), ("none", "is not known; available: curve")):
-        policy = {"name": "budget", "params": {"calibrations": [name]}}
-        with pytest.raises(TurnoutError, match=says) as caught:
-            LocalPool.load("pair", routed_config(pair_folder, {"policy": policy}, artifacts=str(tmp_path)))
-        assert caught.value.field == "pools.pair.routing.policy.params.calibrations.0"
-
-
 async def test_a_decision_is_replayed_without_an_answer(opened: Opened, tmp_path: Path) -> None:
     arms = {name: {"share": 0.5, "method": {"name": "plain", "model": name}} for name in ("small", "large")}
     routing = {"policy": {"name": "split", "params": {"arms": arms}}, "log": {"path": str(tmp_path / "log")}}
@@ -396,3 +245,30 @@ async def test_a_decision_is_replayed_without_an_answer(opened: Opened, tmp_path
         await pool.explain(call_of(PROMPT, "plain"))
     await pool.close()
     assert len(json.loads(f"[{','.join((tmp_path / 'log').read_text().splitlines())}]")) == 12
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+ANSWERED_BY_A_TOOL = [
+    {"role": "user", "content": "Is it raining?"},
+    {
+        "role": "assistant", "content": "",
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}],
+    },
+    {"role": "tool", "content": "yes", "tool_call_id": "c1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"tools": TOOLS},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"decoding": {"structure": {"choice": ["a", "b"]}}},
+    ],
+)
+def test_a_logged_chat_is_the_call_that_was_made(more: dict[str, Any]) -> None:
+    job = chat_job({"model": "pair", "messages": ANSWERED_BY_A_TOOL, "max_tokens": 9, **more})
+    [call], [again] = job.calls, chat_job(_asked_again(job.calls[0])).calls
+    assert (again.messages, again.tools, again.sampling) == (call.messages, call.tools, call.sampling)

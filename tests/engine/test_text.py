@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from engine.text import Detokenizer, StopStrings, TextTokenizer
 from training.random_models import byte_tokenizer
 from turnout.calls import ChatMessage
+from turnout.config import ModelConfig, model_path
 from turnout.errors import Code, TurnoutError
 
 
@@ -73,6 +77,71 @@ def test_endless_broken_bytes_stay_cheap_and_come_out(tokenizer: TextTokenizer) 
     assert 990 <= len(shown) < 1000
     assert len(detokenizer._ids) <= 80
     assert shown + detokenizer.flush() == "\ufffd" * 1000
+
+
+@given(TEXTS)
+@example("é€😀 a\ufffd")
+def test_bytes_of_broken_tokens_join_to_the_text(tokenizer: TextTokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    broken = dict(tokenizer.broken(ids))
+    assert b"".join(broken.get(each, tokenizer.text(each).encode()) for each in ids).decode() == text
+
+
+def test_bytes_of_tokens_that_fall_back_to_bytes(tmp_path: Path) -> None:
+    fallback = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    core = Tokenizer(models.BPE(vocab=fallback | {"<unk>": 256, "a": 257}, merges=[], byte_fallback=True))
+    core.decoder = decoders.ByteFallback()
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>").save_pretrained(tmp_path)
+    tokenizer = TextTokenizer(tmp_path)
+    assert tokenizer.broken(tokenizer.encode("aé")) == ((0xC3, b"\xc3"), (0xA9, b"\xa9"))
+
+
+@given(TEXTS)
+def test_what_fits_is_never_refused_unread(tokenizer: TextTokenizer, text: str) -> None:
+    tokenizer.check_length("prompt", text, len(tokenizer.encode(text)))
+
+
+@pytest.mark.parametrize("model", ["demo:small", "demo:large"])
+def test_long_texts_of_long_tokens_are_not_refused_unread(model: str) -> None:
+    tokenizer = TextTokenizer(model_path(ModelConfig(path=model)))
+    longest = max(tokenizer.vocabulary(), key=len)
+    text = tokenizer.decode(tokenizer.encode(tokenizer.text(tokenizer.vocabulary()[longest]) * 50))
+    tokenizer.check_length("prompt", text, len(tokenizer.encode(text)))
+    with pytest.raises(TurnoutError, match=r"^prompt: at least \d+ tokens; at most 100 fit$") as refused:
+        tokenizer.check_length("prompt", "a" * (101 * len(longest.encode())), 100)
+    assert (refused.value.code, refused.value.field) == (Code.OUT_OF_RANGE, "prompt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda core: setattr(core, "normalizer", normalizers.Strip()),
+        lambda core: setattr(core, "pre_tokenizer", pre_tokenizers.WhitespaceSplit()),
+        lambda core: setattr(core, "pre_tokenizer", removing_spaces()),
+        lambda core: core.add_tokens([AddedToken("<x>", lstrip=True)]),
+    ],
+)
+def test_of_a_tokenizer_that_drops_text_nobody_knows_what_fits(tmp_path: Path, change: Any) -> None:
+    made = byte_tokenizer()
+    change(made.backend_tokenizer)
+    made.save_pretrained(tmp_path)
+    TextTokenizer(tmp_path).check_length("prompt", " " * 100_000, 1)
+
+
+def removing_spaces() -> pre_tokenizers.Sequence:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), byte_level])
+
+
+def test_composed_characters_have_fewer_tokens_than_bytes(tmp_path: Path) -> None:
+    made = byte_tokenizer()
+    made.backend_tokenizer.normalizer = normalizers.NFC()
+    made.save_pretrained(tmp_path)
+    tokenizer, text = TextTokenizer(tmp_path), "\u1112\u1161\u11ab\u03b9\u0308\u0301" * 1000
+    assert len(tokenizer.encode(text)) < len(text.encode()) / 2
+    tokenizer.check_length("prompt", text, len(tokenizer.encode(text)))
+    with pytest.raises(TurnoutError):
+        tokenizer.check_length("prompt", text, 10)
 
 
 def test_special_tokens_show_in_token_texts_only(tokenizer: TextTokenizer) -> None:

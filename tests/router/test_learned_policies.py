@@ -14,9 +14,12 @@ from router.base import make_policy
 from router.difficulty.curve import ALWAYS, NEVER, RouterCurve
 from router.difficulty.drift import WINDOW, GainDrift
 from router.difficulty.strategies import STRATEGIES
+from router.routing import Router
 from tests.router.probes import asked, models_of, save_router, save_strategies
 from turnout.calls import RouteLimits
+from turnout.config import POLICIES_PACKAGE
 from turnout.errors import TurnoutError
+from turnout.registry import names
 
 # Chances of small and large by the prompt's last token: the gain rises from 0.0 to 0.9.
 CHANCES = [[0.95 - 0.1 * t, 0.95] for t in range(10)]
@@ -166,6 +169,36 @@ async def test_a_replaced_artifact_holds_from_the_next_request_on_and_is_named(t
     assert before.version != after.version == Artifact.load(tmp_path / "router.safetensors").version
 
 
+@pytest.mark.parametrize("name", ["learned", "adaptive_best_of"])
+@pytest.mark.parametrize("fault", ["below the target", "without settings", "gone"])
+async def test_a_replacement_that_cannot_serve_changes_nothing(tmp_path: Path, caplog, name: str, fault: str):
+    save_router(tmp_path, CHANCES)
+    path = tmp_path / "router.safetensors"
+    models, router = models_of(tmp_path), policy(name, **({"quality": 0.97} if name == "learned" else {}))
+    router.check(models)
+    before = await router.decide(asked(9), models)
+    artifact = Artifact.load(path)
+    if fault == "below the target":
+        artifact.settings["routing"]["curve"] = artifact.settings["routing"]["curve"][:8]
+    else:
+        del artifact.settings["quantiles"]
+    artifact.save(path)
+    if fault == "gone":
+        path.unlink()
+    usable = name == "adaptive_best_of" and fault == "below the target"  # it has no target
+    for _ in range(3):
+        after = await router.decide(asked(9), models)
+        assert (after.version == artifact.version, after == before) == (usable, not usable)
+    told = [record.message for record in caplog.records if "going on with version" in record.message]
+    assert len(told) == (0 if usable else 1)
+    fresh = policy(name, **({"quality": 0.97} if name == "learned" else {}))
+    if usable:
+        fresh.check(models)
+    else:
+        with pytest.raises(TurnoutError, match=r"^routing\.policy\.params\.(artifact|quality): "):
+            fresh.check(models)
+
+
 async def test_drift_is_named_where_there_is_some_and_only_there(tmp_path: Path, caplog):
     save_router(tmp_path, CHANCES)
     models, router = models_of(tmp_path), policy("learned")
@@ -201,12 +234,12 @@ async def test_forced_strategies_set_exactly_what_they_say(tmp_path: Path):
     save_strategies(tmp_path, [names[token % 3] for token in range(10)])
     models, router = models_of(tmp_path), policy("strategies")
     router.check(models)
-    wanted = {"easy": (0.5, 40), "normal": (0.8, 100), "hard": (0.4, 50)}
+    wanted = {"easy": (0.5, 0.4), "normal": (0.8, 1.0), "hard": (0.4, 0.5)}
     for token in range(10):
         name = names[token % 3]
         decision = await router.decide(asked(token, temperature=1.3), models)
         assert (decision.method, decision.params) == ("plain", {"model": "small"})
-        assert decision.sampling == dict(zip(("temperature", "max_tokens"), wanted[name], strict=True))
+        assert decision.sampling == dict(zip(("temperature", "max_tokens_share"), wanted[name], strict=True))
         assert decision.suffix == STRATEGIES[name].suffix
         assert max(decision.scores, key=decision.scores.__getitem__) == name
         assert decision.reason.startswith(f"the question looks {name}")
@@ -236,7 +269,7 @@ async def test_samples_follow_the_bins_of_the_artifact(tmp_path: Path):
         decision = await router.decide(asked(token), models)
         counts.append(decision.params["k"])
         assert decision.params == {"model": "small", "k": bins.of(decision.scores["p_small"]), "rerank": "majority"}
-        assert decision.sampling == {}
+        assert decision.sampling == ({"greedy_temperature": 0.8} if counts[-1] > 1 else {})
     assert counts[9] < max(counts) <= 6
     assert min(counts) == 1
 
@@ -245,8 +278,7 @@ async def test_a_greedy_request_is_warmed_where_it_gets_several_samples(tmp_path
     save_router(tmp_path, [[0.3, 0.9]] * 10)
     models, router = models_of(tmp_path), policy("adaptive_best_of", average=4)
     decision = await router.decide(asked(1, temperature=0.0), models)
-    assert (decision.params["k"], decision.sampling) == (4, {"temperature": 0.8})
-    assert (await router.decide(asked(1, temperature=0.7), models)).sampling == {}
+    assert (decision.params["k"], decision.sampling) == (4, {"greedy_temperature": 0.8})
 
 
 async def test_a_window_of_requests_keeps_its_budget(tmp_path: Path):
@@ -256,3 +288,42 @@ async def test_a_window_of_requests_keeps_its_budget(tmp_path: Path):
     given = [(await router.decide(asked(int(last)), models)).params["k"] for last in rng.integers(0, 10, 100)]
     assert max(sum(given[start : start + 10]) for start in range(91)) <= 20
     assert len(set(given)) > 2
+
+
+KEEP: dict[str, tuple[dict[str, object], set[str]]] = {
+    "learned": ({}, {"max_cost", "quality"}),
+    "strategies": ({}, set()),
+    "adaptive_best_of": ({}, set()),
+    "split": ({"arms": {"a": {"share": 1.0, "method": "plain"}}}, set()),
+    "static": (
+        {"default": {"method": "plain"}, "rules": [{"when": {"max_cost": {"min": 5}}, "method": "plain"}]},
+        {"max_cost"},
+    ),
+    "budget": (
+        {"table": [{"method": "plain", "cost": 0.5, "quality": 0.9, "seconds_per_token": 0.001}]},
+        {"max_cost", "max_latency_s", "quality"},
+    ),
+}
+LIMITS: dict[str, float] = {"max_cost": 0.9, "max_latency_s": 100.0, "quality": 0.1}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("name", KEEP)
+async def test_a_limit_is_kept_or_refused(tmp_path: Path, name: str, limit: str):
+    save_router(tmp_path, CHANCES)
+    save_strategies(tmp_path, ["easy"] * 10)
+    params, keeps = KEEP[name]
+    request = asked(1, RouteLimits(**{limit: LIMITS[limit]}))
+    # A policy that leaves the choice to another one keeps what that one keeps.
+    outer = policy("static", default={"policy": {"name": name, **params}})
+    for each in (policy(name, **params), outer):
+        if limit in keeps:
+            await Router(each).decide(request, models_of(tmp_path))
+            continue
+        with pytest.raises(TurnoutError, match=rf"^limits\.{limit}: the routing policy .*{name} keeps none"):
+            await Router(each).decide(request, models_of(tmp_path))
+        await Router(each, heeds=False).decide(request, models_of(tmp_path))
+
+
+def test_every_policy_says_which_limits_it_keeps():
+    assert set(KEEP) == set(names(POLICIES_PACKAGE))

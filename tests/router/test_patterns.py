@@ -17,7 +17,7 @@ PATTERNS = [
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_it_finds_what_re_finds(pattern: str) -> None:
     chooser = random.Random(1)
-    texts = ["".join(chooser.choices("abcxyz 12\nfooABCq.", k=chooser.randint(0, 9))) for _ in range(800)]
+    texts = ["".join(chooser.choices("abcxyz 12\nfooABCq.漢é٣_", k=chooser.randint(0, 9))) for _ in range(800)]
     ours = Pattern(pattern)
     assert [ours.found_in(text) for text in texts] == [re.search(pattern, text) is not None for text in texts]
 
@@ -33,6 +33,16 @@ def test_no_pattern_becomes_slow(pattern: str) -> None:
     ours, started = Pattern(pattern), time.process_time()
     assert not ours.found_in(text)
     assert time.process_time() - started < 5  # `re` takes longer than anybody waits
+
+
+@pytest.mark.parametrize("pattern", [r"\b(prove|derive)\b", r"(?:\w+ ){0,20}(prove|derive|show that)"])
+def test_a_text_of_many_characters_is_one_of_few_kinds(pattern: str) -> None:
+    """Steps are found out once for each kind of character, not for each character."""
+    chooser = random.Random(2)
+    ours = Pattern(pattern)
+    for _ in range(3):
+        assert not ours.found_in("".join(chr(chooser.randint(0x4E00, 0x9FFF)) for _ in range(LONGEST_TEXT)))
+    assert len(ours._kept) < 100
 
 
 @pytest.mark.parametrize(

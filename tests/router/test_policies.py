@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import Counter
 from typing import Any
 
@@ -11,6 +13,7 @@ from scipy.stats import chi2
 from decoding.parts import PartChoice
 from router.base import RoutingPolicy, make_policy
 from router.decision import Decision
+from router.patterns import Pattern
 from tests.router.asking import NO_MODELS, asked
 from turnout.errors import Code, TurnoutError
 
@@ -202,3 +205,13 @@ def test_bad_parameters_are_refused_by_field(name: str, params: dict[str, Any], 
         make_policy(PartChoice(name=name, params=params), "routing.policy")
     assert caught.value.field == field
     assert says in caught.value.message
+
+
+async def test_other_requests_go_on_while_patterns_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = threading.Event()
+    monkeypatch.setattr(Pattern, "found_in", lambda self, text: met.wait(10))
+    rules = [{"when": {"pattern": "x"}, "method": {"name": "plain", "model": "small"}}]
+    deciding = asyncio.create_task(decided(policy("static", rules=rules, default={"method": "plain"})))
+    await asyncio.sleep(0)
+    met.set()
+    assert (await deciding).params == {"model": "small"}

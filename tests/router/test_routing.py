@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from decoding.model import ModelPool
-from router.base import Asked, RoutingPolicy
+from decoding.parts import PartChoice
+from router.base import Asked, RoutingPolicy, make_policy
 from router.decision import Decision
 from router.log import RouteLog
 from router.replay import compare
@@ -31,6 +32,7 @@ class Counting(RoutingPolicy):
 
     async def decide(self, asked: Asked, models: ModelPool) -> Decision:
         self.count += 1
+        asked.heeded.add("quality")
         return replace(DECISION, reason=f"number {self.count}")
 
 
@@ -55,6 +57,22 @@ async def test_a_session_keeps_its_first_decision() -> None:
     assert [(await alone.decide(asked(session="s"), NO_MODELS)).reason for _ in range(2)] == ["number 1", "number 2"]
 
 
+async def test_a_session_keeps_a_time_limit_for_answers_no_longer_than_the_first() -> None:
+    ways = [("large", 1.0, 0.05), ("small", 0.1, 0.01)]
+    table = [
+        {"method": {"name": "plain", "model": m}, "cost": c, "quality": c, "seconds_per_token": s} for m, c, s in ways
+    ]
+    policy = make_policy(PartChoice(name="budget", params={"table": table}), "policy")
+    router = Router(policy, StickyConfig())
+    made = []
+    for max_tokens, limit in ((40, 2.0), (20, 2.0), (60, 2.0), (60, 2.0), (40, None), (400, None)):
+        limits = {} if limit is None else {"max_latency_s": limit}
+        request = asked(session="s", id=f"r{len(made)}", max_tokens=max_tokens, **limits)
+        decision = await router.decide(request, NO_MODELS)
+        made.append((decision.params["model"], decision.kept_from))
+    assert made == [("large", ""), ("large", "r0"), ("small", ""), ("small", "r2"), ("large", ""), ("large", "r4")]
+
+
 def test_a_session_is_forgotten_when_its_time_is_over_or_others_need_its_room() -> None:
     clock = Clock()
     sessions = Sessions(StickyConfig(seconds=10, max_sessions=2), clock)
@@ -68,6 +86,21 @@ def test_a_session_is_forgotten_when_its_time_is_over_or_others_need_its_room() 
     for name in ("b", "c", "d"):
         sessions.remember(asked(session=name), DECISION)
     assert [sessions.recall(asked(session=name)) is not None for name in ("b", "c", "d")] == [False, True, True]
+
+
+def test_no_tenant_makes_the_sessions_of_another_one_be_forgotten() -> None:
+    sessions = Sessions(StickyConfig(max_sessions=6))
+    for tenant, count in (("b", 2), ("a", 7), ("c", 1)):
+        for number in range(count):
+            sessions.remember(asked(session=f"s{number}", tenant=tenant, quality=number / 10), DECISION)
+
+    def kept(tenant: str, count: int) -> list[bool]:
+        requests = (asked(session=f"s{number}", tenant=tenant, quality=number / 10) for number in range(count))
+        return [sessions.recall(request) is not None for request in requests]
+
+    assert kept("b", 2) == [True, True]
+    assert kept("c", 1) == [True]
+    assert kept("a", 7) == [False] * 4 + [True] * 3
 
 
 def entry(number: int, **given: object) -> dict[str, object]:
@@ -90,6 +123,22 @@ def test_the_log_is_written_in_turn_and_renamed_when_full(tmp_path: Path) -> Non
     assert numbers == list(range(numbers[0], 30))
     assert "time" in json.loads(log.path.read_text().splitlines()[0])
     assert not log.path.with_name("route.jsonl.3").exists()
+
+
+def test_entries_that_are_lost_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("router.log.MOST_WAITING", 2)
+    log = RouteLog(RouteLogConfig(path=str(tmp_path / "log")))
+    log._listener.stop()
+    for number in range(5):
+        log.write(entry(number))
+    assert log.num_dropped == 3
+    log._listener.start()
+    log.close()
+    assert ["lost" in record.message for record in caplog.records] == [True, True]
+    assert "3 entries were lost" in caplog.records[-1].message
+    assert [each["request_id"] for each in read_log(log.path)] == ["r0", "r1"]
 
 
 def test_a_log_that_cannot_be_opened_is_refused_and_a_shared_one_named_by_process(tmp_path: Path) -> None:
