@@ -24,6 +24,7 @@ from ray.serve.schema import LoggingConfig
 from deployments.agreement import Origin, begin
 from deployments.cluster_checks import node_offers
 from deployments.embedded_store import EmbeddedStore, start_store
+from deployments.grpc_wire import MAX_REQUEST_BYTES
 from deployments.ingress import Ingress
 from deployments.pool_deployment import PoolLoader, ServedPool, load_engine
 from deployments.pool_options import (
@@ -286,6 +287,8 @@ def _prepare_environment() -> None:
     # Replica to replica over gRPC halves the time per streamed item.
     environment.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")
     environment.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str(64 << 20))
+    # What a proxy takes before anybody looks at a key; a little more than our own limit, whose refusal says more.
+    environment.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(MAX_REQUEST_BYTES + (8 << 20)))
     # Ray runs workers at niceness 15; serving is no background work.
     environment.setdefault("RAY_worker_niceness", "0")
     environment.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")

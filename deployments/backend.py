@@ -38,7 +38,7 @@ class Pool(Protocol):
         """What the pool holds right now."""
         ...
 
-    def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens added for chat."""
         ...
 

@@ -3,35 +3,98 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-TOO_LARGE = 413
+from turnout.errors import busy
+
+TOO_LARGE, TOO_LATE = 413, 408
+CLOSE = {"Connection": "close"}
+SLOW_S = 1.0
+MOST_SLOW = 128  # of all tenants; a tenant has half of them at most
+LEAST_S, SLOWEST_BYTES_S = 30.0, 128 << 10
 LARGE = 256 << 10  # bytes
 T = TypeVar("T")
 # One at a time: they take turns with the event loop for the interpreter, and several would take most of them.
 _parser = ThreadPoolExecutor(1, thread_name_prefix="large bodies")
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body.
+class Bodies:
+    """Reads requests' bodies. One that comes slowly holds a place of the ingress: of those there are only so many.
 
-    Raises:
-        HTTPException: 413 where it is larger: at once, where its length is told, or as soon as too much has come.
+    Args:
+        max_bytes: the largest.
+        slow_s: one that is not whole after so many seconds is slow.
+        most_s: one that is not whole then is given up; absent: as long as a slow line takes for the largest.
     """
-    told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told[:20]) > max_bytes:
-        raise too_large(max_bytes)
-    parts = bytearray()
-    async for part in request.stream():
-        parts += part
-        if len(parts) > max_bytes:
-            raise too_large(max_bytes)
-    return bytes(parts)
+
+    def __init__(self, max_bytes: int, slow_s: float = SLOW_S, most_s: float | None = None) -> None:
+        self._max_bytes = max_bytes
+        self._slow_s = slow_s
+        self._most_s = most_s or LEAST_S + max_bytes / SLOWEST_BYTES_S
+        self.slow: dict[str, dict[asyncio.Timeout, None]] = {}  # by tenant, the oldest first
+
+    async def read(self, request: Request, tenant: str) -> bytes:
+        """The whole body.
+
+        Raises:
+            HTTPException: 413 where it is larger: at once, where its length is told, or as soon as too much has come;
+                408 where it takes too long.
+            TurnoutError: RESOURCE_EXHAUSTED: it is slow, and others that came later are, too.
+        """
+        told = request.headers.get("content-length", "")
+        if told.isdecimal() and int(told[:20]) > self._max_bytes:
+            raise too_large(self._max_bytes)
+        parts = bytearray()
+        async with self._in_time(tenant):
+            async for part in request.stream():
+                parts += part
+                if len(parts) > self._max_bytes:
+                    raise too_large(self._max_bytes)
+        return bytes(parts)
+
+    @asynccontextmanager
+    async def _in_time(self, tenant: str) -> AsyncIterator[None]:
+        limit = asyncio.timeout(self._most_s)
+        timer = asyncio.get_running_loop().call_later(self._slow_s, self._slows, tenant, limit)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if limit in self.slow.get(tenant, ()):
+                raise HTTPException(TOO_LATE, f"body: not whole after {self._most_s:g} s", headers=CLOSE) from None
+            raise busy("body: too many come slowly just now", "body") from None
+        finally:
+            timer.cancel()
+            self._forget(tenant, limit)
+
+    def _slows(self, tenant: str, limit: asyncio.Timeout) -> None:
+        """A body is slow: where there are too many such, the one that has been for longest is given up.
+
+        Not this one: it may be whole already, and wait for us, where thousands have come at once.
+        """
+        mine = self.slow.setdefault(tenant, {})
+        mine[limit] = None
+        whose = tenant
+        if len(mine) <= MOST_SLOW // 2:
+            if sum(map(len, self.slow.values())) <= MOST_SLOW:
+                return
+            whose = max(self.slow, key=lambda each: len(self.slow[each]))
+        oldest = next(iter(self.slow[whose]))
+        self._forget(whose, oldest)
+        if not oldest.expired():
+            oldest.reschedule(asyncio.get_running_loop().time())
+
+    def _forget(self, tenant: str, limit: asyncio.Timeout) -> None:
+        held = self.slow.get(tenant, {})
+        held.pop(limit, None)
+        if not held:
+            self.slow.pop(tenant, None)
 
 
 async def parsed(data: bytes, parse: Callable[[bytes], T]) -> T:
@@ -43,4 +106,4 @@ async def parsed(data: bytes, parse: Callable[[bytes], T]) -> T:
 
 def too_large(max_bytes: int) -> HTTPException:
     """What is left of the body is not read: the connection ends with the answer."""
-    return HTTPException(TOO_LARGE, f"body: at most {max_bytes} bytes", headers={"Connection": "close"})
+    return HTTPException(TOO_LARGE, f"body: at most {max_bytes} bytes", headers=CLOSE)

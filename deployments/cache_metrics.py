@@ -8,6 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from deployments.telemetry.growing import Counts as Values
+from deployments.telemetry.growing import Growing
 from turnout.calls import CacheStats, PoolStats
 
 Count = Callable[[CacheStats], float]
@@ -29,35 +31,52 @@ KINDS: tuple[tuple[str, str, str, Counts], ...] = (
 
 
 class CacheCollector(Collector):
-    """Holds the last numbers that the replicas gave."""
+    """Holds the last numbers that the replicas gave, and the sums of what they counted.
+
+    What replicas had counted before the ingress began is left out, as in `PoolCollector`.
+    """
 
     def __init__(self) -> None:
         self._pools: dict[str, list[CacheStats]] = {}
+        self._grown = Growing()
 
     def update(self, pools: Mapping[str, Iterable[PoolStats]]) -> None:
         """What the replicas of these pools hold, without those that have no store; other pools keep their numbers."""
-        found = {name: [each.cache for each in stats if each.cache is not None] for name, stats in pools.items()}
-        self._pools = {name: stats for name, stats in (self._pools | found).items() if stats}
+        for name, stats in pools.items():
+            found = []
+            for place, replica in enumerate(stats):
+                if replica.cache is not None:
+                    found.append(replica.cache)
+                    self._take(name, replica.place or str(place), replica, _counts(name, replica.cache))
+            self._pools[name] = found
+
+    def _take(self, pool: str, place: str, replica: PoolStats, counts: Values) -> None:
+        old = replica.since_s(replica.began) > self._grown.age_s
+        self._grown.take((pool, place), counts, before=counts if old else None)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, summed over a pool's replicas."""
-        for name, text, count in TOTALS:
-            total = CounterMetricFamily(f"turnout_cache_{name}", text, labels=["pool"])
-            for pool, stats in self._pools.items():
-                total.add_metric([pool], sum(map(count, stats)))
-            yield total
-        for name, text, label, counts in KINDS:
-            by_kind = CounterMetricFamily(f"turnout_cache_{name}", text, labels=["pool", label])
-            for pool, stats in self._pools.items():
-                for kind in sorted({kind for each in stats for kind in counts(each)}):
-                    by_kind.add_metric([pool, kind], sum(counts(each).get(kind, 0) for each in stats))
-            yield by_kind
+        totals = {
+            name: CounterMetricFamily(f"turnout_cache_{name}", text, labels=["pool", *labels])
+            for name, text, *labels in (*(each[:2] for each in TOTALS), *(each[:3] for each in KINDS))
+        }
+        for (name, *labels), value in sorted(self._grown.totals.items()):
+            totals[name].add_metric(labels, value)
+        yield from totals.values()
         memory = GaugeMetricFamily("turnout_cache_memory_bytes", "Held in the replicas' memory.", labels=["pool"])
         degraded = GaugeMetricFamily(
             "turnout_cache_degraded", "Replicas that cannot reach all of Redis.", labels=["pool"]
         )
         for pool, stats in self._pools.items():
-            memory.add_metric([pool], sum(each.memory_bytes for each in stats))
-            degraded.add_metric([pool], sum(each.health != "ok" for each in stats))
+            if stats:
+                memory.add_metric([pool], sum(each.memory_bytes for each in stats))
+                degraded.add_metric([pool], sum(each.health != "ok" for each in stats))
         yield memory
         yield degraded
+
+
+def _counts(pool: str, stats: CacheStats) -> Values:
+    """What a replica's stores have counted since it began, by metric and labels."""
+    found: Values = {(name, pool): count(stats) for name, _, count in TOTALS}
+    found |= {(name, pool, kind): number for name, _, _, counts in KINDS for kind, number in counts(stats).items()}
+    return found

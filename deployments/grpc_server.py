@@ -45,9 +45,9 @@ class GrpcServicer:
         self, grpc_context: RayServegRPCContext, data: bytes, names: dict[str, str]
     ) -> tuple[GenerateCall, str]:
         """The call that a message asks for, and what the model it asks for is called; `names` gets its spelling."""
-        with self.service.metrics.counting():
+        with self.service.watch.refusing(key_id=access.key_of(self.service.callers, grpc_context)):
             caller = self._caller(grpc_context, data)
-        with self.service.metrics.counting(caller.tenant):
+        with self.service.watch.refusing(caller.tenant, key_id=caller.key_id):
             await self.service.knock(caller)
             call = caller.attributed(await parsed(data, lambda body: _generate_call(body, names)))
             model = self.service.model_name(call.model, caller.limits)
@@ -82,9 +82,9 @@ class GrpcServicer:
     ) -> pb.ScoreResponse:
         """Log-likelihood of completions."""
         with _status(grpc_context, {}):
-            with self.service.metrics.counting():
+            with self.service.watch.refusing(key_id=access.key_of(self.service.callers, grpc_context)):
                 caller = self._caller(grpc_context, data)
-            with self.service.metrics.counting(caller.tenant):
+            with self.service.watch.refusing(caller.tenant, key_id=caller.key_id):
                 await self.service.knock(replace(caller, priority="interactive"))
                 asked = await parsed(data, lambda body: messages.score_call(parse(pb.ScoreRequest, body)))
             call = caller.attributed(asked)

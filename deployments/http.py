@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 
 from deployments import answering
 from deployments.access import http as access
-from deployments.access.callers import Caller, CallerOf
+from deployments.access.callers import Caller, CallerOf, OperatorOf
 from deployments.answering import Output
 from deployments.batches import http as batches
-from deployments.bodies import TOO_LARGE, parsed, read_body
+from deployments.bodies import TOO_LARGE, TOO_LATE, Bodies, parsed
 from deployments.console import http as console
 from deployments.faults import guarded, respell
 from deployments.metrics import OTHER
@@ -44,6 +44,7 @@ from turnout.calls import PoolStats, Usage
 from turnout.errors import Code, TurnoutError, invalid, not_found
 
 RETRY_AFTER_S = 1.0
+UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT}  # as these bodies are counted
 COUNTED = frozenset({"/v1/completions", "/v1/chat/completions"})  # as over gRPC: generations, and nothing else
 
 
@@ -66,7 +67,7 @@ def build_http(service: GenerationService) -> FastAPI:
     """The ASGI application over a service."""
     app = FastAPI(title="Turnout", docs_url=None, redoc_url=None, openapi_url=None)
     started = int(time.time())
-    app.state.callers = service.callers
+    app.state.callers, app.state.bodies = service.callers, Bodies(service.max_body_bytes)
     _add_error_handlers(app, service)
     app.include_router(access.router(service))
     app.include_router(console.router(service.console))
@@ -113,15 +114,24 @@ def build_http(service: GenerationService) -> FastAPI:
         status = await service.health()
         return JSONResponse({"status": status}, status_code=503 if status == "unavailable" else 200)
 
+    _add_inside(app, service)
+    return app
+
+
+def _add_inside(app: FastAPI, service: GenerationService) -> None:
+    """What the server says of itself: to everybody behind the edge, which keeps these inside, and to operators."""
+
     @app.get("/status")
     async def status() -> Response:
+        return JSONResponse(await _status(service))
+
+    @app.get("/v1/status")  # the console asks here: the edge lets it through
+    async def status_for_operators(_: OperatorOf) -> Response:
         return JSONResponse(await _status(service))
 
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(await service.exposition(), media_type=CONTENT_TYPE_LATEST)
-
-    return app
 
 
 async def _status(service: GenerationService) -> dict[str, Any]:
@@ -157,9 +167,10 @@ async def _respond(
     translate: Callable[[dict[str, Any]], Job],
     form: Format,
 ) -> Response:
-    call_id = form.prefix + uuid4().hex
-    data = await read_body(request, service.max_body_bytes)
+    call_id = request.state.call_id = form.prefix + uuid4().hex
     await service.knock(caller)
+    with service.admission.reading(caller):
+        data = await request.app.state.bodies.read(request, caller.tenant)
     with guarded(call_id):
         job = (
             (await parsed(data, lambda body: translate(read_json(body))))
@@ -232,16 +243,17 @@ def _headers(error: TurnoutError) -> dict[str, str] | None:
     return {"Retry-After": str(math.ceil(error.retry_after_s or RETRY_AFTER_S))}
 
 
-def _tenant(request: Request) -> str:
-    """Whose request it is, as far as that is known."""
-    return getattr(request.state, "tenant", OTHER)
+def _refused_early(service: GenerationService, request: Request, error: TurnoutError) -> None:
+    """Count and log a refusal, with as much of the request as is known."""
+    tenant, call_id = (getattr(request.state, name, other) for name, other in (("tenant", OTHER), ("call_id", "")))
+    service.watch.refused(error, tenant, call_id, service.callers.key_of(request.headers.get("authorization")))
 
 
 def _add_error_handlers(app: FastAPI, service: GenerationService) -> None:
     @app.exception_handler(TurnoutError)
     async def refused(request: Request, error: TurnoutError) -> Response:
         if request.url.path in COUNTED and not getattr(request.state, "counted", False):
-            service.metrics.refused_early(error, _tenant(request))
+            _refused_early(service, request, error)
         return JSONResponse(error_body(error), status_code=HTTP_STATUS[error.code], headers=_headers(error))
 
     @app.exception_handler(RequestValidationError)
@@ -252,8 +264,8 @@ def _add_error_handlers(app: FastAPI, service: GenerationService) -> None:
 
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:
-        if request.url.path in COUNTED and error.status_code == TOO_LARGE:
-            service.metrics.refused_early(TurnoutError(Code.RESOURCE_EXHAUSTED, error.detail, "body"), _tenant(request))
+        if request.url.path in COUNTED and error.status_code in UNREAD:
+            _refused_early(service, request, TurnoutError(UNREAD[error.status_code], error.detail, "body"))
         message = f"{request.method} {request.url.path}: {error.detail}"
         body = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -20,6 +19,7 @@ from turnout.telemetry_config import SloConfig
 from turnout.types import RouteLimits, SamplingParams
 
 DEFAULT_SLO = SloConfig()
+CALLER_DEADLINE = "CALLER_DEADLINE"  # an outcome that any caller can bring about: no fault of ours
 OTHER = "other"
 DEEPEST = 15  # depths of drafts that are counted apart
 BATCH_STATES = ("waiting", "running", "done", "failed")
@@ -116,15 +116,6 @@ class Metrics:
         """Count a request that was refused before anybody knew what it asks for, or even whose it is."""
         self.finished("", error.code.value, tenant)
         self.refused(error)
-
-    @contextmanager
-    def counting(self, tenant: str = OTHER) -> Iterator[None]:
-        """What is refused in the context is counted, as by `refused_early`."""
-        try:
-            yield
-        except TurnoutError as error:
-            self.refused_early(error, tenant)
-            raise
 
     def used(self, model: str, tenant: str, usage: Usage, times: Times | None = None, large: str = "") -> None:
         """Count the tokens, the times and the cost of an answer.

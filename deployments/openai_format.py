@@ -132,12 +132,17 @@ class CompletionFormat:
         return {
             "tokens": [token.text for token in chunk.tokens],
             "token_logprobs": [token.logprob for token in chunk.tokens],
-            "top_logprobs": [
-                {text: logprob for _, text, logprob in token.top} if token.logprob is not None else None
-                for token in chunk.tokens
-            ],
+            "top_logprobs": [_likeliest(token) if token.logprob is not None else None for token in chunk.tokens],
             "text_offset": offsets,
         }
+
+
+def _likeliest(token: TokenOut) -> dict[str, float]:
+    """Log-probabilities by text; several parts of characters have one text, of which the likeliest counts."""
+    by_text: dict[str, float] = {}
+    for _, text, logprob in token.top:
+        by_text[text] = max(logprob, by_text.get(text, logprob))
+    return by_text
 
 
 class ChatFormat:
@@ -178,11 +183,12 @@ def _chat_logprobs(chunk: Chunk) -> dict[str, Any]:
 
 
 def _chat_token(token: TokenOut) -> dict[str, Any]:
+    broken = dict(token.broken)
     return {
-        **_with_bytes(token.text, token.logprob),
-        "top_logprobs": [_with_bytes(text, logprob) for _, text, logprob in token.top],
+        **_with_bytes(token.text, token.logprob, broken.get(token.id)),
+        "top_logprobs": [_with_bytes(text, logprob, broken.get(each)) for each, text, logprob in token.top],
     }
 
 
-def _with_bytes(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _with_bytes(text: str, logprob: float | None, data: bytes | None) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode() if data is None else data)}

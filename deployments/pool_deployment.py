@@ -104,12 +104,12 @@ class PoolReplica:
         """What this replica holds right now."""
         return self._pool.stats()
 
-    def tokens(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str] | Failure:
+    async def tokens(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str] | Failure:
         """A prompt as token ids and as text."""
         try:
             with guarded("tokens"):
                 if isinstance(prompt, str):
-                    return tuple(self._pool.encode(prompt)), prompt
+                    return tuple(await self._pool.encode(prompt)), prompt
                 return prompt, self._pool.decode(list(prompt))
         except TurnoutError as error:
             return Failure(error)

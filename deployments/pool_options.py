@@ -11,6 +11,7 @@ from typing import Any
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from deployments.access.holding import MOST_HELD
+from deployments.bodies import MOST_SLOW
 from turnout.config import PoolConfig, TurnoutConfig
 from turnout.sources import sources_digest
 
@@ -67,10 +68,11 @@ def ingress_options(config: TurnoutConfig) -> dict[str, Any]:
 
     Its successor comes before it goes, and it goes when the last answer it passes on has ended.
     """
+    admitted = sum(_num_admitted(pool) for pool in config.pools.values())
     return {
         "name": "ingress",
         # Never the bottleneck: pools refuse, and their refusal names the pool.
-        "max_ongoing_requests": sum(_num_admitted(pool) for pool in config.pools.values()) + MOST_HELD + 64,
+        "max_ongoing_requests": admitted + MOST_HELD + MOST_SLOW + 64,
         "ray_actor_options": {"num_cpus": 0},
         "graceful_shutdown_timeout_s": config.server.request_timeout_s,
         "health_check_period_s": HEALTH_PERIOD_S,

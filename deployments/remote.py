@@ -26,7 +26,7 @@ from turnout.calls import (
     ScoredTokens,
     Usage,
 )
-from turnout.errors import Code, Interrupted, TurnoutError
+from turnout.errors import Code, Interrupted, TurnoutError, busy
 from turnout.tracing import begin, end, header_of
 
 CONTROL_TIMEOUT_S = 5.0
@@ -213,8 +213,7 @@ class RemoteBackend:
         try:
             yield
         except BackPressureError:
-            message = f"pool {self._name!r} has no room for another request; try again later"
-            raise TurnoutError(Code.RESOURCE_EXHAUSTED, message) from None
+            raise busy(f"pool {self._name!r} has no room for another request") from None
         except DeploymentUnavailableError:
             message = f"pool {self._name!r} has no replica, and none is coming; try again later"
             raise TurnoutError(Code.UNAVAILABLE, message) from None

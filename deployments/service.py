@@ -20,6 +20,7 @@ from deployments.backend import Backend, Batch, merge
 from deployments.deadline import Deadline, Limit
 from deployments.faults import guarded, internal
 from deployments.metrics import Metrics
+from deployments.shared_answer import SharedAnswer
 from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.watching import Seen, Watch
 from turnout import tracing
@@ -42,6 +43,7 @@ from turnout.types import MAX_SEED, SamplingParams
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SESSION_LENGTH = 256
+HEALTH_KEPT_S = 1.0
 HEALTH_TIMEOUT_S = 6.0  # a little longer than a pool waits for its replicas
 ROLES = ("system", "user", "assistant", "tool")
 Health = Literal["ok", "degraded", "unavailable"]
@@ -107,7 +109,8 @@ class GenerationService:
         metrics.known_tenant = self.callers.knows
         self.admission = Admission(config, self.callers)
         self._holding = Holding()
-        self._watch = Watch(metrics, log)
+        self._health = SharedAnswer(self._look, HEALTH_KEPT_S)
+        self.watch = Watch(metrics, log, config.server.request_timeout_s)
         self._log = log
         self._audits = AuditLog(log.write, log.texts) if log is not None else None
         self._pool_of = _pools_by_model(config)
@@ -182,7 +185,7 @@ class GenerationService:
         Raises:
             TurnoutError: see `Admission.check`.
         """
-        with self.metrics.counting(calls[0].tenant):
+        with self.watch.refusing(calls[0].tenant, calls[0].request_id, calls[0].key_id):
             try:
                 self.admission.check(calls)
             except TurnoutError as error:
@@ -234,7 +237,13 @@ class GenerationService:
         return dict(zip(self._backends, answers, strict=True))
 
     async def health(self) -> Health:
-        """ok; degraded, every pool answers but some cannot reach its prefix store; or unavailable."""
+        """ok; degraded, every pool answers but some cannot reach its prefix store; or unavailable.
+
+        As of now, or of a second ago: anybody may ask, without a key, and it goes to every replica.
+        """
+        return await self._health.get()
+
+    async def _look(self) -> Health:
         pools = await self.stats()
         answered = _answered(pools)
         if len(answered) < len(pools):
@@ -315,7 +324,7 @@ class GenerationService:
     def _watched(self, call: GenerateCall | ScoreCall, kind: str) -> Iterator[Seen]:
         label = self._label(call.model)
         large = self._config.pools[self._pool_of[label]].large if label else ""
-        with self._watch.over(call, kind, label, large) as seen, guarded(call.request_id):
+        with self.watch.over(call, kind, label, large) as seen, guarded(call.request_id):
             yield seen
 
 

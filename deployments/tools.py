@@ -155,10 +155,16 @@ def _free_or_call(schema: dict[str, Any]) -> str:
     )
 
 
-def call_in(text: str) -> tuple[str, ToolCall | None]:
-    """What is said before a call, and the call; an answer without one is all said."""
-    said, mark, rest = ("", "", text) if text.startswith("{") else text.partition(MARK)
-    if not (mark or text.startswith("{")):
+def call_in(text: str, begun: bool = False) -> tuple[str, ToolCall | None]:
+    """What is said before a call, and the call; an answer without one is all said.
+
+    Args:
+        text: an answer, or the rest of one.
+        begun: something was said before it, so that only a marked call can follow.
+    """
+    bare = text.startswith("{") and not begun
+    said, mark, rest = ("", "", text) if bare else text.partition(MARK)
+    if not (mark or bare):
         return text, None
     try:
         call = json.loads(rest.removesuffix(END_MARK))
@@ -195,8 +201,8 @@ class ToolFormat:
             shown = self._shown(chunk.index, text)
             self._held[chunk.index] = text[shown:]
             text = text[:shown]
-        elif chunk.index not in self._begun or MARK in text:
-            text, call = call_in(text)
+        else:
+            text, call = call_in(text, chunk.index in self._begun)
         if text:
             self._begun.add(chunk.index)
             made["delta"]["content"] = text

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from turnout.calls import Moved
-from turnout.errors import Code, Interrupted, TurnoutError
+from turnout.errors import Code, Interrupted, TurnoutError, busy
 
 
 class Places:
@@ -98,8 +98,7 @@ class Places:
             return
         mine = len(self._waiting.get(tenant, ()))
         if self.num_waiting >= self._max_waiting and mine >= self._share(self._max_waiting, tenant):
-            message = f"pool {self._name!r} has no room for another request; try again later"
-            raise TurnoutError(Code.RESOURCE_EXHAUSTED, message)
+            raise busy(f"pool {self._name!r} has no room for another request")
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(place)
         if stays:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from decoding.constraints.grammar import Compiler, Vocabulary, check_whole
 from decoding.sequence import Sequence
-from turnout.errors import Code, TurnoutError, invalid
+from turnout.errors import TurnoutError, busy, invalid
 from turnout.structure import Structure
 from turnout.types import FinishReason, SamplingParams
 
@@ -91,7 +91,7 @@ class Structures:
             if begun.is_set():
                 raise invalid(FIELD, f"is too complex: not compiled within {COMPILE_S:g} s") from None
             message = f"{FIELD}: others wait to be compiled; its turn did not come within {COMPILE_S:g} s"
-            raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, FIELD) from None
+            raise busy(message, FIELD) from None
         finally:
             work.cancel()  # nothing where it has begun
 

@@ -22,7 +22,15 @@ def token_out(token: Token, tokenizer: TextTokenizer) -> TokenOut:
     top = tuple((other, text(other), logprob) for other, logprob in token.top)
     rejected = tuple(text(other) for other in token.rejected)
     return TokenOut(
-        token.id, text(token.id), token.source, token.kind, token.logprob, token.entropy_bits, top, rejected
+        token.id,
+        text(token.id),
+        token.source,
+        token.kind,
+        token.logprob,
+        token.entropy_bits,
+        top,
+        rejected,
+        tokenizer.broken((token.id, *(other for other, _ in token.top))),
     )
 
 

@@ -47,7 +47,7 @@ class UncountedIngress(Ingress):
         self, config: TurnoutConfig, pools: dict[str, DeploymentHandle]
     ) -> None:
         await super().__init__(config, pools)  # type: ignore[misc]
-        self.service._watch = Unwatched(self.service.metrics)
+        self.service.watch = Unwatched(self.service.metrics)
 
 
 if __name__ == "__main__":

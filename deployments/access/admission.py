@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 from deployments.access.buckets import Bucket
@@ -13,7 +14,7 @@ from deployments.access.permission import check_permission
 from deployments.access.recording import Books
 from deployments.access.spending import period_end
 from deployments.access.ticket import Account, Ticket, priority_of
-from turnout.access_config import TenantLimits
+from turnout.access_config import Budget, TenantLimits
 from turnout.calls import GenerateCall, Priority, ScoreCall
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid
@@ -78,6 +79,7 @@ class Admission:
         self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, estimate, _kept(priority))
         self._books.promise()
         account.running[priority] += 1
+        account.held += estimate
         if limits.requests_per_minute is not None:
             account.requests.add(1, limits.requests_per_minute, now)
         if limits.tokens_per_minute is not None:
@@ -94,6 +96,19 @@ class Admission:
             account, limits = self._check_room(caller.tenant, caller.limits, caller.priority), caller.limits
             kept = _kept(caller.priority)
             self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, 1, kept)
+
+    @contextmanager
+    def reading(self, caller: Caller) -> Iterator[None]:
+        """A request that knocked is read in the context: it counts as one in progress."""
+        if not self.counts:
+            yield
+            return
+        account = self._accounts.setdefault(caller.tenant, Account())
+        account.reading[caller.priority] += 1
+        try:
+            yield
+        finally:
+            account.reading[caller.priority] -= 1
 
     def check(self, calls: Sequence[GenerateCall]) -> None:
         """Refuse calls of one request that could not all be let in now, before any of them has begun.
@@ -139,6 +154,7 @@ class Admission:
         """A request is over: what it used is recorded."""
         assert ticket.account is not None
         ticket.account.running[ticket.priority] -= 1
+        ticket.account.held -= ticket.charged
         self._books.ended(ticket, outcome)
 
     def left(self, tenant: str, limits: TenantLimits) -> dict[str, float]:
@@ -152,7 +168,7 @@ class Admission:
             if limit is not None:
                 found[f"{name}_per_minute"] = limit - getattr(account, name).used(limit, now)
         if limits.budget is not None:
-            found["budget"] = limits.budget.amount - self._books.spent(tenant, limits.budget)
+            found["budget"] = limits.budget.amount - sum(self._spent(tenant, limits.budget, account))
         return found
 
     def used(self, tenant: str) -> dict[str, float]:
@@ -169,26 +185,31 @@ class Admission:
 
     def _check_room(self, tenant: str, limits: TenantLimits, priority: Priority) -> Account:
         """Whether one more request fits, as far as that does not depend on what it asks for."""
-        self._check_budget(tenant, limits)
         account = self._accounts.setdefault(tenant, Account())
-        if limits.concurrency is not None and account.running[priority] >= limits.concurrency:
+        if limits.budget is not None:
+            self._check_budget(tenant, limits.budget, account)
+        busy = account.running[priority] + account.reading[priority]
+        if limits.concurrency is not None and busy >= limits.concurrency:
             raise _exceeded("concurrency", limits.concurrency, "0 left", BUSY_RETRY_S)
         self._check_rate("requests_per_minute", limits.requests_per_minute, account.requests, 1, _kept(priority))
         return account
 
-    def _check_budget(self, tenant: str, limits: TenantLimits) -> None:
-        budget = limits.budget
-        if budget is None:
+    def _check_budget(self, tenant: str, budget: Budget, account: Account) -> None:
+        spent, held = self._spent(tenant, budget, account)
+        if spent + held < budget.amount:
             return
         now = self._now()
-        spent = self._books.spent(tenant, budget)
-        if spent >= budget.amount:
-            end = period_end(budget.per, now)
-            shown = f"{budget.amount:g} {budget.unit} a {budget.per}"
-            message = f"tenant.budget: {shown} allowed, {spent:g} spent; it begins anew at {end:%Y-%m-%dT%H:%MZ}"
-            raise TurnoutError(
-                Code.RESOURCE_EXHAUSTED, message, "tenant.budget", max((end - now) / timedelta(seconds=1), 1.0)
-            )
+        end = period_end(budget.per, now)
+        shown = f"{spent:g} spent" + (f", {held:g} of requests in progress" if held else "")
+        message = f"tenant.budget: {budget.amount:g} {budget.unit} a {budget.per} allowed, {shown}"
+        # Those in progress may turn out to use less than was estimated, or be refused.
+        wait_s = BUSY_RETRY_S if spent < budget.amount else max((end - now) / timedelta(seconds=1), 1.0)
+        message += f"; it begins anew at {end:%Y-%m-%dT%H:%MZ}"
+        raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, "tenant.budget", wait_s)
+
+    def _spent(self, tenant: str, budget: Budget, account: Account) -> tuple[float, float]:
+        """What a tenant has spent of a budget, and of tokens also what its requests in progress use."""
+        return self._books.spent(tenant, budget), account.held if budget.unit == "tokens" else 0
 
     def _check_rate(self, name: str, limit: float | None, bucket: Bucket, needed: float, kept: float) -> None:
         if limit is None:

@@ -98,6 +98,15 @@ class Callers:
             limits = self._limits(tenant)
         return Caller(tenant, limits, key_id, _allowed(priority, limits))
 
+    def key_of(self, authorization: str | None) -> str:
+        """The id of the key that these credentials name, for the log: also of one that is ended, or not opened by them.
+
+        Returns:
+            "" where there is no such key.
+        """
+        parsed = parse_key((authorization or "").strip().partition(" ")[2].strip())
+        return parsed[0] if self._file is not None and parsed is not None and parsed[0] in self._file.value.keys else ""
+
     def limits(self, tenant: str) -> TenantLimits:
         """What a tenant may do now; one that is gone may do nothing new.
 

@@ -22,8 +22,17 @@ def caller_of(callers: Callers, context: Any) -> Caller:
     Raises:
         TurnoutError: see `Callers.of`.
     """
-    metadata = {key.lower(): value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    metadata = _metadata(context)
     return callers.of(metadata.get("authorization"), metadata.get(PRIORITY_HEADER))
+
+
+def key_of(callers: Callers, context: Any) -> str:
+    """As `Callers.key_of`."""
+    return callers.key_of(_metadata(context).get("authorization"))
+
+
+def _metadata(context: Any) -> dict[str, str]:
+    return {key.lower(): value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 def tell(context: Any, error: TurnoutError) -> None:

@@ -62,7 +62,7 @@ class LocalBackend:
 
     async def tokens(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
         """A prompt as token ids and as text."""
-        return _value(self._replica.tokens(prompt))
+        return _value(await self._replica.tokens(prompt))
 
 
 def _value(answer: T | Failure) -> T:

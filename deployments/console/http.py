@@ -18,7 +18,7 @@ METHODS = ["GET", "HEAD"]
 
 def router(config: ConsoleConfig) -> APIRouter:
     """The page, unless it is turned off, and the reports, where a folder of them is configured."""
-    routes = APIRouter(include_in_schema=False)
+    routes = APIRouter()
     if config.enabled:
         _add_page(routes, Assets())
     if config.experiments is not None:
@@ -27,17 +27,17 @@ def router(config: ConsoleConfig) -> APIRouter:
 
 
 def _add_page(routes: APIRouter, assets: Assets) -> None:
-    @routes.api_route("/", methods=METHODS)
-    @routes.api_route("/console", methods=METHODS)
+    @routes.api_route("/", methods=METHODS, include_in_schema=False)
+    @routes.api_route("/console", methods=METHODS, include_in_schema=False)
     async def to_page() -> Response:
         # Relative, so that it also holds behind a proxy that serves us under a path of its own.
         return RedirectResponse("console/")
 
-    @routes.api_route("/console/", methods=METHODS)
+    @routes.api_route("/console/", methods=METHODS, include_in_schema=False)
     async def page(request: Request) -> Response:
         return assets.response(INDEX, request)
 
-    @routes.api_route("/console/{name}", methods=METHODS)
+    @routes.api_route("/console/{name}", methods=METHODS, include_in_schema=False)
     async def asset(name: str, request: Request) -> Response:
         return assets.response(name, request)
 

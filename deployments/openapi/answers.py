@@ -7,6 +7,7 @@ from typing import Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, create_model
 
 from deployments.batches.records import Counts, Status
+from deployments.console.reports import Report
 from turnout.access_config import TenantLimits
 from turnout.calls import DriftReading, MethodDescription, ModelDescription, PoolStats
 from turnout.cost import CostReport, ModelMeter, SpeculationMeter
@@ -359,3 +360,25 @@ class BatchList(_Page):
     """A page of batches."""
 
     data: list[BatchObject]
+
+
+class ReportName(Answer):
+    """A report, and when its file was changed, in seconds since 1970."""
+
+    name: str
+    modified: float
+
+
+class ReportList(Answer):
+    """The newest first."""
+
+    object: Literal["list"]
+    data: list[ReportName]
+
+
+class ReportObject(Report):
+    """One of them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from deployments.access.callers import PRIORITIES, PRIORITY_HEADER
 from deployments.batches.http import NewBatch
 from deployments.openapi import answers, events
 from deployments.schemas import IGNORED_FIELDS, MAX_PROMPTS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
@@ -28,6 +29,7 @@ STATUSES = {
     "401": "no key, or none that is known",
     "403": "not allowed to this tenant",
     "404": "no such thing",
+    "408": "the body comes too slowly",
     "413": "the body is too large",
     "429": "a limit is reached, or the server is full: try again after `Retry-After` seconds",
     "503": "a pool cannot answer now",
@@ -37,7 +39,7 @@ STATUSES = {
 ALWAYS = ("default",)
 KEYED = ("401", "403", "default")
 NAMED = ("401", "403", "404", "default")
-ASKED = ("400", "401", "403", "404", "413", "429", "503", "504", "default")
+ASKED = ("400", "401", "403", "404", "408", "413", "429", "503", "504", "default")
 BATCHED = ("400", "401", "404", "429", "default")
 
 
@@ -49,6 +51,7 @@ class Operation:
         answer: JSON of status 200; a string: another media type.
         body: schema of the request's body by media type.
         query: schemas of query parameters by name.
+        headers: schemas of headers by name, beside the key's.
         errors: statuses beside 200.
         also: statuses with the same answer as 200.
         chunk: what an event of the answer holds, where the body may ask for a stream.
@@ -61,6 +64,7 @@ class Operation:
     errors: tuple[str, ...] = KEYED
     body: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     query: tuple[tuple[str, dict[str, Any]], ...] = ()
+    headers: tuple[tuple[str, dict[str, Any]], ...] = ()
     also: tuple[str, ...] = ()
     chunk: type[BaseModel] | None = None
 
@@ -112,6 +116,10 @@ def _limit(default: int) -> tuple[str, dict[str, Any]]:
 
 AFTER = ("after", {"type": "string"})
 ORDER = ("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"})
+ASKING = (
+    (PRIORITY_HEADER, {"type": "string", "enum": list(PRIORITIES), "description": "absent: the tenant's"}),
+    ("traceparent", {"type": "string", "description": "the caller's trace, by W3C Trace Context"}),
+)
 MOST_TOKENS = {"type": "integer", "minimum": 1, "maximum": 1_000_000, "description": "another name of max_tokens"}
 COMPLETION = _endpoint_body(CompletionBody, "prompt", {"prompt": _prompt()}, frozenset())
 CHAT = _endpoint_body(ChatBody, "messages", {"max_completion_tokens": MOST_TOKENS}, frozenset({"logprobs"}))
@@ -121,14 +129,15 @@ ALL = (
     Operation("get", "/v1/models/{name}", "One of them.", answers.ModelObject, NAMED),
     Operation("get", "/v1/methods", "Decoding methods and their parameters.", answers.MethodList),
     Operation("post", "/v1/completions", "Continue prompts.", answers.CompletionAnswer, ASKED, COMPLETION,
-              chunk=events.CompletionChunk),
+              headers=ASKING, chunk=events.CompletionChunk),
     Operation("post", "/v1/chat/completions", "Answer a conversation.", answers.ChatAnswer, ASKED, CHAT,
-              chunk=events.ChatChunk),
+              headers=ASKING, chunk=events.ChatChunk),
     Operation("get", "/v1/tenant", "The caller's limits and what it used.", answers.TenantObject),
     Operation("get", "/v1/tenants", "Those of all tenants, for operators.", answers.TenantList),
     Operation("get", "/healthz", "Whether every pool answers.", answers.Health, ALWAYS, also=("503",)),
     Operation("get", "/health", "The same, where other servers have it.", answers.Health, ALWAYS, also=("503",)),
     Operation("get", "/status", "What the replicas of each pool hold right now.", answers.StatusAnswer, ALWAYS),
+    Operation("get", "/v1/status", "The same, for operators.", answers.StatusAnswer),
     Operation("get", "/metrics", "Metrics for Prometheus.", "text/plain", ALWAYS),
 )  # fmt: skip
 BATCHES = (
@@ -145,15 +154,22 @@ BATCHES = (
 )  # fmt: skip
 
 
-def document(batches: bool, keys: bool = False, anonymous: bool = True) -> dict[str, Any]:
+EXPERIMENTS = (
+    Operation("get", "/v1/experiments", "Reports of experiments, which the console plots.", answers.ReportList),
+    Operation("get", "/v1/experiments/{name}", "One of them.", answers.ReportObject, NAMED),
+)
+
+
+def document(batches: bool, keys: bool = False, anonymous: bool = True, experiments: bool = False) -> dict[str, Any]:
     """The document, in OpenAPI 3.1.
 
     Args:
         batches: whether files and batches are served.
         keys: whether requests may carry a key.
         anonymous: whether they may carry none.
+        experiments: whether there are reports of some.
     """
-    operations = ALL + (BATCHES if batches else ())
+    operations = ALL + (BATCHES if batches else ()) + (EXPERIMENTS if experiments else ())
     told = [each.answer for each in operations if not isinstance(each.answer, str)]
     told += [each.chunk for each in operations if each.chunk is not None]
     wanted: list[Any] = [(kind, "serialization") for kind in (*told, answers.ErrorAnswer)]
@@ -195,7 +211,9 @@ def _operation(each: Operation, parsed: dict[str, Any], refs: dict[Any, dict[str
         {"name": part[1:-1], "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for part in each.path.split("/")
         if part.startswith("{")
-    ] + [{"name": name, "in": "query", "schema": schema} for name, schema in each.query]
+    ]
+    for place, given in (("query", each.query), ("header", each.headers)):
+        parameters += [{"name": name, "in": place, "schema": schema} for name, schema in given]
     found: dict[str, Any] = {"summary": each.summary, "parameters": parameters, "responses": responses}
     if each.body is not None:
         found["requestBody"] = {"required": True, "content": each.body(parsed)}
@@ -223,7 +241,12 @@ def _allow_none_finite(schemas: dict[str, Any]) -> None:
 def router_of(service: GenerationService) -> APIRouter:
     """`/openapi.json` of what a service offers, to anybody: it tells nothing that the source does not."""
     access = service.callers.config
-    told = document(service.batches is not None, access is not None, access is None or access.anonymous is not None)
+    told = document(
+        service.batches is not None,
+        access is not None,
+        access is None or access.anonymous is not None,
+        service.console.experiments is not None,
+    )
     routes = APIRouter()
 
     @routes.get(PATH)

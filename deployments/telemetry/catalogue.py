@@ -54,7 +54,12 @@ def _histogram(name: str, meaning: str, buckets: tuple[float, ...], *labels: str
 
 
 # Counted by the ingress, as requests end. `model` is what the request asked for, unless it says otherwise.
-REQUESTS = _counter("requests", "Finished generations and scores, refused ones too.", "model", "outcome")
+REQUESTS = _counter(
+    "requests",
+    "Finished generations and scores, refused ones too. CALLER_DEADLINE: past a deadline that the caller set.",
+    "model",
+    "outcome",
+)
 REFUSALS = _counter(
     "refusals", "Requests refused, by code and by the field at fault; other: none of ours, or none.", "code", "field"
 )

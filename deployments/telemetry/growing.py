@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 
+# An ingress takes over from another one: for so long both may have told the same, so that nothing is told by neither.
+OVERLAP_S = 60.0
 MOST_PROCESSES = 1024  # remembered; the longest unseen is forgotten
 
 Counts = dict[tuple[str, ...], float]
@@ -18,6 +21,12 @@ class Growing:
     def __init__(self) -> None:
         self._last: OrderedDict[tuple[str, ...], Counts] = OrderedDict()
         self.totals: Counts = {}
+        self._began = time.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        """What was counted longer ago than this many seconds, another one has told."""
+        return time.monotonic() - self._began + OVERLAP_S
 
     def take(self, process: tuple[str, ...], counts: Counts, before: Counts | None = None) -> bool:
         """What a process has counted by now.

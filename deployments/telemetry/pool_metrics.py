@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -16,9 +15,6 @@ from turnout.config import PoolConfig
 from turnout.pool_stats import MemberStats, PoolStats
 
 Values = dict[tuple[str, ...], float]
-
-# An ingress takes over from another one: for so long both may have told the same, so that nothing is told by neither.
-OVERLAP_S = 60.0
 
 POOL_GAUGES: tuple[tuple[Metric, Callable[[PoolStats], float]], ...] = (
     (of.RUNNING, lambda stats: stats.requests),
@@ -45,7 +41,6 @@ class PoolCollector(Collector):
     """
 
     def __init__(self, pools: Mapping[str, PoolConfig]) -> None:
-        self._began = time.monotonic()
         self._gauges: dict[str, dict[Metric, Values]] = {name: _configured(name, pool) for name, pool in pools.items()}
         self._grown = Growing()
         self._starts: Values = {}
@@ -75,7 +70,7 @@ class PoolCollector(Collector):
         for pool, each in members:
             slowest[pool, each.model] = max(slowest.get((pool, each.model), 0.0), each.step_seconds)
         gauges[of.STEP_S] = slowest
-        age_s = time.monotonic() - self._began + OVERLAP_S
+        age_s = self._grown.age_s
         for place, replica in enumerate(stats):
             old = replica.since_s(replica.began) > age_s
             counts = _counts(name, replica)

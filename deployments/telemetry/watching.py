@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
-from deployments.metrics import Metrics, Times
+from deployments.metrics import CALLER_DEADLINE, OTHER, Metrics, Times
 from deployments.telemetry.request_log import RequestLog
 from turnout import tracing
 from turnout.calls import GenerateCall, ScoreCall, Usage
@@ -31,6 +32,7 @@ class Seen:
         usage: what it took; None: it was not answered.
         outcome: OK, or a code.
         refusal: why it was refused or failed.
+        impatient: it is over because its caller gave it less time than it could have had.
     """
 
     call: GenerateCall | ScoreCall
@@ -41,6 +43,7 @@ class Seen:
     usage: Usage | None = None
     outcome: str = "OK"
     refusal: TurnoutError | None = None
+    impatient: bool = False
 
     def admitted(self, call: GenerateCall) -> GenerateCall:
         """The call as it goes on: in its span, or in none."""
@@ -67,9 +70,11 @@ class Watch:
     Args:
         metrics: counted there.
         log: written there; None: nowhere.
+        limit_s: the longest that any request may take.
     """
 
-    def __init__(self, metrics: Metrics, log: RequestLog | None = None) -> None:
+    def __init__(self, metrics: Metrics, log: RequestLog | None = None, limit_s: float = inf) -> None:
+        self._limit_s = limit_s
         self._metrics = metrics
         self._log = log
 
@@ -89,6 +94,8 @@ class Watch:
             yield seen
         except TurnoutError as error:
             seen.outcome, seen.refusal = error.code.value, error
+            own = isinstance(call, GenerateCall) and (call.deadline_s or inf) < self._limit_s
+            seen.impatient = own and error.code is Code.DEADLINE_EXCEEDED
             raise
         except BaseException:  # a cancelled task or a closed generator; who has all of it may close it, too
             seen.outcome = "OK" if seen.usage is not None else Code.CANCELLED.value
@@ -96,9 +103,37 @@ class Watch:
         finally:
             self._ended(seen, label, large)
 
+    def refused(self, error: TurnoutError, tenant: str = OTHER, request_id: str = "", key_id: str = "") -> None:
+        """A request was refused before anybody knew what it asks for, or even whose it is.
+
+        Args:
+            error: why.
+            tenant: whose it is, as far as that is known.
+            request_id: "": it has none yet.
+            key_id: of the key it came with; "": of none that there is.
+        """
+        self._metrics.refused_early(error, tenant)
+        if self._log is None:
+            return
+        entry = {"request_id": request_id, "tenant": tenant, "kind": "refused", "outcome": error.code.value}
+        if error.field is not None:
+            entry["field"] = error.field[:100]
+        if key_id:
+            entry["key_id"] = key_id
+        self._log.write(entry)
+
+    @contextmanager
+    def refusing(self, tenant: str = OTHER, request_id: str = "", key_id: str = "") -> Iterator[None]:
+        """What is refused in the context is counted and logged, as by `refused`."""
+        try:
+            yield
+        except TurnoutError as error:
+            self.refused(error, tenant, request_id, key_id)
+            raise
+
     def _ended(self, seen: Seen, label: str, large: str) -> None:
         tenant = seen.call.tenant
-        self._metrics.finished(label, seen.outcome, tenant)
+        self._metrics.finished(label, CALLER_DEADLINE if seen.impatient else seen.outcome, tenant)
         if seen.refusal is not None:
             self._metrics.refused(seen.refusal)
         if seen.usage is not None:

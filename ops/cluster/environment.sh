@@ -11,6 +11,8 @@ export RAY_USAGE_STATS_ENABLED=0
 # Replica to replica over gRPC halves the time per streamed item.
 export RAY_SERVE_USE_GRPC_BY_DEFAULT=1
 export RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH=67108864
+# What a proxy takes over gRPC before anybody looks at a key.
+export RAY_SERVE_GRPC_MAX_MESSAGE_SIZE=41943040
 # Ray runs workers at niceness 15; serving is no background work.
 export RAY_worker_niceness=0
 export RAY_ENABLE_UV_RUN_RUNTIME_ENV=0

@@ -49,7 +49,7 @@ class FakePool:
         self.places = Places(name, pool.max_ongoing_requests, pool.max_queued_requests)
         self.step_s = step_s
 
-    def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
     def decode(self, ids: list[int]) -> str:
@@ -72,7 +72,7 @@ class FakePool:
             raise invalid("prompt", "must not be empty")
         scored = []
         for completion in call.completions:
-            ids = self.encode(completion) if isinstance(completion, str) else completion
+            ids = list(completion.encode()) if isinstance(completion, str) else completion
             tokens = tuple(self._token(i, 0, logprobs=1) for i in ids)
             scored.append(ScoredTokens(tokens, tuple(True for _ in tokens), len(call.prompt)))
         return scored
@@ -105,9 +105,9 @@ class FakePool:
     def _check(self, call: GenerateCall) -> tuple[str, tuple[int, ...]]:
         if call.messages is not None:
             text = " ".join(message.content for message in call.messages)
-            ids = tuple(self.encode(text))
+            ids = tuple(text.encode())
         elif isinstance(call.prompt, str):
-            text, ids = call.prompt, tuple(self.encode(call.prompt))
+            text, ids = call.prompt, tuple(call.prompt.encode())
         else:
             text, ids = "", call.prompt or ()
             if any(not 0 <= i < VOCAB for i in ids):

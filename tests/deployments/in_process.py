@@ -46,7 +46,7 @@ class InProcessBackend:
         return [self.replica.stats()]
 
     async def tokens(self, prompt: str | tuple[int, ...]) -> Any:
-        return _open(self.replica.tokens(prompt))
+        return _open(await self.replica.tokens(prompt))
 
 
 def _open(value: Any) -> Any:

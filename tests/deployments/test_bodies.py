@@ -1,15 +1,109 @@
-"""Large bodies are parsed beside the event loop, and refused alike."""
+"""Bodies: large ones are parsed beside the event loop, slow ones are few."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from fastapi import Request
+from starlette.exceptions import HTTPException
 
-from deployments.bodies import LARGE, parsed
+from deployments.bodies import LARGE, MOST_SLOW, Bodies, parsed
 from deployments.schemas import completion_job, read_json
+from tests.deployments.access.kit import house, served
 from turnout.config import parse_config
-from turnout.errors import TurnoutError
+from turnout.errors import Code, TurnoutError
+
+
+class Coming:
+    """Bodies of requests that come as they are let."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self.bodies = bodies
+        self.here = asyncio.Event()
+
+    async def read(self, tenant: str) -> bytes:
+        async def receive() -> dict[str, Any]:
+            await self.here.wait()
+            return {"type": "http.request", "body": b"whole", "more_body": False}
+
+        return await self.bodies.read(Request({"type": "http", "headers": []}, receive), tenant)
+
+
+async def test_a_tenant_and_all_together_have_only_so_many_slow_bodies() -> None:
+    """Those that have been slow for longest make room for others: of the tenant's own, then of whoever has most."""
+    coming = Coming(Bodies(100, slow_s=0.0, most_s=60.0))
+
+    async def begin(tenant: str, number: int) -> list[asyncio.Task[bytes]]:
+        reads = []
+        for _ in range(number):
+            reads.append(asyncio.create_task(coming.read(tenant)))
+            for _ in range(10):  # slow at once, and before the next
+                await asyncio.sleep(0)
+        return reads
+
+    def left(reads: list[asyncio.Task[bytes]]) -> list[int]:
+        return [place for place, read in enumerate(reads) if not read.done()]
+
+    one = await begin("one", MOST_SLOW)
+    assert left(one) == list(range(MOST_SLOW // 2, MOST_SLOW))
+    other = await begin("other", MOST_SLOW // 2)
+    assert (len(left(one)), len(left(other))) == (MOST_SLOW // 2, MOST_SLOW // 2)
+    third = await begin("third", 20)
+    assert left(third) == list(range(20))
+    assert (len(left(one)), len(left(other))) == (MOST_SLOW // 2 - 10, MOST_SLOW // 2 - 10)
+    refused = [read.exception() for read in (*one, *other) if read.done()]
+    assert {error.code for error in refused if isinstance(error, TurnoutError)} == {Code.RESOURCE_EXHAUSTED}
+    coming.here.set()
+    whole = await asyncio.gather(*(read for read in (*one, *other, *third) if not read.done()))
+    assert (len(refused) + len(whole), set(whole)) == (2 * MOST_SLOW - MOST_SLOW // 2 + 20, {b"whole"})
+    assert coming.bodies.slow == {}
+
+
+async def test_a_body_that_takes_too_long_is_given_up() -> None:
+    coming = Coming(Bodies(100, slow_s=0.0, most_s=0.05))
+    with pytest.raises(HTTPException) as given_up:
+        await coming.read("one")
+    assert (given_up.value.status_code, coming.bodies.slow) == (408, {})
+
+
+@contextmanager
+def half_sent(url: str, key: str) -> Iterator[socket.socket]:
+    """A request whose body does not come."""
+    at = httpx.URL(url)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: 4000\r\n\r\n{{"
+    with socket.create_connection((at.host, at.port)) as connection:
+        connection.settimeout(20)
+        connection.sendall(head.encode())
+        yield connection
+
+
+def test_limits_are_looked_at_before_a_body_is_read(tmp_path: Path) -> None:
+    tenants: dict[str, dict[str, Any]] = {"one": {"concurrency": 1}, "poor": {"budget": {"amount": 0.5}}}
+    with house(tmp_path, tenants) as made, served(made.service) as server:
+        keys, account = made.keys, made.service.admission._accounts
+        good = {"prompt": "hi", "model": "demo", "max_tokens": 2}
+        with httpx.Client(headers={"Authorization": f"Bearer {keys['poor']}"}) as client:
+            assert client.post(f"{server.url}/v1/completions", json=good).status_code == 200
+        with half_sent(server.url, keys["poor"]) as over_budget:
+            assert over_budget.recv(1 << 16).startswith(b"HTTP/1.1 429 ")
+        with half_sent(server.url, keys["one"]):
+            while "one" not in account or not account["one"].reading.total():
+                time.sleep(0.01)
+            with half_sent(server.url, keys["one"]) as second:
+                assert second.recv(1 << 16).startswith(b"HTTP/1.1 429 ")
+        while account["one"].reading.total():
+            time.sleep(0.01)
+        with httpx.Client(headers={"Authorization": f"Bearer {keys['one']}"}) as client:
+            assert client.post(f"{server.url}/v1/completions", json=good).status_code == 200
 
 
 def where(_: bytes) -> str:

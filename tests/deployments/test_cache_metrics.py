@@ -92,7 +92,35 @@ async def test_a_pool_that_does_not_answer_keeps_its_last_numbers() -> None:
     assert stores_of(await service.exposition()) == before != []
     assert await service.health() == "unavailable"
     replicas.error, replicas.held = None, []
-    assert stores_of(await service.exposition()) == [], "it has gone to sleep"
+    asleep = stores_of(await service.exposition())
+    assert asleep == [line for line in before if "_total" in line] != [], "of what is held, nothing is left"
+
+
+async def test_counters_never_fall() -> None:
+    """A replica that does not answer for once, or is gone, has still done what it did."""
+    one, two = (replace(POOL, place=place, cache=CACHE) for place in ("a pid 1", "b pid 2"))
+    more = replace(two, cache=replace(CACHE, lookups=9, tokens={"device": 31, "redis": 64}))
+    service, replicas = service_of()
+    told: list[dict[str, float]] = []
+    for held in ([one, two], [one], [one, more], [more], [one, two]):
+        replicas.held = list(held)
+        found = read_metrics((await service.exposition()).decode())
+        counters = {
+            name: value for name, value in found.items() if name.startswith("turnout_cache_") and "_total" in name
+        }
+        assert all(value >= before for last in told[-1:] for name, before in last.items() for value in [counters[name]])
+        told.append(counters)
+    assert [each['turnout_cache_lookups_total{pool="demo"}'] for each in told[:4]] == [14, 14, 16, 16]
+    assert told[3]['turnout_cache_tokens_total{pool="demo",tier="device"}'] == 61
+
+
+async def test_a_new_ingress_leaves_out_what_older_replicas_counted() -> None:
+    service, replicas = service_of()
+    replicas.held = [replace(POOL, place="a", cache=CACHE, began=1000.0, now=9000.0)]
+    lookups = 'turnout_cache_lookups_total{pool="demo"}'
+    assert read_metrics((await service.exposition()).decode())[lookups] == 0
+    replicas.held = [replace(replicas.held[0], cache=replace(CACHE, lookups=10))]
+    assert read_metrics((await service.exposition()).decode())[lookups] == 3
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from deployments.service import GenerationService
 from tests.deployments.fake_pool import TOOL_CALL
 from tests.deployments.in_process import make_config, make_service
 from turnout.batches_config import BatchesConfig
+from turnout.console_config import ConsoleConfig
 
 UNTOLD = {PATH, "/v1/files{rest}", "/v1/batches{rest}"}
 
@@ -31,12 +32,16 @@ async def http() -> Any:
         yield client
 
 
-def test_every_route_stands_in_the_document_and_every_operation_is_served() -> None:
-    app = build_http(make_service())
+@pytest.mark.parametrize("everything", [False, True])
+def test_every_route_stands_in_the_document_and_every_operation_is_served(tmp_path: Path, everything: bool) -> None:
+    parts = {"batches": BatchesConfig(folder=str(tmp_path)), "console": ConsoleConfig(experiments=str(tmp_path))}
+    config = make_config().model_copy(update=parts if everything else {})
+    app = build_http(GenerationService(config, {}, Metrics()))
     with warnings.catch_warnings(action="ignore"):  # of names that this document is not made with
         paths = get_openapi(title="", version="", routes=app.routes)["paths"]
     served = {(method, path) for path, methods in paths.items() if path not in UNTOLD for method in methods}
-    told = {(method, path) for path, methods in document(batches=False)["paths"].items() for method in methods}
+    paths = document(batches=everything, experiments=everything)["paths"]
+    told = {(method, path) for path, methods in paths.items() for method in methods}
     assert served == told
 
 
@@ -70,6 +75,7 @@ ASKED = [
     ("get", "/healthz", {}),
     ("get", "/health", {}),
     ("get", "/status", {}),
+    ("get", "/v1/status", {}),
     ("post", "/v1/completions", {"prompt": "x", "n": 2, "logprobs": 1, "echo": True, "decoding": {"tokens": True}}),
     ("post", "/v1/completions", {"prompt": "x", "temperature": 3}),
     ("post", "/v1/chat/completions", CHAT | {"decoding": {"tokens": True}}),
@@ -89,6 +95,32 @@ async def test_answers_fit_the_document(http: httpx.AsyncClient, method: str, pa
     schema = response["content"]["application/json"]["schema"]
     validator = jsonschema.Draft202012Validator({**schema, "components": told["components"]})
     assert [error.message for error in validator.iter_errors(answer.json())] == []
+
+
+async def test_reports_fit_the_document(tmp_path: Path) -> None:
+    report = {"title": "T", "points": [{"label": "a", "quality": 0.5, "cost": 0.1}], "left out": 1}
+    (tmp_path / "one.json").write_text(json.dumps(report), encoding="utf-8")
+    config = make_config().model_copy(update={"console": ConsoleConfig(experiments=str(tmp_path))})
+    transport = httpx.ASGITransport(build_http(GenerationService(config, {}, Metrics())))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        told = (await client.get(PATH)).json()
+        for path in ("/v1/experiments", "/v1/experiments/{name}"):
+            answer = await client.get(path.replace("{name}", "one"))
+            schema = told["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+            validator = jsonschema.Draft202012Validator({**schema, "components": told["components"]})
+            assert [error.message for error in validator.iter_errors(answer.json())] == []
+
+
+async def test_headers_that_requests_may_have_stand_in_the_document(http: httpx.AsyncClient) -> None:
+    told = (await http.get(PATH)).json()
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        parameters = told["paths"][path]["post"]["parameters"]
+        schemas = {each["name"]: each["schema"] for each in parameters if each["in"] == "header"}
+        assert set(schemas) == {"x-turnout-priority", "traceparent"}
+        for priority in (*schemas["x-turnout-priority"]["enum"], "unknown"):
+            body = {"max_tokens": 1, **({"messages": CHAT["messages"]} if "chat" in path else {"prompt": "x"})}
+            answer = await http.post(path, json=body, headers={"x-turnout-priority": priority})
+            assert answer.status_code == (400 if priority == "unknown" else 200)
 
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]

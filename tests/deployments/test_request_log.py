@@ -23,12 +23,14 @@ from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.service import GenerationService
 from deployments.telemetry.request_log import RequestLog
+from tests.deployments.access.kit import house, served
 from tests.deployments.fake_pool import load_fake_pool
-from tests.deployments.in_process import InProcessBackend, make_config
+from tests.deployments.in_process import InProcessBackend, make_config, make_service
 from tests.deployments.test_metrics import POOL, values
 from tests.spans import traced_process
 from turnout.calls import Begun, GenerateCall, ScoreCall
-from turnout.errors import TurnoutError
+from turnout.client import Client
+from turnout.errors import Code, TurnoutError
 from turnout.pool_stats import AuditDiff, AuditStats, PoolStats
 from turnout.telemetry_config import LogsConfig
 from turnout.types import SamplingParams
@@ -186,7 +188,7 @@ async def test_a_callers_trace_begins_in_the_ingress_and_its_id_is_in_the_log(tm
     assert [(span["name"], span["attributes"]["outcome"]) for span in found] == [("generate", "OK")] * 2
     assert {span["parent_id"] for span in found} == {f"0x{'d' * 16}"}
     lines = logged.lines()
-    assert [line.get("trace_id") for line in lines] == [trace, trace, None, None]
+    assert [line.get("trace_id") for line in lines] == [trace, trace, None, None, None]
 
 
 async def test_a_mismatch_is_logged_once_and_counted(tmp_path: Path) -> None:
@@ -243,6 +245,62 @@ async def test_what_is_refused_is_counted_once_wherever(
     found = values(service.metrics)
     assert found["turnout_refusals_total"] == {(code, field): 1}
     assert {outcome: count for (_, outcome), count in found["turnout_requests_total"].items()} == {code: 1}
+
+
+def test_what_is_refused_unread_is_a_line_too(tmp_path: Path) -> None:
+    """Over HTTP and gRPC alike: whose key is tried, and who floods."""
+    log = RequestLog(LogsConfig(path=str(tmp_path / "requests.jsonl")))
+    tenants: dict[str, dict[str, Any]] = {"one": {"requests_per_minute": 1}, "many": {}}
+    with house(tmp_path, tenants, log=log) as made, served(made.service) as server:
+        keys, path = made.keys, f"{server.url}/v1/completions"
+        good = {"prompt": "hi", "model": "demo", "max_tokens": 2}
+        wrong = f"tk_{made.key_id('many')}_wrong"
+        for key, sent in (
+            (keys["one"], good),
+            (keys["one"], good),
+            (wrong, good),
+            ("tk_x_y", good),
+            (keys["many"], []),
+        ):
+            httpx.post(path, json=sent, headers={"Authorization": f"Bearer {key}"})
+        large = b" " * (made.service.max_body_bytes + 1)
+        httpx.post(path, content=large, headers={"Authorization": f"Bearer {wrong}"})
+        for key in (keys["one"], wrong):
+            with Client(server.address, api_key=key) as client, pytest.raises(TurnoutError):
+                client.generate("hi", model="demo")
+        made.service.close()
+    (written,) = tmp_path.glob("requests*.jsonl")
+    lines = [json.loads(line) for line in written.read_text().splitlines()]
+    one, many = made.key_id("one"), made.key_id("many")
+    limit = ("one", "RESOURCE_EXHAUSTED", "tenant.requests_per_minute", one)
+    refused = [line for line in lines if line["kind"] == "refused"]
+    assert [tuple(line.get(name) for name in ("tenant", "outcome", "field", "key_id")) for line in refused] == [
+        limit,
+        ("other", "UNAUTHENTICATED", "authorization", many),
+        ("other", "UNAUTHENTICATED", "authorization", None),
+        ("many", "INVALID_ARGUMENT", "body", many),
+        ("other", "UNAUTHENTICATED", "authorization", many),
+        limit,
+        ("other", "UNAUTHENTICATED", "authorization", many),
+    ]  # fmt: skip
+    assert [line["outcome"] for line in lines if line not in refused] == ["OK"]
+    assert refused[0]["request_id"].startswith("cmpl-")
+    assert not any(key.split("_")[2] in json.dumps(lines) for key in keys.values())
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "deadline_s", "outcome"),
+    [(60.0, 0.01, "CALLER_DEADLINE"), (0.01, None, "DEADLINE_EXCEEDED"), (0.01, 60.0, "DEADLINE_EXCEEDED")],
+)
+async def test_a_deadline_of_the_callers_own_is_told_from_the_servers(
+    limit_s: float, deadline_s: float | None, outcome: str
+) -> None:
+    """Only the server's is a fault that somebody is woken for."""
+    service = make_service(request_timeout_s=limit_s)
+    with pytest.raises(TurnoutError) as late:
+        await service.generate(call("wait", deadline_s=deadline_s))
+    assert late.value.code is Code.DEADLINE_EXCEEDED
+    assert values(service.metrics)["turnout_requests_total"] == {("demo", outcome): 1}
 
 
 async def test_only_generations_are_counted_as_requests(tmp_path: Path) -> None:

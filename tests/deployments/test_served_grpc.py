@@ -139,6 +139,13 @@ def test_a_request_has_a_largest_size(client: Client) -> None:
     assert "33554432" in refusal.value.message
 
 
+def test_far_too_large_a_message_is_refused_by_grpc_itself(client: Client) -> None:
+    """Nobody's key has been looked at by then: what a proxy holds of it must be bounded."""
+    with pytest.raises(TurnoutError, match=r"larger than max \(\d+ vs. 41943040\)") as refusal:
+        client.generate("x" * 50_000_000, model="demo")
+    assert refusal.value.code is Code.RESOURCE_EXHAUSTED
+
+
 def test_our_faults_leak_nothing(client: Client) -> None:
     for attempt in (client.generate, lambda *a, **k: list(client.stream(*a, **k))):
         with pytest.raises(TurnoutError) as fault:
@@ -203,6 +210,7 @@ def test_a_full_pool_refuses_and_recovers(client: Client, server: RunningServer)
 
         poll(refused, "the pool is full")
         assert "'narrow'" in refusals[-1].message
+        assert refusals[-1].retry_after_s == 1.0
         assert client.generate("x", model="demo", max_tokens=1).text == "a"
         assert len(client.models()) == 8
         for stream in waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,14 +13,18 @@ import pytest
 from deployments import grpc_messages
 from deployments.grpc_messages import generate_call
 from deployments.http import build_http
+from deployments.openai_format import ChatFormat, CompletionFormat
 from deployments.service import Answer
 from deployments.token_details import token_object
+from engine.text import TextTokenizer
+from engine.usage import token_out
 from tests.client.test_client_messages import USAGE
 from tests.deployments.in_process import make_service
+from training.random_models import byte_tokenizer
 from turnout import client_messages as wire
 from turnout.calls import Chunk, TokenOut
 from turnout.proto import generation_pb2 as pb
-from turnout.types import TokenKind
+from turnout.types import Token, TokenKind
 
 DETAILED = TokenOut(7, "x", "large", TokenKind.RECOVERED, -0.5, 1.25, ((7, "x", -0.5), (8, "y", -2.0)), ("a", "<b>"))
 
@@ -53,6 +58,22 @@ async def test_a_stream_has_the_same_tokens_as_the_whole(http: httpx.AsyncClient
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n")[:-2]]
     assert [token for event in events for token in event["choices"][0]["turnout"]["tokens"]] == whole
     assert len(whole) == 4
+
+
+def test_bytes_of_tokens_that_are_parts_of_characters(tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path)
+    tokenizer, said = TextTokenizer(tmp_path), "é€😀"
+    ids = tokenizer.encode(said)
+    parts = [
+        token_out(Token(each, "m", TokenKind.DECODED, -0.5, top=((each, -0.5), (other, -2.0))), tokenizer)
+        for each, other in zip(ids, reversed(ids), strict=True)
+    ]
+    told = ChatFormat().choice(Chunk(0, said, tuple(parts)), True)["logprobs"]["content"]
+    assert bytes(byte for each in told for byte in each["bytes"]).decode() == said
+    other = bytes(byte for each in told for byte in each["top_logprobs"][1]["bytes"])
+    assert other == bytes(reversed(said.encode()))
+    tops = CompletionFormat().choice(Chunk(0, said, tuple(parts)), True)["logprobs"]["top_logprobs"]
+    assert tops == [{"\ufffd": -0.5}] * len(ids), "the likeliest of those with one text"
 
 
 async def test_nobody_else_sees_them(http: httpx.AsyncClient) -> None:

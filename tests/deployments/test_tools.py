@@ -137,12 +137,26 @@ def test_a_whole_answer_with_a_call() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
-@pytest.mark.parametrize("text", [CALL, "See <this>.\n" + MARK + CALL + END_MARK, "Warm < 30 {", ""])
-def test_a_stream_says_what_the_whole_answer_says(text: str, size: int) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        "See <this>.\n" + MARK + CALL + END_MARK,
+        "Use {x} it is. " + MARK + CALL + END_MARK,
+        "Use {x}.",
+        "Warm < 30 {",
+        "",
+    ],
+)
+@pytest.mark.parametrize("ends_apart", [True, False])
+def test_a_stream_says_what_the_whole_answer_says(text: str, size: int, ends_apart: bool) -> None:
     form = ToolFormat(ChatFormat())
-    parts = [text[at : at + size] for at in range(0, len(text), size)]
-    deltas = [form.delta(Chunk(0, part, ()), False) for part in parts]
-    deltas.append(form.delta(Chunk(0, "", (), FinishReason.STOP), False))
+    first, *parts = [text[at : at + size] for at in range(0, len(text), size)] or [""]
+    if "{x}" in first:  # the rest of an answer may come at once, and begin as a call does
+        first, parts = first[:4], [first[4:], *parts]
+    parts = [first, *parts, ""] if ends_apart else [first, *parts]
+    deltas = [form.delta(Chunk(0, part, ()), False) for part in parts[:-1]]
+    deltas.append(form.delta(Chunk(0, parts[-1], (), FinishReason.STOP), False))
     whole = ToolFormat(ChatFormat()).choice(Chunk(0, text, (), FinishReason.STOP), False)
     said = "".join(each["delta"].get("content", "") for each in deltas)
     calls = [call for each in deltas for call in each["delta"].get("tool_calls", ())]

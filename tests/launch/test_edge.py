@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from fastapi import Request
 from ray.serve._private.haproxy import get_haproxy_binary
 
 from deployments.grpc_server import GrpcServicer
@@ -31,6 +32,7 @@ from turnout.client import AsyncClient, Client
 from turnout.proto import generation_pb2 as pb
 from turnout.proto.generation_pb2_grpc import GenerationStub
 
+CONSOLE = Path(__file__).parents[2] / "deployments" / "console" / "static"
 FILE = Path(__file__).parents[2] / "ops" / "edge" / "haproxy.cfg"
 
 
@@ -74,6 +76,10 @@ class Servicer(GrpcServicer):
     List = None
 
 
+async def _headers_of(request: Request) -> dict[str, str]:
+    return dict(request.headers)
+
+
 class Server:
     """Our gRPC and HTTP endpoints over a fake pool, in a thread; as Serve's proxy it answers /-/healthz."""
 
@@ -96,6 +102,7 @@ class Server:
         await rpc.start()
         app = build_http(service)
         app.add_api_route("/-/healthz", lambda: "success")
+        app.add_api_route("/headers", _headers_of)
         http = uvicorn.Server(uvicorn.Config(app, port=self.http_port, log_level="error"))
         serving = asyncio.ensure_future(http.serve())
         while not http.started:
@@ -109,6 +116,7 @@ class Server:
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+        self.loop.close()
 
 
 def adapted(server: Server, port: int, certificate: Path) -> str:
@@ -120,7 +128,8 @@ def adapted(server: Server, port: int, certificate: Path) -> str:
     text = text.replace("10.0.0.12:9000", f"127.0.0.1:{free_port()}").replace(
         "10.0.0.12:8000", f"127.0.0.1:{free_port()}"
     )
-    assert (bound, nodes, others) == (1, 1, 1)
+    text, limits = re.subn(r"timeout http-request 30s", "timeout http-request 2s", text)
+    assert (bound, nodes, others, limits) == (1, 1, 1, 1)
     return text
 
 
@@ -205,6 +214,35 @@ def test_what_the_cluster_says_of_itself_stays_inside(edge: tuple[int, Path], pa
     port, trusted = edge
     context = ssl.create_default_context(cafile=str(trusted))
     assert httpx.get(f"https://localhost:{port}{path}", verify=context).status_code == 403
+
+
+def test_what_the_console_asks_for_comes_through_the_edge(edge: tuple[int, Path]) -> None:
+    port, trusted = edge
+    context = ssl.create_default_context(cafile=str(trusted))
+    texts = [file.read_text(encoding="utf-8") for file in CONSOLE.glob("*.js")]
+    asked = [path for text in texts for path in re.findall(r'(?<!\.)\bget\("([^"]+)"', text)]
+    assert "v1/status" in asked
+    for path in asked:
+        answer = httpx.get(f"https://localhost:{port}/{path}", verify=context)
+        assert answer.status_code in (200, 404), (path, answer.text)
+
+
+def test_clients_cannot_tell_serve_how_long_to_wait(edge: tuple[int, Path]) -> None:
+    port, trusted = edge
+    context = ssl.create_default_context(cafile=str(trusted))
+    sent = {"x-request-timeout-seconds": "0", "x-request-disconnect-disabled": "?1", "x-other": "kept"}
+    got = httpx.get(f"https://localhost:{port}/headers", verify=context, headers=sent).json()
+    assert {name for name in got if name.startswith("x-")} == {"x-other"}
+
+
+def test_a_body_that_does_not_come_is_given_up_by_the_edge(edge: tuple[int, Path]) -> None:
+    port, trusted = edge
+    context = ssl.create_default_context(cafile=str(trusted))
+    with context.wrap_socket(socket.create_connection(("localhost", port)), server_hostname="localhost") as held:
+        held.settimeout(20)
+        held.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n\r\n{")
+        answer = held.recv(1 << 16)
+    assert answer.startswith(b"HTTP/1.1 408 "), answer
 
 
 def test_without_tls_nobody_gets_in(edge: tuple[int, Path]) -> None:

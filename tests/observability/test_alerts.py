@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from deployments.metrics import CALLER_DEADLINE
 from tests.observability.queries import ALERTS, alerts
 
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on PATH (Debian: prometheus)")
@@ -96,7 +97,10 @@ CASES: dict[str, list[Case]] = {
     "TurnoutFailing": [
         Case(requests(94, 6, outcome), requests(96, 4, outcome), 20)
         for outcome in ("INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")
-    ] + [Case(requests(94, 6, "INTERNAL"), requests(50, 50, "INVALID_ARGUMENT"), 20)],
+    ] + [
+        Case(requests(94, 6, "INTERNAL"), requests(50, 50, outcome), 20)
+        for outcome in ("INVALID_ARGUMENT", CALLER_DEADLINE)
+    ],
     "TurnoutRefusing": [
         Case(no_room(89, 11, "other"), no_room(91, 9, "other"), 25),
         Case(no_room(89, 11, "other"), no_room(10, 90, "tenant"), 25),

@@ -1,4 +1,4 @@
-// What pools, replicas and caches hold now: /status, asked again while the page is looked at.
+// What pools, replicas and caches hold now: /v1/status, asked again while the page is looked at.
 
 import { bytes, fill, h, number, table } from "./dom.js";
 import { get } from "./api.js";
@@ -21,7 +21,7 @@ function live(title, draw) {
     const ask = async () => {
       if (!document.hidden) {
         try {
-          const status = await get("status", aborter.signal);
+          const status = await get("v1/status", aborter.signal);
           // Not under somebody who reads with the keyboard or has marked something: both would be lost.
           if (!body.contains(document.activeElement) && !marked(body)) {
             fill(body, draw(status));

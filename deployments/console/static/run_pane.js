@@ -15,6 +15,7 @@ export class RunPane {
     this.ruleOf = ruleOf;
     this.onchange = onchange;
     this.aborter = null;
+    this.said = ""; // what is to be read: tokens joined have broken characters, special tokens and stop strings in them
     this.view = new TokensView(palette, `${label}, token by token`);
     this.chart = new EntropyChart(palette);
     this.state = h("p", { class: "state" }, "Nothing asked yet.");
@@ -27,8 +28,6 @@ export class RunPane {
   }
 
   get running() { return this.aborter !== null; }
-
-  get text() { return this.view.tokens.map((token) => token.text).join(""); }
 
   stop() { this.aborter?.abort(); }
 
@@ -49,6 +48,7 @@ export class RunPane {
       for await (const event of stream(path, body, aborter.signal)) {
         if (event.usage) usage = event.usage;
         for (const choice of event.choices) {
+          this.said += choice.text ?? choice.delta?.content ?? "";
           const tokens = choice.turnout?.tokens ?? [];
           if (tokens.length && first === null) first = performance.now() - started;
           this.take(tokens);
@@ -67,6 +67,7 @@ export class RunPane {
   }
 
   begin(rule) {
+    this.said = "";
     this.view.clear();
     this.chart.begin(rule);
     this.fault.hidden = true;
@@ -102,7 +103,7 @@ export class RunPane {
 
   // What there is can be read and copied without its marks; only what is short is read out.
   ended(how) {
-    const text = this.text;
+    const text = this.said;
     this.view.end();
     announce(`${this.label}: ${how} ${text.length <= READ_OUT ? text : "It is long: open Plain text to read it."}`);
     if (text) {

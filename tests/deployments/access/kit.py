@@ -23,6 +23,7 @@ from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.service import GenerationService
+from deployments.telemetry.request_log import RequestLog
 from tests.deployments.conftest import free_port
 from tests.deployments.fake_pool import load_fake_pool
 from tests.deployments.in_process import InProcessBackend
@@ -83,12 +84,16 @@ class House:
 
 @contextmanager
 def house(
-    folder: Path, tenants: dict[str, dict[str, Any]], access: dict[str, Any] | None = None, **server: Any
+    folder: Path,
+    tenants: dict[str, dict[str, Any]],
+    access: dict[str, Any] | None = None,
+    log: RequestLog | None = None,
+    **server: Any,
 ) -> Iterator[House]:
     keys = write_house(folder, tenants)
     config = house_config(folder, access, **server)
     backends = {name: InProcessBackend(PoolReplica(name, config, load_fake_pool)) for name in config.pools}
-    service = GenerationService(config, backends, Metrics())
+    service = GenerationService(config, backends, Metrics(), log)
     try:
         yield House(service, keys, folder)
     finally:

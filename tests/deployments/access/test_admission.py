@@ -16,10 +16,10 @@ from deployments.access.usage_record import Spent, UsageRecord
 from tests.deployments.access.kit import house_config, write_house
 from tests.deployments.access.test_tenants_file import until
 from turnout.access_config import Budget
-from turnout.calls import ChatMessage, GenerateCall, ScoreCall, Usage
+from turnout.calls import ChatMessage, Chunk, GenerateCall, ScoreCall, TokenOut, Usage
 from turnout.cost import Cost, CostReport, SpeculationMeter
 from turnout.errors import Code, TurnoutError
-from turnout.types import SamplingParams
+from turnout.types import SamplingParams, TokenKind
 
 NOON = datetime(2026, 3, 31, 12, tzinfo=UTC)
 
@@ -317,6 +317,25 @@ def test_a_budget_is_spent_once_and_begins_anew(make: Any, unit: str, used: dict
         again.close()
     desk.now = datetime(2026, 4, 1, tzinfo=UTC)
     finish(desk.admit())
+
+
+def test_requests_in_progress_count_against_a_budget_of_tokens(make: Any) -> None:
+    desk = make(budget={"amount": 100})
+    ticket = desk.admit()  # 40 characters: 10 tokens
+    others = [desk.admit(prompt="x" * 80) for _ in range(4)]
+    assert desk.admission.left("a", desk.callers.limits("a"))["budget"] == 10
+    ticket.served((Chunk(0, "ab", tuple(TokenOut(1, "a", "small", TokenKind.DECODED) for _ in range(10))),))
+    error = desk.refused()
+    assert (error.field, error.retry_after_s) == ("tenant.budget", 1.0)
+    assert "0 spent, 100 of requests in progress" in error.message
+    finish(desk.admit("b"))  # nobody else notices
+    for other in others:
+        with pytest.raises(TurnoutError), other:
+            raise TurnoutError(Code.UNAVAILABLE, "no")
+    finish(desk.admit())
+    finish(ticket, prompt=10, completion=75)
+    left = desk.admission.left("a", desk.callers.limits("a"))
+    assert left["budget"] == 5, "what has ended is what was recorded of it"
 
 
 def test_cutting_streams_short_does_not_evade_a_budget(make: Any) -> None:

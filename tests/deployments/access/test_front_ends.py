@@ -149,6 +149,14 @@ def test_prompts_that_could_not_all_run_are_refused_before_one_does(
     assert outcomes == ["OK"] * 4
 
 
+def test_only_an_operator_sees_what_replicas_hold(at: tuple[House, Served], web: httpx.Client) -> None:
+    assert web.get("/v1/status").status_code == 401
+    assert web.get("/v1/status", headers=bearer(at[0].keys["acme"])).status_code == 403
+    shown = web.get("/v1/status", headers=bearer(at[0].keys["boss"])).json()
+    assert shown == web.get("/status").json()
+    assert set(shown["pools"]) == {"demo", "other"}
+
+
 def test_a_tenant_sees_itself_and_an_operator_all(at: tuple[House, Served], web: httpx.Client) -> None:
     mine = web.get("/v1/tenant", headers=bearer(at[0].keys["poor"])).json()
     assert (mine["tenant"], mine["limits"]["budget"]["amount"]) == ("poor", 1)

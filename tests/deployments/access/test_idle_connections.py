@@ -14,18 +14,21 @@ import httpx
 import pytest
 
 from deployments.app import RunningServer
+from deployments.pool_options import ingress_options
 from tests.deployments.access.kit import House, Served, house, served
+from tests.deployments.conftest import served_config
 
 # In a process of their own: each end of a connection is an open file.
 CLIENTS = """
 import resource, socket, sys
-port, count = map(int, sys.argv[1:])
+port, count = map(int, sys.argv[1:3])
+head = b"POST /v1/completions HTTP/1.1\\r\\nHost: x\\r\\n" + sys.argv[3].encode()
 resource.setrlimit(resource.RLIMIT_NOFILE, (count + 200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 opened = []
 for number in range(count):
     opened.append(socket.create_connection(("127.0.0.1", port)))
     if number % 2:
-        opened[-1].sendall(b"POST /v1/completions HTTP/1.1\\r\\nHost: x\\r\\n")
+        opened[-1].sendall(head)
 sys.stdout.write("open\\n")
 sys.stdout.flush()
 sys.stdin.read()
@@ -51,9 +54,9 @@ def files(needed: int) -> Iterator[None]:
 
 
 @contextmanager
-def idle(port: int, count: int) -> Iterator[None]:
-    """So many connections are there for as long as the context lasts."""
-    command = [sys.executable, "-c", CLIENTS, str(port), str(count)]
+def idle(port: int, count: int, sent: str = "") -> Iterator[None]:
+    """So many connections are there for as long as the context lasts; every second has sent half of a request."""
+    command = [sys.executable, "-c", CLIENTS, str(port), str(count), sent]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
         assert clients.stdout is not None
         assert clients.stdout.readline() == "open\n"
@@ -86,6 +89,7 @@ def typical(url: str, key: str, times: int = 11) -> float:
     for _ in range(times):
         began = time.monotonic()
         answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"] == "abc"
         found.append(time.monotonic() - began)
     return sorted(found)[times // 2]
@@ -117,3 +121,11 @@ def test_idle_connections_to_what_is_served_hold_up_nobody(server: RunningServer
         assert (resident_bytes(pid) - before) / count < 50_000 + 30e6 / count
     assert during_s < 3 * before_s + 0.5
     assert typical(url, "nobody") < 3 * before_s + 0.5
+
+
+def test_bodies_that_do_not_come_hold_up_nobody(server: RunningServer) -> None:
+    """More of them than the ingress takes requests at once; they are of the same tenant as the one that is answered."""
+    url, places = server.http_url, ingress_options(served_config())["max_ongoing_requests"]
+    count = 4 * places  # every second one sends its head
+    with files(count + 200), idle(int(url.rpartition(":")[2]), count, "Content-Length: 4000\r\n\r\n{"):
+        assert typical(url, "nobody", times=3) < 30

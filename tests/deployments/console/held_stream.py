@@ -33,9 +33,11 @@ class Held:
         connection.settimeout(15)
         connection.sendall(HEAD)
 
-    def send(self, *tokens: dict[str, Any]) -> None:
-        """One event with these tokens."""
-        choice = {"index": 0, "delta": {}, "finish_reason": None, "turnout": {"tokens": list(tokens)}}
+    def send(self, *tokens: dict[str, Any], said: str | None = None) -> None:
+        """One event with these tokens; absent, `said` is their text."""
+        content = "".join(each["text"] for each in tokens) if said is None else said
+        delta = {"content": content}
+        choice = {"index": 0, "delta": delta, "finish_reason": None, "turnout": {"tokens": list(tokens)}}
         self.say(json.dumps({"choices": [choice], "usage": None}))
 
     def say(self, data: str) -> None:

@@ -76,14 +76,14 @@ def test_pools_are_asked_again_while_they_are_looked_at(context: BrowserContext,
     page.goto(f"{site.url}/console/#/pools")
     expect(page.get_by_text("As of")).to_be_visible()
     for times in (2, 3):
-        with page.expect_response("**/status"):
+        with page.expect_response("**/v1/status"):
             page.clock.run_for(2000)
-        assert asked.count("/status") == times
+        assert asked.count("/v1/status") == times
         # The next question is planned when the answer has been drawn.
         page.wait_for_function("() => document.querySelector('#page').innerText.includes('As of')")
     visit(page, "methods")
     page.clock.run_for(60_000)
-    assert asked.count("/status") == 3
+    assert asked.count("/v1/status") == 3
 
 
 def test_pools_stand_still_under_the_keyboard(context: BrowserContext, site: Site) -> None:
@@ -92,7 +92,7 @@ def test_pools_stand_still_under_the_keyboard(context: BrowserContext, site: Sit
     page.goto(f"{site.url}/console/#/pools")
     table = page.get_by_role("region", name="demo, replica 1")
     table.focus()
-    with page.expect_response("**/status"):
+    with page.expect_response("**/v1/status"):
         page.clock.run_for(2000)
     expect(page.get_by_text("it stands still while you are in it")).to_be_visible()
     expect(table).to_be_focused()

@@ -164,6 +164,23 @@ def test_four_thousand_tokens_are_followed_and_not_read_out(
     assert pane(page).get_by_role("region", name="Answer A, plain text").inner_text().endswith("w3999 last")
 
 
+def test_plain_text_is_what_was_said_and_not_the_tokens_joined(
+    page: Page, streams: HeldStreams, usage: dict[str, Any]
+) -> None:
+    page.evaluate(HEARD)
+    ask(page)
+    held = streams.next()
+    held.send(token("caf"), token("\ufffd", 1), said="caf")
+    held.send(token("\ufffd", 2), token("<|im_end|>", 3), said="é")
+    held.end(usage)
+    wait_done(page)
+    pane(page).get_by_text("Plain text").click()
+    expect(pane(page).get_by_role("region", name="Answer A, plain text")).to_have_text("café")
+    heard = " ".join(page.evaluate("window.heard"))
+    assert "4 tokens. café" in heard
+    assert "im_end" not in heard
+
+
 def test_each_token_says_in_words_what_its_marks_say(page: Page, streams: HeldStreams, usage: dict[str, Any]) -> None:
     ask(page)
     held = streams.next()
