@@ -28,7 +28,7 @@ BENCH_ARGS ?=
 CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 
-.PHONY: help venv lint format test test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-frontier bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-frontier bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,11 +113,17 @@ bench-load: venv ## measure latency and goodput against offered load (demo model
 bench-long-context: venv ## measure first token and memory against the prompt's length, up to 32k tokens
 	$(BIN)/python -m experiments.long_context
 
-bench-ead: venv ## measure entropy_adaptive on held-out arithmetic: accuracy, cost, time
-	$(BIN)/python -m experiments.bench_ead
+bench-ead: venv ## measure entropy_adaptive on held-out arithmetic: accuracy, cost, time (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_ead $(BENCH_ARGS)
 
 bench-ead-ablation: venv ## measure what window, minimum stay and effect of entropy_adaptive are worth
 	$(BIN)/python -m experiments.ead_ablation $(BENCH_ARGS)
+
+bench-switching: venv ## measure entropy_adaptive beside the large model alone at 8 and 32 requests, shipped and deepened (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_switching $(BENCH_ARGS)
+
+bench-routing: venv ## measure a learned router's probe beside its requests, and the samples of adaptive best-of-k (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_routing $(BENCH_ARGS)
 
 bench-speculation: venv ## compare every speculative method with plain decoding, hours (BENCH_ARGS="--quick --target demo")
 	$(BIN)/turnout bench speculation $(BENCH_ARGS)
@@ -153,8 +159,8 @@ bench-batch: venv ## measure interactive first tokens beside a batch that satura
 experiments: venv ## every registered method on every demo task, with intervals; what is there is not computed again (90 minutes at most)
 	$(BIN)/turnout experiment run ops/experiments/standing.yaml --yes --out docs/results $(EXPERIMENT_ARGS)
 
-bench-frontier: venv ## quality against cost: every way of spending the large model beside random choices and an oracle (1,000 prompts)
-	$(BIN)/python -m experiments.frontier.run
+bench-frontier: venv ## quality against cost: every way of spending the large model beside random choices and an oracle, 1,000 prompts (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.frontier.run $(BENCH_ARGS)
 
 bench-telemetry: venv ## measure what metrics, traces, logs and audits cost (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m experiments.bench_telemetry $(BENCH_ARGS)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from training.data.arithmetic import is_correct
 from training.data.problem import Problem
 from turnout.calls import ChatMessage, Chunk, GenerateCall, TokenOut, Usage
 from turnout.types import SamplingParams
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +105,20 @@ async def run_arm(
     pool: LocalPool, problems: list[Problem], arm: Arm, concurrency: int = 16, max_tokens: int = 160
 ) -> ArmResult:
     """Answer every problem, `concurrency` at a time."""
-    slots = asyncio.Semaphore(concurrency)
-
-    async def one(number: int, problem: Problem) -> Outcome:
-        async with slots:
-            return await answer(pool, problem, arm, number, max_tokens)
-
     for engine in pool.engines.values():
         engine.pool.clear_cached()
+    work = (answer(pool, problem, arm, number, max_tokens) for number, problem in enumerate(problems))
     started = time.perf_counter()
-    outcomes = await asyncio.gather(*(one(number, problem) for number, problem in enumerate(problems)))
+    outcomes = await at_once(work, concurrency)
     return ArmResult(arm, tuple(outcomes), time.perf_counter() - started)
+
+
+async def at_once(work: Iterable[Coroutine[Any, Any, T]], concurrency: int) -> list[T]:
+    """Do all of it, `concurrency` pieces at a time; results in order."""
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one(piece: Coroutine[Any, Any, T]) -> T:
+        async with slots:
+            return await piece
+
+    return list(await asyncio.gather(*(one(piece) for piece in work)))

@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from experiments.frontier.prompts import LARGE, METERS, SMALL, Answers, Prompts
 from experiments.statistics import Interval
+from experiments.stats import retention
 from experiments.stats.curves import Curve
 from experiments.stats.intervals import Floats, mean_score, resampled
+from experiments.stats.retention import Spent
 from training.router_measures import Routed
 
 ROUNDS = 1000
@@ -163,19 +165,7 @@ def _oracle(prompts: Prompts, meter: str) -> tuple[Floats, Floats]:
 
 
 def kept_at(prompts: Prompts, family: str, share: float) -> Interval:
-    """Quality relative to the large model's where it writes a share of the tokens, between neighbouring settings.
-
-    NaN where no setting comes so high.
-    """
+    """Quality relative to the large model's where it writes a share of the tokens: see `retention.kept_at`."""
     labels = [SMALL, *(label for label, name in prompts.families.items() if name == family and label != SMALL)]
-    ways, large = [prompts.ways[label] for label in labels], prompts.ways[LARGE]
-    shares = np.array([each.by_large * len(each.tokens) / max(float(each.tokens.sum()), 1.0) for each in ways])
-    curve = Curve(shares, np.array([each.scores for each in ways]))
-
-    def kept(rows: Rows) -> float:
-        at, quality = curve.points(rows)
-        if share > at[-1]:
-            return float("nan")
-        return float(np.interp(share, at, quality) / max(large.scores[rows].mean(), 1e-9))
-
-    return resampled(kept, prompts.size, 0, ROUNDS)
+    settings = [Spent(way.scores, way.by_large, way.tokens) for way in (prompts.ways[label] for label in labels)]
+    return retention.kept_at(settings, prompts.ways[LARGE].scores, share)

@@ -6,28 +6,40 @@ import math
 from pathlib import Path
 
 from experiments.frontier.figures import Figures, Point
-from experiments.frontier.prompts import LARGE, METERS, SMALL
+from experiments.frontier.prompts import LARGE, METERS, SMALL, Prompts
 from experiments.statistics import Interval
+from experiments.stats.retention import Goal, judged, percent
+
+SWITCHING, ROUTER = "entropy_adaptive", "route learned"
+ORACLE = 0.6  # of what the oracle gains over random choices, that the router is to recover
 
 
-def to_markdown(found: Figures, machine: str, kept: dict[float, Interval]) -> str:
+def to_markdown(found: Figures, prompts: Prompts, machine: str, kept: dict[Goal, Interval]) -> str:
     """The page.
 
     Args:
         found: the figures.
+        prompts: that they are of.
         machine: in words.
-        kept: by share of tokens that the large model writes, what `entropy_adaptive` keeps of its quality.
+        kept: by goal, what `entropy_adaptive` keeps of the large model's quality at its share of tokens.
     """
     names = ", ".join(METERS.values())
     return "\n".join(
         [
             "# Quality against cost",
             "",
-            f"`make bench-frontier`; {machine}. {found.num_prompts} held-out prompts, all kinds together; greedy. Costs"
+            f"`make bench-frontier`; {machine}. {found.num_prompts} held-out prompts, all kinds together; greedy, but"
+            " for routes that set a temperature of their own. The two models alone are not equally good at"
+            f" {prompts.num_apart} of them; the others tell no ways apart. Costs"
             f" are relative to the large model alone, by three meters ({names}). *Above random*: quality less that of"
             " sending as many prompts, drawn by chance, to the large model as cost the same. *Area*: its mean over all"
             " costs between the two models', along the settings of one way of answering; *of the oracle*: as a part of"
             " what knowing beforehand which model is right would gain. 95% intervals by bootstrap over prompts.",
+            "",
+            *_left_out(prompts),
+            "## Goals",
+            "",
+            *_verdicts(found, kept),
             "",
             "![Quality against cost](frontier.png)",
             "",
@@ -37,10 +49,46 @@ def to_markdown(found: Figures, machine: str, kept: dict[float, Interval]) -> st
             "",
             *_points(found.points),
             "",
-            *_kept(kept),
-            "",
         ]
     )
+
+
+def _verdicts(found: Figures, kept: dict[Goal, Interval]) -> list[str]:
+    """One line a goal."""
+    lines = []
+    for goal, value in kept.items():
+        said = "no two settings with that share between them" if math.isnan(value.value) else f"{percent(value)} kept"
+        lines.append(
+            f"- `{SWITCHING}` at {goal.share:.0%} large tokens, of the large model's quality: {said};"
+            f" {judged(value, goal.least)}."
+        )
+    family = next((each for each in found.families if each.name == ROUTER), None)
+    part = Interval(math.nan, math.nan, math.nan) if family is None else family.of_oracle["paper"]
+    if family is None:
+        said = "it has not been run at two settings"
+    elif math.isnan(part.value):
+        said = "the oracle gains nothing"
+    else:
+        said = f"{percent(part)} by the paper's cost"
+    lines.append(
+        f"- `learned`, of what the oracle gains over random choices: {said}; {judged(part, ORACLE, '{:.0%}')}."
+    )
+    return lines
+
+
+def _left_out(prompts: Prompts) -> list[str]:
+    """What is not in the figures, and why; nothing where all is."""
+    lines = []
+    if prompts.size < prompts.num_asked:
+        failed = ", ".join(f"`{label}` at {count}" for label, count in prompts.failed.items())
+        lines += [
+            f"Of {prompts.num_asked} prompts {prompts.num_asked - prompts.size} are left out for all ways, because one"
+            f" gave no answer or it has no score: {failed}.",
+            "",
+        ]
+    if prompts.left_out:
+        lines += ["Not in it:", "", *(f"- `{label}`: {why}" for label, why in prompts.left_out.items()), ""]
+    return lines
 
 
 def _kinds(found: Figures) -> list[str]:
@@ -69,11 +117,6 @@ def _points(points: list[Point]) -> list[str]:
         cells = [cell for meter in METERS for cell in (f"{point.costs[meter].value:.2f}", _gain(point.above[meter]))]
         lines.append(f"| {point.label} | {_rate(point.quality)} | {point.share:.0%} | {' | '.join(cells)} |")
     return lines
-
-
-def _kept(kept: dict[float, Interval]) -> list[str]:
-    rows = [f"| {share:.0%} | {_part(value)} |" for share, value in kept.items()]
-    return ["| large tokens | quality that `entropy_adaptive` keeps of the large model's |", "| --- | --- |", *rows]
 
 
 def _rate(value: Interval) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from experiments.grid.spec import Axis
 from experiments.grid.store import Saved, Store
-from experiments.reports.table import read_table
+from experiments.reports.table import Group, read_table
 from experiments.stats.intervals import Floats
 from turnout.errors import invalid, not_found
 
 SMALL, LARGE = "plain model=small", "plain"
 METERS = {"paper": "paper's cost", "flops": "FLOPs", "wall_s": "time"}
+# Part of the prompts at which a way may fail: they are left out for all. One that fails at more is left out itself.
+FEW = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +36,33 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts that every way of answering has a score for.
+    """Prompts that every way of answering has answered, with a score.
 
     Attributes:
         kinds: of each prompt: its dataset.
         ways: by label.
-        families: by label, what its parameters belong to.
+        families: by label, what it is a setting of.
+        num_asked: prompts of the experiment, those included that are left out here.
+        failed: by label, prompts without an answer or a score, which are left out for all.
+        left_out: by label, why a way is not here.
     """
 
     kinds: list[str]
     ways: dict[str, Answers]
     families: dict[str, str]
+    num_asked: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """Number of prompts."""
         return len(self.kinds)
+
+    @property
+    def num_apart(self) -> int:
+        """Prompts at which the two models alone are not equally good: the others tell no ways apart."""
+        return int((self.ways[SMALL].scores != self.ways[LARGE].scores).sum())
 
 
 def gather(saved: Saved, store: Store) -> Prompts:
@@ -64,20 +78,46 @@ def gather(saved: Saved, store: Store) -> Prompts:
     for label in (SMALL, LARGE):
         if label not in labels:
             raise not_found("methods", label, labels)
-    kinds: list[str] = []
-    parts: dict[str, list[Answers]] = {label: [] for label in labels}
+    left_out = {
+        cell.label: store.failure(cell) or "a part of it was not run"
+        for cell in saved.cells
+        if cell.label not in labels and store.facts(cell) is None
+    }
+    num_asked = sum(len(group.columns[LARGE].prompts) for group in groups)
+    failed = {label: sum(len(_failed(group, label)) for group in groups) for label in labels}
+    for label in labels:
+        if label not in (SMALL, LARGE) and failed[label] > FEW * num_asked:
+            left_out[label] = f"failed at {failed[label]} of {num_asked} prompts"
+    labels = [label for label in labels if label not in left_out]
+    kinds, parts = list[str](), dict[str, list[Answers]]({label: [] for label in labels})
     for group in groups:
-        scored = [set(group.columns[label].scored) for label in labels]
-        shared = [prompt for prompt in group.columns[LARGE].scored if all(prompt in each for each in scored)]
+        gone = set[str]().union(*(_failed(group, label) for label in labels))
+        shared = [prompt for prompt in group.columns[LARGE].prompts if prompt not in gone]
         kinds += [group.dataset] * len(shared)
         for label in labels:
-            column = group.columns[label]
-            names = ("score", "by_large", "tokens", *METERS)
-            values = {name: column.mean(name, shared) for name in names}
-            costs = {meter: values[meter] for meter in METERS}
-            parts[label].append(Answers(values["score"], costs, values["by_large"], values["tokens"]))
-    families = {label: groups[0].columns[label].method for label in labels}
-    return Prompts(kinds, {label: _joined(each) for label, each in parts.items()}, families)
+            parts[label].append(_answers(group, label, shared))
+    ways = {label: _joined(each) for label, each in parts.items()}
+    failed = {label: failed[label] for label in labels if failed[label]}
+    return Prompts(kinds, ways, _families(saved, groups[0], labels), num_asked, failed, left_out)
+
+
+def _failed(group: Group, label: str) -> set[str]:
+    """Prompts without an answer or a score, those that were never asked included."""
+    column = group.columns[label]
+    return set(group.columns[LARGE].prompts) - (set(column.scored) - column.refused)
+
+
+def _answers(group: Group, label: str, prompts: list[str]) -> Answers:
+    column = group.columns[label]
+    values = {name: column.mean(name, prompts) for name in ("score", "by_large", "tokens", *METERS)}
+    return Answers(values["score"], {meter: values[meter] for meter in METERS}, values["by_large"], values["tokens"])
+
+
+def _families(saved: Saved, group: Group, labels: list[str]) -> dict[str, str]:
+    """By label: the entry of the experiment it is a setting of, by its label there or by its method."""
+    axes = [entry for entry in saved.spec.methods if isinstance(entry, Axis)]
+    named = {label: axis.label or axis.words for axis in axes for label, _ in axis.arms()}
+    return {label: named.get(label, group.columns[label].method) for label in labels}
 
 
 def _joined(parts: list[Answers]) -> Answers:

@@ -72,7 +72,7 @@ class CellBench:
         dataset = self._dataset(cell)
         scorer = open_scorer(dataset.scorer)
         pool = await self._pool(cell.pool)
-        pool.routing = _routing(cell, pool)
+        pool.routing = routing_of(cell, pool)
         if cell.load.rate is not None:
             await self._under_load(store, cell, pool, dataset, scorer)
             return
@@ -139,7 +139,7 @@ async def warm(pool: LocalPool) -> None:
         await answer(pool, GenerateCall(f"warm-{role}", pool.name, sampling, "1", None, "plain", {"model": role}), "")
 
 
-def _routing(cell: Cell, pool: LocalPool) -> PoolRouting | None:
+def routing_of(cell: Cell, pool: LocalPool) -> PoolRouting | None:
     """What chooses a method for the cell's prompts; None where the cell names it."""
     if not cell.policy:
         return None

@@ -51,7 +51,7 @@ class Curve:
 
     def cost_at(self, quality: float, seed: int = 0) -> Interval:
         """Least mean cost of a quality; NaN where no setting reaches it."""
-        return resampled(lambda rows: _cost_at(*self.points(rows), quality), self.num_prompts, seed, ROUNDS)
+        return resampled(lambda rows: least_cost(*self.points(rows), quality), self.num_prompts, seed, ROUNDS)
 
     def recovered(self, weak: tuple[Floats, Floats], strong: tuple[Floats, Floats], seed: int = 0) -> Interval:
         """Mean part of the gap between two ends that is recovered, over all costs between theirs: 0.5 is a coin's.
@@ -83,7 +83,8 @@ def _quality_at(costs: Floats, qualities: Floats, cost: float) -> float:
     return float(np.interp(cost, costs, qualities))
 
 
-def _cost_at(costs: Floats, qualities: Floats, quality: float) -> float:
+def least_cost(costs: Floats, qualities: Floats, quality: float) -> float:
+    """Least mean cost of a quality, of a curve's points as `Curve.points` gives them; NaN: none reaches it."""
     at = int(np.searchsorted(qualities, quality, side="left"))
     if at == len(qualities):
         return float("nan")

@@ -1,19 +1,28 @@
-"""Quality against cost: areas by hand, an oracle that is one, and coins that gain nothing."""
+"""Quality against cost: areas by hand, an oracle that is one, coins that gain nothing, and who is left out."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from experiments.frontier.figures import figures, kept_at
 from experiments.frontier.page import plot, to_markdown
-from experiments.frontier.prompts import LARGE, METERS, SMALL, Answers, Prompts
+from experiments.frontier.prompts import LARGE, METERS, SMALL, Answers, Prompts, gather
+from experiments.frontier.run import main, refused, shortened
 from experiments.grid.planning import make_plan
 from experiments.grid.spec import read_spec
 from experiments.grid.store import Store
+from experiments.stats.retention import GOALS, Goal
+from tests.experiments.grid_runs import dataset, pair_config, spec
 from training.router_measures import recovered
+from turnout.errors import TurnoutError
 
 COUNT = 400
 RNG = np.random.default_rng(5)
@@ -108,12 +117,133 @@ def test_the_oracle_is_the_routers() -> None:
 def test_a_page_and_a_picture(tmp_path: Path) -> None:
     made = prompts(**{f"s{share}": ("route x", sent(np.arange(COUNT), share)) for share in (0.3, 0.6)})
     found = figures(made)
-    page = to_markdown(found, "a machine", {0.25: kept_at(made, "route x", 0.25), 0.9: kept_at(made, "route x", 0.9)})
+    page = to_markdown(found, made, "a machine", {})
     assert "| route x | 2 | " in page
-    assert "| 90% | not reached |" in page
     assert "| lists | 200 |" in page
+    assert f" are not equally good at {int((RIGHT[SMALL] != RIGHT[LARGE]).sum())} of them" in page
+    assert "left out" not in page
+    assert "Not in it" not in page
     plot(found, tmp_path / "frontier.png")
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
+
+
+def test_each_goal_is_judged_or_said_not_to_be_measured() -> None:
+    best, worst = np.argsort(RIGHT[SMALL] - RIGHT[LARGE], kind="stable"), np.argsort(RIGHT[LARGE] - RIGHT[SMALL])
+    ways = {f"e{share}": ("entropy_adaptive", sent(best, share)) for share in (0.2, 0.3, 0.5)}
+    ways |= {f"r{share}": ("route learned", sent(worst, share)) for share in (0.2, 0.6)}
+    made = prompts(**ways)
+    page = to_markdown(
+        figures(made), made, "m", {goal: kept_at(made, "entropy_adaptive", goal.share) for goal in GOALS}
+    )
+    at = {
+        goal.share: next(line for line in page.splitlines() if f"at {goal.share:.0%} large" in line) for goal in GOALS
+    }
+    assert at[0.25].endswith("; goal at least 92.9%: missed.")
+    assert "; goal at least 96.7%: met" in at[0.43]
+    assert "of what the oracle gains over random choices: -" in page
+    assert "; goal at least 60%: missed." in page
+    alone = prompts(**{f"x{share}": ("route x", sent(best, share)) for share in (0.2, 0.3)})
+    none = to_markdown(figures(alone), alone, "m", {Goal(0.5, 0.9): kept_at(alone, "route x", 0.5)})
+    assert "no two settings with that share between them; goal at least 90.0%: not measured." in none
+    assert "it has not been run at two settings; goal at least 60%: not measured." in none
+
+
+def saved_run(folder: Path, methods: list[dict[str, Any]]) -> tuple[Path, Path]:
+    """The file of an experiment on a tiny pair, and a place for results."""
+    dataset(folder, [{"id": f"p{n}", "prompt": f"prompt {n}", "answer": "e"} for n in range(40)])
+    spec(pair_config(folder / "pair"), folder, methods=[{"name": "plain"}, *methods], chunk=40)
+    return folder / "experiment.yaml", folder / "store"
+
+
+PLAIN_SMALL = {"name": "plain", "params": {"model": "small"}}
+RANDOM = {"name": "random_switch", "params": {"mean_run": 2, "min_stay": 1}, "grid": {"share": [0.3, 0.6]}}
+
+
+def test_ways_for_which_nothing_was_trained_are_named_first_and_are_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They do not fail cell by cell, and the others are worth what they are worth."""
+    lacking = [
+        {"policy": "learned", "grid": {"large_share": [0.2, 0.5]}},
+        {"name": "step_speculation", "params": {"scorer": "reward_model"}, "label": "steps"},
+        {"name": "speculative", "params": {"drafter": "model_chain", "verifier": "judge"}, "label": "judged"},
+    ]
+    asked, store = saved_run(tmp_path, [PLAIN_SMALL, RANDOM, *lacking])
+    out = tmp_path / "frontier"
+    assert main(asked, store, out, quick=False) == 0
+    said = capsys.readouterr().err
+    assert said.index("left out: steps") < said.index("cells, near / plain")
+    page = out.with_suffix(".md").read_text()
+    assert page.count("\n- `route learned large_share=") == 2
+    assert "- `judged`: " in page
+    assert "| random_switch | 2 | " in page
+    values = json.loads(out.with_suffix(".json").read_text())
+    assert set(values["left_out"]) == {
+        "route learned large_share=0.2",
+        "route learned large_share=0.5",
+        "steps",
+        "judged",
+    }
+    assert (values["asked"], values["num_prompts"], values["failed"]) == (40, 40, {})
+
+
+def test_a_trial_finds_exactly_those_that_lack_something(tmp_path: Path) -> None:
+    asked, store = saved_run(tmp_path, [PLAIN_SMALL, RANDOM, {"policy": "strategies", "label": "routed"}])
+    plan = make_plan(read_spec(asked), Store(store))
+    found = asyncio.run(refused(plan))
+    assert list(found) == ["routed"]
+    assert "strategies" in found["routed"]
+
+
+def test_prompts_at_which_a_way_fails_are_left_out_for_all_and_counted(tmp_path: Path) -> None:
+    """A failed answer counts as wrong and costs nothing: it would pull its way down and to the left."""
+    asked, root = saved_run(tmp_path, [PLAIN_SMALL, RANDOM])
+    assert main(asked, root, None, quick=False) == 0
+    store = Store(root)
+    saved = store.load("small")
+    label = next(cell.label for cell in saved.cells if cell.method == "random_switch")
+    spoil(store, saved, label, 2)
+    made = gather(saved, store)
+    assert (made.size, made.num_asked, made.failed, made.left_out) == (38, 40, {label: 2}, {})
+    assert {len(way.scores) for way in made.ways.values()} == {38}
+    page = to_markdown(figures(made), made, "m", {})
+    assert (
+        f"Of 40 prompts 2 are left out for all ways, because one gave no answer or it has no score: `{label}` at 2."
+        in page
+    )
+    spoil(store, saved, label, 20)
+    dropped = gather(saved, store)
+    assert (dropped.size, dropped.left_out) == (40, {label: "failed at 20 of 40 prompts"})
+    assert label not in dropped.ways
+    spoil(store, saved, SMALL, 20)  # without it there is no comparison
+    assert gather(saved, store).size == 20
+
+
+def spoil(store: Store, saved: Any, label: str, count: int) -> None:
+    """The first answers of a way failed."""
+    [cell] = [each for each in saved.cells if each.label == label]
+    [records] = store.chunks(cell).values()
+    for place in range(count):
+        records[place] = replace(records[place], error="no room", score=0.0, tokens=0, by_large=0, paper=0.0, flops=0.0)
+    facts = store.facts(cell)
+    assert facts is not None
+    store.save_chunk(cell, 0, records, facts)
+    store.finish(cell, facts)
+
+
+def test_settings_of_one_entry_are_a_curve_and_those_of_another_are_another(tmp_path: Path) -> None:
+    again = {**RANDOM, "label": "other", "grid": {"share": [0.4, 0.5]}}
+    asked, root = saved_run(tmp_path, [PLAIN_SMALL, RANDOM, again])
+    assert main(asked, root, None, quick=False) == 0
+    made = gather(Store(root).load("small"), Store(root))
+    families = [name for label, name in made.families.items() if label not in (SMALL, LARGE)]
+    assert families == ["random_switch"] * 2 + ["other"] * 2
+
+
+def test_without_the_models_alone_nothing_can_be_said(tmp_path: Path) -> None:
+    asked, root = saved_run(tmp_path, [RANDOM])
+    with pytest.raises(TurnoutError, match="plain model=small"):
+        main(asked, root, None, quick=False)
 
 
 def test_the_shipped_experiment_can_be_planned(tmp_path: Path) -> None:
@@ -121,5 +251,27 @@ def test_the_shipped_experiment_can_be_planned(tmp_path: Path) -> None:
     plan = make_plan(asked, Store(tmp_path))
     labels = {cell.label for cell in plan.cells}
     assert {SMALL, LARGE} <= labels
-    assert {cell.policy for cell in plan.cells} == {"", "learned"}
-    assert sum(choice.count or 0 for choice in asked.datasets) >= 1000
+    assert {cell.policy for cell in plan.cells} == {"", "learned", "strategies", "adaptive_best_of"}
+    adaptive = {"entropy_adaptive", "sentence_lead", "cascade", "step_speculation", "monitored", "speculative"}
+    assert adaptive <= {cell.method for cell in plan.cells}
+    settings: dict[str, set[str]] = {}
+    for cell in plan.cells:
+        settings.setdefault(cell.family, set()).add(cell.label)
+    assert min(map(len, settings.values())) >= 2
+    # More than are wanted: some may be left out.
+    assert sum(choice.count or 0 for choice in asked.datasets) >= 1050
+
+
+def test_a_quick_run_asks_little_and_overwrites_nothing() -> None:
+    asked = read_spec(Path("ops/experiments/frontier.yaml"))
+    quick = shortened(asked)
+    assert {choice.count for choice in quick.datasets} == {8}
+    assert quick.name != asked.name
+
+
+def test_the_file_says_what_is_to_be_trained() -> None:
+    """Every artifact that its ways may lack has a command in it."""
+    text = Path("ops/experiments/frontier.yaml").read_text(encoding="utf-8")
+    policies = {entry["policy"] for entry in yaml.safe_load(text)["methods"] if "policy" in entry}
+    head = text[: text.index("\nname:")]
+    assert all(any(line.startswith("#   ") and policy in line for line in head.splitlines()) for policy in policies)

@@ -164,7 +164,9 @@ def _who_holds_the_key_sees_it_all(worker: Worker, prompts: dict[str, list[int]]
     forms = worker.store.forms
     for tenant, prompt in prompts.items():
         links = Chain(Keyring(ROOT), forms.fingerprint, CHUNK, Sharing.private(tenant)).links(prompt, 4)
-        assert all(redis_key(Keyring(ROOT), forms.fingerprint, link, forms.forms[0].name, 0) in dumped for link in links)
+        assert all(
+            redis_key(Keyring(ROOT), forms.fingerprint, link, forms.forms[0].name, 0) in dumped for link in links
+        )
 
 
 def _what_is_looked_for_would_be_seen(secrets: dict[str, list[bytes]], dumped: dict[bytes, bytes]) -> None:

@@ -1,0 +1,73 @@
+"""Samples that adaptive best-of-k needs for what uniform best-of-k achieves (seed 45)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.statistics import Interval
+from experiments.stats.curves import Curve, least_cost
+from experiments.stats.intervals import Floats, resampled
+from training.router_samples import allocated
+
+ROUNDS = 1000
+ROUNDING = 1e-9  # equal means are not equal to the last bit
+ADAPTIVE = ("predicted", "bins", "oracle")
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Beside one budget of uniform best-of-k.
+
+    Attributes:
+        k: samples that every request gets there.
+        by_one: share of requests answered by their first sample.
+        answered: share of requests of which one sample is right.
+        parts: by way of sharing out samples, those needed for as many answers, as a part of k; NaN where no budget
+            answers so many.
+    """
+
+    k: int
+    by_one: float
+    answered: Interval
+    parts: dict[str, Interval]
+
+    @property
+    def gains(self) -> bool:
+        """Whether more samples than one answer anything more; otherwise one each is as good, however shared out."""
+        return self.answered.value > self.by_one + ROUNDING
+
+
+def needed(table: Floats, predicted: Floats) -> list[Needed]:
+    """For each k from 2 on. Between two budgets the curve of a way is a straight line, and it never falls.
+
+    Args:
+        table: [n, most]; see `training.router_samples.answered_by`.
+        predicted: [n] chances of a right sample.
+
+    Returns:
+        Intervals are over prompts drawn again, the samples that each would get staying what they are.
+    """
+    count, most = table.shape
+    budgets = [allocated(table, predicted, average) for average in range(1, most + 1)]
+    curves = {}
+    for way in ADAPTIVE:
+        given = np.array([budget[way] for budget in budgets])
+        curves[way] = Curve(given.astype(np.float64), table[np.arange(count), given - 1])
+
+    def part(way: str, k: int) -> Interval:
+        def of(rows: np.ndarray) -> float:
+            return least_cost(*curves[way].points(rows), float(table[rows, k - 1].mean()) - ROUNDING) / k
+
+        return resampled(of, count, 0, ROUNDS)
+
+    return [
+        Needed(
+            k,
+            float(table[:, 0].mean()),
+            resampled(lambda rows, k=k: float(table[rows, k - 1].mean()), count, 0, ROUNDS),  # type: ignore[misc]
+            {way: part(way, k) for way in ADAPTIVE},
+        )
+        for k in range(2, most + 1)
+    ]

@@ -1,0 +1,105 @@
+"""What switching keeps of the large model's quality at a share of its tokens, and whether that meets the goals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.statistics import Interval
+from experiments.stats.intervals import Floats, resampled
+
+ROUNDS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A part of the large model's quality, `least`, that is to be kept where it writes `share` of the tokens."""
+
+    share: float
+    least: float
+
+
+GOALS = (Goal(0.25, 0.929), Goal(0.43, 0.967))  # seed 2
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """One setting on a set of prompts, [prompts] each.
+
+    Attributes:
+        scores: of the answers.
+        by_large: their tokens that the large model wrote.
+        tokens: all their tokens.
+    """
+
+    scores: Floats
+    by_large: Floats
+    tokens: Floats
+
+    @property
+    def share(self) -> float:
+        """Of all tokens, the large model's."""
+        return _share(self.by_large, self.tokens)
+
+
+def _share(by_large: Floats, tokens: Floats) -> float:
+    return float(by_large.sum() / tokens.sum()) if tokens.sum() else 0.0
+
+
+def kept_at(settings: Sequence[Spent], large: Floats, share: float) -> Interval:
+    """Quality relative to the large model's, where it writes a share of the tokens: between neighbouring settings.
+
+    The line between two settings is what using each for a part of the prompts gives. Nothing is smoothed: where more of
+    the large model's tokens lower the quality, that shows.
+
+    Args:
+        settings: all on the same prompts; the small model alone may be among them.
+        large: [prompts] scores of the large model alone.
+        share: of all tokens.
+
+    Returns:
+        With a 95% interval over prompts drawn again; NaN where no setting comes so high, or so low.
+    """
+    by_large, tokens, scores = (
+        np.array([getattr(each, name) for each in settings]) for name in ("by_large", "tokens", "scores")
+    )
+
+    def kept(rows: np.ndarray) -> float:
+        shares = by_large[:, rows].sum(axis=1) / np.maximum(tokens[:, rows].sum(axis=1), 1e-9)
+        order = np.argsort(shares, kind="stable")
+        if not shares[order[0]] <= share <= shares[order[-1]]:
+            return float("nan")
+        quality = float(np.interp(share, shares[order], scores[:, rows].mean(axis=1)[order]))
+        best = float(large[rows].mean())
+        return quality / best if best > 0 else float("nan")
+
+    return resampled(kept, len(large), 0, ROUNDS)
+
+
+def judged(value: Interval, goal: float, what: str = "{:.1%}", at_most: bool = False) -> str:
+    """A figure beside its goal: met or missed, and whether the interval is sure of it.
+
+    Args:
+        value: the figure; NaN: it was not reached.
+        goal: the least it should be.
+        what: how the goal is written.
+        at_most: whether the goal is the most it should be instead.
+    """
+    said = f"goal at {'most' if at_most else 'least'} {what.format(goal)}"
+    if math.isnan(value.value):
+        return f"{said}: not measured"
+    met = value.value <= goal if at_most else value.value >= goal
+    verdict = f"{said}: {'met' if met else 'missed'}"
+    if math.isnan(value.low):
+        return f"{verdict}, without an interval"
+    ends = (value.high <= goal, value.low > goal) if at_most else (value.low >= goal, value.high < goal)
+    return verdict if any(ends) else f"{verdict}, but the interval holds the goal"
+
+
+def percent(value: Interval) -> str:
+    """As percentages."""
+    ends = "interval unknown" if math.isnan(value.low) else f"{value.low:.1%}, {value.high:.1%}"
+    return f"{value.value:.1%} [{ends}]"
