@@ -1,4 +1,4 @@
-"""`turnout calibrate`: measure a switching method's knob on a pool, and keep the curve for requests to read from."""
+"""`turnout calibrate`: measure a method's knob on a pool, and keep the curve for requests to read from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Share = float | None
 
 
 def calibrate(
-    method: Annotated[str, typer.Argument(help="A switching method, such as entropy_adaptive.")],
+    method: Annotated[str, typer.Argument(help="A method with a knob, such as entropy_adaptive.")],
     pool: Annotated[str, typer.Option(help="Which pool; may be left out where there is one.")] = "",
     config: Annotated[Path | None, typer.Option(help="Configuration file; absent: the demo models.")] = None,
     data: Annotated[
@@ -50,7 +50,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(min=0, help="Of answers and intervals.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find the setting of a switching method that meets a target, and write what was measured as an artifact.
+    """Find the setting of a method's knob that meets a target, and write what was measured as an artifact.
 
     Requests and pools name it: --param calibration=NAME. It holds for this pair of models, this method and the fixed
     parameters, and is written only when the target can be met.

@@ -1,21 +1,79 @@
-"""A switching method's parameters with the knob read from a calibration, and the watch over what it sees."""
+"""Parameters of methods with a knob, the knob read from a calibration, and the watch over what the method sees."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
-from decoding.artifacts import Artifact, Kept
-from decoding.calibration import KIND, RAN, SwitchCalibration
-from decoding.drift import DRIFT, DriftWatch, Tally, watch_of
+from decoding.artifacts import Artifact, ArtifactName, Kept
+from decoding.calibration import KIND, RAN, Knob, SwitchCalibration
+from decoding.drift import DRIFT, TALLY, DriftWatch, Recorder, Tally, watch_of
 from decoding.model import ModelPool, Request
-from decoding.switching.base import TARGETS, CalibratedParams
 from turnout.errors import invalid
 from turnout.registry import MethodParams, explain
 
 FIELD = "method.params"
+TARGETS = ("large_share", "quality")
+
+
+class CalibratedParams(MethodParams):
+    """Parameters of a method with a knob for the large model's part: set by hand, or read from a calibration.
+
+    Attributes:
+        knob: which parameter a calibration sets, and which it holds for.
+    """
+
+    knob: ClassVar[Knob]
+
+    calibration: Annotated[
+        ArtifactName | None,
+        Field(description="the pool's calibration to read the setting from, without .safetensors; absent: by hand"),
+    ] = None
+    large_share: Annotated[
+        FiniteFloat | None,
+        Field(ge=0.0, le=1.0, description="with calibration: share of the tokens by the large model to aim at"),
+    ] = None
+    quality: Annotated[
+        FiniteFloat | None,
+        Field(gt=0.0, le=2.0, description="with calibration: quality to aim at, relative to the large model's own"),
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_calibration(self) -> Self:
+        targets = [name for name in TARGETS if getattr(self, name) is not None]
+        if self.calibration is None and targets:
+            raise ValueError(f"{targets[0]} is read from a calibration: name one in calibration, or leave it out")
+        if len(targets) > 1:
+            raise ValueError("give large_share or quality, not both")
+        if self.calibration is not None and self.by_hand:
+            raise ValueError(f"give {self.knob.name} or calibration, not both")
+        return self
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the knob was set by the caller."""
+        return self.knob.name in self.model_fields_set
+
+    @property
+    def knob_range(self) -> tuple[float, float]:
+        """Settings of a knob that is a share or a chance, from least to most of the large model."""
+        return 0.0, 1.0
+
+    @classmethod
+    def over(cls, defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """See `MethodParams.over`: a knob set by hand replaces a pool's calibration, and the other way round."""
+        dropped: set[str] = set()
+        if given.get(cls.knob.name) is not None:
+            dropped = {"calibration", *TARGETS}
+        elif given.get("calibration") is not None:
+            dropped = {cls.knob.name, *TARGETS}
+        elif set(TARGETS) & set(given):
+            dropped = set(TARGETS)
+        return {**{name: value for name, value in defaults.items() if name not in dropped}, **given}
+
+
 P = TypeVar("P", bound=CalibratedParams)
 
 
@@ -35,7 +93,7 @@ class Watched:
         request.extra[DRIFT] = reading
         if reading.index > reading.limit:
             request.notes.append(
-                f"entropies have left the range of calibration {reading.calibration}:"
+                f"what is seen has left the range of calibration {reading.calibration}:"
                 f" stability index {reading.index:.2f}, at most {reading.limit:.2f} is expected"
             )
 
@@ -53,8 +111,8 @@ def calibrated(request: Request, models: ModelPool, params: P, name: str) -> tup
         name: the method's.
 
     Returns:
-        The parameters with the knob set, and what to count its entropies with, where it looks at entropies. Without
-        a calibration, the parameters as they are.
+        The parameters with the knob set, and what to count with, where the knob is a threshold. Without a
+        calibration, the parameters as they are.
 
     Raises:
         TurnoutError: NOT_FOUND or INVALID_ARGUMENT: no such artifact, or one for another kind, pair, method, or
@@ -80,6 +138,25 @@ def calibrated(request: Request, models: ModelPool, params: P, name: str) -> tup
         return ran, None
     watch = watch_of(models, params.calibration, found.version, found.drift_limit)
     return ran, Watched(watch, found.expected(position), Tally(found.edges))
+
+
+def recorder(request: Request, watched: Watched | None) -> Recorder | None:
+    """Who is to be told the values that a threshold is compared with; None: nobody."""
+    return watched.tally if watched is not None else request.extra.get(TALLY)
+
+
+def finish(request: Request, watched: Watched | None, told: Recorder | None) -> None:
+    """The answer is finished: what was counted goes to the pool's watch, or back to whoever wanted to know.
+
+    Args:
+        request: the answer's.
+        watched: as `calibrated` gave it.
+        told: the recorder as it is now; a rule that went to a model elsewhere came back with another.
+    """
+    if watched is not None and isinstance(told, Tally):
+        watched.finish(request, told.counts)
+    elif told is not None:
+        request.extra[TALLY] = told
 
 
 def check_calibration(models: ModelPool, name: str, params: MethodParams, field: str) -> None:
@@ -143,8 +220,9 @@ def _read(found: SwitchCalibration, params: P, name: str, field: str) -> tuple[P
     asked = {} if target is None else {target: getattr(params, target)}
     position = found.position_of(f"{field}.{target or 'calibration'}", **asked)
     used = {**found.fixed, found.knob: found.setting(position)}
+    free = params.model_fields_set - {"calibration", *TARGETS, *used}
     try:
-        return type(params).model_validate({"catch_up": params.catch_up, **used}), position, found
+        return type(params).model_validate({**{name: getattr(params, name) for name in free}, **used}), position, found
     except ValidationError as error:
         raise explain(error, field, type(params)) from None
 

@@ -1,4 +1,4 @@
-"""What a switching method's one knob does on a pair of models: a measured curve, and the setting that meets a target.
+"""What a method's one knob does on a pair of models: a measured curve, and the setting that meets a target.
 
 The curve is made by `training.switch_calibration` and kept as an artifact of the kind `switch_calibration`.
 """
@@ -22,18 +22,20 @@ RAN = "params"
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """The parameter of a switching method that a calibration sets.
+    """The parameter of a method that a calibration sets.
 
     Attributes:
         name: the parameter.
         fixed: parameters that decide what the knob means; a calibration holds for one choice of them.
-        entropy: whether it is a threshold on the small model's rolling mean entropy: more of it, less of the large
-            model. Otherwise it is a share or a chance: more of it, more of the large model.
+        never: for a threshold on values that the method sees, a setting at which the small model writes everything;
+            the method tells the values to its recorder. None: the knob is a share or a chance.
+        falling: whether a larger setting means less of the large model.
     """
 
     name: str
     fixed: tuple[str, ...]
-    entropy: bool = False
+    never: float | None = None
+    falling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Point:
         length: tokens of the answers, relative to the large model's own.
         quality: mean over the prompts.
         retained: quality relative to the large model's own.
-        seen: of the means the rule looked at, how many fell into each bin of `SwitchCalibration.edges`.
+        seen: of the values the threshold was compared with, how many fell into each bin of `SwitchCalibration.edges`.
     """
 
     position: float
@@ -113,12 +115,13 @@ class SwitchCalibration:
         knob: its parameter.
         fixed: the parameters it was measured with.
         basis: what was measured on.
-        grid: (position, setting) pairs, by position: quantiles of the small model's rolling mean entropy, or the ends.
+        grid: (position, setting) pairs, by position: quantiles of the values that the threshold is compared with while
+            the small model writes alone, or the ends.
         points: by position.
         chosen: position that meets the target it was made for.
         target: that target.
-        edges: inner edges of the bins of `Point.seen`, bits; deciles of the small model's means alone.
-        drift_limit: population stability index beyond which live means have left the calibrated range.
+        edges: inner edges of the bins of `Point.seen`: deciles of these values.
+        drift_limit: population stability index beyond which live values have left the calibrated range.
     """
 
     method: str
@@ -202,7 +205,7 @@ class SwitchCalibration:
         return found
 
     def expected(self, position: float) -> list[float]:
-        """Share of the means in each bin at a position; empty where nothing was looked at."""
+        """Share of the values in each bin at a position; empty where nothing was looked at."""
         places = [point.position for point in self.points]
         shares = [[count / max(sum(point.seen), 1) for count in point.seen] for point in self.points]
         return [along(places, column, position) for column in zip(*shares, strict=True)]

@@ -1,4 +1,4 @@
-"""Whether live entropies still look like those a threshold was calibrated on."""
+"""Whether what a threshold is compared with still looks like what it was calibrated on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from decoding.model import ModelPool
 from turnout.calls import DriftReading
@@ -16,14 +17,22 @@ log = logging.getLogger(__name__)
 
 WINDOW = 128  # answers
 STORE = "switch_drift"
-# Where whoever runs a method leaves what its rule shall tell entropies to; a calibration's own watch goes before it.
+# Where whoever runs a method leaves what it shall tell the values to; a calibration's own watch goes before it.
 TALLY = "tally"
 # Where a method leaves the reading in `Request.extra`, for the answer's usage to show.
 DRIFT = "drift"
 
 
+class Recorder(Protocol):
+    """Is told values."""
+
+    def add(self, value: float) -> None:
+        """Take one value."""
+        ...
+
+
 class Tally:
-    """Counts what a rule looks at, in bins. Plain state: it travels with the rule.
+    """Counts values in bins. Plain state: it travels with a rule.
 
     Args:
         edges: inner edges of the bins, ascending; a value on an edge belongs to the bin below it.
@@ -99,12 +108,12 @@ class DriftWatch:
         drifted = index > self.limit
         if drifted and not self._drifted:
             log.warning(
-                "entropies have left what calibration %s (version %s) was made for: stability index %.3f over the last"
-                " %d answers, at most %.3f is expected; calibrate again on prompts of this kind",
+                "what is seen has left what calibration %s (version %s) was made for: stability index %.3f over the"
+                " last %d answers, at most %.3f is expected; calibrate again on prompts of this kind",
                 self.name, self.version, index, len(self._answers), self.limit,
             )  # fmt: skip
         elif self._drifted and not drifted:
-            log.info("entropies are back in the range of calibration %s (version %s)", self.name, self.version)
+            log.info("what is seen is back in the range of calibration %s (version %s)", self.name, self.version)
         self._drifted = drifted
         return DriftReading(self.name, self.version, index, self.limit, len(self._answers))
 
@@ -121,7 +130,7 @@ class DriftWatch:
 def watch_of(models: ModelPool, name: str, version: str, limit: float) -> DriftWatch:
     """The pool's watch over a calibration; a new version of the artifact begins anew.
 
-    One for all tenants: it holds counts of entropies, of which no text can be told.
+    One for all tenants: it holds counts of values, of which no text can be told.
     """
     stores = models.small.stores
     kept: dict[str, DriftWatch] = stores.open(STORE, "", dict)

@@ -14,7 +14,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
-from decoding.switching.base import CalibratedParams
+from decoding.calibrated import CalibratedParams
 from training.calibration_data import QuestionSet
 from training.switch_calibration import Calibrator, Outcome, Target
 from training.switch_runs import Bench, Run

@@ -1,4 +1,4 @@
-"""Measuring what a switching method's knob does on a pair of models, and finding the setting that meets a target."""
+"""Measuring what a method's knob does on a pair of models, and finding the setting that meets a target."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from decoding.calibrated import TARGETS, CalibratedParams
 from decoding.calibration import Basis, Knob, Point, Span, SwitchCalibration, along
 from decoding.drift import WINDOW, Tally, population_stability
-from decoding.switching.base import CalibratedParams
 from training.calibration_data import QuestionSet
 from training.switch_runs import Bench, Floats, Run, ratio
 from turnout.errors import invalid
 from turnout.registry import MethodInfo, all_methods, get_method
 
 TRAINER = "training.switch_calibration"
-NEVER = 64.0  # bits; no mean entropy is above it
 GRID = 101
 DECILES = tuple(step / 10 for step in range(1, 10))
 # What is called a large change of a distribution; windows of the calibration's own answers rarely come near it.
@@ -104,7 +103,7 @@ class Calibrator:
     Args:
         bench: asks.
         asked: what.
-        method: the switching method.
+        method: its name.
         params: what stays the same; not the knob.
         num_points: settings of the knob that are tried, both ends included, at least 3.
         advance: told which run of how many begins.
@@ -126,12 +125,13 @@ class Calibrator:
         info = calibratable(self.method)
         assert issubclass(info.params, CalibratedParams)
         self._knob: Knob = info.params.knob
-        for name in (self._knob.name, "calibration", "large_share", "quality"):
+        for name in (self._knob.name, "calibration", *TARGETS):
             if name in self.params:
                 raise invalid(
                     f"param.{name}", f"is what is calibrated; fixed here can be {', '.join(self._knob.fixed)}"
                 )
-        parsed = info.parse({**self.params, self._knob.name: NEVER if self._knob.entropy else 0.5}, "param")
+        some = 0.5 if self._knob.never is None else self._knob.never
+        parsed = info.parse({**self.params, self._knob.name: some}, "param")
         assert isinstance(parsed, CalibratedParams)
         self._parsed = parsed
         self._runs: dict[float, tuple[Point, Run]] = {}
@@ -176,23 +176,24 @@ class Calibrator:
         return max(at for at, (point, run) in self._runs.items() if self._cost(target, point, run) <= target.budget)
 
     async def _survey(self) -> tuple[list[tuple[float, float]], list[float], Run | None]:
-        """The knob's way: its ends, or for a threshold quantiles of the means that the small model alone shows."""
-        if not self._knob.entropy:
+        """The knob's way: its ends, or for a threshold quantiles of what it is compared with under the small model."""
+        if self._knob.never is None:
             low, high = self._parsed.knob_range
             return [(0.0, low), (1.0, high)], [], None
-        run = await self._run("small model alone", self.method, {**self.params, self._knob.name: NEVER}, _Values)
-        means = np.array([value for record in run.tallies for value in record.values])
+        alone = {**self.params, self._knob.name: self._knob.never}
+        run = await self._run("small model alone", self.method, alone, _Values)
+        values = np.array([value for record in run.tallies for value in record.values])
         down = getattr(self._parsed, "threshold_down", None)
         if down is not None:
-            means = means[means >= down]
-        if len(means) < GRID:
+            values = values[values >= down]
+        if len(values) < GRID:
             wanted = "" if down is None else f" at or above threshold_down ({down:g} bits)"
             raise invalid(
-                "data", f"gives {len(means)} places where a switch is allowed{wanted}; at least {GRID} are needed"
+                "data", f"gives {len(values)} places where a switch is allowed{wanted}; at least {GRID} are needed"
             )
         levels = np.linspace(0.0, 1.0, GRID)
-        quantiles = np.quantile(means, 1.0 - levels)
-        edges = np.unique(np.quantile(means, DECILES))
+        quantiles = np.quantile(values, 1.0 - levels if self._knob.falling else levels)
+        edges = np.unique(np.quantile(values, DECILES))
         return [(float(p), float(v)) for p, v in zip(levels, quantiles, strict=True)], edges.tolist(), run
 
     async def _add(

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
+from decoding.calibrated import CalibratedParams, calibrated, finish, recorder
+from decoding.calibration import Knob
 from decoding.held_back import charge, show
 from decoding.model import ModelPool, Request
 from decoding.stretch import stream
 from decoding.watching import watched
-from turnout.registry import MethodParams, method
+from turnout.registry import method
 from turnout.types import FinishReason, Segment, Token
 
 Confidence = Literal["logprob", "least_logprob", "entropy"]
 
 
-class CascadeParams(MethodParams):
+class CascadeParams(CalibratedParams):
     """Parameters of `cascade`."""
+
+    knob: ClassVar[Knob] = Knob("threshold", fixed=("confidence", "keep_cut"), never=-1000.0)
 
     confidence: Annotated[
         Confidence,
@@ -44,11 +48,16 @@ async def cascade(request: Request, models: ModelPool, params: CascadeParams) ->
     What was shown is never taken back: the small model's answer is held until it is decided, then comes at once; the
     large model's streams as it is written. The cost counts both.
     """
+    params, watching = calibrated(request, models, params, "cascade")
+    told = recorder(request, watching)
     seq = request.sequence
     draft = models.small.fork(seq)
     try:
         await models.small.decode(draft, watched())
         found = confidence(draft.generated, params.confidence)
+        if told is not None:
+            told.add(found)
+            finish(request, watching, told)
         whole = params.keep_cut or draft.finish_reason is not FinishReason.LENGTH
         kept = whole and found >= params.threshold
         if kept:

@@ -8,23 +8,23 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from decoding.calibrated import calibrated
+from decoding.calibrated import CalibratedParams, calibrated, finish, recorder
 from decoding.calibration import Knob
-from decoding.drift import TALLY, Tally
 from decoding.model import ModelPool, Request
-from decoding.switching.base import CalibratedParams, alternate
+from decoding.switching.base import SwitchParams, alternate
 from decoding.switching.mean_entropy import MeanEntropySwitch
 from turnout.registry import method
 from turnout.types import Segment
 
 
-class EntropyAdaptiveParams(CalibratedParams):
+class EntropyAdaptiveParams(SwitchParams, CalibratedParams):
     """Parameters of `entropy_adaptive`."""
 
     knob: ClassVar[Knob] = Knob(
         "threshold",
         fixed=("window", "min_stay", "effect", "threshold_down", "start", "clear_on_switch"),
-        entropy=True,
+        never=64.0,  # bits; no mean entropy is above it
+        falling=True,
     )
 
     window: Annotated[int, Field(ge=1, le=1024, description="entropies in the rolling mean, tokens")] = 5
@@ -72,12 +72,9 @@ async def entropy_adaptive(
         active=params.start,
         effect=params.effect,
         clear=params.clear_on_switch,
-        tally=watched.tally if watched is not None else request.extra.get(TALLY),
+        tally=recorder(request, watched),
     )
     async with aclosing(alternate(request, models, rule, params.catch_up)) as segments:
         async for segment in segments:
             yield segment
-    if watched is not None and isinstance(rule.tally, Tally):
-        watched.finish(request, rule.tally.counts)
-    elif rule.tally is not None:
-        request.extra[TALLY] = rule.tally
+    finish(request, watched, rule.tally)

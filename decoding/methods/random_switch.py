@@ -8,16 +8,16 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from decoding.calibrated import calibrated
+from decoding.calibrated import CalibratedParams, calibrated
 from decoding.calibration import Knob
 from decoding.model import ModelPool, Request
-from decoding.switching.base import CalibratedParams, alternate
+from decoding.switching.base import SwitchParams, alternate
 from decoding.switching.random_run import RandomRunSwitch, mean_runs
 from turnout.registry import method
 from turnout.types import Segment
 
 
-class RandomSwitchParams(CalibratedParams):
+class RandomSwitchParams(SwitchParams, CalibratedParams):
     """Parameters of `random_switch`."""
 
     knob: ClassVar[Knob] = Knob("share", fixed=("mean_run", "min_stay"))

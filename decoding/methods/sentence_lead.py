@@ -9,16 +9,16 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, FiniteFloat
 
-from decoding.calibrated import calibrated
+from decoding.calibrated import CalibratedParams, calibrated
 from decoding.calibration import Knob
 from decoding.model import ModelPool, Request
-from decoding.switching.base import CalibratedParams, alternate
+from decoding.switching.base import SwitchParams, alternate
 from decoding.switching.sentence import SentenceSwitch, sentence_marks
 from turnout.registry import method
 from turnout.types import Segment
 
 
-class SentenceLeadParams(CalibratedParams):
+class SentenceLeadParams(SwitchParams, CalibratedParams):
     """Parameters of `sentence_lead`."""
 
     knob: ClassVar[Knob] = Knob("lead_probability", fixed=("lead_tokens",))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
+from decoding.calibrated import CalibratedParams, calibrated, finish, recorder
+from decoding.calibration import Knob
 from decoding.drafters.base import Room
+from decoding.drift import Recorder
 from decoding.lengths.fixed import FixedLength
 from decoding.methods.speculative import SpeculativeParams, checked_parts
 from decoding.model import Model, ModelPool, Request, Until
@@ -29,7 +32,7 @@ from decoding.steps import (
 from decoding.stretch import stream, stretch_lengths
 from decoding.text import text_of
 from turnout.errors import invalid
-from turnout.registry import MethodParams, method
+from turnout.registry import method
 from turnout.types import Segment
 
 FIELD = "method.params"
@@ -37,8 +40,14 @@ FIELD = "method.params"
 Mark = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class StepSpeculationParams(MethodParams):
+class StepSpeculationParams(CalibratedParams):
     """Parameters of `step_speculation`."""
+
+    knob: ClassVar[Knob] = Knob(
+        "threshold",
+        fixed=("scorer", "separators", "max_step_tokens", "max_steps", "first_steps", "end_marks", "rest"),
+        never=0.0,
+    )
 
     scorer: Annotated[
         PartChoice,
@@ -47,6 +56,10 @@ class StepSpeculationParams(MethodParams):
             json_schema_extra={"x-slot": "scorers"},
         ),
     ] = PartChoice(name="self_grade")
+    threshold: Annotated[
+        FiniteFloat | None,
+        Field(ge=0.0, le=10.0, description="least score of a drafted step that stays; absent: what the scorer says"),
+    ] = None
     separators: Annotated[
         tuple[Mark, ...],
         Field(min_length=1, max_length=16, description="strings that end a step; for chat models often a blank line"),
@@ -74,12 +87,31 @@ class StepSpeculationParams(MethodParams):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.scorer.find(SCORERS, f"{FIELD}.scorer")
+        own = self._threshold_of_scorer()
+        if own in self.scorer.params and (self.threshold is not None or self.calibration is not None):
+            raise invalid(f"{FIELD}.scorer.{own}", "is given twice: leave it out, or threshold and calibration")
+        self.judge()
         if self.speculate is not None and self.speculate.refused:
             raise invalid(f"{FIELD}.speculate", self.speculate.refused)
         if self.speculate is not None and not self.speculate.lossless:
             raise invalid(f"{FIELD}.speculate.verifier", "must be lossless: the large model's steps are its own")
         return self
+
+    def judge(self) -> Scorer:
+        """The scorer, with the threshold where one is given.
+
+        Raises:
+            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: an unknown scorer, or a wrong parameter of it.
+        """
+        given = {} if self.threshold is None else {self._threshold_of_scorer(): self.threshold}
+        chosen = PartChoice.of(self.scorer.name, **self.scorer.params, **given)
+        scorer: Scorer = chosen.make(SCORERS, f"{FIELD}.scorer")
+        return scorer
+
+    def _threshold_of_scorer(self) -> str:
+        part = self.scorer.find(SCORERS, f"{FIELD}.scorer")
+        assert issubclass(part, Scorer)
+        return part.threshold
 
 
 @method(params=StepSpeculationParams, seeds=(39, 221), lossless=False, needs=frozenset({"small", "large"}))
@@ -93,28 +125,38 @@ async def step_speculation(
     the small model's law, all others the large one's. The meter's generated and discarded tokens of the small model
     count drafts that were kept and that were not; the large model's generated tokens are its own.
     """
-    scorer: Scorer = params.scorer.make(SCORERS, f"{FIELD}.scorer")
+    params, watching = calibrated(request, models, params, "step_speculation")
+    told = recorder(request, watching)
+    scorer = params.judge()
     scorer.check(models)
     vocab_size = max(models.small.vocab_size, models.large.vocab_size)
     # Reads the whole vocabulary the first time.
     marks = await asyncio.to_thread(step_marks, models.tokenizer, vocab_size, params.separators)
-    steps = _Steps(request, models, params, scorer, StepEnd(marks, params.separators))
+    steps = _Steps(request, models, params, scorer, told, StepEnd(marks, params.separators))
     async with aclosing(steps.run()) as segments:
         async for segment in segments:
             yield segment
+    finish(request, watching, told)
 
 
 class _Steps:
     """One answer, step by step."""
 
     def __init__(
-        self, request: Request, models: ModelPool, params: StepSpeculationParams, scorer: Scorer, end: StepEnd
+        self,
+        request: Request,
+        models: ModelPool,
+        params: StepSpeculationParams,
+        scorer: Scorer,
+        told: Recorder | None,
+        end: StepEnd,
     ) -> None:
         self._request = request
         self._seq = request.sequence
         self._models = models
         self._params = params
         self._scorer = scorer
+        self._told = told
         self._end = end
         self._writer: Model | None = None
         self._parts = checked_parts(params.speculate, models) if params.speculate is not None else None
@@ -150,6 +192,8 @@ class _Steps:
         most = min(self._params.max_step_tokens, seq.num_remaining)
         draft = await small.propose(seq, StepDrafter(self._end), Room(most, most), FixedLength())
         score = await self._scorer.score(self._models, seq, draft.tokens)
+        if self._told is not None:
+            self._told.add(score)
         if not keep_coin(seq) < self._scorer.chance(score):
             seq.meter.of(small.name, small.num_parameters).discarded_tokens += len(draft)
             return None

@@ -6,6 +6,7 @@ A module here assigns its class to `PART`; requests of `step_speculation` choose
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from decoding.model import ModelPool
 from decoding.parts import Part
@@ -15,7 +16,13 @@ PACKAGE = "decoding.scorers"
 
 
 class Scorer(Part):
-    """Judges steps before they enter the answer."""
+    """Judges steps before they enter the answer.
+
+    Attributes:
+        threshold: which of its parameters says from which score on a step stays; 0.0 keeps every step.
+    """
+
+    threshold: ClassVar[str]
 
     @abstractmethod
     async def score(self, models: ModelPool, seq: Sequence, step: tuple[int, ...]) -> float:

@@ -46,6 +46,7 @@ class RewardModelScorer(Scorer):
     """
 
     Params = RewardModelParams
+    threshold = "delta"
     seeds = (39,)
     params: RewardModelParams
 

@@ -44,6 +44,7 @@ class SelfGradeScorer(Scorer):
     """
 
     Params = SelfGradeParams
+    threshold = "threshold"
     seeds = (221,)
     params: SelfGradeParams
 

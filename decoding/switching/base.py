@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Literal, Protocol
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field
 
-from decoding.artifacts import ArtifactName
-from decoding.calibration import Knob
 from decoding.model import Decision, Model, ModelPool, Request, Row, Until, Want
 from decoding.sequence import Sequence
 from decoding.stretch import stretch_lengths
@@ -21,7 +19,6 @@ from turnout.registry import MethodParams
 from turnout.types import Segment
 
 Role = Literal["small", "large"]
-TARGETS = ("large_share", "quality")
 
 
 def other(role: Role) -> Role:
@@ -47,62 +44,6 @@ class SwitchParams(MethodParams):
             "start, shadow follows along in spare batch room"
         ),
     ] = CatchUp.LAZY
-
-
-class CalibratedParams(SwitchParams):
-    """Parameters of a switching method with a knob: set by hand, or read from a calibration.
-
-    Attributes:
-        knob: which parameter a calibration sets, and which it holds for.
-    """
-
-    knob: ClassVar[Knob]
-
-    calibration: Annotated[
-        ArtifactName | None,
-        Field(description="the pool's calibration to read the setting from, without .safetensors; absent: by hand"),
-    ] = None
-    large_share: Annotated[
-        FiniteFloat | None,
-        Field(ge=0.0, le=1.0, description="with calibration: share of the tokens by the large model to aim at"),
-    ] = None
-    quality: Annotated[
-        FiniteFloat | None,
-        Field(gt=0.0, le=2.0, description="with calibration: quality to aim at, relative to the large model's own"),
-    ] = None
-
-    @model_validator(mode="after")
-    def _check_calibration(self) -> Self:
-        targets = [name for name in TARGETS if getattr(self, name) is not None]
-        if self.calibration is None and targets:
-            raise ValueError(f"{targets[0]} is read from a calibration: name one in calibration, or leave it out")
-        if len(targets) > 1:
-            raise ValueError("give large_share or quality, not both")
-        if self.calibration is not None and self.by_hand:
-            raise ValueError(f"give {self.knob.name} or calibration, not both")
-        return self
-
-    @property
-    def by_hand(self) -> bool:
-        """Whether the knob was set by the caller."""
-        return self.knob.name in self.model_fields_set
-
-    @property
-    def knob_range(self) -> tuple[float, float]:
-        """Settings of a knob that is no threshold, from least to most of the large model."""
-        return 0.0, 1.0
-
-    @classmethod
-    def over(cls, defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `MethodParams.over`: a knob set by hand replaces a pool's calibration, and the other way round."""
-        dropped: set[str] = set()
-        if given.get(cls.knob.name) is not None:
-            dropped = {"calibration", *TARGETS}
-        elif given.get("calibration") is not None:
-            dropped = {cls.knob.name, *TARGETS}
-        elif set(TARGETS) & set(given):
-            dropped = set(TARGETS)
-        return {**{name: value for name, value in defaults.items() if name not in dropped}, **given}
 
 
 class SwitchRule(Protocol):

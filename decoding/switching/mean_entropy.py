@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal, Protocol
+from typing import Literal
 
+from decoding.drift import Recorder
 from decoding.model import Decision, Row, Want
 from decoding.switching.base import Role, other
 
 Effect = Literal["next", "current"]
-
-
-class Recorder(Protocol):
-    """Is told values."""
-
-    def add(self, value: float) -> None:
-        """Take one value."""
-        ...
 
 
 class MeanEntropySwitch:

@@ -149,7 +149,7 @@ async def test_a_method_watches_its_entropies_and_says_so_in_the_answer(flat, ca
     drifted = [await ask(seed) for seed in range(WINDOW)]
     reading = drifted[-1].extra[DRIFT]
     assert reading.index > reading.limit == 0.25
-    assert any("entropies have left the range of calibration mine" in note for note in drifted[-1].notes)
+    assert any("what is seen has left the range of calibration mine" in note for note in drifted[-1].notes)
     assert "calibrate again" in caplog.text
 
 
