@@ -40,7 +40,8 @@ def router(
         str, typer.Option(help="Name in the pool's folder of artifacts, or a file that ends in .safetensors.")
     ],
     outcomes: Annotated[
-        Path | None, typer.Option(help="JSON lines: prompt, and correct_ROLE or samples_ROLE for small and large.")
+        Path | None,
+        typer.Option(help="JSON lines: what was asked, and correct_ROLE or samples_ROLE for small and large."),
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Make the outcomes first, with the demo's questions.")] = False,
     pool: Pool = None,
@@ -71,7 +72,6 @@ def router(
     from training.router_outcomes import Outcomes
     from training.router_runs import questions, run_outcomes
     from training.router_training import Recipe, read_prompts, train_probe
-    from turnout.calls import ChatMessage
 
     if demo == (outcomes is not None):
         raise invalid("outcomes", "give either a file of outcomes or --demo")
@@ -86,7 +86,7 @@ def router(
 
     async def work(loaded: LocalPool, advance: Callable[[str, int, int], None]) -> Trained:
         found = rows or await run_outcomes(loaded, questions(count, seed), sampling, samples, seed, advance)
-        prompts = [loaded.tokenizer.encode_chat([ChatMessage("user", row.prompt)]) for row in found.rows]
+        prompts = [row.encode(loaded.tokenizer) for row in found.rows]
         inputs = await read_prompts(loaded.pool, prompts, advance)
         return train_probe(loaded.pool, found, inputs, target, recipe, advance)
 
@@ -99,11 +99,15 @@ def outcomes(
         Path | None,
         typer.Option(help="JSON lines with prompt, answer and perhaps match. Absent: the demo's questions."),
     ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(help="A route log with texts: what the pool was asked; agreement with the large model is right."),
+    ] = None,
     pool: Pool = None,
     config: Config = None,
     count: Annotated[
         int | None,
-        typer.Option(min=25, help="Questions; absent: the whole file, or 1000 of the demo's, as many of each kind."),
+        typer.Option(min=25, help="Questions; absent: the whole file or log, or 1000 of the demo's, of all kinds."),
     ] = None,
     samples: Samples = 1,
     temperature: Temperature = 0.0,
@@ -111,13 +115,13 @@ def outcomes(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Let both models answer questions, the demo's or your own, and write down who was right."""
+    """Let both models answer questions, the demo's, your own or those of a log, and write down who was right."""
     from training.router_outcomes import ROLES
-    from training.router_runs import file_questions, questions, run_outcomes
+    from training.router_runs import run_outcomes
 
     settings, name = _settings(config, pool)
     sampling = _sampling(temperature, samples, max_tokens)
-    asked: list[Question] = questions(count or 1000, seed) if data is None else file_questions(data, count)
+    asked = _questions(data, log, name, count, seed)
 
     async def work(loaded: LocalPool, advance: Callable[[str, int, int], None]) -> Outcomes:
         return await run_outcomes(loaded, asked, sampling, samples, seed, advance)
@@ -130,6 +134,22 @@ def outcomes(
         return
     right = ", ".join(f"{role} {share:.1%}" for role, share in shares.items())
     typer.echo(f"{out.name}: {len(found.rows)} prompts; right: {right}")
+
+
+def _questions(data: Path | None, log: list[Path] | None, pool: str, count: int | None, seed: int) -> list[Question]:
+    """What the models are to answer."""
+    from training.router_runs import file_questions, logged_questions, questions
+
+    if data is not None and log:
+        raise invalid("log", "stands beside --data; give one of them")
+    if data is not None:
+        return file_questions(data, count)
+    if not log:
+        return questions(count or 1000, seed)
+    found = logged_questions(log, pool, count)
+    if found.passed_over:
+        typer.echo(f"passed over: {found.passed_over} requests with tools, or with token ids for a prompt", err=True)
+    return found.questions
 
 
 def _keep(trained: Trained, place: Path, as_json: bool) -> None:

@@ -122,7 +122,7 @@ async def train(pool: LocalPool, folder: Path, count: int, samples: int) -> Trai
     """Train a router into a folder, from answers that the models give now."""
     sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
     outcomes = await run_outcomes(pool, questions(count, TRAIN_SEED), sampling, samples, TRAIN_SEED, lambda *_: None)
-    prompts = [pool.tokenizer.encode_chat([ChatMessage("user", row.prompt)]) for row in outcomes.rows]
+    prompts = [row.encode(pool.tokenizer) for row in outcomes.rows]
     inputs = await read_prompts(pool.pool, prompts, lambda *_: None)
     artifact = train_probe(pool.pool, outcomes, inputs, WhoIsRight(), Recipe(seed=TRAIN_SEED)).artifact
     artifact.save(folder / f"{NAME}.safetensors")
@@ -169,7 +169,7 @@ async def probed(pool: LocalPool, asked: list[Question], concurrent: int) -> Pro
 
 def _call(pool: str, number: int, question: Question) -> GenerateCall:
     sampling = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, seed=number)
-    messages = (ChatMessage("user", question.prompt),)
+    messages = (ChatMessage("user", question.asked.key),)
     return GenerateCall(f"routed-{number}", pool, sampling, messages=messages, method=AUTO)
 
 
@@ -182,8 +182,8 @@ async def measure(count: int, samples: int, asked: int) -> tuple[Trained, list[P
         try:
             note(f"{samples} answers of each model to about {count} questions")
             trained = await train(pool, Path(folder), count, samples)
-            known = {question.prompt for question in questions(count, TRAIN_SEED)}
-            fresh = [each for each in questions(2 * asked, TEST_SEED) if each.prompt not in known]
+            known = {question.asked.key for question in questions(count, TRAIN_SEED)}
+            fresh = [each for each in questions(2 * asked, TEST_SEED) if each.asked.key not in known]
             fresh = [fresh[place] for place in np.random.default_rng(0).permutation(len(fresh))[:asked]]
             await probed(pool, fresh[:16], max(CONCURRENT))
             return trained, [await probed(pool, fresh, concurrent) for concurrent in CONCURRENT]

@@ -7,12 +7,16 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from turnout.calls import ChatMessage
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import explain
+
+if TYPE_CHECKING:
+    from engine.text import TextTokenizer
 
 Role = Literal["small", "large"]
 ROLES: tuple[Role, Role] = ("small", "large")
@@ -29,12 +33,51 @@ class Sample(BaseModel):
     logprob: Annotated[FiniteFloat | None, Field(le=0, description="their mean log-probability, nats")] = None
 
 
-class Outcome(BaseModel):
-    """One line of an outcomes file: a prompt, and for each model either `correct_ROLE` or `samples_ROLE`."""
+class Turn(BaseModel):
+    """A turn of a conversation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prompt: Annotated[str, Field(min_length=1, description="the question, as a user's message")]
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Asked(BaseModel):
+    """What the models were asked, in one of three ways."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: Annotated[str | None, Field(min_length=1, description="a question, as a user's message")] = None
+    messages: Annotated[tuple[Turn, ...] | None, Field(min_length=1, description="a conversation")] = None
+    text: Annotated[str | None, Field(min_length=1, description="a text to be continued")] = None
+
+    @model_validator(mode="after")
+    def _check_asked(self) -> Self:
+        given = [name for name in ("prompt", "messages", "text") if getattr(self, name) is not None]
+        if not given:
+            raise invalid("prompt", "is missing; give prompt, messages or text")
+        if len(given) > 1:
+            raise invalid(given[1], f"stands beside {given[0]}; give one of them")
+        return self
+
+    @property
+    def key(self) -> str:
+        """What tells it from others."""
+        if self.prompt is not None:
+            return self.prompt
+        return json.dumps(self.model_dump(mode="json", include={"messages", "text"}, exclude_none=True))
+
+    def encode(self, tokenizer: TextTokenizer) -> list[int]:
+        """Token ids, ready to be answered."""
+        if self.text is not None:
+            return tokenizer.encode(self.text)
+        turns = self.messages or (Turn(role="user", content=self.prompt or ""),)
+        return tokenizer.encode_chat([ChatMessage(each.role, each.content) for each in turns])
+
+
+class Outcome(Asked):
+    """One line of an outcomes file: what was asked, and for each model either `correct_ROLE` or `samples_ROLE`."""
+
     correct_small: bool | None = None
     correct_large: bool | None = None
     samples_small: Annotated[tuple[Sample, ...] | None, Field(min_length=1)] = None
@@ -72,7 +115,7 @@ class Outcomes:
     """A checked file.
 
     Attributes:
-        rows: one for each prompt, in the file's order.
+        rows: one for everything asked, in the file's order.
         digest: of their content, whatever the order of keys: 32 hexadecimal digits.
     """
 
@@ -85,7 +128,7 @@ class Outcomes:
         kept = tuple(rows)
         digest = hashlib.blake2b(digest_size=16)
         for row in kept:
-            digest.update(json.dumps(row.model_dump(mode="json"), sort_keys=True).encode())
+            digest.update(json.dumps(row.model_dump(mode="json", exclude_none=True), sort_keys=True).encode())
         return cls(kept, digest.hexdigest())
 
     @classmethod
@@ -106,7 +149,7 @@ class Outcomes:
             if not line.strip():
                 continue
             row = _parse(line, number)
-            before = seen.setdefault(row.prompt, (number, row))
+            before = seen.setdefault(row.key, (number, row))
             if before[1] != row:
                 raise invalid(
                     "outcomes", f"line {number} contradicts line {before[0]}: the same prompt with another outcome"

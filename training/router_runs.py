@@ -1,4 +1,4 @@
-"""Making outcomes: both models of a pool answer questions whose answers are known."""
+"""Making outcomes: both models of a pool answer questions, and something tells who was right."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from decoding.model import Model
 from decoding.noise import derive_seed
 from decoding.sequence import Sequence
 from decoding.watching import watched
 from engine.pool import LocalPool
+from router.summary import read_log
+from training.agreement import agreement
 from training.calibration_data import DEMO, Judge, is_right, read_questions
 from training.data.problem import Problem
-from training.router_outcomes import ROLES, Outcome, Outcomes, Role, Sample
+from training.router_outcomes import ROLES, Asked, Outcome, Outcomes, Role, Sample
 from training.router_training import Advance
-from turnout.calls import ChatMessage
-from turnout.errors import invalid
+from turnout.errors import TurnoutError, invalid
 from turnout.types import SamplingParams
 
 # In the order of the questions, by which each has its seed.
@@ -28,11 +32,14 @@ DIGITS = 4  # what lies beyond them depends on which answers shared a forward
 
 @dataclass(frozen=True)
 class Question:
-    """A question of some kind, and what tells from 0 to 1 how good an answer to it is."""
+    """A question of some kind, and what tells from 0 to 1 how good an answer to it is.
+
+    Without a judge an answer is as good as it agrees with the large model, whose own is right.
+    """
 
     kind: str
-    prompt: str
-    judge: Judge
+    asked: Asked
+    judge: Judge | None
 
 
 def questions(count: int, seed: int, kinds: tuple[str, ...] = KINDS) -> list[Question]:
@@ -50,7 +57,9 @@ def questions(count: int, seed: int, kinds: tuple[str, ...] = KINDS) -> list[Que
         for difficulty in data.DIFFICULTIES:
             problems: list[Problem] = data.heldout(difficulty, each, seed=seed)
             name = f"{kind} {difficulty}"
-            found += [Question(name, problem.prompt, partial(is_right, data, problem)) for problem in problems]
+            found += [
+                Question(name, Asked(prompt=problem.prompt), partial(is_right, data, problem)) for problem in problems
+            ]
     return _unique(found)
 
 
@@ -67,12 +76,63 @@ def file_questions(path: Path, count: int | None = None) -> list[Question]:
     found = read_questions(path, count).questions
     if any(each.judge is None for each in found):
         raise invalid("data", f"{path.name} has rows without answer, which tells who is right; give all of them one")
-    return _unique([Question(path.stem, each.prompt, each.judge) for each in found if each.judge is not None])
+    return _unique([Question(path.stem, Asked(prompt=each.prompt), each.judge) for each in found])
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What a route log has to learn from.
+
+    Attributes:
+        questions: what was asked, each once, as it was asked last; without judges.
+        passed_over: requests with tools, or with token ids for a prompt.
+    """
+
+    questions: list[Question]
+    passed_over: int
+
+
+def logged_questions(paths: list[Path], pool: str, count: int | None = None) -> Logged:
+    """What a pool was asked, from its route log.
+
+    Args:
+        paths: files of the log.
+        pool: whose requests.
+        count: only the last so many.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: unreadable, no entry of the pool, or a log without texts.
+    """
+    found, passed_over = list[Question](), 0
+    for path in paths:
+        for entry in read_log(path):
+            if entry["kind"] != "request" or entry.get("pool", pool) != pool:
+                continue
+            if "request" not in entry:
+                raise invalid("log", f"{path} holds no texts: set routing.log.texts, and let it fill anew")
+            asked = _asked(entry["request"])
+            if asked is None:
+                passed_over += 1
+            else:
+                found.append(Question("log", asked, None))
+    if not found:
+        said = f" but {passed_over} with tools or token ids" if passed_over else ""
+        raise invalid("log", f"{', '.join(map(str, paths))}: no request to pool {pool!r}{said}")
+    return Logged(_unique(found[::-1])[: count or len(found)], passed_over)
+
+
+def _asked(body: dict[str, Any]) -> Asked | None:
+    if "tools" in body:
+        return None
+    try:
+        return Asked(messages=body["messages"]) if "messages" in body else Asked(text=body.get("prompt"))
+    except (ValidationError, TurnoutError):
+        return None
 
 
 def _unique(found: list[Question]) -> list[Question]:
-    """Each prompt once: the last of the questions that share it."""
-    return list({question.prompt: question for question in found}.values())
+    """Everything asked once: the last of the questions that share it."""
+    return list({question.asked.key: question for question in found}.values())
 
 
 async def run_outcomes(
@@ -100,7 +160,7 @@ async def run_outcomes(
         done += 1
         advance("answering", done, len(asked))
         return Outcome(
-            prompt=question.prompt,
+            **question.asked.model_dump(),
             samples_small=found["small"],
             samples_large=found["large"],
             kind=question.kind,
@@ -112,7 +172,7 @@ async def run_outcomes(
 async def _samples(
     pool: LocalPool, role: Role, question: Question, sampling: SamplingParams, samples: int, seed: int
 ) -> tuple[Sample, ...]:
-    prompt = pool.tokenizer.encode_chat([ChatMessage("user", question.prompt)])
+    prompt = question.asked.encode(pool.tokenizer)
     model = pool.pool.role(role)
 
     async def one(index: int) -> Sample:
@@ -128,12 +188,20 @@ async def _answer(pool: LocalPool, model: Model, seq: Sequence, question: Questi
         tokens = (await model.decode(seq, watched())).tokens
     finally:
         model.release(seq)
-    text = pool.tokenizer.decode([token.id for token in tokens if token.id not in seq.end_ids])
     entropies = [token.entropy_bits or 0.0 for token in tokens]
     logprobs = [token.logprob or 0.0 for token in tokens]
     return Sample(
-        reward=question.judge(text),
+        reward=await _reward(pool, model, seq, question),
         tokens=len(tokens),
         entropy_bits=max(round(sum(entropies) / len(tokens), DIGITS), 0.0),
         logprob=min(round(sum(logprobs) / len(tokens), DIGITS), 0.0),
     )
+
+
+async def _reward(pool: LocalPool, model: Model, seq: Sequence, question: Question) -> float:
+    if question.judge is not None:
+        return question.judge(
+            pool.tokenizer.decode([token.id for token in seq.generated if token.id not in seq.end_ids])
+        )
+    large = pool.pool.large
+    return 1.0 if model is large else await agreement(large, seq)

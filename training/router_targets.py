@@ -72,7 +72,7 @@ class WhoIsRight:
             if not 0.0 <= value <= 1.0:
                 raise invalid(
                     "outcomes",
-                    f"the mean reward of samples_{role} is {value:g} for prompt {row.prompt[:40]!r}; chances need"
+                    f"the mean reward of samples_{role} is {value:g} for prompt {row.key[:40]!r}; chances need"
                     " rewards from 0 to 1 (other rewards: --predict marginals)",
                 )
         return found
@@ -118,7 +118,7 @@ class WhichStrategy:
         if entropy is None:
             raise invalid(
                 "outcomes",
-                f"samples_{self.role} of prompt {row.prompt[:40]!r} lack entropy_bits, which strategies are told by",
+                f"samples_{self.role} of prompt {row.key[:40]!r} lack entropy_bits, which strategies are told by",
             )
         name = self.rule.label(row.reward(self.role), entropy)
         return [float(name == each) for each in self.labels]
@@ -167,7 +167,7 @@ class WhatSamplesAdd:
         if len(rewards) < self.most:
             raise invalid(
                 "outcomes",
-                f"prompt {row.prompt[:40]!r} has {len(rewards)} samples_{self.role}; {self.most} are needed",
+                f"prompt {row.key[:40]!r} has {len(rewards)} samples_{self.role}; {self.most} are needed",
             )
         return reward_marginals(rewards, self.most)
 

@@ -114,7 +114,7 @@ def split(outcomes: Outcomes, seed: int) -> tuple[list[int], list[int], list[int
         raise invalid("outcomes", f"has {num} prompts; at least {FEWEST_ROWS} are needed")
 
     def key(place: int) -> bytes:
-        return hashlib.blake2b(f"{seed} {outcomes.rows[place].prompt}".encode(), digest_size=8).digest()
+        return hashlib.blake2b(f"{seed} {outcomes.rows[place].key}".encode(), digest_size=8).digest()
 
     order = sorted(range(num), key=key)
     first, second = 3 * num // 5, 4 * num // 5

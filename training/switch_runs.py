@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from decoding.calibration import Span
 from decoding.drift import TALLY
-from decoding.model import ModelPool, Request, Want
+from decoding.model import ModelPool, Request
 from decoding.noise import derive_seed
 from decoding.sequence import Sequence as Tokens
 from engine.pool import LocalPool
+from training.agreement import agreement
 from training.calibration_data import Question
 from turnout.calls import ChatMessage
 from turnout.errors import out_of_range
@@ -153,20 +154,10 @@ class Bench:
             found: list[float] = []
             for start in range(0, len(answers), self.at_once):
                 batch = answers[start : start + self.at_once]
-                found += await asyncio.gather(*(self._agreement(seq) for seq in batch))
+                found += await asyncio.gather(*(agreement(self.models.large, seq) for seq in batch))
             return found
         texts = [self.decode([token.id for token in seq.generated if token.id not in self.eos_ids]) for seq in answers]
         return [question.judge(text) for question, text in zip(questions, texts, strict=True) if question.judge]
-
-    async def _agreement(self, seq: Tokens) -> float:
-        """Share of an answer's tokens that the large model would have chosen there itself, with the same noise."""
-        fresh = Tokens(seq.tokens[: seq.num_prompt_tokens], seq.sampling, seq.seed)
-        large, written = self.models.large, tuple(token.id for token in seq.generated)
-        try:
-            rows = await large.extend(fresh, written, Want(), every=True)
-        finally:
-            large.release(fresh)
-        return sum(row.token == token for row, token in zip(rows, written, strict=False)) / len(written)
 
     def _collect(self, requests: list[Request], quality: list[float], walls: list[float]) -> Run:
         large = self.models.large.name

@@ -120,6 +120,80 @@ def test_outcomes_are_made_of_own_questions(run: Any, config: Path) -> None:
     assert "data: bare.jsonl has rows without answer" in refused.err
 
 
+def routed(config: Path) -> Path:
+    """The configuration with a pool whose route log holds texts; returns the log."""
+    values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    log = config.parent / "routes.jsonl"
+    policy = {"name": "static", "params": {"default": {"method": {"name": "plain", "model": "small"}}}}
+    values["pools"]["p"]["routing"] = {"policy": policy, "log": {"path": str(log), "texts": True}}
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return log
+
+
+def test_outcomes_are_made_of_what_a_pool_was_asked(run: Any, config: Path) -> None:
+    """Text and chat, each once; the large model is its own measure, the small one agrees in a share of its tokens."""
+    log = routed(config)
+    ask = ("generate", "--local", "--config", str(config), "--max-tokens", "3")
+    for prompt, *more in (("one", "--raw"), ("two",), ("one", "--raw")):
+        assert run(*ask, prompt, *more).code == 0
+    out = config.parent / "made.jsonl"
+    arguments = ("train", "outcomes", "--out", str(out), "--config", str(config), "--max-tokens", "6")
+    result = run(*arguments, "--log", str(log))
+    assert result.code == 0, result.err
+    made = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [(row.get("text"), row.get("messages")) for row in made] == [
+        ("one", None),
+        (None, [{"role": "user", "content": "two"}]),
+    ]
+    for row in made:
+        assert [sample["reward"] for sample in row["samples_large"]] == [1.0]
+        [small] = row["samples_small"]
+        assert 0.0 <= small["reward"] <= 1.0
+        assert small["reward"] * small["tokens"] == pytest.approx(round(small["reward"] * small["tokens"]))
+    assert "2 prompts; right: small " in result.out
+    again = run("train", "router", "--config", str(config), "--outcomes", str(out), "--out", "x")
+    assert "outcomes: has 2 prompts; at least 20 are needed" in again.err  # it can be read
+
+
+def test_a_router_is_trained_on_conversations_and_texts(run: Any, config: Path) -> None:
+    """The same rows as questions, as conversations and as texts: what is asked is what the probe reads."""
+    ways = (
+        lambda text: {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": text}]},
+        lambda text: {"text": text},
+    )
+    for way in ways:
+        asked = [{**way(row["prompt"]), **{k: v for k, v in row.items() if k != "prompt"}} for row in rows()]
+        outcomes = write(config.parent / "o.jsonl", asked)
+        arguments = ("train", "router", "--config", str(config), "--outcomes", str(outcomes), "--out", "mine")
+        result = run(*arguments, "--epochs", "60", "--learning-rate", "0.01", "--json")
+        assert result.code == 0, result.err
+        assert json.loads(result.out)["predictions"]["p_small"]["auc"]["value"] > 0.9
+
+
+def test_logs_that_nothing_can_be_learnt_from_are_refused(run: Any, config: Path) -> None:
+    entry = {"kind": "request", "pool": "p", "request_id": "r", "decision": None, "outcome": {}}
+    tools = {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}
+    called = {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}
+    logs = {
+        "silent": ([entry], "holds no texts: set routing.log.texts"),
+        "others": ([{**entry, "pool": "q", "request": {"prompt": "x"}}], "no request to pool 'p'"),
+        "shadows": ([{**entry, "kind": "shadow", "request": {"prompt": "x"}}], "no request to pool 'p'"),
+        "odd": (
+            [{**entry, "request": body} for body in ({"prompt": [1, 2]}, tools, called, {"prompt": ""})],
+            "no request to pool 'p' but 4 with tools or token ids",
+        ),
+    }
+    out = config.parent / "made.jsonl"
+    for name, (entries, said) in logs.items():
+        log = write(config.parent / f"{name}.jsonl", entries)
+        refused = run("train", "outcomes", "--out", str(out), "--config", str(config), "--log", str(log))
+        assert refused.code == 1
+        assert said in refused.err
+        assert not out.exists()
+    both = run("train", "outcomes", "--out", str(out), "--config", str(config), "--log", str(log), "--data", str(log))
+    assert "log: stands beside --data" in both.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -138,6 +212,8 @@ def test_outcomes_are_made_of_own_questions(run: Any, config: Path) -> None:
         (("--out", "x", "--outcomes", "ALIKE"), "outcomes: labels are all alike"),
         (("--out", "x", "--outcomes", "MISSING"), "outcomes: line 41: correct_large: is missing"),
         (("--out", "x", "--outcomes", "AGAINST"), "outcomes: line 41 contradicts line 1: the same prompt"),
+        (("--out", "x", "--outcomes", "TWICE"), "outcomes: line 41: text: stands beside prompt; give one of them"),
+        (("--out", "x", "--outcomes", "NOTHING"), "outcomes: line 41: prompt: is missing; give prompt, messages or"),
         (("--out", "x", "--outcomes", "FEW"), "outcomes: has 4 prompts; at least 20 are needed"),
         (("--out", "x", "--demo", "--samples", "4"), "temperature: must be above 0 for 4 samples"),
     ],
@@ -150,6 +226,8 @@ def test_refusals_are_one_line_and_write_nothing(run: Any, config: Path, argumen
         "ALIKE": [{**row, "correct_small": True} for row in rows()],
         "MISSING": [*rows(), {"prompt": "p", "correct_small": True}],
         "AGAINST": [*rows(), {**rows()[0], "correct_large": False}],
+        "TWICE": [*rows(), {**rows()[0], "text": "t"}],
+        "NOTHING": [*rows(), {"correct_small": True, "correct_large": True}],
         "FEW": rows(4),
     }
     filled = [str(write(folder / each, files[each])) if each in files else each for each in arguments]

@@ -104,7 +104,7 @@ def line(**values) -> str:
         (line() + "\n{", "outcomes: line 2 is no JSON"),
         (line() + "\n[1]", "outcomes: line 2 must be an object"),
         (line(prompt=""), "outcomes: line 1: prompt: string should have at least 1 character"),
-        (json.dumps({"correct_small": True, "correct_large": True}), "outcomes: line 1: prompt: field required"),
+        (json.dumps({"correct_small": True, "correct_large": True}), "outcomes: line 1: prompt: is missing"),
         (
             json.dumps({"prompt": "p", "correct_small": True}),
             "line 1: correct_large: is missing; give correct_large or",
