@@ -105,6 +105,9 @@ def enough(
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
     top: Annotated[int, typer.Option(min=2, max=20, help="Most probable tokens the entropy is taken over.")] = 20,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=16, help="Rounds of an answer that savings are counted against.")
+    ] = 3,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -116,7 +119,7 @@ def enough(
         def is_right(index: int, tokens: tuple[int, ...]) -> bool:
             return arithmetic.is_correct(problems[index], loaded.tokenizer.decode(list(tokens)))
 
-        return calibrate_enough(loaded.pool, source, is_right, top, advance)
+        return calibrate_enough(loaded.pool, source, is_right, top, rounds, advance=advance)
 
     _run(work, (config, pool), out, (None, count, temperature, max_tokens, seed), as_json)
 

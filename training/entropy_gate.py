@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from decoding.artifacts import Artifact
 from decoding.model import ModelPool
-from decoding.monitors.enough import entropy_nats
+from decoding.monitors.enough import EnoughParams, entropy_nats
+from training.entropy_rounds import Savings, all_rounds, savings
 from training.length_data import Source
 from training.length_predictors import Advance
 from turnout.errors import invalid
@@ -49,12 +50,14 @@ class GateReport:
         stopped: share of answers at or below it.
         accuracy_stopped: share of these that are right; nan where there are none.
         accuracy: share of all that are right.
+        against_all_rounds: tokens saved, and accuracy, beside running every round; None where they were not run.
     """
 
     threshold: float
     stopped: float
     accuracy_stopped: float
     accuracy: float
+    against_all_rounds: Savings | None = None
 
 
 def calibrate(entropies: Floats, right: NDArray[np.bool_]) -> Gate:
@@ -182,9 +185,20 @@ async def calibrate_enough(
     source: Source,
     is_right: Callable[[int, tuple[int, ...]], bool],
     top: int,
+    rounds: int = 3,
+    cue: str = EnoughParams.model_fields["cue"].default,
     advance: Advance = lambda *_: None,
 ) -> Calibrated:
     """Answer, calibrate on every other prompt, report on the others.
+
+    Args:
+        models: the large one answers.
+        source: what is asked; its `max_tokens` is for each round.
+        is_right: whether some tokens, of a prompt, end in the right answer.
+        top: most probable tokens the entropy is taken over.
+        rounds: that the report's prompts are answered in, so that savings are counted against all of them.
+        cue: words before each further round.
+        advance: told of progress.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: see `calibrate`.
@@ -192,7 +206,15 @@ async def calibrate_enough(
     entropies, right = await measure(models, source, is_right, top, advance)
     used = np.arange(len(entropies)) % 2 == 0
     gate = calibrate(entropies[used], right[used])
-    reports = {name: report(gate, name, entropies[~used], right[~used]) for name in gate.thresholds}
+    heldout = [int(index) for index in np.flatnonzero(~used)]
+    answers = await all_rounds(models, source, heldout, is_right, top, rounds, cue, advance)
+    reports = {
+        name: replace(
+            report(gate, name, entropies[~used], right[~used]),
+            against_all_rounds=savings(answers, threshold, source.seed),
+        )
+        for name, threshold in gate.thresholds.items()
+    }
     artifact = Artifact(
         kind="enough",
         trainer="training.entropy_gate",
