@@ -12,12 +12,12 @@ import typer
 
 from cli.asking import pool_for, read_config
 from cli.generate import parse_params
-from cli.output import console, print_json
+from cli.output import console, print_error, print_json
 from turnout.errors import invalid
 
 if TYPE_CHECKING:
     from deployments.batches.inputs import Defaults
-    from deployments.batches.offline import Progress
+    from deployments.batches.offline import Job, Progress
     from router.policies.adaptive_best_of import AdaptiveBestOfParams
 
 Source = Annotated[
@@ -151,12 +151,16 @@ def _defaults(
     return Defaults(chat, {**body, **({"decoding": asked} if asked else {})})
 
 
-def _work(job: Any, fresh: bool, as_json: bool) -> None:
+def _work(job: Job, fresh: bool, as_json: bool) -> None:
     from deployments.batches.offline import run
 
     # What Ray has to say of nodes that end is no part of the output.
-    with redirect_stdout(sys.stderr), _bar() as show:
-        summary = run(job, lambda progress: show(progress.done, progress.rows, *_told(progress)), fresh)
+    with (
+        redirect_stdout(sys.stderr),
+        _if_interrupted(lambda: f"what is done is kept in {job.work}: run it again"),
+        _bar() as show,
+    ):
+        summary = run(job, lambda progress: show(progress.done, progress.rows, _told(progress)), fresh)
     if as_json:
         print_json(summary)
         return
@@ -164,16 +168,27 @@ def _work(job: Any, fresh: bool, as_json: bool) -> None:
     out.print(f"{summary.answered} answers in {summary.output}")
     if summary.failed:
         out.print(f"{summary.failed} lines failed: {summary.errors}")
-    out.print(
-        f"{summary.rate:.1f} lines/s, {summary.completion_tokens} tokens, {summary.cached_share:.0%} of the prompts"
-        f" cached, FLOPs {summary.cost_of_large:.2f} x the large model alone"
-    )
+    used = _used(summary.completion_tokens, summary.cached_share, summary.cost_of_large)
+    out.print(f"{summary.rate:.1f} lines/s, {used}")
 
 
-def _told(progress: Progress) -> tuple[float, float | None, float | None]:
-    spent = progress.spent
-    cost = spent.flops / spent.flops_large_only if spent.flops_large_only else None
-    return progress.rate, progress.left_s, cost
+def _told(progress: Progress) -> list[str]:
+    told = _pace(progress.rate, progress.left_s) + _cost(progress.spent.cost_of_large)
+    # Its process has ended meanwhile.
+    return told + ([f"a block was begun {progress.tries} times"] if progress.tries > 1 else [])
+
+
+def _pace(rate: float, left_s: float | None) -> list[str]:
+    return [*([f"{rate:.1f}/s"] if rate else []), *([f"{_clock(left_s)} left"] if left_s is not None else [])]
+
+
+def _cost(of_large: float | None) -> list[str]:
+    return [f"cost {of_large:.2f} x large"] if of_large is not None else []
+
+
+def _used(completion_tokens: int, cached_share: float, cost_of_large: float) -> str:
+    cached = f"{cached_share:.0%} of the prompts cached"
+    return f"{completion_tokens} tokens, {cached}, FLOPs {cost_of_large:.2f} x the large model alone"
 
 
 def _serve(
@@ -191,26 +206,30 @@ def _serve(
 ) -> None:
     from deployments.batches.disk import named
     from deployments.batches.pace import Pace, left_s
-    from deployments.batches.served import ServedJob, run
+    from deployments.batches.served import ServedJob, left_behind, run
 
     with named(str(key_file)):
         key = key_file.read_text().strip() if key_file is not None else ""
     url = server.rstrip("/").removesuffix("/v1")
     job = ServedJob(source, *places, server=url, defaults=defaults, window=window, key=key, limit=limit, seed=seed)
-    with _bar() as show:
+    with _if_interrupted(lambda: left_behind(job, cancel)), _bar() as show:
         pace = Pace()
 
         def tell(batch: dict[str, Any]) -> None:
             done, total = _counted(batch["request_counts"])
             rate = pace.rate(done)
-            show(done, total, rate, left_s(done, total, rate), None)
+            used = batch["usage"]["turnout"]
+            cost = used["flops"] / used["flops_large_only"] if used["flops_large_only"] else None
+            show(done, total, [*_pace(rate, left_s(done, total, rate)), *_cost(cost)])
 
         found = run(job, tell, fresh, cancel)
     if as_json:
         print_json(found)
     else:
-        done, failed = found["request_counts"]["completed"], found["request_counts"]["failed"]
+        done, failed, used = found["request_counts"]["completed"], found["request_counts"]["failed"], found["turnout"]
         console().print(f"{found['id']} {found['status']}: {done} answers, {failed} lines failed")
+        if used["cost_of_large"] is not None:
+            console().print(_used(**used))
     if found["status"] not in ("completed", "cancelled" if cancel else "completed"):
         raise typer.Exit(1)
 
@@ -225,19 +244,26 @@ def _work_folder(target: str) -> Path:
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[int, int, float, float | None, float | None], None]]:
-    """A bar on standard error, told of (lines done, all of them, lines a second, seconds left, cost beside large)."""
+def _if_interrupted(behind: Callable[[], str]) -> Iterator[None]:
+    """Say what becomes of a job whose user stops waiting for it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_error(behind())
+        raise
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int, list[str]], None]]:
+    """A bar on standard error, told of lines done, of all of them, and of what else is known."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("batch"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[more]}"))
     with Progress(*columns, console=console(stderr=True)) as bar:
         task = bar.add_task("batch", total=None, more="")
 
-        def show(done: int, total: int, rate: float, left_s: float | None, cost: float | None) -> None:
-            parts = [f"{rate:.1f}/s"] if rate else []
-            parts += [f"{_clock(left_s)} left"] if left_s is not None else []
-            parts += [f"cost {cost:.2f} x large"] if cost is not None else []
-            bar.update(task, completed=done, total=total or None, more=", ".join(parts))
+        def show(done: int, total: int, more: list[str]) -> None:
+            bar.update(task, completed=done, total=total or None, more=", ".join(more))
 
         yield show
 

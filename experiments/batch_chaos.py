@@ -25,6 +25,7 @@ from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
 from experiments.batch_outcome import Kill, Outcome, Sample, page
+from experiments.machine import describe, one_line
 from experiments.process_memory import proportional_bytes, tree
 from experiments.report import note, show
 
@@ -284,6 +285,7 @@ def main(
     write: Annotated[bool, typer.Option(help="Write docs/results/batch.md.")] = True,
 ) -> None:
     """Run the job under kills, and write the report."""
+    machine = one_line(describe())
     before = engine_rate(min(rows, ENGINE_ROWS))
     note(f"the engine alone: {before:.1f} lines a second")
     with chaos(rows, actors) as made:
@@ -291,7 +293,7 @@ def main(
     after = engine_rate(min(rows, ENGINE_ROWS))
     note(f"the engine alone, after the job: {after:.1f} lines a second")
     alone = (before + after) / 2
-    text = page(outcome, alone, SETTING)
+    text = page(outcome, alone, SETTING, machine)
     show(text)
     if write:
         PAGE.write_text(text)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from experiments.machine import describe, one_line
-
 LEAST_SHARE = 0.9  # of what the engine alone does
 MOST_GROWTH = 1.15  # of memory, late beside early
 
@@ -140,13 +138,14 @@ class Outcome:
         return found
 
 
-def page(outcome: Outcome, alone: float, setting: str) -> str:
+def page(outcome: Outcome, alone: float, setting: str, machine: str) -> str:
     """The report.
 
     Args:
         outcome: of the job.
         alone: lines a second of the engine alone.
         setting: how it was run, a sentence.
+        machine: what it ran on, in one line.
     """
     killed = ", ".join(
         f"{kill.part} after {kill.after} (pause {pause:.0f} s)"
@@ -171,7 +170,7 @@ def page(outcome: Outcome, alone: float, setting: str) -> str:
     faults = outcome.faults(alone)
     verdict = "All of it holds." if not faults else "It does not hold: " + "; ".join(faults) + "."
     return (
-        f"# A batch whose parts are killed\n\n{setting}\n\nMachine: {one_line(describe())}.\n\n"
+        f"# A batch whose parts are killed\n\n{setting}\n\nMachine: {machine}.\n\n"
         f"| | |\n| --- | --- |\n{table}\n\n"
         f"Wanted: nothing lost or twice, at most a block asked again for each kill, {LEAST_SHARE:.0%} of the engine's"
         f" speed at the same number of requests at once, memory at most {MOST_GROWTH:g} times that of the beginning."

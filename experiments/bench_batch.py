@@ -29,8 +29,12 @@ MAX_TOKENS = 16
 WARM_UP = 10
 
 
-async def first_token_s(client: httpx.AsyncClient, prompt: str) -> float:
-    """Seconds from a request to the first text of its answer."""
+async def first_token_s(client: httpx.AsyncClient, prompt: str) -> float | None:
+    """Seconds from a request to the first text of its answer; None: it has none.
+
+    Raises:
+        RuntimeError: the answer broke off.
+    """
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": prompt}],
@@ -38,16 +42,21 @@ async def first_token_s(client: httpx.AsyncClient, prompt: str) -> float:
         "temperature": 0,
         "stream": True,
     }
-    started, first = time.perf_counter(), 0.0
+    started, first = time.perf_counter(), None
     async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
-            if not first and line.startswith("data: {") and json.loads(line[6:])["choices"]:
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise RuntimeError(f"an answer broke off: {event['error']['message']}")
+            if first is None and any(choice["delta"].get("content") for choice in event["choices"]):
                 first = time.perf_counter() - started
     return first
 
 
-async def interactive(client: httpx.AsyncClient, rate: float, seconds: float, seed: int) -> list[float]:
+async def interactive(client: httpx.AsyncClient, rate: float, seconds: float, seed: int) -> list[float | None]:
     """Times to first token under an open loop: requests come at random, whether others have ended or not."""
     drawn = random.Random(seed)
     asked = []
@@ -75,7 +84,9 @@ async def saturating(client: httpx.AsyncClient, rows: int) -> AsyncIterator[str]
     file = await _ask(client, "/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"})
     wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     batch = await _ask(client, "/v1/batches", json=wanted)
-    while (await _batch(client, batch["id"]))["request_counts"]["completed"] == 0:  # noqa: ASYNC110 - it is another process
+    while (seen := await _batch(client, batch["id"]))["request_counts"]["completed"] == 0:
+        if seen["status"] in ("failed", "expired", "cancelled"):
+            raise RuntimeError(f"the batch is {seen['status']}: {seen['errors']}")
         await asyncio.sleep(0.2)
     try:
         yield batch["id"]
@@ -112,23 +123,41 @@ async def measure(url: str, rate: float, seconds: float, rows: int) -> dict[str,
             speed = (counts["completed"] - done) / (time.monotonic() - started)
             saturated = counts["completed"] < counts["total"]
         after = await interactive(client, rate, seconds, seed=1)
-    return {"alone": before + after, "beside": beside, "batch_rate": speed, "saturated": saturated}
+    alone = before + after
+    return {
+        "alone": _known(alone),
+        "beside": _known(beside),
+        "silent": (alone + beside).count(None),
+        "batch_rate": speed,
+        "saturated": saturated,
+    }
 
 
-def page(found: dict[str, Any], rate: float) -> str:
-    """The report."""
+def _known(times: list[float | None]) -> list[float]:
+    return [each for each in times if each is not None]
+
+
+def page(found: dict[str, Any], rate: float, machine: str) -> str:
+    """The report.
+
+    Args:
+        found: what `measure` gave.
+        rate: interactive requests a second.
+        machine: what it ran on, in one line.
+    """
     rows = [
         f"| {name} | {len(found[key])} | {_ms(found[key], 50)} | {_ms(found[key], 95)} | {_ms(found[key], 99)} |"
         for name, key in (("without a batch", "alone"), ("beside a batch", "beside"))
     ]
+    silent = f" {found['silent']} answers had no text, and count nowhere." if found["silent"] else ""
     return (
         "# Interactive requests beside a batch\n\n"
         f"`make bench-batch`: {rate:g} chat requests a second at random to the served demo pair, over HTTP.\n\n"
-        f"Machine: {one_line(describe())}.\n\n"
+        f"Machine: {machine}.\n\n"
         "| time to first token, ms | requests | p50 | p95 | p99 |\n| --- | --- | --- | --- | --- |\n"
         + "\n".join(rows)
         + f"\n\np95 beside the batch is {ratio(found):.2f} x that without (at most {LIMIT} is wanted); the batch was"
-        f" answered at {found['batch_rate']:.1f} lines a second meanwhile.\n"
+        f" answered at {found['batch_rate']:.1f} lines a second meanwhile.{silent}\n"
     )
 
 
@@ -147,14 +176,14 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Briefly, and without a page.")] = False,
 ) -> None:
     """Measure, and write docs/results/batch-priority.md; exit status 1 where the limit does not hold."""
-    seconds = 20.0 if quick else seconds
+    seconds, machine = 20.0 if quick else seconds, one_line(describe())
     with tempfile.TemporaryDirectory() as folder:
         config = on_free_ports(TurnoutConfig.demo())
         config = config.model_copy(update={"batches": BatchesConfig(folder=folder)})
         with running_server(config):
             url = f"http://{config.server.http_host}:{config.server.http_port}"
             found = asyncio.run(measure(url, rate, seconds, int(400 * seconds)))
-    text = page(found, rate)
+    text = page(found, rate, machine)
     show(text)
     if not quick:
         PAGE.write_text(text)

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import uvloop
 
 from deployments.batches.disk import named
 from deployments.batches.journal import Journal
-from deployments.batches.lines import Line, Result, answer_line, failed, request_id_of, seed_of
+from deployments.batches.lines import Line, Result, answer_line, failed, not_asked, request_id_of, seed_of
 from deployments.batches.local_backend import LocalBackend
 from deployments.batches.persistence import persistently
+from deployments.batches.tries import ALONE, GIVEN_UP, LOADING, LOADS, TOGETHER, Tries
 from deployments.batches.workplace import Spent, Workplace
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
@@ -32,6 +33,8 @@ from turnout.errors import Code, TurnoutError
 log = logging.getLogger(__name__)
 
 HELD_S = 0.2  # between looks whether a block's other process has ended
+PROCESS_ENDED = "process_ended"
+MEMORY = "most likely there was not enough memory (see kv_memory_bytes of the models)"
 # Seconds: models that are lost come back within minutes; a line may also be too long for the memory there is.
 PASSING = {Code.UNAVAILABLE: 300.0, Code.RESOURCE_EXHAUSTED: 5.0}
 
@@ -46,6 +49,7 @@ class Task:
         pool: its name.
         seed: from which requests that name none get theirs.
         concurrency: requests that are answered at once.
+        actors: processes that load the pool.
     """
 
     folder: Path
@@ -53,6 +57,7 @@ class Task:
     pool: str
     seed: int
     concurrency: int
+    actors: int = 1
 
     @property
     def alone(self) -> TurnoutConfig:
@@ -88,8 +93,20 @@ class Answerer:
         self._name = uuid4().hex
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="answers").start()
-        self._service = self._run(self._open(load or load_engine))
-        self._room = asyncio.Semaphore(task.concurrency)
+        self._service = self._loaded(load or load_engine)
+        self._room, self._turn = asyncio.Semaphore(task.concurrency), asyncio.Lock()
+
+    def _loaded(self, load: Callable[[str, TurnoutConfig], Any]) -> GenerationService:
+        loads = self._place.tries(LOADING)
+        if loads.begun >= LOADS * self._task.actors:
+            message = f"{loads.begun} processes ended while they loaded the models of pool {self._task.pool}: {MEMORY}"
+            raise TurnoutError(Code.UNAVAILABLE, message)
+        loads.begin()
+        try:
+            service: GenerationService = self._run(self._open(load))
+        finally:
+            loads.end()
+        return service
 
     async def _open(self, load: Callable[[str, TurnoutConfig], Any]) -> GenerationService:
         task = self._task
@@ -113,7 +130,8 @@ class Answerer:
         """Answer what a block still lacks.
 
         Raises:
-            TurnoutError: UNAVAILABLE: the disk is full, or failed; or the models have been away for long.
+            TurnoutError: UNAVAILABLE: the disk is full, or failed; the models have been away for long; or whatever is
+                asked ends its process.
         """
         with named(str(self._task.folder)):
             if self._place.is_done(block) or (begun := await self._begin(block)) is None:
@@ -122,18 +140,46 @@ class Answerer:
             with closing(begun) as journal:
                 lines = await asyncio.to_thread(self._place.lines, block)
                 spent = _so_far(journal)
-                asked = [
-                    asyncio.create_task(self._one(line, journal, spent)) for line in lines if line.number not in journal
-                ]
-                try:
-                    await asyncio.gather(*asked)
-                finally:
-                    for each in asked:
-                        each.cancel()
-                    await asyncio.gather(*asked, return_exceptions=True)
+                left = [line for line in lines if line.number not in journal]
+                tries = self._place.tries(block)
+                tries.begin()
+                if tries.begun <= TOGETHER:
+                    await self._together(left, journal, spent)
+                else:
+                    await self._one_by_one(block, left, journal, spent, tries)
                 await asyncio.to_thread(journal.sync)
                 spent.rows, spent.seconds = len(lines), time.perf_counter() - started
                 await asyncio.to_thread(self._place.finish, block, spent)
+
+    async def _together(self, lines: list[Line], journal: Journal, spent: Spent) -> None:
+        asked = [asyncio.create_task(self._one(line, journal, spent, self._room)) for line in lines]
+        try:
+            await asyncio.gather(*asked)
+        finally:
+            for each in asked:
+                each.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _one_by_one(self, block: str, lines: list[Line], journal: Journal, spent: Spent, tries: Tries) -> None:
+        """Lines of a block whose processes ended, each alone: one that ends its process again fails, not the others."""
+        failing = [line for line in lines if tries.alone[line.number] >= ALONE]
+        if len(failing) >= GIVEN_UP and not any(number in journal for number in tries.alone):
+            numbers = ", ".join(str(line.number) for line in failing[:GIVEN_UP])
+            message = f"block {block}: processes ended at each of the lines {numbers}, asked alone: {MEMORY}"
+            raise TurnoutError(Code.UNAVAILABLE, message)
+        async with AsyncExitStack() as alone:
+            await alone.enter_async_context(self._turn)  # two that wait for all the room would wait for ever
+            for _ in range(self._task.concurrency):
+                await alone.enter_async_context(self._room)
+            # The shortest first: they tell whether it is the lines, or whatever is asked.
+            for line in sorted(lines, key=lambda line: len(str(line.body))):
+                if tries.alone[line.number] < ALONE:
+                    tries.ask(line.number)
+                    await self._one(line, journal, spent, nullcontext())
+        for line in failing:
+            message = f"line {line.number}: {ALONE} processes ended while they answered it and nothing else: {MEMORY}"
+            result = not_asked(line, request_id_of(self._job, line.number), PROCESS_ENDED, message)
+            self._keep(result, journal, spent)
 
     async def _begin(self, block: str) -> Journal | None:
         while True:
@@ -143,13 +189,13 @@ class Answerer:
                 log.warning("block %s is still held by another process", block)
                 await asyncio.sleep(HELD_S)
 
-    async def _one(self, line: Line, journal: Journal, spent: Spent) -> None:
+    async def _one(self, line: Line, journal: Journal, spent: Spent, room: AbstractAsyncContextManager[None]) -> None:
         request_id = request_id_of(self._job, line.number)
         noted = False
 
         async def ask() -> Result:
             nonlocal noted
-            async with self._room:
+            async with room:
                 if not noted:
                     self._place.ask(self._name, line.number)
                     noted = True
@@ -190,16 +236,5 @@ def _so_far(journal: Journal) -> Spent:
     """What the answers that a journal holds already used."""
     spent = Spent()
     for _, record in journal.entries(answered=True):
-        usage = record["response"]["body"]["usage"]
-        cost = usage["turnout"]["cost"]
-        spent.add(
-            Spent(
-                answered=1,
-                prompt_tokens=usage["prompt_tokens"],
-                cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
-                completion_tokens=usage["completion_tokens"],
-                flops=cost["spent"]["flops"],
-                flops_large_only=cost["large_only"]["flops"],
-            )
-        )
+        spent.add(Spent.of_record(record))
     return spent

@@ -40,6 +40,7 @@ from deployments.batches.records import (
     progress_of,
 )
 from deployments.batches.store import KEPT, BatchStore
+from deployments.batches.workplace import Spent
 from deployments.service import GenerationService
 from turnout.calls import GenerateCall, Usage
 from turnout.errors import Code, TurnoutError, invalid
@@ -247,8 +248,9 @@ class BatchJob:
         )
 
     def _add(self, usage: Usage) -> None:
-        used = self.record.usage
-        used.add(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        cost = usage.cost
+        tokens = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        self.record.usage.add(*tokens, cost.spent.flops, cost.large_only.flops)
 
     def _keep(self, journal: Journal) -> None:
         with named(KEPT):
@@ -310,9 +312,10 @@ def _has_expired(journal: Journal) -> bool:
 
 
 def _used(journal: Journal) -> BatchUsage:
-    """Tokens of the answers that a journal holds."""
+    """What the answers that a journal holds used."""
     used = BatchUsage()
     for _, record in journal.entries(answered=True):
-        found = record["response"]["body"]["usage"]
-        used.add(found["prompt_tokens"], found["prompt_tokens_details"]["cached_tokens"], found["completion_tokens"])
+        one = Spent.of_record(record)
+        tokens = one.prompt_tokens, one.cached_tokens, one.completion_tokens
+        used.add(*tokens, one.flops, one.flops_large_only)
     return used

@@ -193,7 +193,7 @@ def unread(number: int, request_id: str, custom_id: str | None, error: TurnoutEr
 
 
 def not_asked(line: Line, request_id: str, code: str, message: str) -> Result:
-    """A line that was not answered in time."""
+    """A line that was no longer asked, for a reason that has a name of its own."""
     return _unanswered(line.number, request_id, line.custom_id, code, message, None)
 
 

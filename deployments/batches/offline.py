@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -115,12 +115,14 @@ class Progress:
         done: those that have one.
         rate: lines a second since the job was begun or gone on with.
         spent: what finished blocks used.
+        tries: times the block in hand was begun that was begun most often: above 1, its process has ended.
     """
 
     rows: int
     done: int
     rate: float
     spent: Spent
+    tries: int = 0
 
     @property
     def left_s(self) -> float | None:
@@ -158,7 +160,7 @@ def run(job: Job, tell: Callable[[Progress], None] = lambda _: None, fresh: bool
 
     Raises:
         TurnoutError: the input cannot be read, the folder holds another job or another run works in it, the disk is
-            full, or the models do not load or are lost for long; what was done is kept.
+            full, or the models do not load, are lost for long or end each process; what was done is kept.
     """
     place = Workplace(job.work)
     with place.held():
@@ -220,8 +222,8 @@ def _summary(
         prompt_tokens=spent.prompt_tokens,
         cached_tokens=spent.cached_tokens,
         completion_tokens=spent.completion_tokens,
-        cached_share=spent.cached_tokens / max(spent.prompt_tokens, 1),
-        cost_of_large=spent.flops / spent.flops_large_only if spent.flops_large_only else 0.0,
+        cached_share=spent.cached_share,
+        cost_of_large=spent.cost_of_large or 0.0,
         seconds=seconds,
         rate=(after.done - before.done) / seconds,
         resumed_rows=before.done,
@@ -238,7 +240,7 @@ def _answer(job: Job, place: Workplace) -> None:
     manifest = job.work / "blocks.parquet"
     with named(str(job.work)), whole(manifest) as part:
         pq.write_table(pa.table({"block": blocks}), part)
-    task = Task(job.work, job.config, job.pool, job.seed, job.concurrency)
+    task = Task(job.work, job.config, job.pool, job.seed, job.concurrency, job.actors)
     bundle = replica_bundles(job.config, job.config.pools[job.pool])[0]
     quiet(checkpoint)
     try:
@@ -262,6 +264,9 @@ def _answer(job: Job, place: Workplace) -> None:
         )
     except (RayError, OSError, RuntimeError, ValueError) as error:
         raise _reason(error) from None
+    finally:
+        with suppress(OSError):
+            place.forget_tries()  # whoever runs it again has seen what ended it, and may have mended that
 
 
 def _known(checkpoint: Path) -> set[str]:
@@ -343,7 +348,7 @@ class _Watch:
                 self._spent.add(self._place.spent(path.stem))
         rows = self._staged.lines + self._staged.faults
         done = min(self._spent.rows + self._staged.faults + self._place.partly(), rows)
-        return Progress(rows, done, self._pace.rate(done), self._spent)
+        return Progress(rows, done, self._pace.rate(done), self._spent, self._place.most_begun())
 
 
 @contextmanager

@@ -52,17 +52,21 @@ class BatchFault(BaseModel):
 
 
 class BatchUsage(BaseModel):
-    """Tokens of all answers so far."""
+    """Tokens of all answers so far, and FLOPs beside those of the large model alone."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    flops: float = 0.0
+    flops_large_only: float = 0.0
 
-    def add(self, prompt: int, cached: int, completion: int) -> None:
+    def add(self, prompt: int, cached: int, completion: int, flops: float, flops_large_only: float) -> None:
         """One more answer."""
         self.input_tokens += prompt
         self.cached_tokens += cached
         self.output_tokens += completion
+        self.flops += flops
+        self.flops_large_only += flops_large_only
 
 
 class BatchRecord(BaseModel):
@@ -118,6 +122,7 @@ class BatchRecord(BaseModel):
                 "output_tokens": used.output_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": used.input_tokens + used.output_tokens,
+                "turnout": {"flops": used.flops, "flops_large_only": used.flops_large_only},
             },
         }
 

@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,7 +18,7 @@ from deployments.batches.disk import named
 from deployments.batches.inputs import Defaults, Fault, fingerprint, read_input
 from deployments.batches.lines import request_id_of, seed_of, unread
 from deployments.batches.outputs import check_places, write_outputs
-from deployments.batches.workplace import Workplace
+from deployments.batches.workplace import Spent, Workplace
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.whole_files import whole, write_whole
 
@@ -70,7 +71,7 @@ def run(
         cancel: end what was sent before, and fetch what was answered; nothing is sent.
 
     Returns:
-        The batch object at its end.
+        The batch object at its end, and in `turnout` what its answers used.
 
     Raises:
         TurnoutError: the input or the output is at fault, another run works in the folder, the server refuses or cannot
@@ -89,11 +90,27 @@ def run(
             time.sleep(LOOK_S)
             batch = _ask(client, "GET", f"/v1/batches/{batch_id}")
         tell(batch)
-        _fetch(job, client, batch)
+        batch["turnout"] = _used(_fetch(job, client, batch))
     if batch["status"] == "failed":
         reasons = "; ".join(each["message"] for each in batch["errors"]["data"][:3])
         raise TurnoutError(Code.INVALID_ARGUMENT, f"the server refused the batch: {reasons}; --fresh sends it again")
     return batch
+
+
+def left_behind(job: ServedJob, cancel: bool = False) -> str:
+    """What becomes of a job that nobody waits for any more.
+
+    Args:
+        job: as `run` was asked for.
+        cancel: likewise.
+    """
+    sent = _sent(job)
+    if sent is None:
+        return f"nothing was sent to {job.server}"
+    batch = sent["batch"] or "what may have been sent"
+    if cancel:
+        return f"{batch} is being cancelled on {job.server}; run it again to fetch what was answered"
+    return f"{batch} goes on on {job.server}: run it again to go on waiting, or with --cancel to end it"
 
 
 def _described(job: ServedJob) -> dict[str, Any]:
@@ -237,15 +254,32 @@ def _refusal(answer: httpx.Response) -> TurnoutError:
     return TurnoutError(Code.UNAVAILABLE, f"server: {message}", "server")
 
 
-def _fetch(job: ServedJob, client: httpx.Client, batch: dict[str, Any]) -> None:
+def _fetch(job: ServedJob, client: httpx.Client, batch: dict[str, Any]) -> Spent:
     """Write both files; lines that were not sent, as they are no requests, come first among those that failed."""
+    spent = Spent()
+
+    def answers() -> Iterator[dict[str, Any]]:
+        for record in _records(client, batch["output_file_id"]):
+            with suppress(KeyError):  # a server of another make does not say
+                spent.add(Spent.of_record(record))
+            yield record
+
     numbers = json.loads((job.work / "numbers.json").read_text())
     with (job.work / "faults.jsonl").open("rb") as faults:
         failures = chain(
             map(json.loads, faults),
             (_renumbered(numbers, record) for record in _records(client, batch["error_file_id"])),
         )
-        write_outputs(job.target, job.errors, _records(client, batch["output_file_id"]), failures)
+        write_outputs(job.target, job.errors, answers(), failures)
+    return spent
+
+
+def _used(spent: Spent) -> dict[str, Any]:
+    return {
+        "completion_tokens": spent.completion_tokens,
+        "cached_share": spent.cached_share,
+        "cost_of_large": spent.cost_of_large,
+    }
 
 
 def _records(client: httpx.Client, file_id: str | None) -> Iterator[dict[str, Any]]:

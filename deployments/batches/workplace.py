@@ -8,6 +8,7 @@ part/BLOCK         the journal of a block that is being answered
 done/BLOCK         ... that has been
 done/BLOCK.json    what it used
 asked/PROCESS      numbers of the lines that a process has asked
+tried/BLOCK        how often a block was begun that is not done
 faults             the journal of lines that are no requests
 looked             the folder of a job before this one, that looks at each line
 """
@@ -25,19 +26,20 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from deployments.batches.disk import named
 from deployments.batches.inputs import Fault
 from deployments.batches.journal import Journal
 from deployments.batches.lines import Line, beginning, request_id_of, unread
+from deployments.batches.tries import LOADING, Tries
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.whole_files import write_whole
 
 WINDOW = 64  # blocks over which requests are put in order
 FORMAT = 1
 # All that a job leaves in its folder; job.json goes last, so that what is left is known for ours.
-FOLDERS = ("in", "part", "done", "asked")
+FOLDERS = ("in", "part", "done", "asked", "tried")
 NAMES = (*FOLDERS, "faults", "ids", "checkpoint", "written", "looked", "blocks.parquet", "staged.json")
 
 
@@ -67,10 +69,38 @@ class Spent:
     flops_large_only: float = 0.0
     seconds: float = 0.0
 
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> Self:
+        """What an answer used, by the line that is written for it.
+
+        Raises:
+            KeyError: it does not say.
+        """
+        usage = record["response"]["body"]["usage"]
+        cost = usage["turnout"]["cost"]
+        return cls(
+            answered=1,
+            prompt_tokens=usage["prompt_tokens"],
+            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+            completion_tokens=usage["completion_tokens"],
+            flops=cost["spent"]["flops"],
+            flops_large_only=cost["large_only"]["flops"],
+        )
+
     def add(self, other: Spent) -> None:
         """Take over what others used."""
         for name, value in asdict(other).items():
             setattr(self, name, getattr(self, name) + value)
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompts' tokens that were cached."""
+        return self.cached_tokens / max(self.prompt_tokens, 1)
+
+    @property
+    def cost_of_large(self) -> float | None:
+        """FLOPs beside those of the large model alone; None: nothing was computed yet."""
+        return self.flops / self.flops_large_only if self.flops_large_only else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +284,33 @@ class Workplace:
             distinct.update(numbers)
         return total - len(distinct)
 
+    def tries(self, name: str) -> Tries:
+        """What is known of a block's tries, or of what else may end a process.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return Tries(self.folder / "tried" / name)
+
+    def forget_tries(self) -> None:
+        """Whoever begins anew may have mended what ended processes.
+
+        Raises:
+            OSError: they cannot be removed.
+        """
+        for path in (self.folder / "tried").iterdir():
+            path.unlink(missing_ok=True)
+
+    def most_begun(self) -> int:
+        """Times the block was begun that was begun most often and is not done; 0: none is in hand."""
+        paths = [path for path in (self.folder / "tried").iterdir() if path.name != LOADING]
+        return max((Tries(path).begun for path in paths), default=0)
+
     def finish(self, block: str, spent: Spent) -> None:
         """A block has been answered, and its journal is on disk."""
         write_whole(self.folder / "done" / f"{block}.json", json.dumps(asdict(spent)).encode())
         (self.folder / "part" / block).replace(self.folder / "done" / block)
+        self.tries(block).end()
 
     def spent(self, block: str) -> Spent:
         """What the answers of a block used."""

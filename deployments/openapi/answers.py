@@ -320,6 +320,13 @@ class WrittenDetails(Answer):
     reasoning_tokens: int
 
 
+class BatchCost(Answer):
+    """Work of all answers so far, beside that of the large model alone."""
+
+    flops: float
+    flops_large_only: float
+
+
 class BatchUsageObject(Answer):
     """Tokens of all answers so far."""
 
@@ -328,6 +335,7 @@ class BatchUsageObject(Answer):
     output_tokens: int
     output_tokens_details: WrittenDetails
     total_tokens: int
+    turnout: BatchCost
 
 
 class BatchObject(Answer):

@@ -79,8 +79,8 @@ def test_memory_that_grows_is_seen() -> None:
 
 def test_a_report_says_what_does_not_hold() -> None:
     good = outcome_of(samples=steady(), kills=[Kill("actor", 5, at=1.0)], wanted=1)
-    assert "All of it holds" in page(good, 10.0, "How it was run.")
-    assert "1 of 2 kills did not happen" in page(replace(good, wanted=2), 10.0, "How it was run.")
+    assert "All of it holds" in page(good, 10.0, "How it was run.", "cores 2")
+    assert "1 of 2 kills did not happen" in page(replace(good, wanted=2), 10.0, "How it was run.", "cores 2")
 
 
 def test_each_part_is_killed_somewhere(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ async def test_a_batch_is_answered_line_by_line_in_order(house: House) -> None:
     assert {row["response"]["body"]["choices"][0]["text"] for row in rows} == {"aba"}
     assert batch.error_file_id is None
     assert batch.usage.output_tokens == 120
+    assert batch.usage.model_extra == {"turnout": {"flops": 400.0, "flops_large_only": 800.0}}
     assert batch.created_at <= batch.in_progress_at <= batch.completed_at < batch.expires_at
 
 

@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from cli import batch as command
 from deployments.batches import pace, served
+from deployments.batches.offline import Progress
 from deployments.batches.pace import Pace, left_s
+from deployments.batches.workplace import Spent
 
-END = {"id": "b0", "status": "completed", "request_counts": {"total": 8, "completed": 8, "failed": 0}}
+COUNTS = {"total": 8, "completed": 8, "failed": 0}
+USED = {"completion_tokens": 24, "cached_share": 0.5, "cost_of_large": 0.25}
+END = {"id": "b0", "status": "completed", "request_counts": COUNTS, "turnout": USED}
 
 
 def test_what_was_done_before_is_no_part_of_the_rate() -> None:
@@ -28,14 +32,22 @@ def test_what_was_done_before_is_no_part_of_the_rate() -> None:
     assert left_s(50, 100, 0.0) is None
 
 
-def serve(monkeypatch: pytest.MonkeyPatch, folder: Path, counts: list[int], end: dict[str, Any]) -> tuple[int, Any]:
-    """Of a job on a server that has done so many of 8 lines, looked at each second: exit status, and what is shown."""
+def serve(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, counts: list[int], end: dict[str, Any] | None
+) -> tuple[Result, list[Any]]:
+    """Of a job on a server that has done so many of 8 lines, looked at each second, and what is shown meanwhile.
+
+    Without an end its user stops waiting.
+    """
     shown: list[tuple[Any, ...]] = []
     seconds = iter(range(100))
 
     def run(job: Any, tell: Callable[[dict[str, Any]], None], fresh: bool, cancel: bool) -> dict[str, Any]:
         for done in counts:
-            tell({"request_counts": {"total": 8, "completed": done, "failed": 0}})
+            used = {"turnout": {"flops": done / 2, "flops_large_only": float(done)}}
+            tell({"request_counts": {"total": 8, "completed": done, "failed": 0}, "usage": used})
+        if end is None:
+            raise KeyboardInterrupt
         return end
 
     @contextmanager
@@ -48,17 +60,35 @@ def serve(monkeypatch: pytest.MonkeyPatch, folder: Path, counts: list[int], end:
     app = typer.Typer()
     app.command()(command.batch)
     asked = ["in.jsonl", str(folder / "out.jsonl"), "--server", "http://test"]
-    return CliRunner().invoke(app, asked).exit_code, shown
+    return CliRunner().invoke(app, asked), shown
 
 
-def test_a_job_on_a_server_tells_its_rate_and_the_time_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    status, shown = serve(monkeypatch, tmp_path, [0, 4, 6], END)
-    assert status == 0
-    assert shown == [(0, 8, 0.0, None, None), (4, 8, 2.0, 2.0, None), (6, 8, 2.0, 1.0, None)]
+def test_a_job_on_a_server_tells_its_rate_the_time_left_and_what_it_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    result, shown = serve(monkeypatch, tmp_path, [0, 4, 6], END)
+    assert result.exit_code == 0
+    cost = "cost 0.50 x large"
+    assert shown == [(0, 8, []), (4, 8, ["2.0/s", "0:02 left", cost]), (6, 8, ["2.0/s", "0:01 left", cost])]
+    assert "b0 completed: 8 answers, 0 lines failed" in result.output
+    assert "24 tokens, 50% of the prompts cached, FLOPs 0.25 x the large model alone" in result.output
 
 
 @pytest.mark.parametrize("ended", ["expired", "cancelled"])
 def test_a_job_that_ends_before_its_last_line_has_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: str
 ) -> None:
-    assert serve(monkeypatch, tmp_path, [], {**END, "status": ended})[0] == 1
+    assert serve(monkeypatch, tmp_path, [], {**END, "status": ended})[0].exit_code == 1
+
+
+def test_who_stops_waiting_is_told_what_becomes_of_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(served, "left_behind", lambda job, cancel: f"b0 goes on on {job.server}")
+    result, _ = serve(monkeypatch, tmp_path, [2], None)
+    assert result.exit_code != 0
+    assert "turnout: b0 goes on on http://test" in result.output
+
+
+def test_a_block_that_is_begun_again_is_told() -> None:
+    spent = Spent(flops=1.0, flops_large_only=4.0)
+    assert command._told(Progress(10, 5, 2.0, spent, tries=1)) == ["2.0/s", "0:02 left", "cost 0.25 x large"]
+    assert command._told(Progress(10, 5, 0.0, Spent(), tries=3)) == ["a block was begun 3 times"]

@@ -14,7 +14,7 @@ import pytest
 from deployments.batches import served
 from deployments.batches.inputs import Defaults
 from deployments.batches.lines import seed_of
-from deployments.batches.served import ENDED, ServedJob, run
+from deployments.batches.served import ENDED, ServedJob, left_behind, run
 from deployments.batches.workplace import Workplace
 from tests.batches.house import jsonl, line
 from turnout.errors import TurnoutError
@@ -148,6 +148,23 @@ def test_a_job_is_ended_from_outside_and_what_was_answered_is_fetched(server: Se
     assert len(server.batches) == 1
 
 
+def test_who_stops_waiting_learns_where_the_job_goes_on_and_how_it_is_ended(server: Server, job: ServedJob) -> None:
+    assert left_behind(job) == "nothing was sent to http://test"
+    server.loses = True
+    with pytest.raises(TurnoutError, match="the connection broke"):
+        run(job)
+    assert left_behind(job).startswith("what may have been sent goes on on http://test")
+    server.loses, server.status = False, "in_progress"
+
+    def stop(batch: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(job, stop)
+    assert left_behind(job) == "b0 goes on on http://test: run it again to go on waiting, or with --cancel to end it"
+    assert left_behind(job, cancel=True).startswith("b0 is being cancelled on http://test; run it again")
+
+
 def test_two_runs_do_not_send_a_job_twice(server: Server, job: ServedJob) -> None:
     with Workplace(job.work).held(), pytest.raises(TurnoutError, match="another run"):
         run(job)
@@ -155,10 +172,21 @@ def test_two_runs_do_not_send_a_job_twice(server: Server, job: ServedJob) -> Non
     assert run(job)["id"] == "b0"
 
 
-ANSWER = {
+ANSWER: dict[str, Any] = {
     "choices": [{"index": 0, "text": "ab", "finish_reason": "length"}],
     "usage": {"prompt_tokens": 3, "completion_tokens": 2},
 }
+
+
+def test_what_the_answers_of_a_server_used_is_added_up(server: Server, job: ServedJob) -> None:
+    cost = {"spent": {"flops": 3.0}, "large_only": {"flops": 4.0}}
+    usage = {**ANSWER["usage"], "prompt_tokens_details": {"cached_tokens": 1}, "turnout": {"cost": cost}}
+    record = {"id": "r", "custom_id": "a", "response": {"status_code": 200, "body": {**ANSWER, "usage": usage}}}
+    server.files["out"] = f"{json.dumps(record)}\n".encode() * 3
+    assert run(job)["turnout"] == {"completion_tokens": 6, "cached_share": 1 / 3, "cost_of_large": 0.75}
+    assert len(Path(job.target).read_text().splitlines()) == 3
+    server.files["out"] = b'{"custom_id": "a"}\n'  # of a server that does not say
+    assert run(job)["turnout"]["cost_of_large"] is None
 
 
 def test_answers_of_a_server_are_columns_where_parquet_is_asked_for(server: Server, job: ServedJob) -> None:

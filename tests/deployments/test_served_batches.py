@@ -58,7 +58,8 @@ def test_a_file_of_prompts_is_sent_waited_for_and_fetched(server: RunningServer,
     source.write_text("one\ntwo\n")
     defaults = Defaults(False, {"model": "demo", "max_tokens": 3})
     job = ServedJob(str(source), str(target), str(tmp_path / "err.jsonl"), tmp_path / "work", server.http_url, defaults)
-    assert run(job)["status"] == "completed"
+    batch = run(job)
+    assert (batch["status"], batch["turnout"]["cost_of_large"]) == ("completed", 0.5)
     rows = [json.loads(each) for each in target.read_text().splitlines()]
     assert [row["response"]["body"]["choices"][0]["text"] for row in rows] == ["abc", "abc"]
 
