@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.experiment_answers import answers
 from cli.experiment_output import show_comparison, show_live, show_report
 from cli.output import console, print_error, print_json, print_table, shown_progress
 from cli.tune import tune
@@ -128,6 +129,7 @@ def compare(
         raise typer.Exit(1)
 
 
+app.command()(answers)
 app.command()(tune)
 
 
@@ -140,6 +142,13 @@ def live(
     ] = "paper",
     most: Annotated[float, typer.Option(min=0.0, help="No value counts as more than this.")] = 2.0,
     margin: Annotated[float, typer.Option(min=0.0, help="A difference that matters.")] = 0.0,
+    pool: Annotated[str, typer.Option(help="The only pool that is looked at; absent: all in the log.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for live.html, live.md and live.json; with --pool, live-POOL.*.")
+    ] = None,
+    decide: Annotated[
+        Path | None, typer.Option(help="File that the split names as `decided`: written once one arm is left.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the arms of a split on a served endpoint, and shadows with their requests.
@@ -147,15 +156,20 @@ def live(
     The unit is what the split keeps together. The stop rule may be asked as often as one likes, of sessions that are
     over.
     """
-    from experiments.live import METRICS, LiveRule, arms, shadows
+    from experiments.live import METRICS, LiveRule
+    from experiments.reports.live import make_live_report, winner
+    from router.decided import write_decided
     from router.summary import read_log
 
     if metric not in METRICS:
         raise invalid("metric", f"must be one of {', '.join(METRICS)} (got {metric!r})")
     if most <= 0:
         raise invalid("most", "must be above 0")
-    entries = [entry for path in logs for entry in read_log(path)]
-    show_live(arms(entries, control, LiveRule(metric, most, margin)) if control else [], shadows(entries), as_json)
+    entries = (entry for path in logs for entry in read_log(path))
+    report = make_live_report(entries, control, LiveRule(metric, most, margin), pool)
+    show_live(report, out, as_json)
+    if decide is not None and (arm := winner(report)):
+        write_decided(decide, {"arm": arm, "metric": metric, "why": report.ends})
 
 
 def _run(spec: ExperimentSpec, folder: Path, yes: bool, again: bool, out: Path | None, as_json: bool) -> None:

@@ -11,9 +11,9 @@ import typer
 from cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from experiments.live import LiveLine, ShadowLine
     from experiments.reports.comparing import Comparison
     from experiments.reports.data import Report
+    from experiments.reports.live import LiveReport
 
 
 def show_report(report: Report, out: Path | None, as_json: bool) -> None:
@@ -32,6 +32,7 @@ def show_report(report: Report, out: Path | None, as_json: bool) -> None:
     print_table([name if place < 2 else f">{name}" for place, name in enumerate(shown)], table)
     for line in report.power:
         typer.echo(line)
+    typer.echo(f"run time: {report.run}")
     for name, why in report.missing.items():
         typer.echo(f"not there: {name}: {why}")
 
@@ -41,9 +42,13 @@ def save(report: Report, folder: Path) -> None:
     from experiments.reports.html import to_html
     from experiments.reports.text import to_json, to_markdown
 
+    _save(folder, report.title, to_html(report), to_markdown(report), to_json(report))
+
+
+def _save(folder: Path, name: str, html: str, markdown: str, figures: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for ending, text in (("html", to_html(report)), ("md", to_markdown(report)), ("json", to_json(report))):
-        (folder / f"{report.title}.{ending}").write_text(text, encoding="utf-8")
+    for ending, text in (("html", html), ("md", markdown), ("json", figures)):
+        (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
 
 
 def show_comparison(found: Comparison, as_json: bool) -> None:
@@ -72,27 +77,33 @@ def show_comparison(found: Comparison, as_json: bool) -> None:
     typer.echo(f"{len(found.regressions)} regressions among {len(found.changes)} figures")
 
 
-def show_live(arms: list[LiveLine], shadows: list[ShadowLine], as_json: bool) -> None:
-    """Print the arms of a split, and shadows beside their requests."""
+def show_live(report: LiveReport, out: Path | None, as_json: bool) -> None:
+    """Print the arms of a split, and shadows beside their requests, and write its files where that is asked for."""
+    from experiments.reports.live import to_html, to_json, to_markdown
+
+    if out is not None:
+        _save(out, report.title, to_html(report), to_markdown(report), to_json(report))
     if as_json:
-        print_json({"arms": arms, "shadows": shadows})
+        print_json(json.loads(to_json(report)))
         return
-    if arms:
+    if report.arms:
         print_table(
             ["pool", "arm", ">units", ">requests", ">answered", ">paper", ">first token", ">p (paper)", "stop rule"],
             [
                 [line.pool, line.arm, line.units, line.requests, line.means.get("answered", "-"),
                  line.means.get("paper", "-"), line.means.get("ttft_s", "-"),
                  f"{line.p['paper']:.3g}" if "paper" in line.p else "-", line.verdict]
-                for line in arms
+                for line in report.arms
             ],
         )  # fmt: skip
-    if shadows:
+    if report.shadows:
         print_table(
             ["pool", "shadow policy", ">pairs", ">same text", ">paper", ">p"],
             [
                 [line.pool, line.policy, line.pairs, line.same_text, line.differences.get("paper", "-"),
                  f"{line.p['paper']:.3g}" if "paper" in line.p else "-"]
-                for line in shadows
+                for line in report.shadows
             ],
         )  # fmt: skip
+    for line in (*report.ends, *report.power):
+        typer.echo(line)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from experiments.statistics import Interval
 from experiments.stats.hypotheses import ALPHA, corrected, paired_permutation, unpaired_permutation
-from experiments.stats.intervals import Floats, bca_mean
+from experiments.stats.intervals import Floats, bca_mean, mean_score, score_difference, unpaired_difference
+from experiments.stats.power import detectable, detectable_between
 from experiments.stats.sequential import ConfidenceSequence
-from turnout.errors import invalid, not_found
+from router.decided import DECIDED
+from turnout.errors import Code, TurnoutError, invalid, not_found
 
 Entry = dict[str, Any]
 Metric = Literal["answered", "large_share", "paper", "flops", "ttft_s", "wall_s"]
@@ -27,6 +30,7 @@ OK = "OK"
 GOOD = {"answered"}
 # From 0 to 1 by what they are.
 SHARES = {"answered", "large_share"}
+LOOKS = 60  # places of the log at which a report shows what the stop rule knew
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +55,27 @@ class LiveRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """What a stop rule knew once so many units of both arms were there."""
+
+    units: int
+    interval: Interval
+
+
+@dataclass(frozen=True, slots=True)
 class LiveLine:
-    """One arm.
+    """One arm. What says how it differs from the control is empty for the control.
 
     Attributes:
         units: sessions, tenants or requests that were divided.
         requests: of them.
-        means: by metric, with BCa intervals over units.
-        p: by metric, of no difference from the control, adjusted for all of them; empty for the control.
-        verdict: what the stop rule says: stop, better; stop, worse; go on.
+        means: by metric, with 95% intervals over units: BCa, of right and wrong Wilson's.
+        differences: by metric, arm less control, with BCa intervals, of right and wrong Newcombe's.
+        p: by metric, of no difference, adjusted for all of them.
+        apart: by metric, the difference that so many units tell apart; without those that do not vary.
+        verdict: what the stop rule says: stop: better, stop: worse, or go on.
         interval: of the rule's metric, arm less control, valid at any time; None for the control.
+        looks: how it came about as units came.
     """
 
     pool: str
@@ -68,9 +83,12 @@ class LiveLine:
     units: int
     requests: int
     means: dict[str, Interval]
+    differences: dict[str, Interval] = field(default_factory=dict)
     p: dict[str, float] = field(default_factory=dict)
+    apart: dict[str, float] = field(default_factory=dict)
     verdict: str = ""
     interval: Interval | None = None
+    looks: list[Look] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +100,7 @@ class ShadowLine:
         same_text: share whose text is the answer's.
         differences: by metric, shadow less request. FLOPs lack the shadow's prompt, which it found cached.
         p: by metric, of no difference, adjusted for all of them.
+        apart: by metric, the difference that so many pairs tell apart; without those that do not vary.
     """
 
     pool: str
@@ -90,6 +109,22 @@ class ShadowLine:
     same_text: Interval
     differences: dict[str, Interval]
     p: dict[str, float]
+    apart: dict[str, float] = field(default_factory=dict)
+
+
+def of_pool(entries: Iterable[Entry], pool: str) -> list[Entry]:
+    """The entries of one pool, or with "" of all.
+
+    Raises:
+        TurnoutError: NOT_FOUND: none is of that pool.
+    """
+    given = list(entries)
+    if not pool:
+        return given
+    found = [entry for entry in given if entry.get("pool", "") == pool]
+    if not found:
+        raise not_found("pool", pool, sorted({str(entry.get("pool", "")) for entry in given}))
+    return found
 
 
 def arms(entries: Iterable[Entry], control: str, rule: LiveRule) -> list[LiveLine]:
@@ -101,49 +136,88 @@ def arms(entries: Iterable[Entry], control: str, rule: LiveRule) -> list[LiveLin
         rule: when to stop.
 
     Raises:
-        TurnoutError: NOT_FOUND: no such arm; INVALID_ARGUMENT: nothing of a split in the log.
+        TurnoutError: NOT_FOUND: a pool has no such arm; INVALID_ARGUMENT: nothing of a split in the log.
     """
-    requests = [entry for entry in entries if entry["kind"] == "request" and (entry["decision"] or {}).get("arm")]
-    if not requests:
+    pools = divided(entries)
+    if not pools:
         raise invalid("log", "holds no request that a split decided about")
-    found: list[LiveLine] = []
-    for pool in sorted({str(entry.get("pool", "")) for entry in requests}):
-        by_arm: dict[str, list[Entry]] = defaultdict(list)
-        for entry in requests:
-            if str(entry.get("pool", "")) == pool:
-                by_arm[entry["decision"]["arm"]].append(entry)
-        if control not in by_arm:
-            raise not_found("control", control, list(by_arm))
-        found += _pool_arms(pool, by_arm, control, rule)
-    return found
+    for pool, by_arm in pools.items():
+        if control in by_arm:
+            continue
+        missing = not_found("control", control, list(by_arm))
+        if len(pools) == 1:
+            raise missing
+        raise TurnoutError(
+            Code.NOT_FOUND, f"{missing.message} in pool {pool!r}; look at one pool with --pool", "control"
+        )
+    return [line for pool, by_arm in pools.items() for line in _pool_arms(pool, by_arm, control, rule)]
+
+
+def divided(entries: Iterable[Entry]) -> dict[str, dict[str, list[Entry]]]:
+    """Requests that a split decided about, by pool and arm; pools sorted."""
+    found: dict[str, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    for entry in entries:
+        decision = entry["decision"] or {}
+        arm = decision.get("arm") if entry["kind"] == "request" else None
+        # What came after the split was decided went where it went because of that.
+        if arm and DECIDED not in decision.get("features", {}):
+            found[str(entry.get("pool", ""))][arm].append(entry)
+    return {pool: dict(found[pool]) for pool in sorted(found)}
 
 
 def _pool_arms(pool: str, by_arm: dict[str, list[Entry]], control: str, rule: LiveRule) -> list[LiveLine]:
     values = {arm: {metric: _by_unit(members, metric) for metric in METRICS} for arm, members in by_arm.items()}
     others = sorted(set(by_arm) - {control})
-    raw = {
-        (arm, metric): unpaired_permutation(values[arm][metric], values[control][metric])
+    compared: list[tuple[str, Metric]] = [
+        (arm, metric)
         for arm in others
         for metric in METRICS
         if len(values[arm][metric]) and len(values[control][metric])
-    }
-    adjusted = dict(zip(raw, corrected(list(raw.values())), strict=True))
+    ]
+    raw = [unpaired_permutation(values[arm][metric], values[control][metric]) for arm, metric in compared]
+    adjusted = dict(zip(compared, corrected(raw), strict=True))
     lines = []
     for arm in [control, *others]:
-        interval = None if arm == control else _sequences(values[arm][rule.metric], values[control][rule.metric], rule)
-        lines.append(
-            LiveLine(
-                pool,
-                arm,
-                units=len(values[arm]["answered"]),
-                requests=len(by_arm[arm]),
-                means={metric: bca_mean(each) for metric, each in values[arm].items() if len(each)},
-                p={metric: p for (name, metric), p in adjusted.items() if name == arm},
-                verdict="control" if interval is None else _verdict(interval, rule),
-                interval=interval,
-            )
+        line = LiveLine(
+            pool,
+            arm,
+            units=len(values[arm]["answered"]),
+            requests=len(by_arm[arm]),
+            means={metric: _mean(metric, each) for metric, each in values[arm].items() if len(each)},
+            verdict="control",
         )
+        lines.append(line if arm == control else _beside(line, values[arm], values[control], adjusted, rule))
     return lines
+
+
+def _beside(
+    line: LiveLine,
+    mine: dict[Metric, Floats],
+    control: dict[Metric, Floats],
+    adjusted: dict[tuple[str, Metric], float],
+    rule: LiveRule,
+) -> LiveLine:
+    """The same arm, with how it differs from the control."""
+    looks = _looks(mine[rule.metric], control[rule.metric], rule)
+    metrics = [metric for arm, metric in adjusted if arm == line.arm]
+    apart = {metric: detectable_between(mine[metric], control[metric], ALPHA / len(adjusted)) for metric in metrics}
+    return replace(
+        line,
+        differences={metric: _difference(metric, mine[metric], control[metric]) for metric in metrics},
+        p={metric: adjusted[line.arm, metric] for metric in metrics},
+        apart={metric: each for metric, each in apart.items() if each is not None},
+        verdict=_verdict(looks[-1].interval, rule),
+        interval=looks[-1].interval,
+        looks=looks,
+    )
+
+
+def _mean(metric: str, values: Floats) -> Interval:
+    return mean_score(values) if metric in SHARES else bca_mean(values)
+
+
+def _difference(metric: str, mine: Floats, control: Floats) -> Interval:
+    return score_difference(mine, control) if metric in SHARES else unpaired_difference(mine, control)
 
 
 def _by_unit(members: list[Entry], metric: Metric) -> Floats:
@@ -176,16 +250,25 @@ def _value(entry: Entry, metric: Metric) -> float | None:
     return float(outcome[metric])
 
 
-def _sequences(mine: Floats, control: Floats, rule: LiveRule) -> Interval:
-    """Difference of two means by a confidence sequence each; values beyond the bounds count as the bounds."""
-    ends = []
+def _looks(mine: Floats, control: Floats, rule: LiveRule) -> list[Look]:
+    """Difference of two means by a confidence sequence each, as the arms grew beside each other.
+
+    Values beyond the bounds count as the bounds.
+    """
     most = min(rule.most, 1.0) if rule.metric in SHARES else rule.most
-    for values in (mine, control):
-        sequence = ConfidenceSequence(0.0, most, rule.alpha / 2)
-        sequence.add(np.clip(values, 0.0, most).tolist())
-        ends.append(sequence.interval)
-    one, other = ends
-    return Interval(one.value - other.value, one.low - other.high, one.high - other.low)
+    sequences = [ConfidenceSequence(0.0, most, rule.alpha / 2) for _ in range(2)]
+    values = [np.clip(each, 0.0, most).tolist() for each in (mine, control)]
+    found: list[Look] = []
+    for start, end in pairwise(range(LOOKS + 1)):
+        for sequence, each in zip(sequences, values, strict=True):
+            sequence.add(each[len(each) * start // LOOKS : len(each) * end // LOOKS])
+        one, other = (sequence.interval for sequence in sequences)
+        interval = Interval(one.value - other.value, one.low - other.high, one.high - other.low)
+        units = sum(sequence.count for sequence in sequences)
+        if found and found[-1].units in (0, units):
+            found.pop()
+        found.append(Look(units, interval))
+    return found
 
 
 def _verdict(interval: Interval, rule: LiveRule) -> str:
@@ -225,7 +308,12 @@ def _shadow(pool: str, policy: str, pairs: list[tuple[Entry, Entry]]) -> ShadowL
         pool,
         policy,
         pairs=len(pairs),
-        same_text=bca_mean(np.array([float(bool(shadow.get("same_text"))) for shadow, _ in pairs])),
+        same_text=mean_score(np.array([float(bool(shadow.get("same_text"))) for shadow, _ in pairs])),
         differences={metric: bca_mean(each) for metric, each in known.items()},
         p=dict(zip(known, p, strict=True)),
+        apart={
+            metric: detectable(len(each), float(np.std(each)), ALPHA / len(known))
+            for metric, each in known.items()
+            if np.ptp(each) > 0.0
+        },
     )

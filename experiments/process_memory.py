@@ -55,13 +55,13 @@ def watched_growth() -> Iterator[Callable[[], int]]:
     Yields:
         A function that says by how many bytes the process was ever larger than at the start.
     """
-    before = peak = _resident_bytes()
+    before = peak = resident_bytes()
     ended = threading.Event()
 
     def watch() -> None:
         nonlocal peak
         while not ended.wait(SAMPLING_S):
-            peak = max(peak, _resident_bytes())
+            peak = max(peak, resident_bytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -72,5 +72,6 @@ def watched_growth() -> Iterator[Callable[[], int]]:
         watcher.join()
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -116,7 +116,7 @@ def _answers(group: Group, label: str, prompts: list[str]) -> Answers:
 def _families(saved: Saved, group: Group, labels: list[str]) -> dict[str, str]:
     """By label: the entry of the experiment it is a setting of, by its label there or by its method."""
     axes = [entry for entry in saved.spec.methods if isinstance(entry, Axis)]
-    named = {label: axis.label or axis.words for axis in axes for label, _ in axis.arms()}
+    named = {label: axis.label or axis.words for axis in axes for label, *_ in axis.arms()}
     return {label: named.get(label, group.columns[label].method) for label in labels}
 
 

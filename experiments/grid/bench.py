@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from engine.pool import LocalPool
 from engine.routing import PoolRouting
 from experiments import machine
 from experiments.grid.answering import answer, answer_chunk, score_chunk
-from experiments.grid.cells import Cell, Facts, Record
+from experiments.grid.cells import SUMS, Cell, Facts, Record, Utilisation
 from experiments.grid.datasets import Dataset, open_dataset
 from experiments.grid.energy import EnergyMeter
 from experiments.grid.loads import run_load
+from experiments.grid.references import measure_reference
 from experiments.grid.sandbox import walls_here
 from experiments.grid.scoring import Item, Scorer, open_scorer
 from experiments.grid.spec import StopRule
 from experiments.grid.store import Store
+from experiments.grid.utilisation import Sensors, open_sensors, watched
 from experiments.stats.sequential import ConfidenceSequence, verdict
 from turnout.calls import GenerateCall
 from turnout.config import PolicyChoice, RoutingConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.types import SamplingParams
 
-KIB = 1024
 WARM_UP = 8  # tokens
 UNIT_TESTS = "unit_tests"
 
@@ -48,6 +51,14 @@ class Job:
     stop: StopRule | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A pool, and how the machine it is on is watched."""
+
+    pool: LocalPool
+    sensors: Sensors
+
+
 @dataclass(slots=True)
 class CellBench:
     """Runs cells, one after the other.
@@ -59,7 +70,7 @@ class CellBench:
 
     config: TurnoutConfig
     root: Path
-    _pools: dict[str, LocalPool] = field(default_factory=dict)
+    _pools: dict[str, _Loaded] = field(default_factory=dict)
     _datasets: dict[str, Dataset] = field(default_factory=dict)
 
     async def run(self, job: Job) -> None:
@@ -71,10 +82,10 @@ class CellBench:
         cell, store = job.cell, Store(self.root)
         dataset = self._dataset(cell)
         scorer = open_scorer(dataset.scorer)
-        pool = await self._pool(cell.pool)
-        pool.routing = routing_of(cell, pool)
+        loaded = await self._pool(cell.pool)
+        loaded.pool.routing = routing_of(cell, loaded.pool)
         if cell.load.rate is not None:
-            await self._under_load(store, cell, pool, dataset, scorer)
+            await self._under_load(store, cell, loaded, dataset, scorer)
             return
         facts = store.progress(cell)
         facts.machine = machine.describe()
@@ -87,7 +98,7 @@ class CellBench:
         for number, start in enumerate(range(0, len(rows), cell.chunk)):
             records = known.get(number)
             if records is None:
-                records = held[number] = await _chunk(pool, cell, rows[start : start + cell.chunk], scorer, facts)
+                records = held[number] = await _chunk(loaded, cell, rows[start : start + cell.chunk], scorer, facts)
                 if known or not _refusal(held):
                     for each, kept in held.items():
                         store.save_chunk(cell, each, kept, facts)
@@ -100,12 +111,27 @@ class CellBench:
             raise TurnoutError(Code.INVALID_ARGUMENT, f"{cell.label}: {_refusal(held)}", "methods")
         store.finish(cell, facts)
 
-    async def _under_load(self, store: Store, cell: Cell, pool: LocalPool, dataset: Dataset, scorer: Scorer) -> None:
+    async def measure_reference(self, name: str, pool: str, key: str) -> None:
+        """Keep what single requests take on a pool's models.
+
+        Args:
+            name: of the experiment.
+            pool: in the configuration.
+            key: of what is measured.
+
+        Raises:
+            TurnoutError: the pool cannot be loaded, or the store cannot be written to.
+        """
+        loaded, store = await self._pool(pool), Store(self.root)
+        loaded.pool.routing = None
+        found = await measure_reference(loaded.pool, key)
+        store.keep(name, "references", {**store.beside(name, "references"), pool: found.as_dict()})
+
+    async def _under_load(self, store: Store, cell: Cell, loaded: _Loaded, dataset: Dataset, scorer: Scorer) -> None:
         """A schedule cannot be gone on with: it runs whole or not at all."""
         facts = Facts(machine=machine.describe())
-        meter, started = EnergyMeter.start(), time.perf_counter()
-        records, facts.load = await run_load(pool, cell, dataset.items, scorer)
-        _measured(facts, started, meter)
+        with _measured(facts, loaded.sensors):
+            records, facts.load = await run_load(loaded.pool, cell, dataset.items, scorer)
         store.save_chunk(cell, 0, records, facts)
         store.finish(cell, facts)
 
@@ -119,17 +145,24 @@ class CellBench:
             self._datasets[wanted] = found
         return found
 
-    async def _pool(self, name: str) -> LocalPool:
+    async def _pool(self, name: str) -> _Loaded:
         if name not in self._pools:
             await self.close()
-            self._pools[name] = await asyncio.to_thread(LocalPool.load, name, self.config)
-            await warm(self._pools[name])
+            pool = await asyncio.to_thread(LocalPool.load, name, self.config)
+            try:
+                await warm(pool)
+                device = torch.device(self.config.models[pool.roles["large"]].device)
+                sensors = await asyncio.to_thread(open_sensors, pool, device)
+            except BaseException:
+                await pool.close()
+                raise
+            self._pools[name] = _Loaded(pool, sensors)
         return self._pools[name]
 
     async def close(self) -> None:
         """Free the models."""
         for name in list(self._pools):
-            await self._pools.pop(name).close()
+            await self._pools.pop(name).pool.close()
 
 
 async def warm(pool: LocalPool) -> None:
@@ -147,12 +180,24 @@ def routing_of(cell: Cell, pool: LocalPool) -> PoolRouting | None:
     return PoolRouting(config, pool.name, pool.pool)
 
 
-def _measured(facts: Facts, started: float, meter: EnergyMeter) -> None:
+@contextmanager
+def _measured(facts: Facts, sensors: Sensors) -> Iterator[None]:
+    """Add to a cell's facts what the block takes; one that fails is not counted."""
+    meter, started = EnergyMeter.start(), time.perf_counter()
+    with watched(sensors.memory) as seen:
+        yield
     facts.wall_s += time.perf_counter() - started
-    facts.peak_bytes = max(facts.peak_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB)
+    facts.utilisation = facts.utilisation or Utilisation()
+    facts.utilisation.add(_beside(seen, sensors.machine))
     spent = meter.joules()
     if spent is not None:
         facts.energy_j = (facts.energy_j or 0.0) + spent
+
+
+def _beside(seen: Utilisation, machine: Utilisation) -> Utilisation:
+    """What was seen, with what is known of the machine."""
+    sums = {name: getattr(seen, name) for name in SUMS}
+    return replace(machine, **sums, memory_peak_bytes=seen.memory_peak_bytes)
 
 
 def _rows(dataset: Dataset, job: Job) -> list[tuple[int, Item]]:
@@ -164,19 +209,18 @@ def _rows(dataset: Dataset, job: Job) -> list[tuple[int, Item]]:
 
 
 async def _chunk(
-    pool: LocalPool, cell: Cell, rows: list[tuple[int, Item]], scorer: Scorer, facts: Facts
+    loaded: _Loaded, cell: Cell, rows: list[tuple[int, Item]], scorer: Scorer, facts: Facts
 ) -> list[Record]:
     """Answer rows, then score them; only the first is measured, but where a score is all that is asked for."""
-    items = [item for _, item in rows]
-    meter, started = EnergyMeter.start(), time.perf_counter()
+    items, pool = [item for _, item in rows], loaded.pool
     if scorer.generates:
-        records = await answer_chunk(pool, cell, rows)
-        _measured(facts, started, meter)
+        with _measured(facts, loaded.sensors):
+            records = await answer_chunk(pool, cell, rows)
         await score_chunk(pool, cell, items, records, scorer)
     else:
         records = [Record(item.id) for item in items]
-        await score_chunk(pool, cell, items, records, scorer)
-        _measured(facts, started, meter)
+        with _measured(facts, loaded.sensors):
+            await score_chunk(pool, cell, items, records, scorer)
     return records
 
 

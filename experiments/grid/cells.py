@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from experiments.grid.spec import DatasetChoice, LoadChoice
@@ -12,6 +12,8 @@ from turnout.types import SamplingParams
 
 FORMAT = 1
 LIKELIHOOD = "likelihood"
+# Figures of `Utilisation` that add up.
+SUMS = ("sampled_s", "samples", "memory_byte_s", "cpu_s", "machine_cpu_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,9 @@ class Record:
         pieces: (model, kind, text) of stretches of tokens.
         error: why there is no answer; it counts as a wrong one.
         note: why there is no score, or a word about it.
+        prompt_tokens: of what was asked.
+        generated: tokens by the model that wrote them, those of answers that were not shown included; a model that
+            worked and wrote none has 0.
     """
 
     id: str
@@ -136,6 +141,57 @@ class Record:
     pieces: list[tuple[str, str, str]] = field(default_factory=list)
     error: str = ""
     note: str = ""
+    prompt_tokens: int = 0
+    generated: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Utilisation:
+    """What the machine gave while a cell was answered, as sums: those of a cell that is gone on with add up.
+
+    Attributes:
+        sampled_s: seconds that the samples of memory span.
+        samples: how many there are.
+        memory_byte_s: memory in use, summed over time.
+        cpu_s: processor time of this process.
+        machine_cpu_s: processor time of everything on the machine.
+        memory_peak_bytes: most in use at a sample.
+        period_s: between two samples.
+        memory_total_bytes: that there is for models and caches.
+        cores: processors that this process may use.
+        peak_flops_per_s: of matrix products, measured here.
+        weight_bytes: by model.
+        idle_s: how long the machine was watched before the first answer, with all models loaded.
+        idle_memory_bytes: in use then.
+        idle_cores: processors at work then, for whomever.
+        idle_watts: power then; None: the machine has no meter.
+    """
+
+    sampled_s: float = 0.0
+    samples: int = 0
+    memory_byte_s: float = 0.0
+    cpu_s: float = 0.0
+    machine_cpu_s: float = 0.0
+    memory_peak_bytes: int = 0
+    period_s: float = 0.0
+    memory_total_bytes: int = 0
+    cores: int = 0
+    peak_flops_per_s: float = 0.0
+    weight_bytes: dict[str, int] = field(default_factory=dict)
+    idle_s: float = 0.0
+    idle_memory_bytes: int = 0
+    idle_cores: float = 0.0
+    idle_watts: float | None = None
+
+    def add(self, more: Utilisation) -> None:
+        """Add what came later; of what does not add up, the later holds."""
+        sums = {name: getattr(self, name) + getattr(more, name) for name in SUMS}
+        peak = max(self.memory_peak_bytes, more.memory_peak_bytes)
+        for each in fields(more):
+            setattr(self, each.name, getattr(more, each.name))
+        for name, value in sums.items():
+            setattr(self, name, value)
+        self.memory_peak_bytes = peak
 
 
 @dataclass(slots=True)
@@ -144,16 +200,23 @@ class Facts:
 
     Attributes:
         wall_s: seconds that answering took, all chunks together.
-        peak_bytes: largest resident memory of the process.
         energy_j: joules that the machine's meters counted meanwhile; None: it has none.
         stopped: why it ended before its last prompt; empty where it did not.
         load: figures of an open-loop run (`experiments.load.metrics.Summary`), or None.
         machine: what it ran on, for people.
+        utilisation: what the machine gave meanwhile; None: it was not watched.
     """
 
     wall_s: float = 0.0
-    peak_bytes: int = 0
     energy_j: float | None = None
     stopped: str = ""
     load: dict[str, Any] | None = None
     machine: dict[str, str] = field(default_factory=dict)
+    utilisation: Utilisation | None = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Facts:
+        """From plain data; figures that only an earlier version kept are left out."""
+        kept = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        watched = kept.get("utilisation")
+        return cls(**{**kept, "utilisation": Utilisation(**watched) if watched else None})

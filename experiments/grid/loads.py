@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.pool import LocalPool
-from experiments.grid.answering import call_of, forget, scored
+from experiments.grid.answering import call_of, fill, forget, scored
 from experiments.grid.cells import Cell, Record
 from experiments.grid.scoring import Item, Scorer
 from experiments.load.clients import Refused
@@ -48,7 +48,7 @@ class PoolClient:
                             record.by_large += sum(t.source == self._pool.roles["large"] for t in event.tokens)
                             output()
                     elif isinstance(event, Usage):
-                        self._fill(record, event)
+                        fill(record, event)
         except TurnoutError as error:
             record.error = f"{error.code.value}: {error.message}"
             raise Refused(error.code.value) from None
@@ -56,11 +56,6 @@ class PoolClient:
             if record.error or record.tokens:  # and not one that was given up when the schedule was over
                 self.records.append((item, record))
         return record.tokens
-
-    def _fill(self, record: Record, usage: Usage) -> None:
-        record.tokens, record.wall_s, record.ttft_s = usage.completion_tokens, usage.wall_s, usage.ttft_s
-        record.paper = usage.cost.spent.paper * usage.completion_tokens
-        record.flops, record.flops_large_only = usage.cost.spent.flops, usage.cost.large_only.flops
 
     async def close(self) -> None:
         """See `LoadClient.close`."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
@@ -22,13 +23,14 @@ from experiments.grid.bench import Job
 from experiments.grid.cells import LIKELIHOOD, Cell
 from experiments.grid.code import code_digest, words_of
 from experiments.grid.datasets import Dataset, open_dataset
-from experiments.grid.spec import ExperimentSpec, PolicyAxis, StopRule, config_of
+from experiments.grid.spec import ExperimentSpec, MethodAxis, PolicyAxis, StopRule, config_of
 from experiments.grid.store import Store
 from experiments.speculation.contenders import PLAIN, contenders
 from router.base import policy_class
-from turnout.config import TurnoutConfig, artifacts_path, model_path
+from turnout.config import ModelConfig, TurnoutConfig, artifacts_path, model_path
 from turnout.errors import invalid, not_found
-from turnout.registry import all_methods, get_method
+from turnout.registry import all_methods, get_method, validated
+from turnout.types import SamplingParams
 
 LIBRARIES = ("torch", "transformers", "numpy")
 # For a first estimate, before anything was measured: bytes of weights a processor reads in a second.
@@ -39,12 +41,14 @@ LARGE = 5000
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of answering."""
+    """A way of answering; sampling and seeds are None where they are the experiment's."""
 
     label: str
     method: str
     params: dict[str, Any] = field(hash=False)
     policy: str = ""
+    sampling: SamplingParams | None = field(default=None, hash=False)
+    seeds: tuple[int, ...] | None = None
 
     def check(self, field: str) -> None:
         """Refuse what cannot be.
@@ -69,6 +73,7 @@ class Plan:
         prompts: answers that are missing.
         queued: addresses of `todo`.
         stop: the rule of a cell: the experiment's, its chance of a wrong stop shared out among all that may stop.
+        references: by pool whose single requests are to be measured, the key of what they depend on.
     """
 
     spec: ExperimentSpec
@@ -79,6 +84,7 @@ class Plan:
     prompts: int
     queued: set[str] = field(default_factory=set)
     stop: StopRule | None = None
+    references: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +133,8 @@ def ways(spec: ExperimentSpec) -> list[Way]:
             made = list(_registered() if entry == "registered" else _speculation(spec.sampling.greedy))
             grouped |= {way.label for way in made}
             made = [way for way in made if way.label not in spec.left_out]
-        elif isinstance(entry, PolicyAxis):
-            made = [Way(label, AUTO, params, entry.policy) for label, params in entry.arms()]
         else:
-            made = [Way(label, entry.name, params) for label, params in entry.arms()]
+            made = list(_of_axis(spec, entry, f"methods.{index}"))
         for way in made:
             way.check(f"methods.{index}")
             if way.label in found and found[way.label] != way:
@@ -142,6 +146,15 @@ def ways(spec: ExperimentSpec) -> list[Way]:
     if spec.baseline not in found:
         raise not_found("baseline", spec.baseline, list(found))
     return list(found.values())
+
+
+def _of_axis(spec: ExperimentSpec, axis: MethodAxis | PolicyAxis, where: str) -> Iterator[Way]:
+    method, policy = (AUTO, axis.policy) if isinstance(axis, PolicyAxis) else (axis.name, "")
+    for label, params, own in axis.arms():
+        sampling = None
+        if own:
+            sampling = validated(SamplingParams, {**spec.sampling.model_dump(), **own}, f"{where}.sampling")
+        yield Way(label, method, params, policy, sampling, axis.seeds)
 
 
 def _registered() -> Iterator[Way]:
@@ -161,9 +174,12 @@ def count_cells(spec: ExperimentSpec) -> int:
     registered = len(list(_registered())) if "registered" in spec.methods else 0
     speculation = len(list(_speculation(spec.sampling.greedy))) if "speculation" in spec.methods else 0
     groups = {"registered": registered, "speculation": speculation}
-    arms = sum(groups[entry] if isinstance(entry, str) else entry.size for entry in spec.methods)
+    drawn = sum(
+        groups[entry] * len(spec.seeds) if isinstance(entry, str) else entry.size * len(entry.seeds or spec.seeds)
+        for entry in spec.methods
+    )
     pools = len(spec.pools) or len(config_of(spec).pools)
-    return pools * arms * len(spec.datasets) * len(spec.loads) * len(spec.seeds)
+    return pools * drawn * len(spec.datasets) * len(spec.loads)
 
 
 def make_plan(spec: ExperimentSpec, store: Store, again: bool = False) -> Plan:
@@ -183,35 +199,45 @@ def make_plan(spec: ExperimentSpec, store: Store, again: bool = False) -> Plan:
     if unknown is not None:
         raise not_found("pools", unknown, list(config.pools))
     datasets = {choice.label: open_dataset(choice) for choice in spec.datasets}
-    arms, sizes = ways(spec), {name: len(each.items) for name, each in datasets.items()}
-    plan = Plan(spec, config, [], dict(spec.left_out), [], 0, stop=_shared_out(spec, len(pools), len(arms)))
+    arms = ways(spec)
+    plan = Plan(spec, config, [], dict(spec.left_out), [], 0, stop=_shared_out(spec, len(pools), arms))
     arms.sort(key=lambda way: way.label != spec.baseline)  # stable: others keep their order
-    for pool in pools:
-        for choice in spec.datasets:
-            for load in spec.loads:
-                for seed in spec.seeds:
-                    base: Cell | None = None
-                    for way in arms:
-                        cell = Cell(
-                            *(pool, way.label, way.method, way.params, choice, load, seed, spec.sampling, spec.chunk),
-                            policy=way.policy,
-                        )
-                        cell = replace(cell, depends=_depends(config, cell, datasets[choice.label]))
-                        why = _senseless(cell)
-                        if why:
-                            plan.refused[cell.name] = why
-                            continue
-                        _add(plan, store, cell, base, again, sizes[choice.label])
-                        base = base or (cell if way.label == spec.baseline else None)
+    for pool, choice, load in itertools.product(pools, spec.datasets, spec.loads):
+        dataset = datasets[choice.label]
+        bases: dict[int, Cell] = {}
+        for way, seed in ((each, seed) for each in arms for seed in each.seeds or spec.seeds):
+            sampling = way.sampling or spec.sampling
+            cell = Cell(
+                *(pool, way.label, way.method, way.params, choice, load, seed, sampling, spec.chunk), policy=way.policy
+            )
+            cell = replace(cell, depends=_depends(config, cell, dataset))
+            if why := _senseless(cell):
+                plan.refused[cell.name] = why
+                continue
+            is_base = way.label == spec.baseline
+            # A seed that the baseline has not: any of its answers to the same prompts will do.
+            base = None if is_base else bases.get(seed) or next(iter(bases.values()), None)
+            _add(plan, store, cell, base, again, len(dataset.items))
+            if is_base:
+                bases[seed] = cell
     plan.todo.sort(key=lambda job: (job.baseline is not None, job.cell.pool))
+    plan.references = _unmeasured(plan, store, pools) if spec.idealised else {}
     return plan
 
 
-def _shared_out(spec: ExperimentSpec, num_pools: int, num_arms: int) -> StopRule | None:
+def _unmeasured(plan: Plan, store: Store, pools: Sequence[str]) -> dict[str, str]:
+    """By pool without a reference of how it is now, the key of one."""
+    known = store.beside(plan.spec.name, "references")
+    keys = {pool: reference_key(plan.config, pool) for pool in pools}
+    return {pool: key for pool, key in keys.items() if known.get(pool, {}).get("key") != key}
+
+
+def _shared_out(spec: ExperimentSpec, num_pools: int, arms: list[Way]) -> StopRule | None:
     """The stop rule, so strict that the chance of any wrong stop of the whole grid is at most what was asked for."""
     datasets = sum(choice.scorer is None or choice.scorer.kind != LIKELIHOOD for choice in spec.datasets)
     loads = sum(load.rate is None for load in spec.loads)
-    cells = num_pools * datasets * loads * len(spec.seeds) * (num_arms - 1)
+    drawn = sum(len(way.seeds or spec.seeds) for way in arms if way.label != spec.baseline)
+    cells = num_pools * datasets * loads * drawn
     return spec.stop.model_copy(update={"alpha": spec.stop.alpha / cells}) if spec.stop and cells else None
 
 
@@ -257,7 +283,8 @@ def estimated(spec: ExperimentSpec, config: TurnoutConfig, store: Store, cells: 
         at_once = max(load.at_once for load in spec.loads)
         seconds = tokens * _weight_bytes(config) / BYTES_PER_S / at_once
     seconds /= max(spec.workers, 1)
-    price = None if spec.price_per_hour is None else spec.price_per_hour * max(spec.workers, 1) * seconds / 3600
+    units = spec.accelerators * max(spec.workers, 1)
+    price = None if spec.price_per_hour is None else spec.price_per_hour * units * seconds / 3600
     return Estimate(cells, prompts, seconds, bool(known), tokens, price)
 
 
@@ -268,23 +295,49 @@ def _weight_bytes(config: TurnoutConfig) -> int:
 
 def _depends(config: TurnoutConfig, cell: Cell, dataset: Dataset) -> dict[str, str]:
     pool = config.pools[cell.pool]
-    members = {role: config.models[getattr(pool, role)] for role in ("small", "large")}
-    settings = {
-        "models": {role: model.model_dump(mode="json", exclude={"path"}) for role, model in members.items()},
+    members = _members(config, cell.pool)
+    artifacts = _artifacts(artifacts_path(pool), words_of(cell.method, cell.params, cell.policy))
+    return {
+        "config": _digest(_settings(config, cell.pool)),
+        "code": code_digest(cell.method, cell.params, dataset.scorer.kind, cell.policy),
+        "models": _digest([_weights(members), artifacts]),
+        "dataset": dataset.digest,
+        "machine": _digest([_device(members), _machine()]),
+        **_versions(),
+    }
+
+
+def reference_key(config: TurnoutConfig, pool: str) -> str:
+    """Names all that times of single requests on a pool depend on: 16 hexadecimal digits."""
+    members = _members(config, pool)
+    stack = [_settings(config, pool), _weights(members), _device(members), _machine(), _versions()]
+    return _digest([*stack, code_digest("plain", {}, "exact")])
+
+
+def _members(config: TurnoutConfig, name: str) -> dict[str, ModelConfig]:
+    """The models of a pool, by role."""
+    return {role: config.models[getattr(config.pools[name], role)] for role in ("small", "large")}
+
+
+def _settings(config: TurnoutConfig, name: str) -> dict[str, Any]:
+    """Of a pool, its models and the engine."""
+    pool = config.pools[name]
+    models = _members(config, name).items()
+    return {
+        "models": {role: model.model_dump(mode="json", exclude={"path"}) for role, model in models},
         "engine": config.engine.model_dump(mode="json"),
         "reuse": None if pool.reuse is None else pool.reuse.model_dump(mode="json"),
     }
-    folders = [model_path(model) for model in members.values()]
-    artifacts = _artifacts(artifacts_path(pool), words_of(cell.method, cell.params, cell.policy))
-    device = numerics_class("torch", torch.device(members["large"].device))
-    return {
-        "config": _digest(settings),
-        "code": code_digest(cell.method, cell.params, dataset.scorer.kind, cell.policy),
-        "models": _digest([[_model(folder) for folder in folders], artifacts]),
-        "dataset": dataset.digest,
-        "machine": _digest([device, _machine()]),
-        **_versions(),
-    }
+
+
+def _weights(members: dict[str, ModelConfig]) -> list[str]:
+    """A digest of each model's files."""
+    return [_model(model_path(model)) for model in members.values()]
+
+
+def _device(members: dict[str, ModelConfig]) -> str:
+    """The kind of arithmetic that the large model runs on."""
+    return numerics_class("torch", torch.device(members["large"].device))
 
 
 @cache

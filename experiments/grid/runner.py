@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +66,37 @@ def run_plan(plan: Plan, store: Store, tell: Tell = lambda what, done, total: No
         TurnoutError: the store cannot be written to, or Ray does not start.
     """
     store.save(plan.spec, plan.cells, plan.refused)
-    if not plan.todo:
+    if not plan.todo and not plan.references:
         return Ran(0, {})
-    if plan.spec.workers == 0:
-        return asyncio.run(_run_here(plan, store, tell))
-    with_ray = _RayRun(plan, store, tell)
-    return with_ray.run()
+    tally = _Tally(plan, store, tell)
+    with _on_the_clock(plan, store, tally):
+        if plan.spec.workers == 0:
+            return asyncio.run(_run_here(plan, store, tally))
+        return _RayRun(plan, store, tally).run()
 
 
-async def attempted(bench: CellBench, job: Job) -> Fault | None:
-    """Run a cell; what kept it from being done, or None."""
+@contextmanager
+def _on_the_clock(plan: Plan, store: Store, tally: _Tally) -> Iterator[None]:
+    """Keep how long a run takes, also where it is cut off."""
+    at, started = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     try:
-        await bench.run(job)
+        yield
+    finally:
+        seconds, done, failed = time.perf_counter() - started, tally.done, len(tally.failed)
+        run = {"at": at, "wall_s": seconds, "workers": plan.spec.workers, "done": done, "failed": failed}
+        earlier = store.beside(plan.spec.name, "runs").get("runs", [])
+        with suppress(TurnoutError):  # a full disk has been told of
+            store.keep(plan.spec.name, "runs", {"runs": [*earlier, run]})
+
+
+async def attempted(work: Awaitable[None], name: str) -> Fault | None:
+    """Do something; what kept it from being done, or None."""
+    try:
+        await work
     except TurnoutError as error:
         return Fault(error.code, error.message, error.field)
     except Exception as error:
-        log.exception("cell %s", job.cell.name)
+        log.exception("%s", name)
         return Fault(Code.INTERNAL, f"{type(error).__name__}: {error}", None)
     return None
 
@@ -105,20 +122,38 @@ class _Tally:
         self._ended += 1
         if fault is None:
             self.done += 1
-        elif fault.field == STORE:
-            raise TurnoutError(fault.code, fault.message, fault.field)
         else:
-            self.failed[job.cell.name] = fault.message
+            self._failed(job.cell.name, fault)
             self._store.fail(job.cell, fault.message, final=fault.code in FINAL)
         self._tell(f"cells, {job.cell.name}", self._ended, self._total)
 
+    def measuring(self, pool: str) -> None:
+        self._tell(f"what single requests take on {pool}", self._ended, self._total)
 
-async def _run_here(plan: Plan, store: Store, tell: Tell) -> Ran:
-    bench, tally = CellBench(plan.config, store.root), _Tally(plan, store, tell)
+    def measured(self, pool: str, fault: Fault | None) -> None:
+        """Note that a pool's reference was measured, or why not.
+
+        Raises:
+            TurnoutError: the store itself failed.
+        """
+        if fault is not None:
+            self._failed(f"what single requests take on {pool}", fault)
+
+    def _failed(self, what: str, fault: Fault) -> None:
+        if fault.field == STORE:
+            raise TurnoutError(fault.code, fault.message, fault.field)
+        self.failed[what] = fault.message
+
+
+async def _run_here(plan: Plan, store: Store, tally: _Tally) -> Ran:
+    bench = CellBench(plan.config, store.root)
     try:
+        for pool, key in plan.references.items():
+            tally.measuring(pool)
+            tally.measured(pool, await attempted(bench.measure_reference(plan.spec.name, pool, key), pool))
         for job in plan.todo:
             tally.begun(job)
-            tally.ended(job, await attempted(bench, job))
+            tally.ended(job, await attempted(bench.run(job), job.cell.name))
     finally:
         await bench.close()
     return Ran(tally.done, tally.failed)
@@ -132,15 +167,18 @@ class RayBench:
 
     async def run(self, job: Job) -> Fault | None:
         """See `attempted`."""
-        return await attempted(self._bench, job)
+        return await attempted(self._bench.run(job), job.cell.name)
+
+    async def measure_reference(self, name: str, pool: str, key: str) -> Fault | None:
+        """See `CellBench.measure_reference`."""
+        return await attempted(self._bench.measure_reference(name, pool, key), pool)
 
 
 class _RayRun:
     """Hands jobs to actors, one at a time each; an actor that dies costs the cell it was at, and is replaced."""
 
-    def __init__(self, plan: Plan, store: Store, tell: Tell) -> None:
-        self._plan, self._store = plan, store
-        self._tally = _Tally(plan, store, tell)
+    def __init__(self, plan: Plan, store: Store, tally: _Tally) -> None:
+        self._plan, self._store, self._tally = plan, store, tally
         # Baselines first: others may look at them while they run.
         self._first = deque(job for job in plan.todo if job.baseline is None)
         self._rest = deque(job for job in plan.todo if job.baseline is not None)
@@ -151,8 +189,9 @@ class _RayRun:
             return self._work()
 
     def _work(self) -> Ran:
-        idle = [self._actor() for _ in range(min(self._plan.spec.workers, len(self._plan.todo)))]
+        idle = [self._actor() for _ in range(max(1, min(self._plan.spec.workers, len(self._plan.todo))))]
         try:
+            self._measure(idle)
             self._give(idle)
             while self._running:
                 ended, _ = ray.wait(list(self._running), num_returns=1)
@@ -167,6 +206,16 @@ class _RayRun:
             for actor in (*idle, *(actor for actor, _ in self._running.values())):
                 _end(actor)
         return Ran(self._tally.done, self._tally.failed)
+
+    def _measure(self, idle: list[Any]) -> None:
+        """References come before the cells, one at a time: the machine is idle then."""
+        for pool, key in self._plan.references.items():
+            self._tally.measuring(pool)
+            fault, alive = _outcome(idle[0].measure_reference.remote(self._plan.spec.name, pool, key))
+            self._tally.measured(pool, fault)
+            if not alive:
+                _end(idle[0])
+                idle[0] = self._actor()
 
     def _actor(self) -> Any:
         options = {"num_cpus": 1, "num_gpus": self._plan.spec.gpus}

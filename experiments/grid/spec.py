@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
 
@@ -20,18 +20,43 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Values = Annotated[list[Any], Field(min_length=1)]
 
 
+# What a way of answering may have of its own of how tokens are chosen; length and ends are the same for all.
+CHOOSING = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+
+
+class Arm(NamedTuple):
+    """One combination of an axis: what it is called, its parameters, and its sampling where it has one of its own."""
+
+    label: str
+    params: dict[str, Any]
+    sampling: dict[str, Any]
+
+
 class Axis(Section):
     """Something with parameters, and values of these to try: every combination is one way of answering."""
 
     params: dict[str, Any] = Field(default_factory=dict, description="parameters that stay the same")
     grid: dict[str, Values] = Field(default_factory=dict, description="values to try, by parameter")
+    sampling: dict[str, Any] = Field(
+        default_factory=dict, description=f"how it chooses tokens, other than the rest: {', '.join(CHOOSING)}"
+    )
+    sampling_grid: dict[str, Values] = Field(default_factory=dict, description="values of these to try")
+    seeds: Annotated[
+        tuple[Seed, ...] | None, Field(min_length=1, description="of what it draws; absent: the experiment's")
+    ] = None
     label: Annotated[Name | None, Field(description="name in reports; absent: what it is and what is tried")] = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        both = sorted(set(self.params) & set(self.grid))
-        if both:
-            raise ValueError(f"{both[0]} stands in params and in grid")
+        for fixed, tried, name in ((self.params, self.grid, ""), (self.sampling, self.sampling_grid, "sampling_")):
+            both = sorted(set(fixed) & set(tried))
+            if both:
+                raise ValueError(f"{both[0]} stands in {name.rstrip('_') or 'params'} and in {name}grid")
+        unknown = sorted({*self.sampling, *self.sampling_grid} - set(CHOOSING))
+        if unknown:
+            raise ValueError(f"sampling: {unknown[0]!r} must be one of {', '.join(CHOOSING)}: the rest is of all ways")
         return self
 
     @property
@@ -42,17 +67,22 @@ class Axis(Section):
     @property
     def size(self) -> int:
         """How many ways of answering it is."""
-        return math.prod(len(values) for values in self.grid.values())
+        return math.prod(len(values) for values in (*self.grid.values(), *self.sampling_grid.values()))
 
-    def arms(self) -> list[tuple[str, dict[str, Any]]]:
-        """(label, parameters) of each."""
+    @property
+    def family(self) -> str:
+        """What its settings are settings of: a sampling of its own makes it another."""
+        return self.label or "+".join([self.words, *self.sampling, *self.sampling_grid])
+
+    def arms(self) -> list[Arm]:
+        """Each of them."""
         found = []
-        for values in itertools.product(*self.grid.values()):
-            tried = dict(zip(self.grid, values, strict=True))
-            words = [self.label or self.words, *(f"{name}={value}" for name, value in tried.items())]
-            if self.label is None:
-                words += [f"{name}={value}" for name, value in self.params.items()]
-            found.append((" ".join(words), {**self.params, **tried}))
+        for values in itertools.product(*self.grid.values(), *self.sampling_grid.values()):
+            tried = dict(zip(self.grid, values, strict=False))
+            drawn = dict(zip(self.sampling_grid, values[len(tried) :], strict=True))
+            said = {**tried, **drawn} if self.label else {**tried, **self.params, **drawn, **self.sampling}
+            words = [self.label or self.words, *(f"{name}={value}" for name, value in said.items())]
+            found.append(Arm(" ".join(words), {**self.params, **tried}, {**self.sampling, **drawn}))
         return found
 
 
@@ -178,10 +208,20 @@ class ExperimentSpec(Section):
     workers: Annotated[int, Field(ge=0, le=4096, description="Ray actors that run cells; 0: this process")] = 1
     gpus: Annotated[float, Field(ge=0, description="of each worker")] = 0.0
     stop: Annotated[StopRule | None, Field(description="when to end a cell early; absent: never")] = None
+    idealised: Annotated[
+        bool, Field(description="whether to measure once, before the cells, what single requests take on each pool")
+    ] = False
     max_cells: Annotated[int, Field(ge=1, description="more missing cells than this are asked about first")] = 500
     margin: Annotated[FiniteFloat, Field(gt=0, le=1, description="loss of quality that does not matter")] = 0.02
+    accelerators: Annotated[
+        int, Field(ge=1, description="that a worker computes on; a machine without any counts as one")
+    ] = 1
     price_per_hour: Annotated[
-        FiniteFloat | None, Field(ge=0, description="of a worker's machine, for estimates; absent: unknown")
+        FiniteFloat | None, Field(ge=0, description="of an accelerator with its share of the machine; absent: unknown")
+    ] = None
+    watts: Annotated[
+        FiniteFloat | None,
+        Field(gt=0, description="power of an accelerator at work, where the machine has no meter; absent: unknown"),
     ] = None
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.whole_files import write_whole
 
 State = Literal["done", "refused", "failed", "partial", "absent"]
+Beside = Literal["runs", "references"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -53,8 +54,7 @@ class Store:
         if (folder / "facts.json").is_file():
             return "done"
         if (folder / "failure.json").is_file():
-            failure = json.loads((folder / "failure.json").read_text(encoding="utf-8"))
-            return "refused" if failure["final"] else "failed"
+            return "refused" if _read(folder / "failure.json")["final"] else "failed"
         return "partial" if any(folder.glob("chunk-*.jsonl")) else "absent"
 
     def chunks(self, cell: Cell) -> dict[int, list[Record]]:
@@ -73,17 +73,17 @@ class Store:
     def facts(self, cell: Cell) -> Facts | None:
         """What was measured of a whole cell; None: it is not done."""
         path = self._cell(cell.address) / "facts.json"
-        return Facts(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+        return Facts.from_dict(_read(path)) if path.is_file() else None
 
     def progress(self, cell: Cell) -> Facts:
         """What earlier runs of an unfinished cell measured."""
         path = self._cell(cell.address) / "progress.json"
-        return Facts(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else Facts()
+        return Facts.from_dict(_read(path)) if path.is_file() else Facts()
 
     def failure(self, cell: Cell) -> str:
         """Why a cell failed; empty: it did not."""
         path = self._cell(cell.address) / "failure.json"
-        return str(json.loads(path.read_text(encoding="utf-8"))["message"]) if path.is_file() else ""
+        return str(_read(path)["message"]) if path.is_file() else ""
 
     def save_chunk(self, cell: Cell, number: int, records: list[Record], so_far: Facts) -> None:
         """Keep a chunk of answers.
@@ -139,9 +139,18 @@ class Store:
         path = self._experiment(name) / "experiment.json"
         if not path.is_file():
             raise not_found("experiment", name, self.names())
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = _read(path)
         cells = tuple(Cell.from_dict(each) for each in values["cells"])
         return Saved(ExperimentSpec.model_validate(values["spec"]), cells, values["refused"])
+
+    def keep(self, name: str, what: Beside, values: dict[str, Any]) -> None:
+        """Keep something about an experiment beside its cells."""
+        self._write(self._experiment(name) / f"{what}.json", json.dumps(values, indent=1))
+
+    def beside(self, name: str, what: Beside) -> dict[str, Any]:
+        """What was kept so; empty: nothing was."""
+        path = self._experiment(name) / f"{what}.json"
+        return _read(path) if path.is_file() else {}
 
     def remove(self, name: str) -> int:
         """Delete an experiment, and of its cells those that no other one has; how many these are.
@@ -161,7 +170,7 @@ class Store:
         """Facts and number of answers of all cells that are done, for estimates."""
         for path in (self.root / "cells").glob("*/*/facts.json"):
             count = sum(len(chunk.read_bytes().splitlines()) for chunk in path.parent.glob("chunk-*.jsonl"))
-            yield Facts(**json.loads(path.read_text(encoding="utf-8"))), count
+            yield Facts.from_dict(_read(path)), count
 
     def _write(self, path: Path, text: str) -> None:
         try:
@@ -170,6 +179,11 @@ class Store:
         except OSError as error:
             code = Code.RESOURCE_EXHAUSTED if error.errno == errno.ENOSPC else Code.UNAVAILABLE
             raise TurnoutError(code, f"store: cannot write {path}: {error.strerror or error}", "store") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
 
 
 def _record(values: dict[str, Any]) -> Record:

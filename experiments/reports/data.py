@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.grid.spec import ExperimentSpec
 from experiments.grid.store import Saved, Store
+from experiments.reports.answers import shown_answers
+from experiments.reports.efficiency import Efficiency, efficiency
+from experiments.reports.speed import Speed, by_length
 from experiments.reports.table import Column, Group, Table, read_table
+from experiments.reports.tuning import TunedLine, drawn_once, tuned_lines
 from experiments.statistics import Interval
 from experiments.stats.curves import Curve
 from experiments.stats.hypotheses import ALPHA, corrected, equivalence, paired_permutation
 from experiments.stats.intervals import bca_mean, mean_score, paired_difference, ratio
 from experiments.stats.power import UNSEEN_SPREAD, statement, statement_of_nats
 
+if TYPE_CHECKING:
+    from experiments.grid.references import Reference
+
 METERS = ("paper", "flops", "wall_s")
 WEAK = "plain model=small"
-SHOWN_PROMPTS = 12
-SHOWN_WAYS = 12
 
 
 @dataclass(slots=True)
@@ -28,6 +34,8 @@ class Line:
     """One way of answering one dataset.
 
     Attributes:
+        sampling: how it chooses tokens, where that is not as the experiment says.
+        seeds: with which each prompt was asked.
         prompts: with a score.
         unscored: without one.
         errors: answers that were refused; they count as wrong.
@@ -44,6 +52,7 @@ class Line:
         ttft_s: median and 95% quantile.
         joules_per_token: None where the machine has no meter.
         stopped: why cells ended early.
+        speed: by length of the answers.
     """
 
     pool: str
@@ -51,6 +60,8 @@ class Line:
     load: str
     label: str
     method: str
+    sampling: str
+    seeds: int
     prompts: int
     unscored: int
     errors: int
@@ -66,6 +77,7 @@ class Line:
     ttft_s: tuple[float, float] = (0.0, 0.0)
     joules_per_token: float | None = None
     stopped: list[str] = field(default_factory=list)
+    speed: list[Speed] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -89,14 +101,42 @@ class CurveLine:
 
 
 @dataclass(slots=True)
+class RunTime:
+    """How long an experiment took.
+
+    Attributes:
+        runs: of each: when it began (UTC), seconds on the clock, workers, cells done and failed. One that computed
+            nothing is not kept, nor is one that was killed.
+        wall_s: of all of them; None: none is known.
+        answering_s: that answering took, cells of other experiments that it shares included.
+    """
+
+    runs: list[dict[str, Any]]
+    wall_s: float | None
+    answering_s: float
+
+    def __str__(self) -> str:
+        clock = "not kept" if self.wall_s is None else f"{_minutes(self.wall_s)} on the clock in {len(self.runs)} runs"
+        return f"{clock}; {_minutes(self.answering_s)} of answering in all cells"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+@dataclass(slots=True)
 class Report:
     """Everything a page shows; plain data but for the dataclasses.
 
     Attributes:
+        run: how long it took.
         points: for plots elsewhere: label, method, dataset, quality with its ends, cost.
         loads: label, dataset, rate, and the figures of `experiments.load.metrics`.
-        answers: per dataset and prompt, what each way answered, token by token.
-        power: what the number of prompts can tell apart.
+        answers: per dataset and prompt, what each way answered, token by token: a page's choice of them.
+        efficiency: what each way took of the machine, those under open-loop load included.
+        tuned: what choosing a setting for each dataset is worth.
+        references: by pool, what single requests take alone, where that was measured.
+        power: what the number of prompts can tell apart, and what was drawn too seldom.
         missing: by a cell's name, why it is not there.
     """
 
@@ -112,6 +152,10 @@ class Report:
     power: list[str]
     missing: dict[str, str]
     energy: str
+    run: RunTime
+    efficiency: list[Efficiency]
+    tuned: list[TunedLine]
+    references: dict[str, Any]
 
 
 def make_report(saved: Saved, store: Store) -> Report:
@@ -122,6 +166,7 @@ def make_report(saved: Saved, store: Store) -> Report:
     facts = [facts for group in table.groups.values() for column in group.columns.values() for facts in column.facts]
     machines = Counter("; ".join(f"{k} {v}" for k, v in each.machine.items() if "load" not in k) for each in facts)
     metered = any(each.energy_j is not None for each in facts)
+    references = store.beside(spec.name, "references")
     return Report(
         title=spec.name,
         baseline=spec.baseline,
@@ -131,14 +176,41 @@ def make_report(saved: Saved, store: Store) -> Report:
         points=[_point(line) for line in lines],
         curves=[curve for group in table.groups.values() for curve in _curves(group, spec.baseline, spec.margin)],
         loads=_loads(table),
-        answers=[each for group in table.groups.values() for each in _answers(group)],
+        answers=shown_answers(list(table.groups.values())),
         power=[
             _power(group, spec.baseline, spec.margin, sum(line.p is not None for line in lines))
             for group in table.groups.values()
-        ],
+        ]
+        + drawn_once(table.groups.values()),
         missing=table.missing,
-        energy="from the machine's own meters" if metered else "this machine has no meter that can be read: no figures",
+        energy=_energy(metered, spec),
+        run=_run_time(store.beside(spec.name, "runs").get("runs", []), table.answering_s),
+        efficiency=efficiency(table.every, spec, _references(references)),
+        tuned=tuned_lines(table, spec),
+        references=references,
     )
+
+
+def _energy(metered: bool, spec: ExperimentSpec) -> str:
+    """Where joules come from."""
+    if metered:
+        return "from the machine's own meters"
+    if spec.watts is None:
+        return "this machine has no meter that can be read: no figures"
+    return f"this machine has no meter that can be read: from {spec.watts:g} W an accelerator, as the experiment states"
+
+
+def _run_time(runs: list[dict[str, Any]], answering_s: float) -> RunTime:
+    return RunTime(runs, sum(run["wall_s"] for run in runs) if runs else None, answering_s)
+
+
+def _references(values: dict[str, Any]) -> dict[str, Reference]:
+    """By pool. The engine that measured them is imported only where there is one."""
+    if not values:
+        return {}
+    from experiments.grid.references import Reference
+
+    return {pool: Reference.from_dict(each) for pool, each in values.items()}
 
 
 def _lines(group: Group, baseline: str) -> list[Line]:
@@ -160,6 +232,8 @@ def _line(group: Group, column: Column, base: Column | None) -> Line:
         group.load,
         column.label,
         column.method,
+        column.sampling,
+        seeds=len({seed for seed, _ in column.records}),
         prompts=len(prompts),
         unscored=len({prompt for _, prompt in column.records}) - len(prompts),
         errors=sum(bool(record.error) for record in records),
@@ -171,6 +245,7 @@ def _line(group: Group, column: Column, base: Column | None) -> Line:
         ttft_s=(float(np.median(first)), float(np.quantile(first, 0.95))),
         joules_per_token=joules / tokens if joules is not None and tokens else None,
         stopped=[facts.stopped for facts in column.facts if facts.stopped],
+        speed=by_length(records, [] if base is None else base.records.values()),
     )
     known = set() if base is None else set(base.scored)
     shared = [prompt for prompt in prompts if prompt in known]
@@ -237,15 +312,15 @@ def _point(line: Line) -> dict[str, Any]:
 
 
 def _curves(group: Group, baseline: str, margin: float) -> list[CurveLine]:
-    """Methods with at least two settings, on the prompts that all of them have."""
+    """Methods with at least two settings under one sampling, on the prompts that all of them have."""
     base, weak = group.columns.get(baseline), group.columns.get(WEAK)
     methods: dict[str, list[Column]] = {}
     for column in group.columns.values():
         if column not in (base, weak):
-            methods.setdefault(column.method, []).append(column)
+            methods.setdefault(f"{column.method} {column.sampling}".rstrip(), []).append(column)
     found = []
     for method, columns in methods.items():
-        if len(columns) < 2 or base is None or method == "speculative":
+        if len(columns) < 2 or base is None or columns[0].method == "speculative":
             continue
         shared = set(base.scored).intersection(*(each.scored for each in columns), *([weak.scored] if weak else []))
         prompts = [prompt for prompt in base.scored if prompt in shared]
@@ -280,30 +355,6 @@ def _loads(table: Table) -> list[dict[str, Any]]:
         {"label": cell.label, "pool": cell.pool, "dataset": cell.dataset.label, "rate": cell.load.rate,
          "seed": cell.seed, **(facts.load or {})}
         for cell, facts in table.loads
-    ]  # fmt: skip
-
-
-def _answers(group: Group) -> list[dict[str, Any]]:
-    """The first prompts, those first on which ways of answering differ most."""
-    columns = list(group.columns.values())[:SHOWN_WAYS]
-    scores: dict[tuple[int, str], list[float]] = {}
-    for column in columns:
-        for key, each in column.records.items():
-            scores.setdefault(key, []).append(each.score or 0.0)
-    order = sorted(scores, key=lambda key: -float(np.std(scores[key])))[:SHOWN_PROMPTS]
-    return [
-        {
-            "group": group.name,
-            "prompt": prompt,
-            "seed": seed,
-            "ways": [
-                {"label": column.label, "score": record.score, "note": record.note or record.error,
-                 "pieces": record.pieces}
-                for column in columns
-                if (record := column.records.get((seed, prompt)))
-            ],
-        }
-        for seed, prompt in order
     ]  # fmt: skip
 
 

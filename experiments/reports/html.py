@@ -4,32 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from experiments.reports.data import WEAK, Line, Report
 from experiments.reports.rows import shown
 from experiments.reports.svg import Axes, Mark, Series, chart
+from experiments.reports.tables import taken, tuned
+from experiments.reports.text import TUNED, took_words
 
 ASSETS = Path(__file__).parent / "assets"
 SOURCE_COLOURS = 4
+FEWEST = 5  # answers of about one length whose speed is drawn
 OTHERS = "others (point at them)"
+
+
+def filled(template: str, **values: Any) -> str:
+    """A page that carries its style and its script.
+
+    Args:
+        template: file name of one that extends `page.html.j2`.
+        values: what it shows.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template(template).render(
+        css=(ASSETS / "report.css").read_text(encoding="utf-8"),
+        js=(ASSETS / "report.js").read_text(encoding="utf-8"),
+        **values,
+    )
 
 
 def to_html(report: Report) -> str:
     """The page."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.get_template("report.html.j2").render(
+    return filled(
+        "report.html.j2",
         report=report,
-        css=(ASSETS / "report.css").read_text(encoding="utf-8"),
-        js=(ASSETS / "report.js").read_text(encoding="utf-8"),
         table=shown(report),
         compared=sum(line.p is not None for line in report.lines),
         pareto=list(_pareto(report)),
         curves=report.curves,
         acceptance=list(_acceptance(report)),
+        speeds=list(_speeds(report)),
+        taken=taken(report),
+        tuned=tuned(report),
+        words={"took": took_words(report), "tuned": TUNED},
         load_charts=list(_loads(report)),
         sources=_sources(report),
     )
@@ -78,6 +99,25 @@ def _acceptance(report: Report) -> Iterator[tuple[str, str]]:
             if line.acceptance
         ]
         svg = chart(f"acceptance by position: {name}", axes, series)
+        if svg:
+            yield name, svg
+
+
+def _speeds(report: Report) -> Iterator[tuple[str, str]]:
+    """Speed beside the baseline's over the length of the answers, where lengths differ at all."""
+    axes = Axes("tokens of the answer", f"tokens a second, {report.baseline} = 1")
+    for name, lines in _groups(report.lines):
+        marks = {
+            line.label: [
+                Mark(each.tokens, each.relative)
+                for each in line.speed
+                if each.relative is not None and each.answers >= FEWEST
+            ]
+            for line in lines
+            if line.label != report.baseline
+        }
+        series = [Series(label, each, joined=True) for label, each in marks.items() if len(each) > 1]
+        svg = chart(f"speed by length: {name}", axes, series)
         if svg:
             yield name, svg
 

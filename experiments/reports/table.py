@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from experiments.grid.cells import Cell, Facts, Record
+from experiments.grid.spec import CHOOSING, ExperimentSpec
 from experiments.grid.store import Saved, Store
 from experiments.stats.intervals import Floats
 
@@ -18,6 +19,8 @@ class Column:
 
     Attributes:
         method: or policy: what its parameters belong to.
+        sampling: how it chooses tokens, where that is not as the experiment says; empty: it is.
+        drawn: whether tokens are drawn, and not always the likeliest.
         nats: as of its group.
         records: by (seed, prompt).
         facts: of each cell.
@@ -26,6 +29,8 @@ class Column:
     label: str
     method: str
     nats: bool
+    sampling: str = ""
+    drawn: bool = False
     records: dict[tuple[int, str], Record] = field(default_factory=dict)
     facts: list[Facts] = field(default_factory=list)
 
@@ -96,29 +101,47 @@ class Table:
         loads: cells under open-loop load, with their figures.
         loaded: answers of these, of one way of answering each.
         missing: by a cell's name, why it is not there.
+        answering_s: seconds that the cells took, each of them once.
     """
 
     groups: dict[tuple[str, str, str], Group] = field(default_factory=dict)
     loads: list[tuple[Cell, Facts]] = field(default_factory=list)
     loaded: dict[tuple[str, str, str], Group] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    answering_s: float = 0.0
+
+    @property
+    def every(self) -> list[Group]:
+        """All groups, those under open-loop load last."""
+        return [*self.groups.values(), *self.loaded.values()]
 
 
 def read_table(saved: Saved, store: Store) -> Table:
     """Gather the cells of an experiment; what failed or was never run is listed."""
-    table = Table(missing=dict(saved.refused))
+    table, seen = Table(missing=dict(saved.refused)), set[str]()
     for cell in saved.cells:
         facts = store.facts(cell)
         if facts is None:
             table.missing[cell.name] = store.failure(cell) or f"not run ({store.state(cell)})"
             continue
+        if (address := cell.address) not in seen:  # one cell may have several labels
+            seen.add(address)
+            table.answering_s += facts.wall_s
         if facts.load is not None:
             table.loads.append((cell, facts))
         key = (cell.pool, cell.dataset.label, cell.load.label)
         groups = table.groups if facts.load is None else table.loaded
         group = groups.setdefault(key, Group(*key, cell.likelihood))
-        column = group.columns.setdefault(cell.label, Column(cell.label, cell.family, group.nats))
+        sampling = _sampling(cell, saved.spec)
+        made = Column(cell.label, cell.family, group.nats, sampling, drawn=not cell.sampling.greedy)
+        column = group.columns.setdefault(cell.label, made)
         column.facts.append(facts)
         for record in store.records(cell):
             column.records[cell.seed, record.id] = record
     return table
+
+
+def _sampling(cell: Cell, spec: ExperimentSpec) -> str:
+    """What a cell has of its own of how tokens are chosen."""
+    given = ((name, getattr(cell.sampling, name), getattr(spec.sampling, name)) for name in CHOOSING)
+    return " ".join(f"{name}={mine}" for name, mine, everybodys in given if mine != everybodys)

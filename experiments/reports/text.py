@@ -8,9 +8,20 @@ from dataclasses import asdict
 from typing import Any
 
 from experiments.reports.data import Report
-from experiments.reports.rows import shown
+from experiments.reports.efficiency import idle_words, reference_words
+from experiments.reports.rows import Shown, shown
+from experiments.reports.tables import taken, tuned
 
 CURVES = "| method | dataset | quality halfway in cost | cost of the baseline's quality | APGR |"
+TOOK = (
+    "Memory (AMU) and arithmetic (PCU) are shares of what there is, averaged over time; AL is the mean time of a"
+    " request, waiting included; MCR compares sizes of models at work and quality with the baseline's; an idealised"
+    " time is that of a request alone, each token charged to the model that wrote it"
+)
+TUNED = (
+    "The fixed setting is the best on the mean over the datasets, the tuned one the best of each, on the prompts it was"
+    " chosen on; held out: chosen on one half of the prompts, scored on the other; spread: (best - worst) / best"
+)
 LOADS = "| way | dataset | offered, 1/s | goodput, 1/s | p99 first token, s | errors |"
 
 
@@ -21,6 +32,7 @@ def to_markdown(report: Report) -> str:
         f"# {report.title}",
         "",
         *(f"Run on: {line}." for line in report.machine),
+        f"Run time: {report.run}.",
         f"Differences are from `{report.baseline}` on the same prompts, with 95% intervals (BCa bootstrap; Wilson of"
         " right and wrong); p is of a paired permutation test, adjusted for all comparisons here (Holm). *No worse*: a"
         f" loss of {100 * report.margin:.1f} points or more is excluded. Costs are relative to `{report.baseline}`."
@@ -29,10 +41,10 @@ def to_markdown(report: Report) -> str:
         *(f"- {line}" for line in report.power),
         "",
         *([f"Of all: {table.same}.", ""] if table.same else []),
-        f"| {' | '.join(table.columns)} |",
-        f"| {' | '.join('---' for _ in table.columns)} |",
+        *table_lines(table),
     ]
-    lines += [f"| {' | '.join(cell.text for cell in row.cells)} |" for row in table.rows]
+    lines += _section("What it took", taken(report), *took_words(report))
+    lines += _section("Fixed and tuned settings", tuned(report), TUNED) if report.tuned else []
     if report.curves:
         lines += ["", "## Curves", "", CURVES, "| --- | --- | --- | --- | --- |"]
         lines += [
@@ -47,6 +59,26 @@ def to_markdown(report: Report) -> str:
     return "\n".join([*lines, ""])
 
 
+def _section(name: str, table: Shown, *said: str) -> list[str]:
+    words = [*said, *([f"Of all: {table.same}"] if table.same else [])]
+    return ["", f"## {name}", "", " ".join(f"{line}." for line in words), "", *table_lines(table)]
+
+
+def took_words(report: Report) -> list[str]:
+    """Sentences about the table of what ways took."""
+    known = (idle_words(report.efficiency), reference_words(report.references))
+    return [TOOK, *(line for line in known if line)]
+
+
+def table_lines(table: Shown) -> list[str]:
+    """A table as text."""
+    return [
+        f"| {' | '.join(table.columns)} |",
+        f"| {' | '.join('---' for _ in table.columns)} |",
+        *(f"| {' | '.join(cell.text for cell in row.cells)} |" for row in table.rows),
+    ]
+
+
 def _load_row(each: dict[str, Any]) -> str:
     first = {int(percent): value for percent, value in each["ttft_s"].items()}.get(99)
     shown = "-" if first is None else f"{first:.3f}"
@@ -57,8 +89,13 @@ def _load_row(each: dict[str, Any]) -> str:
 
 
 def to_json(report: Report) -> str:
-    """All figures; what is not a number is null."""
-    return json.dumps(_plain(asdict(report)), indent=1, ensure_ascii=False) + "\n"
+    """All figures."""
+    return as_json(asdict(report))
+
+
+def as_json(values: dict[str, Any]) -> str:
+    """Plain values as the text of a file; what is not a number is null."""
+    return json.dumps(_plain(values), indent=1, ensure_ascii=False) + "\n"
 
 
 def _plain(value: Any) -> Any:

@@ -73,6 +73,36 @@ def paired_difference(challenger: Floats, baseline: Floats, seed: int = 0, level
     return Interval(same, max(same - open_, -1.0), min(same + open_, 1.0))
 
 
+def unpaired_difference(one: Floats, other: Floats, seed: int = 0, level: float = LEVEL) -> Interval:
+    """Mean of one group less that of another, with its BCa interval; of very many values, percentiles.
+
+    Two groups without any spread give an interval without width; of a group of one, no interval is known: its ends
+    are NaN.
+
+    Args:
+        one: [n], n at least 1.
+        other: [m], m at least 1.
+        seed: of the resampling.
+        level: coverage aimed at.
+    """
+    value, fewest, together = float(one.mean() - other.mean()), min(len(one), len(other)), len(one) + len(other)
+    if max(np.ptp(one), np.ptp(other)) <= ROUNDING * max(np.abs(one).max(), np.abs(other).max()):
+        return Interval(value, value, value)
+    if fewest < 2:
+        return Interval(value, float("nan"), float("nan"))
+    found = bootstrap(
+        (one, other),
+        lambda a, b, axis: np.mean(a, axis=axis) - np.mean(b, axis=axis),
+        n_resamples=ROUNDS,
+        batch=max(1, AT_A_TIME // together),
+        confidence_level=level,
+        method="BCa" if together <= MANY else "percentile",
+        vectorized=True,
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(value, float(found.low), float(found.high))
+
+
 def mean_score(scores: Floats) -> Interval:
     """Mean of scores: Wilson's interval where all are right or wrong, which has a width when all are right, else BCa.
 
@@ -82,6 +112,23 @@ def mean_score(scores: Floats) -> Interval:
     if np.all((scores == 0.0) | (scores == 1.0)):
         return wilson(int(scores.sum()), len(scores))
     return bca_mean(scores)
+
+
+def score_difference(one: Floats, other: Floats) -> Interval:
+    """Mean score of one group less that of another: where all are right or wrong Newcombe's interval, else BCa.
+
+    Newcombe's (1998, method 10) is made of Wilson's of either group, and has a width when all are right.
+
+    Args:
+        one: [n], n at least 1.
+        other: [m], m at least 1.
+    """
+    if not np.isin(np.concatenate([one, other]), (0.0, 1.0)).all():
+        return unpaired_difference(one, other)
+    a, b = (wilson(int(each.sum()), len(each)) for each in (one, other))
+    below, above = np.hypot(a.value - a.low, b.high - b.value), np.hypot(a.high - a.value, b.value - b.low)
+    value = a.value - b.value
+    return Interval(value, float(value - below), float(value + above))
 
 
 def resampled(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from scipy.stats import norm
+
+from experiments.stats.intervals import Floats
 
 ALPHA = 0.05
 POWER = 0.8
@@ -26,6 +29,24 @@ def detectable(prompts: int, spread: float, alpha: float = ALPHA, power: float =
         power: chance of finding it.
     """
     return _sum_of_quantiles(alpha, power) * spread / math.sqrt(prompts)
+
+
+def detectable_between(one: Floats, other: Floats, alpha: float = ALPHA, power: float = POWER) -> float | None:
+    """Smallest difference of the means of two groups that is found with the wanted power, given how they vary.
+
+    Args:
+        one: [n].
+        other: [m].
+        alpha: level of the two-sided test; divide it by the number of comparisons for Holm's first step.
+        power: chance of finding it.
+
+    Returns:
+        In the unit of the values; None where that is not known: of a group of one, or where nothing varies.
+    """
+    if min(len(one), len(other)) < 2 or max(np.ptp(one), np.ptp(other)) == 0.0:
+        return None
+    error = math.sqrt(sum(float(np.var(each, ddof=1)) / len(each) for each in (one, other)))
+    return _sum_of_quantiles(alpha, power) * error
 
 
 def prompts_needed(difference: float, spread: float, alpha: float = ALPHA, power: float = POWER) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
@@ -11,6 +12,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from decoding.model import ModelPool
 from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
+from router.decided import DECIDED, DecidedFile
 from router.decision import Decision, rules_version
 from router.hashing import share_of
 from router.targets import Outer, Target, follow, methods_of
@@ -34,6 +36,10 @@ class SplitParams(MethodParams):
         Field(description="what stays with its arm; session: requests without one are divided each by itself"),
     ] = "session"
     seed: Annotated[int, Field(ge=0, lt=2**63, description="another seed divides independently")] = 0
+    decided: Annotated[
+        str | None,
+        Field(min_length=1, description="file by which `turnout experiment live --decide` gives all to one arm"),
+    ] = None
 
     @model_validator(mode="after")
     def _check_shares(self) -> SplitParams:
@@ -47,7 +53,8 @@ class SplitPolicy(RoutingPolicy):
     """Divides the traffic by a keyed hash: an arm's share of sessions, tenants or requests, always the same ones.
 
     An arm keeps what it has when the order and the shares of those before it stay; the tenant is always part of the
-    key, so that equal session names of two tenants are two sessions.
+    key, so that equal session names of two tenants are two sessions. Once a live experiment has decided, everything
+    goes to the arm that its file names; what was answered before stays as it was.
     """
 
     Params = SplitParams
@@ -56,6 +63,8 @@ class SplitPolicy(RoutingPolicy):
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
         self._version = rules_version(self.params.model_dump(mode="json"))
+        path = self.params.decided
+        self._decided = DecidedFile(Path(path).expanduser(), self.params.arms) if path is not None else None
         self._inner = {name: arm.policy_of(f"arms.{name}") for name, arm in self.params.arms.items()}
 
     def check(self, models: ModelPool) -> None:
@@ -79,6 +88,12 @@ class SplitPolicy(RoutingPolicy):
         """See `RoutingPolicy.decide`."""
         unit, what = self._unit(asked)
         place = share_of(self.params.seed, "split", *unit)
+        ended = self._decided.get() if self._decided is not None else None
+        if ended is not None:
+            features = {"place": place, DECIDED: 1.0}
+            reason = f"the split was decided for arm {ended.arm}"
+            outer = Outer(self.name, f"{self._version}+{ended.version}", features, reason, {}, ended.arm)
+            return await follow(self.params.arms[ended.arm], self._inner[ended.arm], outer, asked, models)
         name, low, high = self._arm_at(place)
         reason = f"this {what} is in arm {name} ({self.params.arms[name].share:.0%} of them)"
         limits = {"arm_from": low, "arm_to": high}

@@ -32,9 +32,31 @@ def test_run_again_show_list_and_remove(run: Any, experiment: Path, tmp_path: Pa
     assert "3 cells: 3 were there, 0 computed" in again.err
     assert json.loads(again.out)["title"] == "small"
     assert json.loads(run("experiment", "list", *kept, "--json").out) == [{"name": "small", "cells": 3, "done": 3}]
-    assert "threshold=3.0" in run("experiment", "show", "small", *kept).out
+    shown = run("experiment", "show", "small", *kept).out
+    assert "threshold=3.0" in shown
+    assert "on the clock in 1 runs" in shown
     assert run("experiment", "rm", "small", *kept).out == "3 cells deleted\n"
     assert run("experiment", "show", "small", *kept).code == 1
+
+
+def test_answers_are_looked_at_prompt_by_prompt(run: Any, tmp_path: Path) -> None:
+    store, right = Store(tmp_path), np.ones(30)
+    wrong = right.copy()
+    wrong[4] = 0.0
+    save_made(store, "made", {"plain": right, "other": wrong}, run=0)
+    kept = ("--store", str(tmp_path))
+    listed = run("experiment", "answers", "made", *kept)
+    assert listed.code == 0
+    assert listed.out.splitlines()[3].split()[:2] == ["p4", "made"]
+    assert "10 more" in listed.out
+    whole = run("experiment", "answers", "made", *kept, "--prompt", "p4").out
+    assert "plain: score 1.00, 8 tokens, 8 of them by the large model" in whole
+    assert "other: score 0.00" in whole
+    lines = [json.loads(line) for line in run("experiment", "answers", "made", *kept, "--json").out.splitlines()]
+    assert len(lines) == 30
+    assert {label: way["score"] for label, way in lines[0]["ways"].items()} == {"plain": 1.0, "other": 0.0}
+    assert "asked no prompt with the id 'p99'" in run("experiment", "answers", "made", *kept, "--prompt", "p99").err
+    assert "no answers to none" in run("experiment", "answers", "made", *kept, "--dataset", "none").err
 
 
 def test_a_large_grid_is_asked_about_with_an_estimate(run: Any, experiment: Path, tmp_path: Path) -> None:
@@ -71,7 +93,18 @@ def test_live_reads_route_logs(run: Any, tmp_path: Path) -> None:
     shown = run("experiment", "live", str(log), "--control", "old")
     assert shown.code == 0
     assert "stop: better" in shown.out
+    assert "units tell" in shown.out
     assert "metric: must be one of answered" in run("experiment", "live", str(log), "--metric", "looks").err
+    out = tmp_path / "out"
+    found = run("experiment", "live", str(log), "--control", "old", "--pool", "demo", "--out", str(out), "--json")
+    assert [line["verdict"] for line in json.loads(found.out)["arms"]] == ["control", "stop: better"]
+    assert sorted(path.name for path in out.iterdir()) == [f"live-demo.{ending}" for ending in ("html", "json", "md")]
+    assert json.loads((out / "live-demo.json").read_text(encoding="utf-8")) == json.loads(found.out)
+    decided = tmp_path / "decided.json"
+    run("experiment", "live", str(log), "--control", "old", "--margin", "0.5", "--decide", str(decided))
+    assert not decided.exists()
+    run("experiment", "live", str(log), "--control", "old", "--decide", str(decided))
+    assert json.loads(decided.read_text(encoding="utf-8"))["arm"] == "new"
 
 
 def test_tune_refuses_what_it_cannot_search(run: Any, config_file: Path) -> None:

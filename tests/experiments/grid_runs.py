@@ -17,10 +17,10 @@ from tests.near_pair import save_near_pair
 PROMPTS = ["one", "two and", "three or four", "five", "six", "seven eight"]
 
 
-def pair_config(folder: Path) -> Path:
-    """A configuration of a tiny random pair in float32."""
+def pair_config(folder: Path, **settings: Any) -> Path:
+    """A configuration of a tiny random pair in float32, with these settings of both models."""
     save_near_pair(folder)
-    model = {"dtype": "float32", "kv_memory_bytes": 1 << 20}
+    model = {"dtype": "float32", "kv_memory_bytes": 1 << 20, **settings}
     values = {
         "models": {role: {"path": str(folder / role), **model} for role in ("small", "large")},
         "pools": {"near": {"small": "small", "large": "large"}},

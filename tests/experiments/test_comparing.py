@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +25,7 @@ from experiments.reports.text import to_json, to_markdown
 from experiments.statistics import Interval
 from experiments.stats.power import prompts_needed
 from tests.experiments.grid_runs import made_cell, save_made
+from tests.experiments.pages import unclosed
 from turnout.errors import TurnoutError
 
 Made = npt.NDArray[np.float64]
@@ -249,7 +249,7 @@ def test_a_report_says_who_is_worse_and_who_is_no_worse(tmp_path: Path) -> None:
     assert report.energy.startswith("this machine has no meter")
     page = to_html(report)
     assert 'class="worse"' in page
-    assert _Checked.of(page).open == []
+    assert unclosed(page) == []
     assert "| worse |" in to_markdown(report)
     assert json.loads(to_json(report))["lines"][0]["joules_per_token"] is None
 
@@ -278,30 +278,6 @@ def test_no_worse_is_said_of_all_ways_together_and_never_beside_a_stop_rule(tmp_
     store.finish(store.load("two").cells[1], Facts(stopped="worse after 149 prompts (x), confidence sequence"))
     line = make_report(store.load("two"), store).lines[1]
     assert (line.verdict, line.p) == ("worse", None)
-
-
-class _Checked(HTMLParser):
-    """Elements that are opened and not closed, and buttons in the heads of tables."""
-
-    VOID = frozenset({"meta", "input", "line", "rect", "circle", "polyline", "br"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    @classmethod
-    def of(cls, page: str) -> _Checked:
-        checked = cls()
-        checked.feed(page)
-        return checked
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
 
 
 def test_answers_cannot_break_out_of_the_page(tmp_path: Path) -> None:

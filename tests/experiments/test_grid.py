@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ from experiments.grid import answering, bench, planning
 from experiments.grid.answering import answer_chunk
 from experiments.grid.bench import CellBench
 from experiments.grid.cells import Facts
-from experiments.grid.energy import EnergyMeter
 from experiments.grid.planning import count_cells, estimate, make_plan, ways
 from experiments.grid.runner import run_plan
 from experiments.grid.spec import ExperimentSpec
 from experiments.grid.store import Store
+from experiments.grid.utilisation import Sensors
 from experiments.reports.data import make_report
 from experiments.reports.html import to_html
 from experiments.reports.text import to_json, to_markdown
@@ -174,7 +176,7 @@ async def test_scoring_waits_its_turn_and_is_no_part_of_the_time(
     """Each score is held back until as many as may are at work, or as are left, and the clock stands still."""
     cores, at_once, most, left = len(os.sched_getaffinity(0)), 0, 0, len(PROMPTS)
     several = asyncio.Event()
-    measured: list[float] = []
+    measured: list[Facts] = []
 
     async def slow(pool: Any, cell: Any, item: Any, record: Any, scorer: Any) -> Any:
         nonlocal at_once, most, left
@@ -186,12 +188,14 @@ async def test_scoring_waits_its_turn_and_is_no_part_of_the_time(
         at_once, left = at_once - 1, left - 1
         record.score = 1.0
 
-    def stopped(facts: Facts, started: float, meter: EnergyMeter) -> None:
+    @contextmanager
+    def clock(facts: Facts, sensors: Sensors) -> Iterator[None]:
+        yield
         assert most == 0, "a score was begun while the answers were measured"
-        measured.append(started)
+        measured.append(facts)
 
     monkeypatch.setattr(answering, "scored", slow)
-    monkeypatch.setattr(bench, "_measured", stopped)
+    monkeypatch.setattr(bench, "_measured", clock)
     plan = make_plan(spec(pair, tmp_path, methods=[{"name": "plain"}], chunk=len(PROMPTS)), store)
     bench_ = CellBench(plan.config, store.root)
     await bench_.run(plan.todo[0])
@@ -269,6 +273,8 @@ def test_estimates_and_counts_come_before_anything_is_made(pair: Path, store: St
     known = estimate(make_plan(spec(pair, tmp_path, seeds=[1], price_per_hour=3.6), store), store)
     assert known.measured
     assert known.price == pytest.approx(known.seconds / 1000)
+    four = estimate(make_plan(spec(pair, tmp_path, seeds=[1], price_per_hour=3.6, accelerators=4), store), store)
+    assert four.price == pytest.approx(4 * four.seconds / 1000)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +385,8 @@ async def test_a_dataset_that_changed_under_a_plan_is_refused(pair: Path, store:
 
 def test_a_report_is_one_file_without_a_network_and_json_has_points(pair: Path, store: Store, tmp_path: Path) -> None:
     run(spec(pair, tmp_path, methods=["registered", {"name": "random_switch", "grid": {"share": [0.3, 0.7]}}]), store)
-    shutil.rmtree(tmp_path / "store" / "cells" / store.load("small").cells[-1].address[:2])
+    gone = store.load("small").cells[-1].address
+    shutil.rmtree(tmp_path / "store" / "cells" / gone[:2] / gone)
     report = make_report(store.load("small"), store)
     page = to_html(report)
     assert "default-src 'none'" in page

@@ -31,7 +31,9 @@ def worker_at_work() -> int | None:
 
 def test_a_worker_that_dies_costs_its_cell_and_the_next_run_makes_it_good(tmp_path: Path) -> None:
     dataset(tmp_path, [{"id": n, "prompt": f"prompt number {n}"} for n in range(60)])
-    asked = spec(pair_config(tmp_path), tmp_path, workers=1, chunk=1, sampling={"temperature": 0, "max_tokens": 40})
+    sampling = {"temperature": 0, "max_tokens": 40}
+    config = pair_config(tmp_path, max_length=128)
+    asked = spec(config, tmp_path, workers=1, chunk=1, sampling=sampling, idealised=True)
     store = Store(tmp_path / "store")
     plan, killed, over = make_plan(asked, store), threading.Event(), threading.Event()
 
@@ -54,6 +56,7 @@ def test_a_worker_that_dies_costs_its_cell_and_the_next_run_makes_it_good(tmp_pa
     [(name, why)] = ran.failed.items()
     assert why.startswith("its process ended")
     assert ran.done == 2
+    assert set(store.beside("small", "references")["near"]["runtimes"]) == {"small", "large"}
     [cell] = [cell for cell in plan.cells if cell.name == name]
     kept = len(store.chunks(cell))
     again = make_plan(asked, store)
@@ -61,3 +64,4 @@ def test_a_worker_that_dies_costs_its_cell_and_the_next_run_makes_it_good(tmp_pa
     assert run_plan(again, store).failed == {}
     assert [record.id for record in store.records(cell)] == [str(n) for n in range(60)]
     assert 0 < kept < 60
+    assert [(run["done"], run["failed"]) for run in store.beside("small", "runs")["runs"]] == [(2, 1), (1, 0)]

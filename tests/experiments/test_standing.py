@@ -38,7 +38,24 @@ def test_it_holds_every_registered_method_on_every_demo_task() -> None:
     assert spec.baseline == "plain"
     assert "plain model=small" in [way.label for way in ways(spec)]
     assert list(spec.pools) == list(config_of(spec).pools)
-    assert count_cells(spec) == (len(ways(spec)) + len(spec.left_out)) * len(DEMO)
+    asked = sum(len(way.seeds or spec.seeds) for way in ways(spec)) + len(spec.left_out)
+    assert count_cells(spec) == asked * len(DEMO)
+
+
+def test_the_grid_of_samplings_draws_every_setting_several_times_and_ends_answers_alike() -> None:
+    spec = read_spec(STANDING.with_name("sampling.yaml"))
+    drawn = [(way, way.sampling) for way in ways(spec) if way.sampling is not None]
+    assert len(drawn) == 15
+    assert all(len(way.seeds or ()) >= 3 for way, _ in drawn)
+    assert not any(sampling.greedy for _, sampling in drawn)
+    assert {(sampling.max_tokens, sampling.stop) for _, sampling in drawn} == {(spec.sampling.max_tokens, ())}
+    assert spec.sampling.greedy
+
+
+def test_ways_that_draw_who_writes_are_drawn_several_times() -> None:
+    drawn = [way for way in ways(read_spec(STANDING)) if way.method == "random_switch" and way.params]
+    assert drawn
+    assert all(len(way.seeds or ()) >= 3 for way in drawn)
 
 
 @pytest.mark.parametrize("group", ["registered", "speculation"])

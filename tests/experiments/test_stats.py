@@ -19,8 +19,16 @@ from experiments.stats.hypotheses import (
     paired_permutation,
     unpaired_permutation,
 )
-from experiments.stats.intervals import bca_mean, mean_score, paired_difference, ratio, resampled
-from experiments.stats.power import detectable, prompts_needed, spread_of_discordance, statement
+from experiments.stats.intervals import (
+    bca_mean,
+    mean_score,
+    paired_difference,
+    ratio,
+    resampled,
+    score_difference,
+    unpaired_difference,
+)
+from experiments.stats.power import detectable, detectable_between, prompts_needed, spread_of_discordance, statement
 from experiments.stats.sequential import ConfidenceSequence, verdict
 
 
@@ -32,6 +40,45 @@ def test_bca_intervals_cover_the_truth_as_often_as_they_say() -> None:
         covered += found.low <= truth <= found.high
     # Skewed values, where a symmetric interval misses on one side; 0.95, give or take three standard errors.
     assert 0.89 <= covered / draws <= 0.99
+
+
+def test_intervals_of_two_groups_cover_their_difference_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(3)
+    draws, covered = 150, 0
+    for _ in range(draws):
+        found = unpaired_difference(rng.lognormal(0.0, 0.5, 70), rng.normal(1.0, 0.2, 40))
+        covered += found.low <= math.exp(0.125) - 1.0 <= found.high
+    assert 0.89 <= covered / draws <= 0.995
+
+
+def test_an_interval_of_a_group_of_one_is_not_known_and_one_of_equal_values_has_no_width() -> None:
+    found = unpaired_difference(np.array([1.0]), np.array([0.0, 0.5]))
+    assert (found.value, math.isnan(found.low), math.isnan(found.high)) == (0.75, True, True)
+    found = unpaired_difference(np.full(5, 0.7), np.full(9, 0.2))
+    assert (found.low, found.high) == (pytest.approx(0.5), pytest.approx(0.5))
+
+
+def test_a_difference_of_shares_has_newcombes_interval() -> None:
+    """56 of 70 and 48 of 80: his own example (1998, table II, method 10)."""
+    found = score_difference(np.repeat([1.0, 0.0], (56, 14)), np.repeat([1.0, 0.0], (48, 32)))
+    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+    answered = score_difference(np.ones(100), np.ones(50))
+    assert answered.low < -0.01 < answered.value < 0.01 < answered.high
+    mixed = np.array([0.2, 0.5, 0.9, 0.4])
+    assert score_difference(mixed, mixed[:3]) == unpaired_difference(mixed, mixed[:3])
+
+
+def test_a_difference_that_two_groups_tell_apart_is_found_with_the_power_that_is_said() -> None:
+    rng = np.random.default_rng(4)
+    one, other = rng.normal(0.0, 1.0, (2000, 80)), rng.normal(0.0, 2.0, (2000, 120))
+    apart = detectable_between(one[0], other[0])
+    exact = (1.959964 + 0.841621) * math.sqrt(1 / 80 + 4 / 120)
+    assert apart == pytest.approx(exact, rel=0.15)
+    error = np.sqrt(one.var(axis=1, ddof=1) / 80 + other.var(axis=1, ddof=1) / 120)
+    found = np.abs(other.mean(axis=1) + exact - one.mean(axis=1)) > 1.959964 * error
+    assert found.mean() == pytest.approx(0.8, abs=0.03)
+    assert detectable_between(np.ones(5), np.ones(5)) is None
+    assert detectable_between(np.ones(1), np.arange(5.0)) is None
 
 
 def test_an_interval_of_equal_values_has_no_width_and_one_of_equal_answers_has() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy.stats import chi2
 
 from decoding.parts import PartChoice
+from router import decided as decided_file
 from router.base import RoutingPolicy, make_policy
 from router.decision import Decision
 from router.patterns import Pattern
@@ -82,6 +84,34 @@ async def test_a_split_gives_each_arm_its_share_and_a_session_always_the_same() 
     other = [(await decided(policy("split", arms=ARMS, seed=1), session=name)).arm for name in sessions]
     agree = sum(one == two for one, two in zip(arms, other, strict=True)) / 4000
     assert abs(agree - (0.3**2 + 0.7**2)) < 0.04  # as two independent splits agree
+
+
+async def test_a_split_that_is_decided_gives_everything_to_the_arm_that_its_file_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(decided_file, "LOOK_S", 0.0)
+    path = tmp_path / "decided.json"
+    split = policy("split", arms=ARMS, decided=str(path))
+
+    async def arms_now() -> set[str]:
+        return {(await decided(split, session=f"s{n}")).arm for n in range(40)}
+
+    both = await arms_now()
+    assert len(both) == 2
+    for wrong in ("{", '{"arm": "other"}', "[]"):
+        path.write_text(wrong)
+        assert await arms_now() == both
+    assert caplog.text.count("cannot be used") == 3
+    path.unlink()
+    arm = min(both)
+    decided_file.write_decided(path, {"arm": arm})
+    decided_file.write_decided(path, {"arm": max(both)})  # what was decided first stays
+    assert await arms_now() == {arm}
+    decision = await decided(split, session="s")
+    assert (decision.features["decided"], decision.reason) == (1.0, f"the split was decided for arm {arm}")
+    assert decision.version.startswith((await decided(policy("split", arms=ARMS, decided=str(path)))).version[:12])
+    path.unlink()
+    assert await arms_now() == both
 
 
 async def test_places_of_a_split_are_uniform() -> None:
