@@ -248,9 +248,8 @@ class BatchJob:
         )
 
     def _add(self, usage: Usage) -> None:
-        cost = usage.cost
         tokens = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
-        self.record.usage.add(*tokens, cost.spent.flops, cost.large_only.flops)
+        self.record.usage.add(*tokens, usage.cost.spent.flops, usage.cost.large_only.flops)
 
     def _keep(self, journal: Journal) -> None:
         with named(KEPT):
