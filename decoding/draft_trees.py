@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from decoding.drafters.base import NOTHING, Room
+from decoding.lengths.base import LengthPolicy, Step
 from decoding.model import Row, Want
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.sequence import Sequence
@@ -35,17 +36,22 @@ class GrowingTree:
     Args:
         model: reads, and is the draft's source.
         seq: what the draft continues.
+        length: says below which candidates to draft on.
 
     Attributes:
+        seq: as given.
         tokens: token of each candidate.
         parents: index of each candidate's parent, ROOT for the root.
         proposals: the distribution each was drawn from, float32 [vocab]; None for a fixed one.
         depths: 1 for the root's children.
     """
 
-    def __init__(self, model: Model, seq: Sequence) -> None:
+    def __init__(self, model: Model, seq: Sequence, length: LengthPolicy) -> None:
         self._model = model
-        self._seq = seq
+        self.seq = seq
+        # Any other says how deep to draft before a round, and nothing within it.
+        self._stepwise = length if length.stepwise else None
+        self._read_at: dict[int, Row] = {}
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.proposals: list[torch.Tensor | None] = []
@@ -66,14 +72,25 @@ class GrowingTree:
         self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
         return len(self.tokens) - 1
 
+    def goes_on(self, node: int) -> bool:
+        """Whether the length policy drafts on below a candidate. It stays in the draft whatever the answer."""
+        if self._stepwise is None:
+            return True
+        path = []
+        while node != ROOT:
+            path.append(Step(self.tokens[node], self._read_at[self.parents[node]]))
+            node = self.parents[node]
+        return self._stepwise.goes_on(path[::-1])
+
     async def read_root(self, want: Want) -> Row:
         """What the model reads at the sequence's end."""
-        [row] = await self._model.extend(self._seq, want=want)
+        row = await self._ask_root(self._wanted(want))
+        self._keep([ROOT], [row])
         return row
 
     def has_room(self, count: int) -> bool:
         """Whether the model's cache can hold so many more beside the sequence and what was read of the tree."""
-        return len(self._seq) + self._num_read + count <= self._model.max_length
+        return len(self.seq) + self._num_read + count <= self._model.max_length
 
     async def read(self, nodes: list[int], want: Want) -> list[Row]:
         """What the model reads after each of some candidates, in one forward.
@@ -82,6 +99,22 @@ class GrowingTree:
             nodes: at least one, none of them read before, their parents all read.
             want: what to read.
         """
+        rows = await self._ask(nodes, self._wanted(want))
+        self._keep(nodes, rows)
+        return rows
+
+    def _wanted(self, want: Want) -> Want:
+        return want if self._stepwise is None else want | self._stepwise.want
+
+    def _keep(self, nodes: list[int], rows: list[Row]) -> None:
+        if self._stepwise is not None:
+            self._read_at.update(zip(nodes, rows, strict=True))
+
+    async def _ask_root(self, want: Want) -> Row:
+        [row] = await self._model.extend(self.seq, want=want)
+        return row
+
+    async def _ask(self, nodes: list[int], want: Want) -> list[Row]:
         start = len(self._fed_tokens)
         self._num_read += len(nodes)
         for node in nodes:
@@ -89,7 +122,7 @@ class GrowingTree:
             self._fed_tokens.append(self.tokens[node])
             self._fed_parents.append(self._fed_as[self.parents[node]])
         fed = DraftTree(tuple(self._fed_tokens), tuple(self._fed_parents), self._model.name)
-        return await self._model.expand(self._seq, fed, start, want)
+        return await self._model.expand(self.seq, fed, start, want)
 
     def drawn(self) -> DraftTree:
         """All candidates, with the distributions they were drawn from."""
@@ -118,30 +151,20 @@ class TopTree:
     root: Row
 
 
-async def grow_top_tree(
-    model: Model,
-    seq: Sequence,
-    room: Room,
-    branch: int,
-    root_want: Want = NOTHING,
-    growing: GrowingTree | None = None,
-) -> TopTree:
+async def grow_top_tree(growing: GrowingTree, room: Room, branch: int, root_want: Want = NOTHING) -> TopTree:
     """The tree of the most probable paths, found with one forward a level.
 
     The result is that of expanding the most probable node first (seed 56, Accelerating LLM Inference with Staged
     Speculative Decoding): a node among the best of all has its parent among the best of the levels above, so only
-    those are read.
+    those are read. A node the length policy stops at has no children, as if it ended the text.
 
     Args:
-        model: its raw log-probabilities decide.
-        seq: what the tree continues.
+        growing: empty; its model's raw log-probabilities decide.
         room: deepest node, and most nodes.
         branch: children considered per node.
         root_want: what else to read at the root.
-        growing: an empty tree that reads in its own way.
     """
     want = Want(draw=None, top=branch)
-    growing = GrowingTree(model, seq) if growing is None else growing
     root = await growing.read_root(want | root_want)
     logprobs: list[float] = []
     best: list[int] = []
@@ -154,8 +177,10 @@ async def grow_top_tree(
                     growing.add(token, parent)
                     logprobs.append(above + logprob)
         best = heapq.nsmallest(room.nodes, range(len(logprobs)), key=lambda node: (-logprobs[node], node))
-        level = sorted(node for node in best if growing.depths[node] == depth)
-        if not level or depth == room.depth or not growing.has_room(len(level)):
+        if depth == room.depth:
+            break
+        level = sorted(node for node in best if growing.depths[node] == depth and growing.goes_on(node))
+        if not level or not growing.has_room(len(level)):
             break
         rows = await growing.read(level, want)
     return TopTree(growing.some(best), tuple(logprobs[node] for node in best), root)
@@ -225,17 +250,18 @@ def sibling_proposals(probs: torch.Tensor, tokens: list[int]) -> list[torch.Tens
     return proposals[: len(tokens)]
 
 
-async def grow_planned(model: Model, seq: Sequence, plan: TreePlan, beyond: Beyond = "nothing") -> DraftTree:
+async def grow_planned(growing: GrowingTree, plan: TreePlan, beyond: Beyond = "nothing") -> DraftTree:
     """A tree of one shape, its siblings drawn without replacement; one forward a level.
 
+    Below a node the length policy stops at, the shape is not filled: the places stay free.
+
     Args:
-        model: what its distributions are.
-        seq: what the tree continues.
+        growing: empty; its model's distributions are drawn from.
         plan: the shape.
         beyond: what else a node has for children where fewer tokens are possible than it was to have: nothing; the
             likeliest others under the raw distribution, as chosen candidates; others drawn uniformly.
     """
-    growing = GrowingTree(model, seq)
+    seq = growing.seq
     seed = round_seed(seq.seed, len(seq))
     children = plan.children()
     want = PROBS | Want(draw=None, top=max(map(len, children.values())) if beyond == "likely" else 0)
@@ -253,7 +279,7 @@ async def grow_planned(model: Model, seq: Sequence, plan: TreePlan, beyond: Beyo
             candidates = [*zip(tokens, sibling_proposals(q, tokens), strict=True), *((token, None) for token in others)]
             for child, (token, proposal) in zip(children[place], candidates, strict=False):
                 node = growing.add(token, parent, proposal)
-                if children[child]:
+                if children[child] and growing.goes_on(node):
                     below.append((child, node))
         if not below:
             break

@@ -87,9 +87,12 @@ class HeadDrafter(TrainedDrafter[HeadT]):
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """What the head makes of the state; nothing before there is one."""
-        if self._state is None or self._state[0] != len(seq):
-            return DraftTree.empty(model.name)
-        return await self.draft(model, seq, self._state[1], room)
+        state = self.state(seq)
+        return DraftTree.empty(model.name) if state is None else await self.draft(model, seq, state, room)
+
+    def state(self, seq: Sequence) -> torch.Tensor | None:
+        """What chose the sequence's last token: float32 [width], after the last norm; None: nobody kept it."""
+        return self._state[1] if self._state is not None and self._state[0] == len(seq) else None
 
     @abstractmethod
     async def draft(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: Room) -> DraftTree:

@@ -20,7 +20,7 @@ def readings(seq: Sequence, draft: DraftTree, verdict: Verdict, width: int) -> l
         verdict: the outcome.
         width: tokens given with each row; fewer at the start of a sequence.
     """
-    end = len(seq) - _num_emitted(seq, verdict)
+    end = root_end(seq, verdict)
     root = tuple(seq.tokens[max(end - width, 0) : end])
     contexts: list[tuple[int, ...]] = []
     for token, parent in zip(draft.tokens, draft.parents, strict=True):
@@ -34,9 +34,15 @@ def readings(seq: Sequence, draft: DraftTree, verdict: Verdict, width: int) -> l
     return read
 
 
-def _num_emitted(seq: Sequence, verdict: Verdict) -> int:
-    """How many of a verdict's tokens were added: an end of the answer inside them cuts the rest."""
+def root_end(seq: Sequence, verdict: Verdict) -> int:
+    """Length of the sequence before a round: an end of the answer inside the emitted tokens cuts the rest of them.
+
+    Args:
+        seq: the sequence, with what the round emitted.
+        verdict: the outcome.
+    """
     tokens = list(verdict.tokens)
-    return next(
+    added = next(
         count for count in range(len(tokens), -1, -1) if seq.generated[len(seq.generated) - count :] == tokens[:count]
     )
+    return len(seq) - added

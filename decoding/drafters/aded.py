@@ -9,21 +9,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
+import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.drafters._readings import readings
+from decoding.drafters._readings import readings, root_end
 from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Want
+from decoding.model import Row, Want
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
-    from decoding.model import Model
+    from decoding.model import Model, ModelPool
     from decoding.verifiers.base import Verdict
 
 GUESSES = 8
+READ = Want(draw=None, top=GUESSES)
+CHUNK = 128  # places whose logits are computed at once
 MOST_ROWS = 1 << 17
 # Of a context with its guesses, as Python holds them.
 ROW_BYTES = 750
@@ -213,29 +216,39 @@ def most_visited(root: State, most: int, source: str) -> DraftTree:
 class AdedDrafter(Drafter):
     """ADED (seed 6, Adaptive Draft-Verification for Efficient Large Language Model Decoding).
 
-    The tenant's store learns the 8 most probable tokens of every row the target is read at: the root and all draft
-    nodes, rejected ones included. The prompt's own positions are not read, so of the prompt it is the tri-grams' counts
-    that are known, to this request alone. The search looks after two tokens first, the store before the counts, then
-    after one. That a path is worth its probability, and that readings are mixed at a rate, are this implementation's
-    choices.
+    The tenant's store learns the 8 most probable tokens of every row the target is read at: the root, all draft nodes,
+    rejected ones included, and before the second draft the prompt, from the states that the first forward left at its
+    places; only the head runs for them, and places whose keys and values were in a cache have none. The tri-grams'
+    counts in the prompt are known to this request alone. The search looks after two tokens first, the store before the
+    counts, then after one. That a path is worth its probability, and that readings are mixed at a rate, are this
+    implementation's choices.
     """
 
     Params = AdedParams
     seeds = (6,)
     depth = 10
     nodes = 64
-    want = Want(draw=None, top=GUESSES)
+    want = READ
     params: AdedParams
 
     def __init__(self, params: AdedParams | None = None, candidates: Candidates | None = None) -> None:
         super().__init__(params, candidates)
         self._counts: TrigramCounts | None = None
+        self._num_layers = 0
+        self._first_round = True
+        self._unread: tuple[int, torch.Tensor] | None = None  # a place, and the states from there on
+
+    def check(self, models: ModelPool) -> None:
+        """Ask for the states behind the target's last layer."""
+        self._num_layers = models.large.num_layers
+        self.want = READ | Want(draw=None, before=frozenset({self._num_layers}))
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The search's most visited nodes."""
         if self._counts is None:
             self._counts = TrigramCounts(seq.tokens[: seq.num_prompt_tokens])
         store, counts = _store(model, seq), self._counts
+        await self._read_prompt(model, seq, store)
 
         def look_up(context: Context) -> Guesses:
             last = context[-1:]
@@ -245,11 +258,28 @@ class AdedDrafter(Drafter):
         return most_visited(root, room.nodes, model.name)
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
-        """Learn every row of the round."""
+        """Learn every row of the round; of the first, keep the states at the prompt's places for the next draft."""
         store = _store(model, seq)
         for context, row in readings(seq, draft, verdict, width=2):
-            guesses = tuple((token, math.exp(logprob)) for token, logprob in row.top[:GUESSES])
-            store.learn(context, guesses, self.params.rate)
+            self._learn(store, context, row)
+        before = verdict.rows[0].before.get(self._num_layers)
+        if self._first_round and before is not None and len(before):
+            self._unread = root_end(seq, verdict) - 1 - len(before), before.to("cpu", copy=True)
+        self._first_round = False
+
+    async def _read_prompt(self, model: Model, seq: Sequence, store: TrigramStore) -> None:
+        """Learn what the target says at the places whose states were kept."""
+        if self._unread is None:
+            return
+        (start, states), self._unread = self._unread, None
+        for part in torch.split(states, CHUNK):
+            for end, row in enumerate(await model.read(seq, part, [()] * len(part), READ), start + 1):
+                self._learn(store, tuple(seq.tokens[max(end - 2, 0) : end]), row)
+            start += len(part)
+
+    def _learn(self, store: TrigramStore, context: Context, row: Row) -> None:
+        guesses = tuple((token, math.exp(logprob)) for token, logprob in row.top[:GUESSES])
+        store.learn(context, guesses, self.params.rate)
 
 
 def _store(model: Model, seq: Sequence) -> TrigramStore:

@@ -56,24 +56,25 @@ class DySpecDrafter(Drafter):
     seeds = (51,)
     beside = "small"
     kinds = frozenset({Candidates.DRAWN})
+    stepwise = True
     depth = 12
     nodes = 48
     params: DySpecParams
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The tree, in draw order."""
-        return await grow_by_value(GrowingTree(model, seq), seq, room, self.params.threshold)
+        return await grow_by_value(GrowingTree(model, seq, length), room, self.params.threshold)
 
 
-async def grow_by_value(growing: GrowingTree, seq: Sequence, room: Room, threshold: float) -> DraftTree:
+async def grow_by_value(growing: GrowingTree, room: Room, threshold: float) -> DraftTree:
     """Draw where the verifier is most expected, one forward a level; see `DySpecDrafter`.
 
     Args:
-        growing: empty.
-        seq: what the tree continues.
+        growing: empty. Below a node its length policy stops at nothing is drawn, and others have the room.
         room: deepest node, and most draws.
         threshold: least probability of being reached.
     """
+    seq = growing.seq
     seed = round_seed(seq.seed, len(seq))
     values: list[DrawValues] = []
     read: dict[int, torch.Tensor] = {}
@@ -94,8 +95,11 @@ async def grow_by_value(growing: GrowingTree, seq: Sequence, room: Room, thresho
                 values.append(value)
         best = heapq.nsmallest(room.nodes, range(len(values)), key=lambda node: (-values[node].reached, node))
         cut = values[best[-1]].reached if len(best) == room.nodes else threshold
+        if depth == room.depth:
+            break
         level = sorted(node for node in best if growing.depths[node] == depth and values[node].accepted >= cut)
-        if not level or depth == room.depth or not growing.has_room(len(level)):
+        level = [node for node in level if growing.goes_on(node)]
+        if not level or not growing.has_room(len(level)):
             break
         rows = await growing.read(level, PROBS)
     return _with_proposals(growing, sorted(best), read)

@@ -14,7 +14,7 @@ from decoding.artifacts import Artifact, ArtifactName
 from decoding.drafters._heads import HeadDrafter, HeadParams
 from decoding.drafters.base import Candidates, Room
 from decoding.heads import MedusaHeads
-from decoding.model import Want
+from decoding.model import Row, Want
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 
@@ -88,6 +88,9 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
 
     The pending token stands where the paper has its own model's first guess, so head k drafts depth k + 1. The tree's
     shape comes from the accuracy of every head's guesses by rank, which training measured on answers it had not seen.
+
+    Attributes:
+        reads: what is read of every head.
     """
 
     Params = MedusaParams
@@ -102,7 +105,7 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
         super().use(head, artifact)
         ranks = 1 if self.params.chain else None
         self._accuracies: Accuracies = tuple(tuple(each[:ranks]) for each in artifact.settings["accuracies"])
-        self._want = Want(draw=None, top=max(map(len, self._accuracies)))
+        self.reads = Want(draw=None, top=max(map(len, self._accuracies)))
 
     @property
     def share(self) -> float:
@@ -111,11 +114,15 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
 
     async def draft(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: Room) -> DraftTree:
         """Guesses of as many heads as there is room for."""
+        return (await self.guess(model, seq, hidden, room))[0]
+
+    async def guess(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: Room) -> tuple[DraftTree, Row]:
+        """The draft, and what the first head says."""
         depth = min(room.depth, len(self._accuracies))
         shape = grow_rank_tree(self._accuracies[:depth], room.nodes)
         states = self.head(hidden)[:depth]
-        rows = await model.read(seq, states, [()] * depth, self._want, normed=True)
-        return shape.fill([[token for token, _ in row.top] for row in rows], model.name)
+        rows = await model.read(seq, states, [()] * depth, self.reads, normed=True)
+        return shape.fill([[token for token, _ in row.top] for row in rows], model.name), rows[0]
 
 
 PART = MedusaDrafter

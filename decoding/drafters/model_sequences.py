@@ -43,7 +43,7 @@ class ModelSequencesDrafter(Drafter):
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The sequences, all of one length."""
-        growing = GrowingTree(model, seq)
+        growing = GrowingTree(model, seq, length)
         seed = round_seed(seq.seed, len(seq))
         count = min(self.params.sequences, room.nodes)
         paths: list[list[int]] = [[] for _ in range(count)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from decoding.draft_trees import grow_top_tree
+from decoding.draft_trees import GrowingTree, grow_top_tree
 from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
 from decoding.sequence import Sequence
@@ -32,13 +32,14 @@ class ModelTreeDrafter(Drafter):
     seeds = (56,)
     beside = "small"
     kinds = frozenset({Candidates.FIXED})
+    stepwise = True
     depth = 8
     nodes = 32
     params: ModelTreeParams
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The tree, best node first."""
-        return (await grow_top_tree(model, seq, room, self.params.branch)).tree
+        return (await grow_top_tree(GrowingTree(model, seq, length), room, self.params.branch)).tree
 
 
 PART = ModelTreeDrafter

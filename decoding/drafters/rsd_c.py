@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from decoding.draft_trees import grow_planned
+from decoding.draft_trees import GrowingTree, grow_planned
 from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
 from decoding.sequence import Sequence
@@ -39,13 +39,15 @@ class RsdCDrafter(Drafter):
     seeds = (80,)
     beside = "small"
     kinds = frozenset({Candidates.DRAWN})
+    stepwise = True
     depth = 16
     nodes = 64
     params: RsdCParams
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The tree; nodes it has no room for are those of the last level."""
-        return await grow_planned(model, seq, branching_plan(self.params.branching[: room.depth], room.nodes))
+        plan = branching_plan(self.params.branching[: room.depth], room.nodes)
+        return await grow_planned(GrowingTree(model, seq, length), plan)
 
 
 PART = RsdCDrafter

@@ -38,13 +38,14 @@ class RsdSDrafter(Drafter):
     seeds = (80,)
     beside = "small"
     kinds = frozenset({Candidates.DRAWN})
+    stepwise = True
     depth = 5
     nodes = 64
     params: RsdSParams
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The tree; where nodes run out, the last level has a narrower beam."""
-        growing = GrowingTree(model, seq)
+        growing = GrowingTree(model, seq, length)
         seed = round_seed(seq.seed, len(seq))
         rows = [await growing.read_root(PROBS)]
         level = [ROOT]
@@ -57,8 +58,13 @@ class RsdSDrafter(Drafter):
             best = keys.flatten().topk(min(self.params.beam, room.nodes - len(growing), keys.numel()))
             kept = best.indices[best.values > float("-inf")]
             perturbed, logprobs = best.values[: len(kept)], paths.flatten()[kept]
-            level = _add(growing, level, probs, kept)
-            if not level or len(growing) >= room.nodes or depth + 1 == room.depth:
+            added = _add(growing, level, probs, kept)
+            if len(growing) >= room.nodes or depth + 1 == room.depth:
+                break
+            # A path that ends here leaves its place in the beam to others: which ones was not decided by their tokens.
+            on = [place for place, node in enumerate(added) if growing.goes_on(node)]
+            level, perturbed, logprobs = [added[place] for place in on], perturbed[on], logprobs[on]
+            if not level:
                 break
             rows = await growing.read(level, PROBS)
         return growing.drawn()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from decoding.draft_trees import grow_planned
+from decoding.draft_trees import GrowingTree, grow_planned
 from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
 from decoding.sequence import Sequence
@@ -100,6 +100,7 @@ class SequoiaDrafter(Drafter):
     seeds = (46,)
     beside = "small"
     kinds = frozenset({Candidates.DRAWN})
+    stepwise = True
     depth = 10
     nodes = 64
     params: SequoiaParams
@@ -132,7 +133,7 @@ class SequoiaDrafter(Drafter):
         if wanted != self._planned_for:
             self._planned_for = wanted
             self._plan = self._best(rates.rates, room, crowd)
-        self._draft = await grow_planned(model, seq, self._plan, self.params.beyond)
+        self._draft = await grow_planned(GrowingTree(model, seq, length), self._plan, self.params.beyond)
         return self._draft
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:

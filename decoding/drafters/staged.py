@@ -53,6 +53,7 @@ class StagedDrafter(Drafter):
     seeds = (56,)
     beside = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
+    stepwise = True
     depth = 8
     nodes = 32
     params: StagedParams
@@ -61,10 +62,10 @@ class StagedDrafter(Drafter):
         """The tree."""
         params = self.params
         ngrams = model.stores.open("staged", seq.tenant, BackoffNgrams)
-        growing = GuessingTree(model, seq, ngrams, params.guesses, room)
+        growing = GuessingTree(model, seq, length, ngrams, params.guesses, room)
         if self.candidates is Candidates.DRAWN:
-            return await grow_by_value(growing, seq, room, params.threshold)
-        return (await grow_top_tree(model, seq, room, params.branch, growing=growing)).tree
+            return await grow_by_value(growing, room, params.threshold)
+        return (await grow_top_tree(growing, room, params.branch)).tree
 
 
 class GuessingTree(GrowingTree):
@@ -73,13 +74,16 @@ class GuessingTree(GrowingTree):
     Args:
         model: reads.
         seq: what the draft continues.
+        length: says below which candidates to draft on.
         ngrams: foresee and learn.
         guesses: tokens guessed per forward.
         room: of the draft.
     """
 
-    def __init__(self, model: Model, seq: Sequence, ngrams: BackoffNgrams, guesses: int, room: Room) -> None:
-        super().__init__(model, seq)
+    def __init__(
+        self, model: Model, seq: Sequence, length: LengthPolicy, ngrams: BackoffNgrams, guesses: int, room: Room
+    ) -> None:
+        super().__init__(model, seq, length)
         self._ngrams = ngrams
         self._guesses = guesses
         self._room = room
@@ -88,16 +92,16 @@ class GuessingTree(GrowingTree):
         self._places: dict[tuple[int, ...], int] = {(): ROOT}
         self._chances: dict[tuple[int, ...], list[tuple[int, float]]] = {}  # what was read, the most probable tokens
 
-    async def read_root(self, want: Want) -> Row:
+    async def _ask_root(self, want: Want) -> Row:
         """The reading at the sequence's end, and after the tokens guessed to follow."""
         ahead = self._guess([], chain=True)
         tokens = ahead[-1] if ahead else ()
-        rows = await self._model.extend(self._seq, tokens, want | LEARNT, every=True)
-        self._keep([tokens[:end] for end in range(len(tokens) + 1)], rows)
+        rows = await self._model.extend(self.seq, tokens, want | LEARNT, every=True)
+        self._learn([tokens[:end] for end in range(len(tokens) + 1)], rows)
         return rows[0]
 
-    async def read(self, nodes: list[int], want: Want) -> list[Row]:
-        """See `GrowingTree.read`; no forward where all of it was guessed."""
+    async def _ask(self, nodes: list[int], want: Want) -> list[Row]:
+        """The readings after some nodes; no forward where all of it was guessed."""
         paths = [self._path(node) for node in nodes]
         unread = [path for path in paths if path not in self._rows]
         # Room for guesses is only where all that may have to be read, and all that may be guessed, can be fed.
@@ -112,8 +116,8 @@ class GuessingTree(GrowingTree):
                         self._paths.append(path[:end])
             parents = tuple(self._places[path[:-1]] for path in self._paths)
             fed = DraftTree(tuple(path[-1] for path in self._paths), parents, self._model.name)
-            rows = await self._model.expand(self._seq, fed, start, want | LEARNT)
-            self._keep(self._paths[start:], rows)
+            rows = await self._model.expand(self.seq, fed, start, want | LEARNT)
+            self._learn(self._paths[start:], rows)
         return [self._rows[path] for path in paths]
 
     def _path(self, node: int) -> tuple[int, ...]:
@@ -123,7 +127,7 @@ class GuessingTree(GrowingTree):
             node = self.parents[node]
         return tuple(reversed(tokens))
 
-    def _keep(self, paths: list[tuple[int, ...]], rows: list[Row]) -> None:
+    def _learn(self, paths: list[tuple[int, ...]], rows: list[Row]) -> None:
         """Take down what was read first at each path, and learn from it."""
         for path, row in zip(paths, rows, strict=True):
             if path not in self._rows:
@@ -133,7 +137,7 @@ class GuessingTree(GrowingTree):
                 self._ngrams.learn(self._before(path), chances)
 
     def _before(self, path: tuple[int, ...]) -> tuple[int, ...]:
-        return (*self._seq.tokens[-2:], *path)[-2:]
+        return (*self.seq.tokens[-2:], *path)[-2:]
 
     def _guess(self, asked: list[tuple[int, ...]], chain: bool = False) -> list[tuple[int, ...]]:
         """Paths likely to be read later, each after its beginnings: of the tree expected, what is not read or asked.

@@ -42,8 +42,13 @@ KEEN = {"abstains": False, "probe": 1}
 TIMED = {"smartspec"}
 FITTING = fitting()
 Plain = dict[tuple[bool, int], list[list[int]]]
-# What the default suite runs: every drafter with every verifier, every policy and every selector with something.
-FEW = [(d, length, v) for d, length, v in FITTING if length == "fixed" or (d, v) == ("model_chain", "match")]
+# What the default suite runs: every drafter with every verifier, every policy and every selector with something, and
+# every drafter that asks at each token with a policy that answers by what it sees.
+FEW = [
+    (d, length, v)
+    for d, length, v in FITTING
+    if length == "fixed" or (length, v) == ("svip", "rejection") or (d, v) == ("model_chain", "match")
+]
 
 
 @pytest.fixture(scope="module")

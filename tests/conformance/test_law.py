@@ -31,7 +31,7 @@ ELSEWHERE = {
     "kangaroo": "decoding/test_early_exit_drafters.py",
     "jacobi": "decoding/test_jacobi.py",
     "model_chain": "decoding/test_lengths.py",
-    "easyspec": "engine/test_easyspec.py",
+    "easyspec": "decoding/test_layer_skipping_law.py",
 }
 DRAWING = [
     (drafter, verifier)

@@ -1,6 +1,7 @@
 """Whole rounds of drafter and verifier on three-token Markov models, fast enough for statistics."""
 
-from collections.abc import Coroutine
+import math
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from scipy import stats
 
 from decoding.drafters.base import Drafter, Room
+from decoding.lengths.base import LengthPolicy, Round
 from decoding.lengths.fixed import FixedLength
 from decoding.logits import History, process
 from decoding.model import Row, Want
@@ -41,6 +43,7 @@ class Readings:
             Row(
                 probs=row,
                 logits=row.log(),
+                entropy_bits=float(torch.special.entr(row).sum()) / math.log(2.0),
                 top=tuple(zip(ids.tolist(), values.log().tolist(), strict=True)),
             )
             for row, ids, values in zip(probs, best.indices, best.values, strict=True)
@@ -77,15 +80,25 @@ def processed(probs: torch.Tensor, **sampling: Any) -> torch.Tensor:
     return process(probs.log(), [History(seq)] * len(probs)).softmax(-1)
 
 
-def play(drafter: Drafter, verifier: Verifier, model: Readings, target: list[Row], seed: int, room: Room) -> list[int]:
+def play(
+    drafter: Drafter,
+    verifier: Verifier,
+    model: Readings,
+    target: list[Row],
+    seed: int,
+    room: Room,
+    length: LengthPolicy = LENGTH,
+) -> list[int]:
     """Rounds from token 0 until three tokens stand."""
     seq = Sequence([0], SamplingParams(max_tokens=64), seed)
     while len(seq) <= POSITIONS:
-        tree = now(drafter.propose(model, seq, room, LENGTH))  # type: ignore[arg-type]
+        length.before_round(Round(seq, model, model, False, drafter.name))  # type: ignore[arg-type]
+        tree = now(drafter.propose(model, seq, room, length))  # type: ignore[arg-type]
         rows = [target[seq.tokens[-1]], *(target[token] for token in tree.tokens)]
         verdict = verifier.judge(seq, tree, rows, "large")
         seq.extend(verdict.tokens, {"small": 0, "large": 0})
         drafter.observe(model, seq, tree, verdict)  # type: ignore[arg-type]
+        length.observe(tree, verdict, 0.1)
     return seq.tokens[1 : POSITIONS + 1]
 
 
@@ -95,12 +108,13 @@ def p_value(
     runs: int,
     room: Room = SMALL,
     draft: torch.Tensor = DRAFT,
+    length: Callable[[], LengthPolicy] = FixedLength,
     **sampling: Any,
 ) -> float:
     """Of the chi-square test of all sequences of three tokens against the target's law; 0.0 for an impossible one."""
     target, model = processed(TARGET, **sampling), Readings(processed(draft, **sampling))
     rows = [Row(probs=row) for row in target]
-    outcomes = np.array([play(drafter, verifier, model, rows, seed, room) for seed in range(runs)])
+    outcomes = np.array([play(drafter, verifier, model, rows, seed, room, length()) for seed in range(runs)])
     counts = np.bincount(outcomes @ (3 ** np.arange(POSITIONS)[::-1]), minlength=3**POSITIONS)
     table = target.double().numpy()
     law = (table[0][:, None, None] * table[:, :, None] * table[None]).reshape(-1)

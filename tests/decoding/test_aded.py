@@ -7,12 +7,15 @@ import torch
 
 from decoding.drafters.aded import AdedDrafter, AdedParams, State, TrigramCounts, TrigramStore, most_visited, search
 from decoding.drafters.base import Room
-from decoding.fakes import TableModel
+from decoding.fakes import TableModel, pair
 from decoding.lengths.fixed import FixedLength
 from decoding.model import Row
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from decoding.verifiers.base import Verdict
+from decoding.verifiers.match import MatchVerifier
+from tests.engine.harness import twins
+from training.random_models import llama_config
 from turnout.types import SamplingParams, Token
 
 A, B = 10, 11
@@ -137,6 +140,31 @@ async def test_the_prompt_is_counted_for_its_own_request_only(model: TableModel)
     assert copied.tokens == (3, 4, 1)
     other = await AdedDrafter().propose(model, Sequence([1, 2], SamplingParams(), 0), room, FixedLength())
     assert len(other) == 0
+
+
+async def test_the_prompts_places_are_read_too():
+    """All two hundred, in more than one part, by one forward; where keys and values were cached, the others."""
+    config = llama_config(30, hidden_size=32, num_key_value_heads=2, num_hidden_layers=2, pad_token_id=0)
+    large, plain = twins(config, seed=2, spread=0.3, block_size=4)
+    prompt = torch.randint(2, 30, (200,), generator=torch.Generator().manual_seed(5)).tolist()
+    probs, ids = plain.logits(prompt).softmax(-1).topk(8)
+    last = {tuple(prompt[place - 1 : place + 1]): place for place in range(1, len(prompt))}
+    nothing = DraftTree.empty("m")
+    for cached in (False, True):
+        seq, drafter = Sequence(prompt, SamplingParams(temperature=0.0), 0), AdedDrafter()
+        drafter.check(pair(large, large))
+        verdict = await large.verify(seq, nothing, MatchVerifier(), drafter.want)
+        left = len(verdict.rows[0].before.get(2, ()))
+        assert (left < 8) if cached else (left == 199)
+        seq.extend(verdict.tokens, {"m": 1})
+        large.teach(seq, drafter, nothing, verdict)
+        await large.propose(seq, drafter, Room(4, 8), FixedLength())
+        store = large.stores.open("aded", "default", TrigramStore)
+        for context, place in last.items():
+            learnt = store.get(context)
+            assert [token for token, _ in learnt] == ids[place].tolist()
+            assert [p for _, p in learnt] == pytest.approx(probs[place].tolist(), abs=1e-4)
+        large.release(seq)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

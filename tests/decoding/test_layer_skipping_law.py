@@ -1,4 +1,7 @@
-"""The law of drafts by a model with layers left out, over Markov models: swift's sampled trees, clasp's chains."""
+"""The law of drafts by a model with layers left out or run in groups, over Markov models.
+
+These are swift's sampled trees, clasp's chains and easyspec's.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ import torch
 
 from decoding.drafters.base import Candidates, Drafter
 from decoding.drafters.clasp import ClaspDrafter, ClaspParams
+from decoding.drafters.easyspec import EasySpecDrafter, EasySpecParams
 from decoding.drafters.swift import SwiftDrafter, SwiftParams
 from decoding.lengths.base import LengthPolicy
+from decoding.logits import History
 from decoding.model import Model, Row, Want
+from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.sketch import Sketch
 from decoding.tree import DraftTree
@@ -32,15 +38,35 @@ class Skipping(Readings):
         return [self.rows[token] for token in sketch.tokens[sketch.start :]]
 
 
+class Grouped(Readings):
+    """A model that draws as it reads; with its layers in groups it says something else."""
+
+    num_layers = 6
+
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+        return self._drawn(seq, paths, want, 0)
+
+    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+        assert sketch.depth.groups
+        paths = [sketch.tokens[: node + 1] for node in range(sketch.start, len(sketch.tokens))]
+        return self._drawn(seq, paths, want, 1)
+
+    def _drawn(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want, off: int) -> list[Row]:
+        """Rows of the table, or of one token further."""
+        rows = [self.rows[((path or seq.tokens)[-1] + off) % len(self.rows)] for path in paths]
+        logits = torch.stack([row.logits for row in rows if row.logits is not None])
+        return read(logits, [History(seq, path) for path in paths], [want] * len(rows))
+
+
 class Skipped(Drafter):
-    """A layer-skipping drafter over `Skipping`, made anew for every answer."""
+    """A drafter by a part of the layers, over `Skipping` or `Grouped`, made anew for every answer."""
 
     kinds = frozenset({Candidates.DRAWN})
 
     def __init__(self, make: Callable[[], Drafter], draft: torch.Tensor) -> None:
         super().__init__()
         self._make = make
-        self._model: Any = Skipping(draft)
+        self._model: Any = Grouped(draft) if make is easyspec else Skipping(draft)
         self.drafted = 0
         self.widest = 0
 
@@ -62,10 +88,14 @@ def clasp() -> Drafter:
     return drafter
 
 
+def easyspec() -> Drafter:
+    return EasySpecDrafter(EasySpecParams(group=2), Candidates.DRAWN)
+
+
 LAWS: dict[str, dict[str, Any]] = {"raw": {}, "truncated": {"temperature": 0.6, "top_p": 0.9}}
 
 
-@pytest.mark.parametrize("make", [swift, clasp])
+@pytest.mark.parametrize("make", [swift, clasp, easyspec])
 @pytest.mark.parametrize("table", [DRAFT, FAR], ids=["near", "far"])
 def test_the_law_of_drawn_drafts_is_the_targets(make: Callable[[], Drafter], table: torch.Tensor) -> None:
     drafter = Skipped(make, table)
@@ -75,7 +105,7 @@ def test_the_law_of_drawn_drafts_is_the_targets(make: Callable[[], Drafter], tab
 
 
 @pytest.mark.exactness
-@pytest.mark.parametrize("make", [swift, clasp])
+@pytest.mark.parametrize("make", [swift, clasp, easyspec])
 @pytest.mark.parametrize("law", list(LAWS))
 def test_the_law_over_200_000_runs(make: Callable[[], Drafter], law: str) -> None:
     assert p_value(Skipped(make, DRAFT), RejectionVerifier(), MANY, SMALL, **LAWS[law]) > 1e-3

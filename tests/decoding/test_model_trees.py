@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from decoding.draft_trees import draw_without_replacement, grow_top_tree, sibling_proposals
+from decoding.draft_trees import GrowingTree, draw_without_replacement, grow_top_tree, sibling_proposals
 from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.drafters.dyspec import DySpecDrafter
 from decoding.drafters.model_sequences import ModelSequencesDrafter, ModelSequencesParams
@@ -300,7 +300,7 @@ def best_first(model: TableModel, context: list[int], room: Room) -> dict[tuple[
 async def test_the_top_tree_is_that_of_a_best_first_search(make_model, room):
     for seed in range(5):
         model, seq = make_model("small", seed), Sequence([1, 2], SamplingParams(), 0)
-        top = await grow_top_tree(model, seq, room, 12)
+        top = await grow_top_tree(GrowingTree(model, seq, LENGTH), room, 12)
         paths = {tuple(top.tree.tokens[n] for n in top.tree.path(node)): node for node in range(len(top.tree))}
         expected = best_first(model, seq.tokens, room)
         assert paths.keys() == expected.keys()

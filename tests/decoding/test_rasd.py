@@ -7,8 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
+from decoding.drafters._retrieval import Branch, fuse
 from decoding.drafters.base import Candidates, Room
-from decoding.drafters.rasd import Branch, RasdDrafter, RasdParams, fuse
+from decoding.drafters.rasd import RasdDrafter, RasdParams
 from decoding.fakes import TableModel
 from decoding.lengths.fixed import FixedLength
 from decoding.model import Row
@@ -107,7 +108,7 @@ async def test_the_fused_tree_is_never_worse_than_either_part(make_model):
         drafter, alone = RasdDrafter(RasdParams(plausible=12)), RasdDrafter()
         while not seq.finished:
             fused = await drafter.propose(small, seq, room, LENGTH)
-            retrieved = drafter._retrieve(small, seq, room.depth)
+            retrieved = drafter.retrieval.find(small, seq, room.depth)
             everything = fuse(DraftTree.empty("small"), retrieved, dict.fromkeys(range(12), 1.0), room.nodes)
             own = await alone.propose(replace_stores(small), Sequence(seq.tokens[-2:], seq.sampling, 0), room, LENGTH)
             parts = [await accepted(seq, own), await accepted(seq, everything)]
@@ -133,7 +134,7 @@ async def test_finished_answers_are_retrieved_by_the_same_tenant_only(run, make_
     assert rounds[1] < rounds[0]
     drafter = RasdDrafter()
     for tenant, size in (("default", 1), ("other", 0)):
-        retrieved = drafter._retrieve(small, Sequence([1, 2], SamplingParams(), 0, tenant=tenant), 4)
+        retrieved = drafter.retrieval.find(small, Sequence([1, 2], SamplingParams(), 0, tenant=tenant), 4)
         assert len(retrieved.below) == size
 
 

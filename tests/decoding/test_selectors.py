@@ -257,3 +257,16 @@ def test_the_law_with_any_sequence_of_arms_is_the_targets(make, runs):
     drafter = Chosen(make())
     assert p_value(drafter, RejectionVerifier(), runs, SMALL, FAR) > 1e-3
     assert min(drafter.pulls) > 10
+
+
+class Peeking(Chosen):
+    """Planted: goes over to another arm, which drafts nothing, where the draft does not begin with token 0."""
+
+    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+        tree = await super().propose(model, seq, room, length)
+        return tree if tree.tokens[0] == 0 else DraftTree.empty(tree.source)
+
+
+@pytest.mark.parametrize("make", [ucb, exp3])
+def test_an_arm_that_is_chosen_by_its_draft_is_caught(make):
+    assert p_value(Peeking(make()), RejectionVerifier(), 2_500, SMALL, FAR) < 1e-6

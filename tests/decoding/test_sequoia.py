@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.draft_trees import Beyond, grow_planned
+from decoding.draft_trees import Beyond, GrowingTree, grow_planned
 from decoding.drafters.base import Room
 from decoding.drafters.sequoia import REPLAN_AFTER, AcceptanceRates, SequoiaDrafter, SequoiaParams
 from decoding.fakes import TableModel, pair
@@ -193,7 +193,7 @@ WIDE = TreePlan((-1, -1, -1, 0, 0))
 async def test_where_a_greedy_request_leaves_one_token_the_others_follow(make_model, beyond: Beyond) -> None:
     model = make_model("small", 3)
     seq = Sequence([1, 2], SamplingParams(temperature=0), 0)
-    tree = await grow_planned(model, seq, WIDE, beyond)
+    tree = await grow_planned(GrowingTree(model, seq, FixedLength()), WIDE, beyond)
     best = model.next_logits([1, 2]).argsort(descending=True).tolist()
     below = model.next_logits([1, 2, best[0]]).argsort(descending=True).tolist()
     if beyond == "nothing":
@@ -220,7 +220,7 @@ async def test_beyond_its_distribution_tokens_are_drawn_alike() -> None:
     counts = [0] * 6
     for seed in range(3_000):
         seq = Sequence([0], SamplingParams(top_p=0.5), seed)
-        tree = await grow_planned(model, seq, TreePlan((-1, -1)), "uniform")
+        tree = await grow_planned(GrowingTree(model, seq, FixedLength()), TreePlan((-1, -1)), "uniform")
         assert tree.tokens[0] == 0
         counts[tree.tokens[1]] += 1
     assert counts[0] == 0

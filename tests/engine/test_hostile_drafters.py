@@ -13,7 +13,8 @@ from decoding.fakes import ListText
 from decoding.lengths.base import LengthParams, LengthPolicy, Round
 from decoding.lengths.fixed import FixedLength, FixedParams
 from decoding.model import ModelPool, Request, Want
-from decoding.noise import Purpose, noise_key, uniform
+from decoding.noise import Purpose, noise_key
+from decoding.noise import uniform as random_number
 from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
@@ -21,6 +22,7 @@ from decoding.speculation import Arm, Speculation
 from decoding.stretch import stream
 from decoding.tree import ROOT, DraftTree
 from engine.model import EngineModel
+from tests.decoding.adversaries import ADVERSARIES, Drawing, uniform
 from tests.engine.harness import Reference, twins
 from training.random_models import llama_config
 from turnout.types import FinishReason, SamplingParams
@@ -63,7 +65,7 @@ def loaded() -> tuple[EngineModel, Reference]:
 
 
 def number(seq: Sequence, lane: int, below: int) -> int:
-    return int(uniform(noise_key(seq.seed, len(seq), Purpose.DRAFT, lane)) * below)
+    return int(random_number(noise_key(seq.seed, len(seq), Purpose.DRAFT, lane)) * below)
 
 
 def random_tree(seq: Sequence, room: Room, vocab: int = VOCAB) -> DraftTree:
@@ -158,14 +160,17 @@ async def assert_intact(model: EngineModel, plain: Reference, seq: Sequence) -> 
 
 
 @pytest.mark.parametrize("name", list(SCRIPTS))
-@pytest.mark.parametrize("law", list(SAMPLINGS))
-async def test_no_drafter_changes_the_text_or_the_cache(loaded: Any, name: str, law: str) -> None:
+@pytest.mark.parametrize(
+    ("verifier", "law"),
+    [*(("match", law) for law in SAMPLINGS), *(("rejection", law) for law in SAMPLINGS if law != "sampled")],
+)
+async def test_no_drafter_changes_the_text_or_the_cache(loaded: Any, name: str, verifier: str, law: str) -> None:
     model, plain = loaded
     accepted = 0
     for index in range(4):
         expected = await plainly(model, index, **SAMPLINGS[law])
         seq, drafter = sequence(index, **SAMPLINGS[law]), Scripted(SCRIPTS[name](expected.tokens))
-        async for _ in rounds(model, seq, drafter, FixedLength(FixedParams(most=4))):
+        async for _ in rounds(model, seq, drafter, FixedLength(FixedParams(most=4)), verifier):
             await assert_intact(model, plain, seq)
         assert (seq.tokens, seq.finish_reason) == (expected.tokens, expected.finish_reason)
         accepted += seq.meter.speculation.accepted_tokens
@@ -175,6 +180,63 @@ async def test_no_drafter_changes_the_text_or_the_cache(loaded: Any, name: str, 
         assert accepted > MOST
     assert model.pool.num_held == 0
     model.pool.check_integrity()
+
+
+# Sampled, they change the text and keep its law: tests/conformance/test_adversaries.py.
+DRAWING = {"rejection": Candidates.DRAWN, "spectr": Candidates.SEQUENCES}
+
+
+@pytest.mark.parametrize("name", list(ADVERSARIES))
+@pytest.mark.parametrize("verifier", list(DRAWING))
+@pytest.mark.parametrize("law", list(SAMPLINGS))
+async def test_no_drawn_draft_changes_greedy_text_or_the_cache(loaded: Any, name: str, verifier: str, law: str) -> None:
+    model, plain = loaded
+    drafted = 0
+    for index in range(3):
+        texts = []
+        for _ in range(2):
+            seq = sequence(index, **SAMPLINGS[law])
+            drafter = Drawing(ADVERSARIES[name](VOCAB), DRAWING[verifier])
+            async for _ in rounds(model, seq, drafter, FixedLength(FixedParams(most=4)), verifier):
+                await assert_intact(model, plain, seq)
+            texts.append(seq.tokens)
+            drafted += seq.meter.speculation.draft_tokens
+        if law != "sampled":
+            texts.append((await plainly(model, index, **SAMPLINGS[law])).tokens)
+        assert all(text == texts[0] for text in texts)  # the same seed, the same text
+    assert drafted > 3 * MOST
+    assert model.pool.num_held == 0
+    model.pool.check_integrity()
+
+
+@pytest.mark.parametrize("verifier", ["match", *DRAWING])
+async def test_a_drawn_token_of_another_vocabulary_ends_the_answer_before_the_target_reads_it(
+    loaded: Any, verifier: str
+) -> None:
+    """Left out, it would change what its siblings' distributions mean; judged, it would have no probability."""
+    model, plain = loaded
+
+    def beyond(before: list[int]) -> torch.Tensor:
+        q = torch.zeros(2 * VOCAB)
+        q[before[-1] if len(before) < 12 else VOCAB + 3] = 1.0
+        return q
+
+    seq, emitted = sequence(1, **SAMPLINGS["sampled"]), 0
+    drafter = Drawing(beyond, DRAWING.get(verifier, Candidates.DRAWN), tells=uniform(VOCAB))
+    meter, forwards = seq.meter.of(model.name, model.num_parameters), 0
+
+    async def answer() -> None:
+        nonlocal emitted, forwards
+        async for _ in rounds(model, seq, drafter, FixedLength(FixedParams(most=4)), verifier):
+            emitted, forwards = len(seq.generated), meter.forwards
+
+    with pytest.raises(ValueError, match="outside the target's vocabulary was drawn"):
+        await answer()
+    assert (meter.forwards, len(seq.generated)) == (forwards, emitted)
+    assert emitted > 0
+    await assert_intact(model, plain, seq)
+    model.release(seq)
+    assert model.pool.num_held == 0
 
 
 @pytest.mark.parametrize("verifier", ["match", "rejection"])
