@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from training.checkpoint import Checkpoint, Progress
 from training.model import build_model
-from training.recipe import RECIPES, SHIPPED, Recipe
+from training.recipe import LARGE, RECIPES, SHIPPED, Recipe
 from training.tokenizer import load_or_train
 
 DEMO_FOLDER = Path("turnout/demo")
@@ -67,12 +67,16 @@ def write_json(path: Path, content: object) -> None:
 def export(
     runs: Annotated[Path, typer.Option(help="Folder of checkpoints.")] = Path(".runs"),
     demo: Annotated[Path, typer.Option(help="Folder the models are shipped in.")] = DEMO_FOLDER,
+    large: Annotated[str, typer.Option(help=f"Whose model is shipped as the large one: {', '.join(LARGE)}.")] = "large",
 ) -> None:
-    """Export the shipped models that have a checkpoint, finished or not, and the facts of all runs."""
+    """Export the shipped models that have a checkpoint, finished or not, and the facts of their runs."""
+    if large not in LARGE:
+        raise typer.BadParameter(f"--large must be one of {', '.join(LARGE)}, got {large}")
     tokenizer = load_or_train(runs / "tokenizer")
     facts: dict[str, Any] = {}
-    for name, recipe in RECIPES.items():
-        path = runs / name / "checkpoint.pt"
+    courses = {name: recipe for name, recipe in RECIPES.items() if name not in LARGE} | {"large": RECIPES[large]}
+    for name, recipe in courses.items():
+        path = runs / recipe.name / "checkpoint.pt"
         if not path.exists():
             typer.echo(f"{name}: no checkpoint, left out")
             continue

@@ -1,11 +1,11 @@
-"""A fresh Llama-shaped model from a recipe, and its loss on a packed batch."""
+"""A fresh Llama-shaped model from a recipe, and its loss on a packed batch, at its end or where it is left early."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from training.packing import IGNORED, Batch
 from training.recipe import Recipe
@@ -49,3 +49,55 @@ def batch_loss(
         taught = batch.targets != IGNORED
         logits = model.lm_head(hidden[taught])
     return F.cross_entropy(logits.float(), batch.targets[taught])
+
+
+def layer_states(
+    backbone: LlamaModel, token_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, kept: torch.Tensor
+) -> list[torch.Tensor]:
+    """States behind every layer, before the last norm: [rows, row_len, width] each.
+
+    Args:
+        backbone: the model without its head.
+        token_ids: [rows, row_len].
+        position_ids: [rows, row_len].
+        mask: as `Batch.attention_mask`.
+        kept: bool [layers, rows]; a layer leaves the states of other rows as they are. It computes them all the
+            same: shapes do not change from step to step, so that one compiled form does.
+    """
+    states = backbone.embed_tokens(token_ids)
+    angles = backbone.rotary_emb(states, position_ids=position_ids)
+    behind = []
+    for layer, rows in zip(backbone.layers, kept, strict=True):
+        changed = layer(
+            states, attention_mask=mask, position_ids=position_ids, use_cache=False, position_embeddings=angles
+        )
+        states = torch.where(rows[:, None, None], changed, states)
+        behind.append(states)
+    return behind
+
+
+def exit_losses(
+    model: LlamaForCausalLM,
+    batch: Batch,
+    autocast: bool,
+    layers: Iterable[int],
+    kept: torch.Tensor | None = None,
+    run: Callable[..., list[torch.Tensor]] = layer_states,
+) -> dict[int, torch.Tensor]:
+    """Mean cross entropy (nats) over the taught tokens, for each number of layers the model is left behind.
+
+    Args:
+        model: its own norm and head read the states.
+        batch: what it is judged on.
+        autocast: whether to compute in bfloat16.
+        layers: where it is left; the number of all its layers is no early exit.
+        kept: see `layer_states`; None: all.
+        run: `layer_states` or its compiled form.
+    """
+    if kept is None:
+        kept = torch.ones(len(model.model.layers), len(batch.token_ids), dtype=torch.bool)
+    taught = batch.targets != IGNORED
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        behind = run(model.model, batch.token_ids, batch.position_ids, batch.attention_mask(), kept)
+        logits = {layer: model.lm_head(model.model.norm(behind[layer - 1][taught])) for layer in layers}
+    return {layer: F.cross_entropy(each.float(), batch.targets[taught]) for layer, each in logits.items()}

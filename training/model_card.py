@@ -108,12 +108,24 @@ def _training(facts: dict[str, Any]) -> str:
         f"{_table(header, rows)}\n\n"
         f"The large model has {ratio:.1f} times the parameters of the small one (all counted; input and output\n"
         "embeddings are tied). Both were trained on 2 CPU cores shared with other work, which is part of the minutes,\n"
-        "by `python -m training.train_demo --model large --compiled` and the same with `small`: Muon for the hidden\n"
+        f"by `python -m training.train_demo --model {facts['large']['recipe']['name']} --compiled` and the same with "
+        "`small`: Muon for the hidden\n"
         "matrices, AdamW for embeddings and norms, bfloat16 autocast, warm-up, stable and falling learning rate, easy\n"
         "grades first. The large one's rate then rose to half its peak for a last fall; that finish was added when a\n"
         "first look at held-out problems found it short of 90% at the middle grade, and the small one's length was\n"
         "chosen for the distance between the two. The table above is on other held-out problems, which played no part\n"
         "in either choice. All numbers are in `training/recipe.py`; weights are stored in bfloat16.\n"
+        f"{_left_early(facts['large']['recipe'].get('layer_skip'))}"
+    )
+
+
+def _left_early(skip: dict[str, Any] | None) -> str:
+    if skip is None:
+        return ""
+    return (
+        "\nThe large one can be left early (LayerSkip): a step left its last layer out for "
+        f"{skip['dropout']:.0%} of the rows, the\nothers for fewer, and taught its head behind every layer but the "
+        "first, in turn, beside the last.\n"
     )
 
 

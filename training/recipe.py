@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from training.layer_skip import MIN_LAYERS, LayerSkip
 from training.tokenizer import MAX_POSITIONS, VOCABULARY_SIZE
 
 SHIPPED = ("small", "large")
@@ -31,6 +32,7 @@ class Recipe:
     Learning rate: warm-up, stable, straight line to zero; then, where `finish_steps` is not 0, a second
     line to zero from `finish_peak` of the peak over the last steps.
     Weights are drawn from the seed, or those of another recipe's model where `begins_from` names one.
+    `layer_skip` trains the model to be left early; None: every row runs through all layers and is judged there.
     """
 
     name: str
@@ -56,10 +58,13 @@ class Recipe:
     max_positions: int = MAX_POSITIONS
     begins_from: str = ""
     shares: Shares = Shares()
+    layer_skip: LayerSkip | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.warmup_steps + self.decay_steps + self.finish_steps <= self.total_steps:
             raise ValueError("warmup_steps + decay_steps + finish_steps must be between 1 and total_steps")
+        if self.layer_skip is not None and self.num_layers < MIN_LAYERS:
+            raise ValueError(f"layer_skip needs num_layers of at least {MIN_LAYERS}, got {self.num_layers}")
 
     def lr_scale(self, step: int) -> float:
         """Factor on the peak learning rates at a step counted from 0."""
@@ -119,6 +124,12 @@ def _broadened(base: Recipe, total_steps: int, decay_steps: int) -> Recipe:
     )
 
 
+_BROAD_SMALL = _broadened(_SMALL, 600, 300)
+_BROAD_LARGE = _broadened(_LARGE, 1100, 500)
+# In place of the course before, on the same texts: what it costs the whole model is seen by comparing the two.
+_LEFT_EARLY = replace(_BROAD_LARGE, name="large-exits", layer_skip=LayerSkip())
+# Recipes whose model can be shipped as the large one.
+LARGE = (_BROAD_LARGE.name, _LEFT_EARLY.name)
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (_SMALL, _LARGE, _broadened(_SMALL, 600, 300), _broadened(_LARGE, 1100, 500))
+    recipe.name: recipe for recipe in (_SMALL, _LARGE, _BROAD_SMALL, _BROAD_LARGE, _LEFT_EARLY)
 }

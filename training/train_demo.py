@@ -15,9 +15,9 @@ from training.checkpoint import Checkpoint, Progress
 from training.data import arithmetic, edits, passages
 from training.data.mixture import TrainingStream
 from training.evaluation import measure
-from training.model import batch_loss, build_model
+from training.model import batch_loss, build_model, exit_losses, layer_states
 from training.optimiser import PairedOptimiser
-from training.packing import IGNORED
+from training.packing import IGNORED, Batch
 from training.recipe import RECIPES, Recipe
 from training.tokenizer import load_or_train
 
@@ -38,13 +38,14 @@ class Trainer:
         self._stream = stream
         self.model = build_model(recipe, int(tokenizer.pad_token_id), int(tokenizer.eos_token_id))
         self._backbone = torch.compile(self.model.model, dynamic=False) if compiled else self.model.model
+        self._layers = torch.compile(layer_states, dynamic=False) if compiled else layer_states
         self._optimiser = PairedOptimiser(self.model, recipe)
 
     def step(self) -> float:
-        """Do the next optimiser step; returns its loss in nats per taught token."""
+        """Do the next optimiser step; returns its loss in nats per taught token, the exits' weighted mean."""
         started = time.monotonic()
         batch = self._stream.batch(self.progress.step)
-        loss = batch_loss(self.model, batch, self.recipe.autocast, self._backbone)
+        loss = self._loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimiser.step(self.recipe.lr_scale(self.progress.step))
         self.progress.step += 1
@@ -52,6 +53,22 @@ class Trainer:
         self.progress.num_taught_tokens += int((batch.targets != IGNORED).sum())
         self.progress.elapsed_s += time.monotonic() - started
         return float(loss.detach())
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        recipe, step = self.recipe, self.progress.step
+        if recipe.layer_skip is None:
+            return batch_loss(self.model, batch, recipe.autocast, self._backbone)
+        weights = recipe.layer_skip.weights(recipe.num_layers, step)
+        kept = recipe.layer_skip.kept(recipe.num_layers, len(batch.token_ids), f"{recipe.seed}-layers-{step}")
+        losses = exit_losses(self.model, batch, recipe.autocast, weights, torch.tensor(kept), self._layers)
+        return torch.stack([weight * losses[layer] for layer, weight in weights.items()]).sum()
+
+    @torch.no_grad()
+    def exits(self) -> dict[str, float]:
+        """Loss behind each layer, all of them run, on a batch that comes after the last step's."""
+        batch = self._stream.batch(self.recipe.total_steps)
+        losses = exit_losses(self.model, batch, self.recipe.autocast, range(1, self.recipe.num_layers + 1))
+        return {f"loss_behind_{layer}": float(loss) for layer, loss in losses.items()}
 
     def watch(self, difficulties: tuple[int, ...] = (2, 3, 5)) -> dict[str, float]:
         """Held-out accuracy per grade, on problems apart from those of the final evaluation."""
@@ -64,6 +81,8 @@ class Trainer:
             problems = kind.heldout(arithmetic.MIDDLE_DIFFICULTY, _WATCH_PROBLEMS, seed=_WATCH_SEED)
             accuracy = measure(self.model, self.tokenizer, problems, kind.is_correct)
             shares[kind.__name__.rpartition(".")[2]] = accuracy.share
+        if self.recipe.layer_skip is not None:
+            shares |= self.exits()
         self.progress.history.append(shares)
         return shares
 

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from training.data.mixture import EASY_GRADES, FINAL_GRADES, TrainingStream, grade_weights
+from training.layer_skip import LayerSkip
 from training.packing import IGNORED
 from training.recipe import RECIPES, SHIPPED, Recipe, Shares
 from training.train_demo import Trainer
@@ -28,6 +29,7 @@ TINY = Recipe(
     autocast=False,
     shares=Shares(python=0.0),
 )
+LEFT_EARLY = replace(TINY, num_layers=4, layer_skip=LayerSkip(dropout=0.5, scale=1.0, every=2))
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +42,17 @@ def make_trainer(tokenizer: PreTrainedTokenizerFast, recipe: Recipe = TINY) -> T
     return Trainer(recipe, tokenizer, TrainingStream(recipe, tokenizer))
 
 
-def test_resumed_run_equals_uninterrupted_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    straight = make_trainer(tokenizer)
+@pytest.mark.parametrize("recipe", [TINY, LEFT_EARLY], ids=["plain", "left early"])
+def test_resumed_run_equals_uninterrupted_run(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, recipe: Recipe
+) -> None:
+    straight = make_trainer(tokenizer, recipe)
     losses = [straight.step() for _ in range(6)]
 
-    interrupted = make_trainer(tokenizer)
+    interrupted = make_trainer(tokenizer, recipe)
     first_losses = [interrupted.step() for _ in range(3)]
     interrupted.save(tmp_path / "checkpoint.pt")
-    resumed = make_trainer(tokenizer)
+    resumed = make_trainer(tokenizer, recipe)
     resumed.restore(tmp_path / "checkpoint.pt")
     later_losses = [resumed.step() for _ in range(3)]
 
