@@ -162,7 +162,7 @@ def acceptance_rows(metrics: dict[str, float]) -> list[list[str]]:
 
 
 def drifted(metrics: dict[str, float]) -> list[str]:
-    """A line for every calibration whose entropies have left the range it was made for."""
+    """A line for every calibration whose range live answers have left."""
     found = []
     for name, index in metrics.items():
         base, brace, labels = name.partition("{")

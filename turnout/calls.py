@@ -185,7 +185,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class DriftReading:
-    """How far a pool's live entropies are from those a calibration was made on.
+    """How far what a pool's threshold sees is from what its calibration was made on.
 
     Attributes:
         calibration: the artifact's name.
@@ -207,7 +207,7 @@ class Usage:
     """What the whole call used; the last event of a stream.
 
     `seed` reproduces the call; `ttft_s` and `wall_s` are seconds from arrival at the pool; `notes` say what was done
-    otherwise than asked, and which calibration set a parameter; `drift` is how far the pool's entropies are from it.
+    otherwise than asked, and which calibration set a parameter; `drift` is how far live answers are from it.
     `queue_s` is the time it waited for a place in the pool before that, in seconds.
     `route` is the decision of a routed request (`router.decision.Decision`), without features, scores and limits
     unless the call asked for an explanation; None where the request was not routed.

@@ -98,7 +98,7 @@ FLOPS = _counter("cost_flops", "2 x parameters x tokens processed; way: spent, l
 WALL_S = _counter("cost_wall_seconds", "Time of answering; way: spent, large_only (an estimate).", "model", "way")
 DRIFT = _gauge(
     "entropy_drift",
-    "Population stability index of the last answers' entropies against those calibrated on.",
+    "Population stability index of what calibrated thresholds were compared with in the last answers.",
     "model", "calibration",
 )  # fmt: skip
 DRIFT_LIMIT = _gauge("entropy_drift_limit", "Index beyond which to calibrate again.", "model", "calibration")
