@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 import ray
 import torch
-from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 
 from decoding.exit_heads import ExitHead
 from decoding.heads import MedusaHeads, RecurrentHead
@@ -21,6 +20,7 @@ from engine.pool import LocalPool
 from tests.actors.hosts import RemotePool, close_in_process, open_in_process, open_local
 from tests.decoding.head_models import save_head
 from tests.near_pair import WIDTH, save_near_pair
+from tests.ray_mode import read_again, without_authentication
 from training.random_models import BYTE_VOCAB
 from turnout.config import EngineConfig, ModelConfig, PoolConfig, TurnoutConfig
 
@@ -104,8 +104,7 @@ class Cluster:
     def open(self) -> None:
         if ray.is_initialized():
             return
-        self._patch.setenv("RAY_AUTH_MODE", "disabled")
-        RayNativeConfig.initialize("")  # importing ray has read the mode already
+        without_authentication(self._patch)
         self._patch.setenv("RAY_worker_niceness", "0")  # else a slow core needs minutes to import torch
         self._folder = tempfile.mkdtemp(prefix="ta", dir="/tmp")
         ray.init(
@@ -122,7 +121,7 @@ class Cluster:
             ray.shutdown()
             shutil.rmtree(self._folder, ignore_errors=True)
             self._patch.undo()
-            RayNativeConfig.initialize("")
+            read_again()
             self._folder = ""
 
 

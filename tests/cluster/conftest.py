@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import ray
 import torch
-from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
 from tests.near_pair import save_near_pair
+from tests.ray_mode import read_again, without_authentication
 from turnout.config import EngineConfig, ModelConfig, PoolConfig, TurnoutConfig
 
 STORE_BYTES = 80 << 20
@@ -49,8 +49,7 @@ def config(pair_folder: Path) -> TurnoutConfig:
 def raylets() -> Iterator[None]:
     """Three raylets, which only look like three machines. Tests of other folders start their own Ray."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        RayNativeConfig.initialize("")  # importing ray has read the mode already
+        without_authentication(patch)
         patch.setenv("RAY_worker_niceness", "0")  # else a slow core needs minutes to import torch
         folder = tempfile.mkdtemp(prefix="tc", dir="/tmp")
         # `Cluster` writes its address there, and would into a folder that all of a machine's Rays share.
@@ -67,3 +66,4 @@ def raylets() -> Iterator[None]:
             ray.shutdown()
             cluster.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
+    read_again()
