@@ -30,7 +30,7 @@ BENCH_ARGS ?=
 CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 
-.PHONY: help venv lint format test test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-frontier bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-frontier bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -194,10 +194,20 @@ train-demo: venv ## train the demo model pair anew (hours on 2 cores; TRAIN_ARGS
 	$(BIN)/python -m training.evaluate_demo
 	$(BIN)/python -m training.model_card
 
-train-heads: venv ## train the draft heads of the demo's large model anew (25 minutes on 2 cores)
-	for kind in medusa redrafter kangaroo eesd; do \
-		$(BIN)/turnout train $$kind --out .runs/heads/$$kind.safetensors; \
+train-heads: venv ## train anew what goes with the demo pair: draft heads, exits, length predictors, judges (an hour on 2 cores)
+	for kind in medusa redrafter kangaroo eesd disco specdecpp judge reward_model enough; do \
+		$(BIN)/turnout train $$kind --out .runs/heads/$$kind.safetensors || exit; \
 		install -D -m 644 -t turnout/demo/artifacts .runs/heads/$$kind.safetensors .runs/heads/$$kind.report.json; \
+	done
+
+train-routers: venv ## ask the demo pair questions of every kind; train a router and a chooser of strategies on its answers
+	mkdir -p .runs/routers
+	$(BIN)/turnout train outcomes --samples 4 --temperature 0.8 --out .runs/routers/samples.jsonl
+	$(BIN)/turnout train outcomes --out .runs/routers/outcomes.jsonl
+	$(BIN)/turnout train router --outcomes .runs/routers/outcomes.jsonl --out .runs/routers/router.safetensors
+	$(BIN)/turnout train router --outcomes .runs/routers/samples.jsonl --predict strategy --out .runs/routers/strategies.safetensors
+	for name in router strategies; do \
+		install -D -m 644 -t turnout/demo/artifacts .runs/routers/$$name.safetensors .runs/routers/$$name.report.json; \
 	done
 
 train-kv-codecs: venv ## profile the demo pair for the codecs of the shared prefix store anew (a minute or two)
