@@ -210,7 +210,7 @@ class Mirrors:
         seq.constraint, mirror.making = None, None
         if structure is not None:
             # Beside the loop, and not before the next message is taken: others do not wait for it.
-            mirror.making = asyncio.create_task(self._tokenizer.structures.made(structure))
+            mirror.making = asyncio.create_task(self._tokenizer.structures.made(structure, tenant))
         seq.finish_reason = None
         return mirror
 

@@ -152,8 +152,7 @@ class ModelHost:
 
     def _load(self) -> Load:
         model = self.model
-        busy, step_s = model.busy(), model.step_seconds()
-        cache = model.cache_stats()
+        busy, step_s, cache = model.busy(), model.step_seconds(), model.cache_stats()
         return Load(model.stats(), busy, step_s, model.step_time, cache, len(self.shelf), len(self._tasks))
 
     async def _apply(self, message: tuple[Any, ...]) -> None:
@@ -177,6 +176,8 @@ class ModelHost:
             case Post.PARTS:
                 for packed in message[1]:
                     self._arrivals.unpack(packed)
+            case Post.DEPARTED:
+                self.model.forget(message[1])
 
     async def _begin(
         self, number: int, op: int, update: Packed, packed: Packed, needed: Packed, trace: str = ""

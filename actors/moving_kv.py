@@ -296,6 +296,10 @@ class Disaggregated:
         self.mover.release(seq)
         self.inner.release(seq)
 
+    def forget(self, tenant: str) -> None:
+        """See `engine.endpoint.PoolMember.forget`; those that compute prompts learn nothing."""
+        self.inner.forget(tenant)
+
     def step_seconds(self) -> float:
         """See `decoding.model.Model.step_seconds`."""
         return self.inner.step_seconds()

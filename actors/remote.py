@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from actors.pickling import TensorHandle
-from actors.wire import Call, Load, Op, Supervisor
+from actors.wire import Call, Load, Op, Post, Supervisor
 from decoding.drafters.base import Drafter, Room
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Busy, Row, Score, Until, Want
@@ -163,6 +163,11 @@ class RemoteModel:
         for call in self._busy.get(seq, ()):
             call.released = True
         self.supervisor.tell(lambda mailbox: mailbox.release(seq))
+
+    def forget(self, tenant: str) -> None:
+        """See `engine.endpoint.PoolMember.forget`; most is learned beside the model."""
+        self.stores.forget(tenant)
+        self.supervisor.tell(lambda mailbox: mailbox.say((Post.DEPARTED, tenant)))
 
     @property
     def _load(self) -> Load | None:

@@ -65,6 +65,7 @@ class Post(IntEnum):
     DROP = 6  # ids of tensors on the shelf that nobody has any more
     SHIP = 7  # ids, rank, ticket: send tensors of the shelf to another actor
     PARTS = 8  # what travelled with a call that could not be sent after all
+    DEPARTED = 9  # a tenant whose texts nothing is to be known of any more
 
 
 class Kind(IntEnum):

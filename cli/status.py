@@ -162,13 +162,15 @@ def acceptance_rows(metrics: dict[str, float]) -> list[list[str]]:
 
 
 def drifted(metrics: dict[str, float]) -> list[str]:
-    """A line for every calibration whose range live answers have left."""
+    """A line for every calibration, and every router, whose range live answers have left."""
     found = []
     for name, index in metrics.items():
         base, brace, labels = name.partition("{")
         limit = metrics.get(f"{base}_limit{brace}{labels}", index)
-        if base == "turnout_entropy_drift" and index > limit:
-            found.append(f"drift: {labels.rstrip('}')}: stability index {index:.2f} > {limit:.2f}; calibrate again")
+        if base == "turnout_drift" and index > limit:
+            found.append(
+                f"drift: {labels.rstrip('}')}: stability index {index:.2f} > {limit:.2f}; calibrate or train again"
+            )
     return found
 
 

@@ -42,6 +42,9 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Places in the answers that 
 LearningRate = Annotated[float, typer.Option(min=0.0, help="Highest learning rate.")]
 Soft = Annotated[bool, typer.Option("--soft", help="Learn the model's probabilities instead of the tokens it drew.")]
 Blocks = Annotated[int, typer.Option(min=1, max=8, help="Residual blocks of a head.")]
+OwnMatrices = Annotated[
+    bool, typer.Option("--own-matrices", help="An output matrix of each head's own, as in the paper; else the model's.")
+]
 ExitLayer = Annotated[int | None, typer.Option(min=1, help="Layers before the exit; absent: a quarter of the model's.")]
 Answers = Annotated[int, typer.Option(min=1, help="Answers that a step learns from.")]
 Hard = Annotated[
@@ -65,6 +68,7 @@ def medusa(
     seed: Seed = 0,
     heads: Annotated[int, typer.Option(min=1, max=16, help="Heads: how many tokens ahead.")] = 4,
     blocks: Blocks = 3,
+    own_matrices: OwnMatrices = False,
     as_json: AsJson = False,
 ) -> None:
     """Train heads for the drafter medusa: each guesses one place ahead from the last hidden state."""
@@ -72,7 +76,8 @@ def medusa(
 
     schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
     asked = (prompts, count, {"temperature": temperature, "max_tokens": max_tokens})
-    _run(MedusaRecipe(soft, heads=heads, blocks=blocks), _settings(model, config), out, asked, schedule, as_json)
+    recipe = MedusaRecipe(soft, heads=heads, blocks=blocks, own_matrices=own_matrices)
+    _run(recipe, _settings(model, config), out, asked, schedule, as_json)
 
 
 @app.command()

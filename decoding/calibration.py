@@ -1,6 +1,6 @@
 """What a method's one knob does on a pair of models: a measured curve, and the setting that meets a target.
 
-The curve is made by `training.switch_calibration` and kept as an artifact of the kind `switch_calibration`.
+The curve is made by `training.switch_calibration` and kept as an artifact of the kind `calibration`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from decoding.artifacts import Artifact
 from turnout.errors import invalid, out_of_range
 
-KIND = "switch_calibration"
+KIND = "calibration"
 # Where a method leaves in `Request.extra` the parameters it worked out, for the answer's usage to show.
 RAN = "params"
 

@@ -16,7 +16,7 @@ from turnout.calls import DriftReading
 log = logging.getLogger(__name__)
 
 WINDOW = 128  # answers
-STORE = "switch_drift"
+STORE = "drift"
 # Where whoever runs a method leaves what it shall tell the values to; a calibration's own watch goes before it.
 TALLY = "tally"
 # Where a method leaves the reading in `Request.extra`, for the answer's usage to show.

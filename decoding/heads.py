@@ -32,21 +32,28 @@ def _blocks(width: int, count: int) -> nn.Sequential:
 class MedusaHeads(Head):
     """Independent heads, each with blocks of its own (seed 191, Medusa).
 
-    The state that chose the pending token goes in. Out of head k, from 0, comes a state that the model's own output
-    matrix turns into logits of the token k + 1 places after the pending one. That matrix is shared and frozen; the
-    artifact holds the blocks only. With blocks that are still the identity every head says what the model said, as
-    heads that begin with copies of the matrix do.
+    The state that chose the pending token goes in. Out of head k, from 0, comes a state that an output matrix turns
+    into logits of the token k + 1 places after the pending one: the model's own, shared and frozen, or one of each
+    head, as in the paper. With blocks that are still the identity, and the model's matrix or copies of it, every head
+    says what the model said.
 
     Args:
         width: of the hidden states.
         heads: how many places ahead.
         blocks: residual blocks of each head.
+        vocab_size: tokens that the heads' own matrices tell apart; 0: they share the model's.
+
+    Attributes:
+        outputs: the matrix of each head; None where they share the model's.
     """
 
-    def __init__(self, width: int, heads: int = 4, blocks: int = 1) -> None:
+    def __init__(self, width: int, heads: int = 4, blocks: int = 1, vocab_size: int = 0) -> None:
         super().__init__()
-        self._settings = {"width": width, "heads": heads, "blocks": blocks}
+        self._settings = {"width": width, "heads": heads, "blocks": blocks, "vocab_size": vocab_size}
         self.heads = nn.ModuleList(_blocks(width, blocks) for _ in range(heads))
+        self.outputs: nn.ModuleList | None = None
+        if vocab_size:
+            self.outputs = nn.ModuleList(nn.Linear(width, vocab_size, bias=False) for _ in range(heads))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -56,6 +63,12 @@ class MedusaHeads(Head):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """float32 [..., width], after the last norm -> [..., heads, width], ready for the output matrix."""
         return torch.stack([head(states) for head in self.heads], -2)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 [..., width], after the last norm -> [..., heads, vocab_size], by the heads' own matrices."""
+        assert self.outputs is not None
+        pairs = zip(self.heads, self.outputs, strict=True)
+        return torch.stack([output(head(states)) for head, output in pairs], -2)
 
 
 class RecurrentHead(Head):

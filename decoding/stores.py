@@ -31,6 +31,9 @@ class Stores:
         self._openings = 0
         self._stores: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._stores)
+
     @property
     def nbytes(self) -> int:
         """What the stores that say so hold, in bytes of host memory."""

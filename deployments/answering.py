@@ -95,10 +95,10 @@ async def _echo(service: GenerationService, call: GenerateCall) -> Chunk:
     prompt = call.prompt if call.prompt is not None else ""
     if isinstance(prompt, str) and call.sampling.logprobs is None:
         return Chunk(0, prompt, ())
-    ids, text = await service.tokens(call.model, prompt)
+    ids, text = await service.tokens(call, prompt)
     if call.sampling.logprobs is None:
         return Chunk(0, text, ())
-    _, first_text = await service.tokens(call.model, ids[:1])
+    _, first_text = await service.tokens(call, ids[:1])
     tokens: tuple[TokenOut, ...] = (TokenOut(ids[0], first_text, "prompt", TokenKind.DECODED),)
     if len(ids) > 1:
         [scored] = await service.score(_reading(call, ids))

@@ -82,6 +82,10 @@ class Backend(Protocol):
         """A prompt as token ids and as text."""
         ...
 
+    async def forget(self, tenant: str) -> None:
+        """Drop what was learned of a tenant's texts, in every replica that answers."""
+        ...
+
 
 def merge(events: list[Event]) -> Batch:
     """Join the chunks of each choice; order within a choice and the final event are kept."""

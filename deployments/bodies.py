@@ -36,7 +36,7 @@ class Bodies:
     def __init__(self, max_bytes: int, slow_s: float = SLOW_S, most_s: float | None = None) -> None:
         self._max_bytes = max_bytes
         self._slow_s = slow_s
-        self._most_s = most_s or LEAST_S + max_bytes / SLOWEST_BYTES_S
+        self._most_s = most_s
         self.slow: dict[str, dict[asyncio.Timeout, None]] = {}  # by tenant, the oldest first
 
     async def read(self, request: Request, tenant: str) -> bytes:
@@ -51,7 +51,7 @@ class Bodies:
         if told.isdecimal() and int(told[:20]) > self._max_bytes:
             raise too_large(self._max_bytes)
         parts = bytearray()
-        async with self._in_time(tenant):
+        async with self.in_time(tenant, self._max_bytes):
             async for part in request.stream():
                 parts += part
                 if len(parts) > self._max_bytes:
@@ -59,15 +59,22 @@ class Bodies:
         return bytes(parts)
 
     @asynccontextmanager
-    async def _in_time(self, tenant: str) -> AsyncIterator[None]:
-        limit = asyncio.timeout(self._most_s)
+    async def in_time(self, tenant: str, max_bytes: int) -> AsyncIterator[None]:
+        """A body of at most so many bytes is read in the context, however that is done.
+
+        Raises:
+            HTTPException: 408, see `read`.
+            TurnoutError: RESOURCE_EXHAUSTED, see `read`.
+        """
+        most_s = self._most_s or LEAST_S + max_bytes / SLOWEST_BYTES_S
+        limit = asyncio.timeout(most_s)
         timer = asyncio.get_running_loop().call_later(self._slow_s, self._slows, tenant, limit)
         try:
             async with limit:
                 yield
         except TimeoutError:
             if limit in self.slow.get(tenant, ()):
-                raise HTTPException(TOO_LATE, f"body: not whole after {self._most_s:g} s", headers=CLOSE) from None
+                raise HTTPException(TOO_LATE, f"body: not whole after {most_s:g} s", headers=CLOSE) from None
             raise busy("body: too many come slowly just now", "body") from None
         finally:
             timer.cancel()

@@ -13,7 +13,8 @@ from contextlib import suppress
 from time import monotonic
 
 from deployments.backend import Batch, merge
-from turnout.calls import Event
+from turnout.calls import Chunk, Event
+from turnout.message_size import PART_UNITS, units
 
 
 class Pace:
@@ -50,10 +51,22 @@ class _Inbox:
             self.ended.set()
 
     def take(self) -> list[Event]:
-        events, self.events = self.events, []
-        if not self.closed:
+        """What has arrived, up to what fits one message: where nobody took any for a while, it may be much."""
+        size = taken = 0
+        for event in self.events:
+            size += _units(event)
+            if taken and size > PART_UNITS:
+                break
+            taken += 1
+        events, self.events = self.events[:taken], self.events[taken:]
+        if not self.closed and not self.events:
             self.arrived.clear()
         return events
+
+
+def _units(event: Event) -> int:
+    tokens = event.tokens if isinstance(event, Chunk) else ()
+    return units(len(tokens), len(tokens[0].top)) if tokens else 0
 
 
 async def coalesce(events: AsyncIterator[Event], gap_s: Callable[[], float]) -> AsyncGenerator[Batch, None]:

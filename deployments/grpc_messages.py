@@ -9,9 +9,10 @@ from typing import Any
 from google.protobuf import struct_pb2
 
 from deployments.backend import Batch
+from deployments.grpc_chat import conversation
 from deployments.service import Answer, parse_sampling, request_id, session_name
+from deployments.tools import CallReader
 from turnout.calls import (
-    ChatMessage,
     Chunk,
     GenerateCall,
     MethodDescription,
@@ -48,11 +49,16 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         prompt = request.prompt
     elif kind == "prompt_ids":
         prompt = tuple(request.prompt_ids.ids)
-    messages = tuple(ChatMessage(turn.role, turn.content) for turn in request.chat.messages)
+    messages, tools, called = conversation(request.chat)
+    sampling = parse_sampling(_sampling_values(request), "sampling")
+    if called is not None:
+        if sampling.structure is not None:
+            raise invalid("chat.tools", "conflict with structure; give one of them")
+        sampling = sampling.model_copy(update={"structure": called})
     return GenerateCall(
         request_id=request_id(request.request_id),
         model=request.model,
-        sampling=parse_sampling(_sampling_values(request), "sampling"),
+        sampling=sampling,
         prompt=prompt,
         messages=messages if kind == "chat" else None,
         method=request.method or None,
@@ -62,13 +68,15 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         explain=request.explain,
         cache=cache_class(request.cache),
         limits=validated(RouteLimits, {field.name: value for field, value in request.limits.ListFields()}, "limits"),
+        tools=tools,
     )
 
 
 def spelling(request: pb.GenerateRequest) -> dict[str, str]:
     """What our field names are called in this message."""
     names = {name: f"sampling.{name}" for name in SamplingParams.model_fields}
-    names |= {"messages": "chat.messages", "method.params": "params", "structure": "structure"}
+    names |= {"messages": "chat.messages", "tools": "chat.tools", "method.params": "params"}
+    names["structure"] = "structure" if request.HasField("structure") else "chat.tools"
     if request.WhichOneof("input") == "prompt_ids":
         names["prompt"] = "prompt_ids"
     return names
@@ -153,22 +161,22 @@ def struct(values: dict[str, Any]) -> struct_pb2.Struct:
     return message
 
 
-def chunk_message(call_id: str, model: str, batch: Batch) -> pb.GenerateChunk:
-    """A batch of events."""
+def chunk_message(call_id: str, model: str, batch: Batch, reader: CallReader | None = None) -> pb.GenerateChunk:
+    """A batch of events; `reader` is the stream's, where its answers may call tools."""
     message = pb.GenerateChunk(id=call_id, model=model)
     for event in batch:
         if isinstance(event, Chunk):
-            _fill_choice(message.choices.add(), event)
+            _fill_choice(message.choices.add(), event if reader is None else reader.part(event))
         elif isinstance(event, Usage):
             message.usage.CopyFrom(usage_message(event))
     return message
 
 
-def answer_message(call_id: str, model: str, answer: Answer) -> pb.GenerateResponse:
-    """A whole answer."""
+def answer_message(call_id: str, model: str, answer: Answer, reader: CallReader | None = None) -> pb.GenerateResponse:
+    """A whole answer; `reader` is there where it may call tools."""
     message = pb.GenerateResponse(id=call_id, model=model, usage=usage_message(answer.usage))
     for choice in answer.choices:
-        _fill_choice(message.choices.add(), choice)
+        _fill_choice(message.choices.add(), choice if reader is None else reader.whole(choice))
     return message
 
 
@@ -177,6 +185,9 @@ def _fill_choice(message: pb.Choice | pb.ChoiceDelta, chunk: Chunk) -> None:
     message.text = chunk.text
     if chunk.finish_reason is not None:
         message.finish_reason = FINISH_REASONS[chunk.finish_reason]
+    for call in chunk.tool_calls:
+        message.finish_reason = pb.FINISH_REASON_TOOL_CALLS
+        message.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
     for token in chunk.tokens:
         _fill_token(message.tokens.add(), token)
 
@@ -190,8 +201,10 @@ def _fill_token(message: pb.TokenInfo, token: TokenOut) -> None:
         message.logprob = token.logprob
     if token.entropy_bits is not None:
         message.entropy_bits = token.entropy_bits
+    broken = dict(token.broken)
+    message.raw = broken.get(token.id, b"")
     for top_id, text, logprob in token.top:
-        message.top.add(id=top_id, text=text, logprob=logprob)
+        message.top.add(id=top_id, text=text, logprob=logprob, raw=broken.get(top_id, b""))
     message.rejected.extend(token.rejected)
 
 

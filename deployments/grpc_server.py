@@ -17,8 +17,10 @@ from deployments.bodies import parsed
 from deployments.faults import guarded, respell
 from deployments.grpc_wire import parse
 from deployments.service import GenerationService, request_id
+from deployments.tools import CallReader, may_call
 from turnout.calls import GenerateCall
 from turnout.errors import Code, TurnoutError
+from turnout.message_size import check_answer_bytes
 from turnout.proto import generation_pb2 as pb
 
 HEALTH_SERVICES = ("", "turnout.v1.Generation", "grpc.health.v1.Health")
@@ -60,7 +62,10 @@ class GrpcServicer:
         names: dict[str, str] = {}
         with _status(grpc_context, names):
             call, model = await self._asked(grpc_context, data, names)
-            return messages.answer_message(call.request_id, model, await self.service.generate(call))
+            answer = await self.service.generate(call)
+            message = messages.answer_message(call.request_id, model, answer, _reader(call))
+            check_answer_bytes(message.ByteSize())
+            return message
         return pb.GenerateResponse()
 
     async def StreamGenerate(  # noqa: N802 - the RPC's name
@@ -70,9 +75,10 @@ class GrpcServicer:
         names: dict[str, str] = {}
         with _status(grpc_context, names):
             call, model = await self._asked(grpc_context, data, names)
+            reader = _reader(call)
             async with aclosing(self.service.stream(call)) as batches:
                 async for batch in batches:
-                    yield messages.chunk_message(call.request_id, model, batch)
+                    yield messages.chunk_message(call.request_id, model, batch, reader)
             return
         # A code reaches the client with a message or with an exception; an empty message would look like output.
         raise RefusedError
@@ -134,6 +140,10 @@ class GrpcServicer:
         grpc_context.set_details("Watch is not offered; call Check")
         raise RefusedError
         yield
+
+
+def _reader(call: GenerateCall) -> CallReader | None:
+    return CallReader() if may_call(call) else None
 
 
 def _generate_call(data: bytes, names: dict[str, str]) -> GenerateCall:

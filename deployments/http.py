@@ -42,6 +42,7 @@ from deployments.service import GenerationService
 from deployments.shapes import form_of
 from turnout.calls import PoolStats, Usage
 from turnout.errors import Code, TurnoutError, invalid, not_found
+from turnout.message_size import check_answer_bytes
 
 RETRY_AFTER_S = 1.0
 UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT}  # as these bodies are counted
@@ -198,7 +199,9 @@ async def _run(service: GenerationService, job: Job, form: Format, call_id: str,
         return EventStream(events.write(first, outputs), outputs)
     chunks, usage = await answering.answer(service, job)
     choices = [form.choice(chunk, logprobs) for chunk in chunks]
-    return JSONResponse({**head, "object": form.whole, "choices": choices, "usage": usage_object(usage)})
+    whole = JSONResponse({**head, "object": form.whole, "choices": choices, "usage": usage_object(usage)})
+    check_answer_bytes(len(whole.body))
+    return whole
 
 
 class _Events:

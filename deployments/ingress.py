@@ -40,4 +40,5 @@ class Ingress(GrpcServicer):
 def _backend(name: str, config: TurnoutConfig, handle: DeploymentHandle) -> RemoteBackend:
     pool = config.pools[name]
     sleeps = pool.autoscaling is not None and pool.autoscaling.min_replicas == 0
-    return RemoteBackend(name, handle, routed=pool.routing is not None, sleeps=sleeps)
+    sticky = pool.routing.sticky if pool.routing is not None else None
+    return RemoteBackend(name, handle, routed=pool.routing is not None, sticky=sticky, sleeps=sleeps)

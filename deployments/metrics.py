@@ -22,6 +22,8 @@ DEFAULT_SLO = SloConfig()
 CALLER_DEADLINE = "CALLER_DEADLINE"  # an outcome that any caller can bring about: no fault of ours
 OTHER = "other"
 DEEPEST = 15  # depths of drafts that are counted apart
+MOST_DRAFTING = 32  # tenants whose drafts are: each has some hundred series, by method and depth
+INGRESS_STATES = ("reading", "running", "refused", "recording")
 BATCH_STATES = ("waiting", "running", "done", "failed")
 KINDS = ("prompt", "cached", "catchup", "decode", "draft", "generated", "discarded")
 # First parts of the names of fields that a refusal may blame; what a caller made up is none of them.
@@ -56,7 +58,8 @@ class Metrics:
         pools: as configured.
 
     Attributes:
-        known_tenant: whether a tenant has time series of its own; all others share one.
+        known_tenant: whether a tenant has time series of its own; all others share one. Series of drafts are of the
+            first tenants that drafted, so that thousands of tenants do not make as many thousands of them.
     """
 
     def __init__(self, slo: SloConfig = DEFAULT_SLO, pools: Mapping[str, PoolConfig] | None = None) -> None:
@@ -71,9 +74,11 @@ class Metrics:
         # Looking a series up by its labels takes the library longer than counting in it.
         self._counted: dict[tuple[Metric, tuple[str, ...]], Counter] = {}
         self._observed: dict[tuple[Metric, str], Histogram] = {}
+        self._drafting: set[str] = set()  # tenants whose drafts are counted apart
         for metric in of.COUNTED:
             self._make(metric)
         self.batch_lines(dict.fromkeys(BATCH_STATES, 0))
+        self.ingress(dict.fromkeys(INGRESS_STATES, 0), 0)
         self.access_faults(0)
         self.known_tenant: Callable[[str], bool] = lambda name: name == "default"
 
@@ -147,10 +152,11 @@ class Metrics:
         self._count_cost(model, usage)
         if usage.speculation.rounds:
             self._count_drafts(usage.method, tenant, usage.speculation)
-        # Only calibrations that exist have a reading, so clients cannot make up series here either.
-        if usage.drift is not None:
-            self._gauges[of.DRIFT].labels(model, usage.drift.calibration).set(usage.drift.index)
-            self._gauges[of.DRIFT_LIMIT].labels(model, usage.drift.calibration).set(usage.drift.limit)
+        # Only artifacts that exist have a reading, so clients cannot make up series here either.
+        for drift in (usage.drift, *usage.router_drift):
+            if drift is not None:
+                self._gauges[of.DRIFT].labels(model, drift.calibration).set(drift.index)
+                self._gauges[of.DRIFT_LIMIT].labels(model, drift.calibration).set(drift.limit)
 
     def _observe(self, model: str, usage: Usage, times: Times) -> None:
         """Times, and whether they keep the goals."""
@@ -180,6 +186,7 @@ class Metrics:
             self._add(of.WALL_S, cost.wall_s, model, way)
 
     def _count_drafts(self, method: str, tenant: str, drafts: SpeculationMeter) -> None:
+        tenant = self._drafter(tenant)
         # Also where nothing was: a share needs both of its parts.
         self._counter(of.DRAFTED, method, tenant).inc(drafts.draft_tokens)
         self._counter(of.ACCEPTED, method, tenant).inc(drafts.accepted_tokens)
@@ -197,6 +204,12 @@ class Metrics:
         for state, count in counts.items():
             self._gauges[of.BATCH_LINES].labels(state).set(count)
 
+    def ingress(self, held: Mapping[str, int], tasks: int) -> None:
+        """What the ingress holds of requests, by one of INGRESS_STATES, and how many tasks its event loop has."""
+        for state, count in held.items():
+            self._gauges[of.INGRESS].labels(state).set(count)
+        self._gauges[of.INGRESS_TASKS].set(tasks)
+
     def access_faults(self, number: int) -> None:
         """How many files of `access`, or tenants in them, are not used as they are now."""
         self._gauges[of.ACCESS_FAULTS].set(number)
@@ -213,3 +226,11 @@ class Metrics:
 
     def _tenant(self, name: str) -> str:
         return name if self.known_tenant(name) else OTHER
+
+    def _drafter(self, tenant: str) -> str:
+        """Under whose name a tenant's drafts are counted."""
+        if tenant not in self._drafting and tenant != OTHER:
+            if len(self._drafting) == MOST_DRAFTING:
+                return OTHER
+            self._drafting.add(tenant)
+        return tenant

@@ -123,6 +123,12 @@ class PoolReplica:
         leave = getattr(self._pool, "send_away", None)
         return 0 if leave is None else int(leave(count))
 
+    async def forget(self, tenant: str) -> None:
+        """Drop what was learned of a tenant's texts, where this pool learns from them."""
+        forget = getattr(self._pool, "forget", None)
+        if forget is not None:
+            forget(tenant)
+
     async def _events(self, call: GenerateCall) -> AsyncGenerator[Event, None]:
         self._load.begun()
         answered = False

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from deployments.backend import Batch, merge
 from deployments.replay import Attempts, Lane, LostError, Replay, Turn
 from turnout.calls import (
+    AUTO,
     Event,
     Failure,
     GenerateCall,
@@ -26,7 +28,9 @@ from turnout.calls import (
     ScoredTokens,
     Usage,
 )
+from turnout.config import StickyConfig
 from turnout.errors import Code, Interrupted, TurnoutError, busy
+from turnout.sessions import SessionKey, Sessions
 from turnout.tracing import begin, end, header_of
 
 CONTROL_TIMEOUT_S = 5.0
@@ -45,34 +49,52 @@ class RemoteBackend:
     """One pool deployment, seen from an ingress.
 
     A call whose replica is lost is made again, with its seed, the decision taken about it, and what the client has:
-    the client sees a pause. All calls are made from one event loop, with a deadline of the caller's.
+    the client sees a pause. Where sessions keep a decision, a call takes its session's along: whichever replica it goes
+    to, it is answered as those before it. All calls are made from one event loop, with a deadline of the caller's.
 
     Args:
         name: the pool's.
         handle: its deployment's.
         routed: whether the pool decides how calls that leave it open are answered.
+        sticky: how long sessions keep what was decided; None: they do not.
         sleeps: whether the pool may have no replica while nobody asks.
     """
 
-    def __init__(self, name: str, handle: DeploymentHandle, routed: bool = False, sleeps: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        handle: DeploymentHandle,
+        routed: bool = False,
+        sticky: StickyConfig | None = None,
+        sleeps: bool = False,
+    ) -> None:
         self._name = name
         self._handle = handle
         self._streaming = handle.options(stream=True)
         self._routed = routed
+        self._sessions = Sessions(sticky) if sticky is not None else None
         self._sleeps = sleeps
         self._lane = Lane()
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Batches as the replica sends them, each token once, whatever becomes of the replica."""
         with self._spanned(replace(call, tells_decision=self._routed)) as asked:
-            async with aclosing(self._stream(Replay(asked, self._name))) as batches:
+            async with aclosing(self._stream(self._replay(asked))) as batches:
                 async for batch in batches:
                     yield batch
 
     async def complete(self, call: GenerateCall) -> Batch:
         """The whole answer at once."""
         with self._spanned(replace(call, tells_decision=self._routed)) as asked:
-            return await self._complete(Replay(asked, self._name))
+            return await self._complete(self._replay(asked))
+
+    def _replay(self, call: GenerateCall) -> Replay:
+        """All attempts of a call, the first one with what its session keeps."""
+        if self._sessions is None or call.method not in (None, AUTO) or call.model != self._name:
+            return Replay(call, self._name)
+        key = SessionKey(call.tenant, call.session, call.limits)
+        call = replace(call, decided=self._sessions.recall(key))
+        return Replay(call, self._name, told=partial(self._sessions.remember, key, call.request_id))
 
     async def _complete(self, replay: Replay) -> Batch:
         collected: list[Event] = []
@@ -126,6 +148,23 @@ class RemoteBackend:
         """A prompt as token ids and as text."""
         answer: tuple[tuple[int, ...], str] = await self._replayed("tokens", lambda: self._handle.tokens.remote(prompt))
         return answer
+
+    async def forget(self, tenant: str) -> None:
+        """Drop what was learned of a tenant's texts, in every replica; those that have ended know nothing."""
+        if self._sessions is not None:
+            self._sessions.forget(tenant)
+        try:
+            with self._translated():
+                asked = self._handle.broadcast("forget", tenant)
+                answers = await asked.results_async(timeout_s=CONTROL_TIMEOUT_S, return_exceptions=True)
+        except TurnoutError:
+            if not self._sleeps:
+                raise
+            return
+        for answer in answers:
+            if isinstance(answer, Exception) and not isinstance(answer, RayActorError):
+                message = f"a replica of pool {self._name!r} did not answer ({type(answer).__name__})"
+                raise TurnoutError(Code.UNAVAILABLE, message)
 
     @contextmanager
     def _spanned(self, call: GenerateCall) -> Iterator[GenerateCall]:

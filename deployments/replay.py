@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from deployments.backend import Batch
 from turnout.calls import Chunk, Decided, Delivered, Event, GenerateCall, Moved, Regained, Usage
@@ -139,12 +140,20 @@ class Replay:
         call: as the client made it.
         pool: which pool answers.
         clock: seconds.
+        told: what to do with a decision about it, as it comes.
     """
 
-    def __init__(self, call: GenerateCall, pool: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        call: GenerateCall,
+        pool: str,
+        clock: Callable[[], float] = time.monotonic,
+        told: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
         self.attempts = Attempts(call.request_id, pool)
         self._first = call
         self._clock = clock
+        self._told = told
         self._began = clock()
         self._first_token_s = 0.0
         self._answers = [_Answer([]) for _ in range(call.sampling.n)]
@@ -177,6 +186,8 @@ class Replay:
         for event in batch:
             if isinstance(event, Decided):
                 self._decided = event.decision
+                if self._told is not None:
+                    self._told(event.decision)
             elif isinstance(event, Regained):
                 self.attempts.regained()
             elif isinstance(event, Chunk):

@@ -19,6 +19,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from deployments.prompt_prefix import Held, prefixes, unpacked
 from turnout.calls import GenerateCall
+from turnout.sessions import Remembered
 
 MAX_SESSIONS = 10_000
 SENT_BYTES = 16 << 20
@@ -56,8 +57,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
     long served single calls, or none, does not know what a call costs among many. So a prompt that many share stays
     where it is cached until that replica is busier than computing it once more elsewhere would cost; and where nothing
     is known, the fewest calls decide.
-    Calls of one session stay on one replica where `sticky` asks for it: what a router decided for the session is
-    remembered there.
+    Calls of one session stay on one replica where `sticky` asks for it, as long as that one has room: their prompts are
+    cached there. What a router decided for the session goes along with each of them.
     """
 
     def initialize_state(self, sticky: bool = False, grace_s: float = 0.0, room: int = 0, places: int = 0) -> None:
@@ -76,7 +77,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         self._sticky = sticky
         self._grace_s = grace_s
         self._known: dict[ReplicaID, _Known] = {}
-        self._sessions: OrderedDict[tuple[str, str], ReplicaID] = OrderedDict()
+        self._homes: Remembered[str, ReplicaID] = Remembered(MAX_SESSIONS)
         self._died: set[ReplicaID] = set()
         self._retired: OrderedDict[str, float] = OrderedDict()  # when
         self._gone: OrderedDict[str, str] = OrderedDict()  # where they were
@@ -102,7 +103,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         costs = self._costs(candidates, beginnings)
         ordered = sorted(candidates, key=lambda each: costs[each.replica_id])
         if call is not None and self._sticky and call.session:
-            kept = self._sessions.get((call.tenant, call.session))
+            kept = self._homes.get(call.tenant, call.session)
             # Another process that routes the same session, or this one after a restart, comes to the same replica.
             home = next((each for each in candidates if each.replica_id == kept), None) or max(
                 candidates, key=lambda each: _affinity(call, each.replica_id)
@@ -148,10 +149,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         if not isinstance(call, GenerateCall):
             return
         if self._sticky and call.session:
-            self._sessions[call.tenant, call.session] = replica_id
-            self._sessions.move_to_end((call.tenant, call.session))
-            while len(self._sessions) > MAX_SESSIONS:
-                self._sessions.popitem(last=False)
+            self._homes.put(call.tenant, call.session, replica_id)
         if len(self.curr_replicas) > 1 and replica_id in self.curr_replicas:
             self._of(replica_id).sent.note(prefixes(call))
 

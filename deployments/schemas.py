@@ -185,7 +185,7 @@ def chat_job(values: dict[str, Any]) -> Job:
         raise respell(error, names) from None
     if "messages" not in rest:
         raise invalid("messages", "is needed")
-    messages = tuple(_message(turn, f"messages.{place}") for place, turn in enumerate(body.messages))
+    messages = tuple(chat_message(turn, f"messages.{place}") for place, turn in enumerate(body.messages))
     tools, called = offered(body.tools, body.tool_choice)
     if called is not None:
         if structure_of(body.response_format, body.decoding.structure)[0] is not None:
@@ -255,7 +255,12 @@ def _spelling() -> dict[str, str]:
     return names | {"method.params": "decoding.params"}
 
 
-def _message(turn: ChatTurn, field: str) -> ChatMessage:
+def chat_message(turn: ChatTurn, field: str) -> ChatMessage:
+    """One turn of a conversation.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: what it has does not belong together.
+    """
     role = "system" if turn.role == "developer" else turn.role
     calls = tuple(_called(each, f"{field}.tool_calls.{place}") for place, each in enumerate(turn.tool_calls))
     if calls and role != "assistant":

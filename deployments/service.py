@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from deployments.access.admission import Admission
 from deployments.access.callers import Caller, Callers
+from deployments.access.departed import Departed
 from deployments.access.holding import Holding
 from deployments.access.ticket import Ticket
 from deployments.audit import AuditLog
@@ -20,6 +21,7 @@ from deployments.backend import Backend, Batch, merge
 from deployments.deadline import Deadline, Limit
 from deployments.faults import guarded, internal
 from deployments.metrics import Metrics
+from deployments.model_names import ModelNames
 from deployments.shared_answer import SharedAnswer
 from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.watching import Seen, Watch
@@ -37,12 +39,14 @@ from turnout.calls import (
     Usage,
 )
 from turnout.config import TurnoutConfig
-from turnout.errors import Code, TurnoutError, invalid, not_found
+from turnout.errors import Code, TurnoutError, invalid
+from turnout.message_size import MOST_UNITS, units
 from turnout.registry import validated
 from turnout.types import MAX_SEED, SamplingParams
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SESSION_LENGTH = 256
+MAX_COMPLETIONS = 1024  # that are scored at once
 HEALTH_KEPT_S = 1.0
 HEALTH_TIMEOUT_S = 6.0  # a little longer than a pool waits for its replicas
 ROLES = ("system", "user", "assistant", "tool")
@@ -109,24 +113,25 @@ class GenerationService:
         metrics.known_tenant = self.callers.knows
         self.admission = Admission(config, self.callers)
         self._holding = Holding()
+        self._departed = Departed(self.callers, backends)
         self._health = SharedAnswer(self._look, HEALTH_KEPT_S)
         self.watch = Watch(metrics, log, config.server.request_timeout_s)
         self._log = log
         self._audits = AuditLog(log.write, log.texts) if log is not None else None
-        self._pool_of = _pools_by_model(config)
+        self._names = ModelNames(config.pools)
         self._models: list[ModelDescription] | None = None
         self._methods: list[MethodDescription] | None = None
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Batches as they are written, the last one ending in Usage. Closing it cancels the request."""
         with self._watched(call, "stream") as seen:
-            call, backend = self._admit(call)
+            call, pool = self._admit(call)
             call = seen.admitted(call)
             deadline = Deadline(call.deadline_s)
             usage: Usage | None = None
             async with (
-                self._let_in(call, self._pool_of[call.model]) as ticket,
-                aclosing(backend.stream(call)) as batches,
+                self._let_in(call, pool) as ticket,
+                aclosing(self._backends[pool].stream(call)) as batches,
             ):
                 async for batch in deadline.over(batches):
                     shown = ticket.served(batch)
@@ -142,10 +147,10 @@ class GenerationService:
     async def generate(self, call: GenerateCall) -> Answer:
         """The whole answer."""
         with self._watched(call, "generate") as seen:
-            call, backend = self._admit(call)
+            call, pool = self._admit(call)
             call = seen.admitted(call)
-            async with self._let_in(call, self._pool_of[call.model]) as ticket, Deadline(call.deadline_s).guard():
-                *chunks, usage = await _whole(backend, call, ticket)
+            async with self._let_in(call, pool) as ticket, Deadline(call.deadline_s).guard():
+                *chunks, usage = await _whole(self._backends[pool], call, ticket)
             if not isinstance(usage, Usage):
                 raise internal(call.request_id)
             seen.usage = usage
@@ -155,15 +160,19 @@ class GenerationService:
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion."""
         with self._watched(call, "score"):
-            model = self.model_name(call.model, self.callers.limits(call.tenant))
+            limits = self.callers.limits(call.tenant)
+            model = self.model_name(call.model, limits)
+            pool = self._names.pool(model, limits)
             if not call.completions:
                 raise invalid("completions", "must not be empty")
+            if len(call.completions) > MAX_COMPLETIONS:
+                raise invalid("completions", f"at most {MAX_COMPLETIONS} at once (got {len(call.completions)})")
             if not 0 <= call.top <= 20:
                 raise invalid("top", f"must be from 0 to 20 (got {call.top})")
             call = replace(call, model=model)
-            async with self._let_in(call, self._pool_of[model]) as ticket:
+            async with self._let_in(call, pool) as ticket:
                 async with self._limit():
-                    scored = await self._backend(model).score(call)
+                    scored = await self._backends[pool].score(call)
                 ticket.scored(scored[0].prompt_tokens + sum(len(each.tokens) for each in scored))
                 return scored
 
@@ -195,6 +204,7 @@ class GenerationService:
     @asynccontextmanager
     async def _let_in(self, call: GenerateCall | ScoreCall, pool: str) -> AsyncGenerator[Ticket, None]:
         """A request that is let in; where limits or the pool have no room for it, its tenant may have to wait."""
+        await self._departed.settled(call.tenant)
         try:
             with self.admission.admit(call, pool) as ticket:
                 yield ticket
@@ -208,10 +218,12 @@ class GenerationService:
         """The largest request."""
         return self._config.server.max_body_bytes
 
-    async def tokens(self, model: str, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
-        """A prompt as token ids and as text, in the tokenizer of the model's pool."""
+    async def tokens(self, call: GenerateCall, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+        """A prompt as token ids and as text, in the tokenizer of the pool that a call asks."""
+        limits = self._limits(call)
+        pool = self._names.pool(self.model_name(call.model, limits), limits)
         async with self._limit():
-            return await self._backend(self.model_name(model)).tokens(prompt)
+            return await self._backends[pool].tokens(prompt)
 
     async def models(self) -> list[ModelDescription]:
         """Each pool, then its members; a model of two pools is listed once. Fixed while we run."""
@@ -251,18 +263,23 @@ class GenerationService:
         caches = [each.cache for stats in answered.values() for each in stats if each.cache is not None]
         return "ok" if all(cache.health == "ok" for cache in caches) else "degraded"
 
+    def held(self) -> dict[str, int]:
+        """What there is of requests just now, by one of INGRESS_STATES; without limits and records, refusals alone."""
+        return {**self.admission.held(), "refused": self._holding.num_held}
+
     async def exposition(self) -> bytes:
         """All metrics as text; what a pool counts is as of now, or of the last time it answered."""
         answered = _answered(await self.stats())
         self.metrics.stores(answered)
         self.metrics.access_faults(len(self.callers.faults))
+        self.metrics.ingress(self.held(), len(asyncio.all_tasks()))
         if self._audits is not None:
             self._audits.take(answered)
         return self.metrics.render()
 
     async def models_for(self, caller: Caller) -> list[ModelDescription]:
         """Those that a caller may ask."""
-        return [each for each in await self.models() if caller.limits.allows_pool(self._pool_of[each.name])]
+        return [each for each in await self.models() if self._names.allowed(each.name, caller.limits)]
 
     def close(self) -> None:
         """Write what is not written yet: usage, log and spans."""
@@ -273,37 +290,19 @@ class GenerationService:
         tracing.flush()
 
     def model_name(self, given: str, limits: TenantLimits = UNLIMITED) -> str:
-        """Resolve a request's `model`; empty means the only pool. A refusal names those within the caller's limits.
+        """Resolve a request's `model`, see `ModelNames.resolved`."""
+        return self._names.resolved(given, limits)
 
-        Raises:
-            TurnoutError: NOT_FOUND, or INVALID_ARGUMENT where empty is ambiguous.
-        """
-        if given in self._pool_of:
-            return given
-        if given:
-            known = [name for name, pool in self._pool_of.items() if limits.allows_pool(pool)]
-            raise not_found("model", given[:100], known)
-        if len(self._backends) == 1:
-            return next(iter(self._backends))
-        pools = sorted(filter(limits.allows_pool, self._backends))
-        raise invalid("model", f"is needed here; pools: {', '.join(pools)}")
+    def _limits(self, call: GenerateCall) -> TenantLimits:
+        return self.callers.limits(call.tenant) if call.billed else UNLIMITED
 
     def _limit(self) -> Limit:
         """The longest that anything may take."""
         return Deadline(self._config.server.request_timeout_s).guard()
 
-    def _label(self, model: str) -> str:
-        """The model's name for metrics; unknown names share the empty one, so that callers cannot make up series."""
-        try:
-            return self.model_name(model)
-        except TurnoutError:
-            return ""
-
-    def _backend(self, model: str) -> Backend:
-        return self._backends[self._pool_of[model]]
-
-    def _admit(self, call: GenerateCall) -> tuple[GenerateCall, Backend]:
-        limits = self.callers.limits(call.tenant) if call.billed else UNLIMITED
+    def _admit(self, call: GenerateCall) -> tuple[GenerateCall, str]:
+        """The call with everything settled, and the pool it goes to."""
+        limits = self._limits(call)
         model = self.model_name(call.model, limits)
         _check_input(call)
         limit_s = self._config.server.request_timeout_s
@@ -318,19 +317,20 @@ class GenerationService:
         deadline_s = wanted_s if call.batch_id else min(wanted_s, limit_s)
         counts = self.admission.counts and call.billed
         call = replace(call, model=model, sampling=sampling, deadline_s=deadline_s, tells_prompt=counts)
-        return call, self._backend(model)
+        return call, self._names.pool(model, limits)
 
     @contextmanager
     def _watched(self, call: GenerateCall | ScoreCall, kind: str) -> Iterator[Seen]:
-        label = self._label(call.model)
-        large = self._config.pools[self._pool_of[label]].large if label else ""
+        label = self._names.label(call.model)
+        large = self._config.pools[self._names.pool(label)].large if label else ""
         with self.watch.over(call, kind, label, large) as seen, guarded(call.request_id):
             yield seen
 
 
 async def _whole(backend: Backend, call: GenerateCall, ticket: Ticket) -> Batch:
-    """A whole answer; where it counts, in large parts, so that what is cut short counts too."""
-    if not ticket.counts:
+    """A whole answer: in large parts where it may be too much for one message, or counts, also what is cut short."""
+    sampling = call.sampling
+    if not ticket.counts and units(sampling.n * sampling.max_tokens, sampling.logprobs) <= MOST_UNITS:
         return await backend.complete(call)
     events: list[Event] = []
     async with aclosing(backend.stream(replace(call, whole=True))) as batches:
@@ -351,14 +351,6 @@ async def _stats(name: str, backend: Backend) -> list[PoolStats] | TurnoutError:
 
 def _answered(pools: Mapping[str, list[PoolStats] | TurnoutError]) -> dict[str, list[PoolStats]]:
     return {name: stats for name, stats in pools.items() if not isinstance(stats, TurnoutError)}
-
-
-def _pools_by_model(config: TurnoutConfig) -> dict[str, str]:
-    found = {name: name for name in config.pools}
-    for name, pool in config.pools.items():
-        for member in (pool.small, pool.large):
-            found.setdefault(member, name)
-    return found
 
 
 def _writes(event: Event) -> bool:

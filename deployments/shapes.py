@@ -5,7 +5,7 @@ from __future__ import annotations
 from deployments.openai_format import Format
 from deployments.schemas import Job
 from deployments.token_details import DetailedFormat
-from deployments.tools import ToolFormat
+from deployments.tools import ToolFormat, may_call
 
 
 def form_of(form: Format, job: Job) -> Format:
@@ -15,7 +15,6 @@ def form_of(form: Format, job: Job) -> Format:
         form: of the endpoint.
         job: its calls ask for the same.
     """
-    asked = job.calls[0].sampling
-    if job.calls[0].tools and asked.structure is not None:
+    if may_call(job.calls[0]):
         form = ToolFormat(form)
-    return DetailedFormat(form) if asked.token_details else form
+    return DetailedFormat(form) if job.calls[0].sampling.token_details else form

@@ -29,10 +29,15 @@ def _details(chunk: Chunk) -> dict[str, Any]:
 
 
 def token_object(token: TokenOut) -> dict[str, Any]:
-    """One token: entropy in bits, log-probabilities in nats, `rejected` the drafts that were refused in its place."""
+    """One token: entropy in bits, log-probabilities in nats, `rejected` the drafts that were refused in its place.
+
+    `bytes` are there where it is a part of a character, which no text can tell.
+    """
+    part = dict(token.broken).get(token.id)
     return {
         "id": token.id,
         "text": token.text,
+        "bytes": None if part is None else list(part),
         "source": token.source,
         "kind": token.kind.value,
         "entropy_bits": token.entropy_bits,

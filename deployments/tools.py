@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from decoding.constraints.schemas import endless
 from deployments.openai_format import Format
-from turnout.calls import Chunk
+from turnout.calls import Chunk, GenerateCall
 from turnout.errors import invalid
 from turnout.registry import validated
 from turnout.structure import JSON_FORM, Structure
@@ -174,28 +175,26 @@ def call_in(text: str, begun: bool = False) -> tuple[str, ToolCall | None]:
     return said, made
 
 
-class ToolFormat:
-    """The chat endpoint's format, with calls read out of the answers. A call comes at once, when it is whole."""
+def may_call(call: GenerateCall) -> bool:
+    """Whether calls of tools are to be read out of a call's answers."""
+    return bool(call.tools) and call.sampling.structure is not None
 
-    def __init__(self, form: Format) -> None:
-        self._form = form
-        self.prefix, self.whole, self.part = form.prefix, form.whole, form.part
+
+class CallReader:
+    """Reads calls of tools out of answers. A call comes at once, when it is whole."""
+
+    def __init__(self) -> None:
         self._held: dict[int, str] = {}
         self._begun: set[int] = set()
 
-    def choice(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
-        """A finished choice."""
-        made = self._form.choice(chunk, logprobs)
+    def whole(self, chunk: Chunk) -> Chunk:
+        """A finished answer: what is said, and the call."""
         said, call = call_in(chunk.text)
-        if call is not None:
-            made["message"] |= {"content": said or None, "tool_calls": [_call_object(call)]}
-            made["finish_reason"] = "tool_calls"
-        return made
+        return chunk if call is None else replace(chunk, text=said, tool_calls=(call,))
 
-    def delta(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
-        """New output of a choice; text that may become a call is held back."""
-        made = self._form.delta(chunk, logprobs)
-        text = self._held.pop(chunk.index, "") + made["delta"].pop("content")
+    def part(self, chunk: Chunk) -> Chunk:
+        """New output of an answer; text that may become a call is held back."""
+        text = self._held.pop(chunk.index, "") + chunk.text
         call = None
         if chunk.finish_reason is None:
             shown = self._shown(chunk.index, text)
@@ -205,11 +204,7 @@ class ToolFormat:
             text, call = call_in(text, chunk.index in self._begun)
         if text:
             self._begun.add(chunk.index)
-            made["delta"]["content"] = text
-        if call is not None:
-            made["delta"]["tool_calls"] = [{"index": 0, **_call_object(call)}]
-            made["finish_reason"] = "tool_calls"
-        return made
+        return replace(chunk, text=text, tool_calls=() if call is None else (call,))
 
     def _shown(self, index: int, text: str) -> int:
         """How many characters are no part of a call, whatever comes next."""
@@ -220,6 +215,38 @@ class ToolFormat:
             return at
         longest = next((n for n in range(len(MARK) - 1, 0, -1) if text.endswith(MARK[:n])), 0)
         return len(text) - longest
+
+
+class ToolFormat:
+    """The chat endpoint's format, with calls read out of the answers."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
+        self._reader = CallReader()
+        self.prefix, self.whole, self.part = form.prefix, form.whole, form.part
+
+    def choice(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
+        """A finished choice."""
+        read = self._reader.whole(chunk)
+        made = self._form.choice(read, logprobs)
+        if read.tool_calls:
+            calls = [_call_object(call) for call in read.tool_calls]
+            made["message"] |= {"content": read.text or None, "tool_calls": calls}
+            made["finish_reason"] = "tool_calls"
+        return made
+
+    def delta(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
+        """New output of a choice."""
+        read = self._reader.part(chunk)
+        made = self._form.delta(read, logprobs)
+        if not read.text:
+            del made["delta"]["content"]
+        if read.tool_calls:
+            made["delta"]["tool_calls"] = [
+                {"index": place, **_call_object(call)} for place, call in enumerate(read.tool_calls)
+            ]
+            made["finish_reason"] = "tool_calls"
+        return made
 
 
 def _call_object(call: ToolCall) -> dict[str, Any]:

@@ -324,6 +324,5 @@ class AnswerRun:
     def _usage(self) -> Usage:
         seconds = (self._first_token_s, time.perf_counter() - self._started)
         sequences = [answer.sequence for answer in self.answers]
-        route = self._routing.shown(self.prepared.call.explain) if self._routing is not None else None
         large = self._models.models[self._large]
-        return usage_of(self.prepared, sequences, large, seconds, self._extra, tuple(self._notes), route)
+        return usage_of(self.prepared, sequences, large, seconds, self._extra, tuple(self._notes), self._routing)

@@ -54,6 +54,10 @@ class PoolMember(Model, Protocol):
         """What its prefix store did; None: it has none."""
         ...
 
+    def forget(self, tenant: str) -> None:
+        """Drop what drafters learned of a tenant's texts."""
+        ...
+
     async def close(self) -> None:
         """Free everything; what waits is cancelled."""
         ...
@@ -129,7 +133,7 @@ class Endpoint:
             call = replace(call, trace=header_of(span))
         try:
             prepared = await self.intake().admit(call)
-            constraint = await self.tokenizer.structures.admit(call.sampling, self.vocab_size)
+            constraint = await self.tokenizer.structures.admit(call.sampling, self.vocab_size, call.tenant)
             prepared = replace(prepared, constraint=constraint)
             untold = call.tells_prompt
             async with aclosing(self._events(prepared)) as events:  # type: ignore[type-var]
@@ -184,6 +188,11 @@ class Endpoint:
     def send_away(self, count: int) -> int:
         """End calls that wait for a place, at most so many and none that has moved before; how many leave."""
         return self._places.send_away(count)
+
+    def forget(self, tenant: str) -> None:
+        """Drop what was learned of a tenant's texts: another one may come under its name."""
+        for member in self.members.values():
+            member.forget(tenant)
 
     def intake(self) -> Intake:
         """What the pool accepts, as it is now."""
@@ -280,12 +289,9 @@ class Endpoint:
     def stats(self) -> PoolStats:
         """What the pool holds right now."""
         members = tuple(member.stats() for member in self.members.values())
-        shadows = self.routing.shadows if self.routing is not None else None
         return PoolStats(
             requests=self._places.num_held + self._places.num_waiting,
             tokens_per_second=self._rate.per_second(),
-            shadows=len(shadows) if shadows is not None else 0,
-            shadows_dropped=shadows.num_dropped if shadows is not None else 0,
             cache=summed([each for member in self.members.values() if (each := member.cache_stats()) is not None]),
             waiting_s=sum(map(waiting_seconds, self.members.values(), members)),
             prompt_token_s=sum(map(prompt_token_seconds, self.members.values())),
@@ -294,6 +300,7 @@ class Endpoint:
             began=self._began,
             now=time.time(),
             **_sums(members),
+            **(self.routing.stats() if self.routing is not None else {}),
         )
 
     async def encode(self, text: str) -> list[int]:

@@ -259,6 +259,10 @@ class EngineModel:
         """See `decoding.model.Model.forward_seconds`."""
         return self.step_time.seconds(fed, attended, sequences)
 
+    def forget(self, tenant: str) -> None:
+        """See `engine.endpoint.PoolMember.forget`."""
+        self.stores.forget(tenant)
+
     def busy(self) -> Busy:
         """See `decoding.model.Model.busy`."""
         tables = self.batcher.tables.values()

@@ -10,12 +10,12 @@ from decoding.constraints.base import Constraint
 from engine.delivered import check_delivered
 from engine.text import TextTokenizer
 from router.decision import Decision
-from turnout.calls import GenerateCall, ScoreCall, cache_class
+from turnout.calls import AUTO, GenerateCall, ScoreCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
+from turnout.message_size import MOST_UNITS, units
 from turnout.registry import MethodInfo, MethodParams, get_method
 from turnout.types import MAX_SEED, SamplingParams, given_limits
 
-AUTO = "auto"
 # What a router may set instead of the caller; see `Decision.sampling`.
 ROUTED_SAMPLING = frozenset(
     {
@@ -259,7 +259,7 @@ async def scored_ids(
     """Prompt and completions as token ids, without holding up the event loop over long texts.
 
     Raises:
-        TurnoutError: as `encode_tokens`.
+        TurnoutError: as `encode_tokens`; OUT_OF_RANGE: the scores of all completions do not fit one answer.
     """
 
     def encoded(tokenizer: TextTokenizer) -> tuple[list[int], list[tuple[int, ...]]]:
@@ -271,4 +271,9 @@ async def scored_ids(
         return prompt, completions
 
     texts = (text for text in (call.prompt, *call.completions) if isinstance(text, str))
-    return await tokenizer.either(sum(map(len, texts)), encoded)
+    prompt, completions = await tokenizer.either(sum(map(len, texts)), encoded)
+    total = sum(map(len, completions))
+    if units(total, call.top) > MOST_UNITS:
+        most = MOST_UNITS // units(1, call.top)
+        raise out_of_range("completions", f"{total} tokens; at most {most} at once with top {call.top}")
+    return prompt, completions

@@ -18,7 +18,7 @@ from router.log import RouteLog
 from router.primed import primed
 from router.routing import Router
 from router.shadows import Shadows, deferring
-from turnout.calls import ChatMessage, Chunk, Event, GenerateCall, Usage
+from turnout.calls import ChatMessage, Chunk, DriftReading, Event, GenerateCall, Usage
 from turnout.config import RoutingConfig
 from turnout.errors import Code, Interrupted, TurnoutError
 
@@ -33,6 +33,7 @@ class Routing:
     intake: Intake
     decision: Decision | None = None
     notes: list[str] = field(default_factory=list)
+    drift: tuple[DriftReading, ...] = ()
 
     async def route(self, prepared: Prepared, sequence: Sequence, models: ModelPool) -> tuple[Prepared, ModelPool]:
         """Decide; the call as decided, and the models to run it with.
@@ -49,11 +50,9 @@ class Routing:
             prompt_text=question_of(call, self.intake.tokenizer),
             limits=call.limits,
         )
-        if call.decided is None:
-            self.decision = await self.router.decide(asked, models)
-        else:
-            self.decision = self.router.keep(asked, Decision.of_json(call.decided, "decided"))
-        self.notes = asked.request.notes
+        before = None if call.decided is None else Decision.of_json(call.decided, "decided")
+        self.decision = await self.router.decide(asked, models, before)
+        self.notes, self.drift = asked.request.notes, tuple(asked.drift)
         return self.intake.follow(prepared, self.decision), primed(models, asked)
 
     def shown(self, explain: bool) -> dict[str, Any] | None:
@@ -231,6 +230,15 @@ class PoolRouting:
         if self.log.texts:
             entry |= {"request": _asked_again(call), "answers": seen.answers}
         self.log.write(entry)
+
+    def stats(self) -> dict[str, Any]:
+        """What of `PoolStats` is about routing."""
+        shadows = self.shadows
+        return {
+            "shadows": len(shadows) if shadows is not None else 0,
+            "shadows_dropped": shadows.num_dropped if shadows is not None else 0,
+            "log_dropped": self.log.num_dropped if self.log is not None else 0,
+        }
 
     async def close(self) -> None:
         """End the shadows, and write the rest of the log."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from decoding.constraints.grammar import Compiler, Vocabulary, check_whole
 from decoding.sequence import Sequence
+from decoding.stores import Stores
 from turnout.errors import TurnoutError, busy, invalid
 from turnout.structure import Structure
 from turnout.types import FinishReason, SamplingParams
@@ -19,14 +21,35 @@ if TYPE_CHECKING:
     from decoding.constraints.base import Constraint
 
 FIELD = "structure"
-KEPT = 64
+KEPT = 128
 COMPILE_S = 5.0
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A tenant's structure, and what became of it; None while it is not compiled."""
+
+    tenant: str
+    structure: Structure
+    made: Constraint | TurnoutError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    """One that a caller waits for; `work` is there once it has begun."""
+
+    kept: _Kept
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    work: asyncio.Future[None] | None = None
 
 
 class Structures:
     """Compiled structures of one tokenizer, those used last; of those that were refused, why.
 
     One is compiled at a time, away from the event loop, so that a slow one delays other new ones and nothing else.
+    Tenants take turns, and each has its own: where there are too many, the tenant that has most loses one. So no
+    tenant keeps the others' out, nor learns what they ask for from what is there already. All calls must come from
+    one event loop.
 
     Args:
         end_ids: tokens that end an answer.
@@ -38,20 +61,21 @@ class Structures:
         self._end_ids = end_ids
         self._definition = definition
         self._compiler: Compiler | None = None
-        self._kept: OrderedDict[Structure, Constraint | TurnoutError] = OrderedDict()
-        self._lock = threading.Lock()  # of what is kept; never held while something is compiled
-        self._making = threading.Lock()
+        self._kept = Stores(KEPT)
+        self._waiting: dict[str, deque[_Wanted]] = {}  # by tenant, the next one's first; also the running one's
+        self._running: _Wanted | None = None
         self._thread: ThreadPoolExecutor | None = None
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def admit(self, sampling: SamplingParams, vocab_size: int) -> Constraint | None:
+    async def admit(self, sampling: SamplingParams, vocab_size: int, tenant: str) -> Constraint | None:
         """What a call asks for, compiled: to be cloned for each answer. None where it asks for nothing.
 
         Args:
             sampling: the call's.
             vocab_size: ids that every model of the pool knows are below this.
+            tenant: whose call it is.
 
         Raises:
             TurnoutError: INVALID_ARGUMENT: the structure cannot be followed, takes too long to compile, or contradicts
@@ -65,76 +89,84 @@ class Structures:
         self._check()
         if max(self._end_ids) >= vocab_size:
             raise invalid(FIELD, "a model of this pool does not know the token that ends a text")
-        return await self.made(structure)
+        return await self.made(structure, tenant)
 
-    async def made(self, structure: Structure) -> Constraint:
-        """A structure compiled: at once where it is kept, else when its turn has come.
+    async def made(self, structure: Structure, tenant: str) -> Constraint:
+        """A tenant's structure compiled: at once where it is kept, else when its turn has come.
 
         Raises:
             TurnoutError: see `admit`.
         """
-        if structure in self._kept:
-            return self._compiled(structure)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="structures")
-        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        name = f"{structure.kind} {structure.value}"
+        kept = self._kept.open(name, tenant, partial(_Kept, tenant, structure))
+        if kept.made is None:
+            await self._in_turn(_Wanted(kept))
+        if isinstance(kept.made, TurnoutError):
+            raise TurnoutError(kept.made.code, kept.made.message, kept.made.field)
+        assert kept.made is not None
+        return kept.made
 
-        def make() -> Constraint:
-            loop.call_soon_threadsafe(begun.set)
-            return self._compiled(structure)
-
-        work = self._thread.submit(make)
+    async def _in_turn(self, wanted: _Wanted) -> None:
+        """Wait until it is compiled; whoever gives up before its turn leaves the queue."""
+        queue = self._waiting.setdefault(wanted.kept.tenant, deque())
+        queue.append(wanted)
+        self._begin()
         try:
-            await asyncio.wait_for(begun.wait(), COMPILE_S)
-            return await asyncio.wait_for(asyncio.wrap_future(work), COMPILE_S)
+            await asyncio.wait_for(wanted.begun.wait(), COMPILE_S)
+            assert wanted.work is not None
+            await asyncio.wait_for(asyncio.shield(wanted.work), COMPILE_S)
         except TimeoutError:
-            if begun.is_set():
+            if wanted.begun.is_set():
                 raise invalid(FIELD, f"is too complex: not compiled within {COMPILE_S:g} s") from None
             message = f"{FIELD}: others wait to be compiled; its turn did not come within {COMPILE_S:g} s"
             raise busy(message, FIELD) from None
         finally:
-            work.cancel()  # nothing where it has begun
+            if not wanted.begun.is_set():
+                queue.remove(wanted)
+
+    def _begin(self) -> None:
+        """Compile the first one of the tenant whose turn it is, unless one is being compiled."""
+        while self._running is None and self._waiting:
+            tenant, queue = next(iter(self._waiting.items()))
+            if not queue:
+                del self._waiting[tenant]
+                continue
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="structures")
+            self._running = wanted = queue.popleft()
+            wanted.work = asyncio.get_running_loop().run_in_executor(self._thread, self._make, wanted.kept)
+            wanted.work.add_done_callback(partial(self._end, wanted))
+            wanted.begun.set()
+
+    def _end(self, wanted: _Wanted, _: asyncio.Future[None]) -> None:
+        """One is compiled: its tenant is now the last of those who wait."""
+        if self._running is wanted:
+            self._running = None
+            self._waiting[wanted.kept.tenant] = self._waiting.pop(wanted.kept.tenant)
+            self._begin()
+
+    def _make(self, kept: _Kept) -> None:
+        """On the thread: nothing where another call for the same was before it."""
+        if kept.made is None:
+            kept.made = self._compile(kept.structure)
 
     def close(self) -> None:
         """Let the thread go when it has done what it is at; what is asked for later gets another one."""
+        self._waiting.clear()
+        self._running = None
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
-
-    def constraint(self, structure: Structure | None) -> Constraint | None:
-        """For an answer that begins; None without a structure. Compiles at once what is not kept: not for event loops.
-
-        Raises:
-            TurnoutError: INVALID_ARGUMENT.
-        """
-        return self._compiled(structure).clone() if structure is not None else None
 
     def _check(self) -> Callable[[], str]:
         if self._definition is None:
             raise invalid(FIELD, "this pool's tokenizer has no fast form, or no token that ends a text")
         return self._definition
 
-    def _compiled(self, structure: Structure) -> Constraint:
-        with self._lock:
-            found = self._kept.get(structure)
-            if found is not None:
-                self._kept.move_to_end(structure)
-        if found is None:
-            found = self._compile(structure)
-            with self._lock:
-                self._kept[structure] = found
-                while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-        if isinstance(found, TurnoutError):
-            raise TurnoutError(found.code, found.message, found.field)
-        return found
-
     def _compile(self, structure: Structure) -> Constraint | TurnoutError:
-        definition = self._check()
-        with self._making:
-            if self._compiler is None:
-                self._compiler = Compiler(Vocabulary(definition(), self._end_ids))
         try:
+            if self._compiler is None:
+                self._compiler = Compiler(Vocabulary(self._check()(), self._end_ids))
             return self._compiler.compile(structure)
         except TurnoutError as error:
             return error

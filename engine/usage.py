@@ -10,6 +10,7 @@ from decoding.drift import DRIFT
 from decoding.model import Model
 from decoding.sequence import Sequence as TokenSequence
 from engine.prepare import Prepared
+from engine.routing import Routing
 from engine.text import TextTokenizer
 from turnout.calls import TokenOut, Usage
 from turnout.cost import Meter, report
@@ -41,7 +42,7 @@ def usage_of(
     seconds: tuple[float, float],
     extra: Mapping[str, Any],
     notes: tuple[str, ...],
-    route: dict[str, Any] | None,
+    routing: Routing | None,
 ) -> Usage:
     """What a call took.
 
@@ -52,7 +53,7 @@ def usage_of(
         seconds: from the call's arrival to its first token, and to its end.
         extra: what its method left: parameters it ran with, drift.
         notes: for the person who reads the answer.
-        route: the routing decision, as it is shown.
+        routing: of the call, if it was routed.
     """
     plan, meter = prepared.plan, Meter()
     assert plan is not None
@@ -75,5 +76,6 @@ def usage_of(
         wall_s=wall_s,
         notes=notes,
         drift=extra.get(DRIFT),
-        route=route,
+        route=routing.shown(prepared.call.explain) if routing is not None else None,
+        router_drift=routing.drift if routing is not None else (),
     )

@@ -19,7 +19,6 @@ import uvloop
 
 from decoding.model import ModelPool
 from engine.pool import LocalPool
-from engine.prepare import AUTO
 from engine.routing import PoolRouting
 from experiments.arms import at_once
 from experiments.best_of_samples import Needed, needed
@@ -37,7 +36,7 @@ from training.router_runs import Question, questions, run_outcomes
 from training.router_samples import answered_by
 from training.router_targets import WhoIsRight
 from training.router_training import Recipe, read_prompts, split, train_probe
-from turnout.calls import ChatMessage, GenerateCall
+from turnout.calls import AUTO, ChatMessage, GenerateCall
 from turnout.config import PolicyChoice, RoutingConfig, TurnoutConfig
 from turnout.types import SamplingParams
 

@@ -98,14 +98,12 @@ def checkpoint_of(subject: str) -> Any:
     return words_model(VOCABULARIES[subject]) if subject in VOCABULARIES else SUBJECTS[subject]()
 
 
-def constraint_of(subject: str) -> Constraint:
+async def constraint_of(subject: str) -> Constraint:
     """The schema, compiled for a subject's vocabulary."""
     structure = Structure.model_validate({"json_schema": SCHEMA})
     if subject in VOCABULARIES:
         return Compiler(random_vocabulary(VOCABULARIES[subject])).compile(structure)
-    made = TextTokenizer(model_path(ModelConfig(path="demo:large"))).structures.constraint(structure)
-    assert made is not None
-    return made
+    return await TextTokenizer(model_path(ModelConfig(path="demo:large"))).structures.made(structure, tenant="bench")
 
 
 async def decode_speed(
@@ -140,7 +138,7 @@ async def decode(models: ModelPool, way: str, seq: Sequence) -> None:
 
 async def measure(subject: str, rounds: int, tokens: int) -> list[Speed]:
     """Both sides in turn, which goes first too; one warm-up round is thrown away."""
-    device, constraint = Device("cpu"), constraint_of(subject)
+    device, constraint = Device("cpu"), await constraint_of(subject)
     settings = ModelConfig(path=subject, kv_memory_bytes=512 << 20)
     plain = checkpoint_of(subject).to(torch.bfloat16).eval()
     made: dict[str, EngineModel] = {

@@ -9,6 +9,7 @@ from typing import Any
 from decoding.model import ModelPool, Request, Row, Want
 from decoding.parts import Part, PartChoice
 from router.decision import Decision
+from turnout.calls import DriftReading
 from turnout.config import POLICIES_PACKAGE
 from turnout.registry import MethodParams, load, validated
 from turnout.types import NO_LIMITS, RouteLimits
@@ -28,6 +29,7 @@ class Asked:
         prompt_text: the question as text: the prompt, or the last user message of a conversation.
         limits: what the caller set for cost, time and quality.
         row: what the small model says after the prompt; None until `read` was called.
+        drift: what the learned policies asked so far have seen of live requests, where they have seen enough.
         heeded: names of the limits that the policies asked so far have looked at; one that nobody heeds is refused.
     """
 
@@ -38,6 +40,7 @@ class Asked:
     prompt_text: str
     limits: RouteLimits = NO_LIMITS
     row: Row | None = None
+    drift: list[DriftReading] = field(default_factory=list)
     heeded: set[str] = field(default_factory=set)
 
     async def read(self, models: ModelPool) -> Row:

@@ -24,7 +24,8 @@ class Decision:
             several artifacts with "+".
         features: what it looked at.
         scores: what it predicted of each choice.
-        limits: what the scores were compared with.
+        limits: what the scores were compared with. Where a time was, `max_tokens` is the longest answer that the
+            decision holds for, in tokens.
         reason: one sentence for people.
         sampling: sampling parameters it sets instead of the caller's; `max_tokens` can only lower the caller's. Two
             are worked out from each request's own, so that a session's later requests get theirs:

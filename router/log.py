@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import queue
+from contextlib import suppress
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
@@ -30,8 +31,10 @@ class _Files(RotatingFileHandler):
     """A full disk costs entries, not requests, and is said once."""
 
     failed = False
+    lost = 0
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
+        self.lost += 1
         if not self.failed:
             self.failed = True
             log.warning("%s: cannot be written; entries are lost", self.baseFilename, exc_info=True)
@@ -86,8 +89,8 @@ class RouteLog:
 
     @property
     def num_dropped(self) -> int:
-        """Entries lost because they came faster than they could be written."""
-        return self._hand.dropped
+        """Entries lost: they came faster than they could be written, or the file could not be written."""
+        return self._hand.dropped + self._files.lost
 
     def write(self, entry: dict[str, Any]) -> None:
         """Hand an entry over; returns at once."""
@@ -98,7 +101,8 @@ class RouteLog:
         """Write what waits, and close the file; blocks for as long as that takes. What comes later is lost."""
         if not self._closed:
             self._closed = True
-            if self.num_dropped:
-                log.warning("%s: %d entries were lost because they came too fast", self.path, self.num_dropped)
             self._listener.stop()
-            self._files.close()
+            with suppress(OSError):  # what the disk has no room for was counted when its turn came
+                self._files.close()
+            if self.num_dropped:
+                log.warning("%s: %d entries were lost", self.path, self.num_dropped)

@@ -77,6 +77,9 @@ SERVICE = (
     Panel("Requests by tenant", "reqps", ((rate("tenant_requests", "tenant, outcome"), "{{tenant}} {{outcome}}"),)),
     Panel("Tokens by tenant", "tokens/s", ((rate("tenant_tokens", "tenant, kind"), "{{tenant}} {{kind}}"),)),
     Panel("Lines of batches", "short", (("sum by (state) (turnout_batch_lines)", "{{state}}"),)),
+    Panel("In the ingress", "short", (
+        ("turnout_ingress_requests", "{{state}}"), ("turnout_ingress_tasks", "tasks"),
+    ), "Requests whose bodies come, that run, that are refused late; records to be written; and all tasks."),
 )  # fmt: skip
 DRAFTING = rate("draft_seconds", "method")
 DECODING = (
@@ -90,9 +93,11 @@ DECODING = (
     Panel("Drafts accepted", "percentunit", (
         (share("accepted_draft_tokens", "draft_tokens", "method"), "{{method}}"),
     )),
-    Panel("Drafts accepted by tenant", "percentunit", (
-        (share("accepted_draft_tokens", "draft_tokens", "tenant"), "{{tenant}}"),
-    )),
+    Panel(
+        "Drafts accepted by tenant", "percentunit",
+        ((share("accepted_draft_tokens", "draft_tokens", "tenant"), "{{tenant}}"),),
+        "The first 32 tenants that drafted since the ingress began; other: the rest.",
+    ),
     Panel(
         "Acceptance by position", "percentunit",
         ((share("accepted_depth_rounds", "draft_depth_rounds", "method, depth"), "{{method}} {{depth}}"),),

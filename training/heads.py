@@ -46,7 +46,10 @@ class Frozen:
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[..., width] -> [..., vocab]."""
-        logits: torch.Tensor = self.output(states)
+        return self.capped(self.output(states))
+
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits within the model's bound, where it has one."""
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 

@@ -18,6 +18,7 @@ from turnout.types import NO_LIMITS, FinishReason, RouteLimits, SamplingParams, 
 CacheClass = Literal["exact", "lossy"]
 CACHE_CLASSES: tuple[CacheClass, ...] = ("exact", "lossy")
 Priority = Literal["interactive", "batch"]
+AUTO = "auto"  # instead of a method: the pool's routing
 
 
 def cache_class(given: str) -> CacheClass:
@@ -117,7 +118,8 @@ class GenerateCall:
             only what comes after it is sent.
         moved: what the replica that answered so far handed over; None where it could not.
         tells_decision: whether a routed answer begins with a `Decided`, so that the call can be made again.
-        decided: what was decided when the call was made before (`router.decision.Decision` as JSON); None: decide.
+        decided: what was decided when the call was made before, or for its session (`router.decision.Decision` as
+            JSON); None: decide.
         priority: "batch" gives way to every call that is "interactive", within a step.
         batch_id: the batch it belongs to, for records of use; "" without.
         key_id: which of the tenant's keys it came with; "" without.
@@ -175,22 +177,26 @@ class TokenOut:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """New output of answer `index`. Text may lag behind tokens (half a character, a possible stop string)."""
+    """New output of answer `index`. Text may lag behind tokens (half a character, a possible stop string).
+
+    `tool_calls` are what front ends read out of the end of an answer, and leave out of its text.
+    """
 
     index: int
     text: str
     tokens: tuple[TokenOut, ...]
     finish_reason: FinishReason | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DriftReading:
-    """How far what a pool's threshold sees is from what its calibration was made on.
+    """How far what a pool's threshold sees is from what its calibration, or its router, was made on.
 
     Attributes:
         calibration: the artifact's name.
         version: what it held.
-        index: population stability index over the last answers.
+        index: population stability index over the last answers, or the last requests routed.
         limit: beyond it there is drift.
         answers: how many were looked at.
     """
@@ -207,7 +213,8 @@ class Usage:
     """What the whole call used; the last event of a stream.
 
     `seed` reproduces the call; `ttft_s` and `wall_s` are seconds from arrival at the pool; `notes` say what was done
-    otherwise than asked, and which calibration set a parameter; `drift` is how far live answers are from it.
+    otherwise than asked, and which calibration set a parameter; `drift` is how far live answers are from it, and
+    `router_drift` how far live requests are from what the routers that decided were trained on; front ends count it.
     `queue_s` is the time it waited for a place in the pool before that, in seconds.
     `route` is the decision of a routed request (`router.decision.Decision`), without features, scores and limits
     unless the call asked for an explanation; None where the request was not routed.
@@ -229,6 +236,7 @@ class Usage:
     drift: DriftReading | None = None
     route: dict[str, Any] | None = None
     queue_s: float = 0.0
+    router_drift: tuple[DriftReading, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypedDict
 
 import grpc
@@ -27,10 +28,12 @@ from turnout.errors import Code, TurnoutError, invalid
 from turnout.proto import generation_pb2 as pb
 from turnout.registry import validated
 from turnout.structure import Structure
+from turnout.tools import Tool, ToolCall
 from turnout.types import FinishReason, TokenKind
 
 Prompt = str | Sequence[int]
-Messages = Iterable[ChatMessage | Mapping[str, str]]
+Messages = Iterable[ChatMessage | Mapping[str, Any]]
+TOOL_MODES = ("none", "auto", "required")
 SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
 PLAIN_OPTIONS = frozenset(
     {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "token_details"}
@@ -72,6 +75,8 @@ class Options(Sampling, total=False):
     `cache` is exact, or lossy: KV that was stored or reused with a loss may be used.
     `token_details` reports each token's entropy, and drafted tokens that were refused in its place.
     `structure` is what the answer's text must fit: one of json_schema, json_object (True), regex, grammar and choice.
+    With `messages`, `tools` are functions that the answer may call, as `Tool` or in OpenAI's form, and `tool_choice` is
+    none, auto, required or the name of the one that must be called.
     """
 
     model: str
@@ -85,6 +90,8 @@ class Options(Sampling, total=False):
     cache: CacheClass
     token_details: bool
     structure: Mapping[str, Any]
+    tools: Iterable[Tool | Mapping[str, Any]]
+    tool_choice: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,11 @@ class Result:
     def text(self) -> str:
         """Text of the first answer."""
         return self.choices[0].text
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """What the first answer asks for."""
+        return self.choices[0].tool_calls
 
     @property
     def tokens(self) -> tuple[TokenOut, ...]:
@@ -133,9 +145,23 @@ def generate_request(prompt: Prompt | None, messages: Messages | None, options: 
     if messages is not None:
         request.chat.SetInParent()
         for message in messages:
-            turn = message if isinstance(message, ChatMessage) else ChatMessage(message["role"], message["content"])
-            request.chat.messages.add(role=turn.role, content=turn.content)
+            _assign("messages", request.chat, {"messages": [_turn(message)]})
     return request
+
+
+def _turn(message: ChatMessage | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(message, ChatMessage):
+        return asdict(message)
+    calls = [{"id": each.get("id"), **each["function"]} for each in message.get("tool_calls") or ()]
+    return {**{name: message.get(name) for name in ("role", "content", "tool_call_id")}, "tool_calls": calls}
+
+
+def _tool(tool: Tool | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(tool, Tool):
+        return asdict(tool)
+    function = tool["function"]
+    made = {name: function.get(name) for name in ("name", "description")}
+    return {**made, "parameters": json.dumps(function.get("parameters") or {})}
 
 
 def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
@@ -148,13 +174,17 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
         _assign(name, request.limits, dict(value))
     elif name == "structure":
         _set_structure(request.structure, value)
+    elif name == "tools":
+        _assign(name, request.chat, {"tools": [_tool(each) for each in value]})
+    elif name == "tool_choice":
+        _assign(name, request.chat.tool_choice, {"mode" if value in TOOL_MODES else "name": value})
     elif name in PLAIN_OPTIONS:
         _assign(name, request, {name: value})
     elif name in SAMPLING_FIELDS:
         value = (value,) if name == "stop" and isinstance(value, str) else value
         _assign(f"sampling.{name}", request.sampling, {name: value})
     else:
-        allowed = sorted({*SAMPLING_FIELDS, *PLAIN_OPTIONS, "limits", "params", "structure"})
+        allowed = sorted({*SAMPLING_FIELDS, *PLAIN_OPTIONS, "limits", "params", "structure", "tools", "tool_choice"})
         raise invalid(name, f"unknown; allowed here: {', '.join(allowed)}")
 
 
@@ -190,16 +220,19 @@ def _text_or_ids(value: Prompt) -> pb.TextOrIds:
 
 def chunk(message: pb.Choice | pb.ChoiceDelta) -> Chunk:
     """A choice, or a part of one."""
-    reason = pb.FinishReason.Name(message.finish_reason).removeprefix("FINISH_REASON_")
+    calls = tuple(ToolCall(each.id, each.name, each.arguments) for each in message.tool_calls)
+    reason = "STOP" if calls else pb.FinishReason.Name(message.finish_reason).removeprefix("FINISH_REASON_")
     return Chunk(
         index=message.index,
         text=message.text,
         tokens=tuple(_token(token) for token in message.tokens),
         finish_reason=None if reason == "UNSPECIFIED" else FinishReason[reason],
+        tool_calls=calls,
     )
 
 
 def _token(message: pb.TokenInfo) -> TokenOut:
+    raws = {message.id: message.raw, **{top.id: top.raw for top in message.top}}
     kind = pb.TokenKind.Name(message.kind).removeprefix("TOKEN_KIND_")
     return TokenOut(
         id=message.id,
@@ -210,6 +243,7 @@ def _token(message: pb.TokenInfo) -> TokenOut:
         entropy_bits=message.entropy_bits if message.HasField("entropy_bits") else None,
         top=tuple((top.id, top.text, top.logprob) for top in message.top),
         rejected=tuple(message.rejected),
+        broken=tuple((token_id, raw) for token_id, raw in raws.items() if raw),
     )
 
 

@@ -113,7 +113,7 @@ class PolicyChoice(Section):
 
 
 class StickyConfig(Section):
-    """How long a session keeps its first decision; each replica remembers the sessions it has seen."""
+    """How long a session keeps its first decision, on every replica."""
 
     seconds: Annotated[float, Field(gt=0, description="since the session's last request, seconds")] = 600.0
     max_sessions: Annotated[

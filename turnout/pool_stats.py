@@ -129,6 +129,7 @@ class PoolStats:
         waiting: operations waiting for a forward pass.
         shadows: shadows of routing that wait or run.
         shadows_dropped: shadows that were not finished, since the pool was loaded.
+        log_dropped: entries that the route log lost, since then.
         cache: what its prefix stores did; None: it has none.
         members: its models, one by one.
         waiting_s: time that the waiting operations will take the models, one after the other, by forecast, in seconds.
@@ -151,6 +152,7 @@ class PoolStats:
     step_seconds: dict[str, float]
     shadows: int = 0
     shadows_dropped: int = 0
+    log_dropped: int = 0
     cache: CacheStats | None = None
     members: tuple[MemberStats, ...] = ()
     waiting_s: float = 0.0

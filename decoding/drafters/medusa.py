@@ -14,7 +14,9 @@ from decoding.artifacts import Artifact, ArtifactName
 from decoding.drafters._heads import HeadDrafter, HeadParams
 from decoding.drafters.base import Candidates, Room
 from decoding.heads import MedusaHeads
+from decoding.logits import History
 from decoding.model import Row, Want
+from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 
@@ -120,8 +122,11 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
         """The draft, and what the first head says."""
         depth = min(room.depth, len(self._accuracies))
         shape = grow_rank_tree(self._accuracies[:depth], room.nodes)
-        states = self.head(hidden)[:depth]
-        rows = await model.read(seq, states, [()] * depth, self.reads, normed=True)
+        if self.head.outputs is None:
+            rows = await model.read(seq, self.head(hidden)[:depth], [()] * depth, self.reads, normed=True)
+        else:
+            logits = self.head.logits(hidden)[:depth, : model.vocab_size]
+            rows = read(logits, [History(seq)] * depth, [self.reads] * depth)
         return shape.fill([[token for token, _ in row.top] for row in rows], model.name), rows[0]
 
 

@@ -44,7 +44,8 @@ class TypicalVerifier(Verifier):
 
     def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
         """See `Verifier.judge`."""
-        path = self._longest(draft, [probs_of(row) for row in rows], begins=not seq.generated)
+        nodes = rows[: len(draft) + 1]  # what a drafter had fed along comes after them
+        path = self._longest(draft, [probs_of(row) for row in nodes], begins=not seq.generated)
         tokens = [
             emitted(draft.tokens[node], rows[draft.parents[node] + 1], draft.source, TokenKind.ACCEPTED)
             for node in path

@@ -157,6 +157,15 @@ class Admission:
         ticket.account.held -= ticket.charged
         self._books.ended(ticket, outcome)
 
+    def held(self) -> dict[str, int]:
+        """What there is of requests just now: bodies being read, requests running, records not written."""
+        accounts = self._accounts.values()
+        return {
+            "reading": sum(each.reading.total() for each in accounts),
+            "running": sum(each.running.total() for each in accounts),
+            "recording": self._books.num_waiting,
+        }
+
     def left(self, tenant: str, limits: TenantLimits) -> dict[str, float]:
         """What is left of each of a tenant's limits just now."""
         account, now = self._accounts.get(tenant, Account()), self._clock()

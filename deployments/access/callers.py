@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -73,13 +74,14 @@ class Callers:
 
     def __init__(self, config: AccessConfig | None = None, poll_s: float = POLL_S) -> None:
         self.config = config
+        self._last: _Directory | None = None
+        self._changed: deque[str] = deque()
         self._file: Watched[_Directory] | None = None
         self._signed: SignedTokens | None = None
         if config is not None and config.jwt is not None:
             self._signed = SignedTokens(config.jwt, poll_s)
         if config is not None and config.tenants_file is not None:
-            path = Path(config.tenants_file).expanduser()
-            self._file = Watched(path, lambda at: _Directory.of(read_tenants(at)), poll_s)
+            self._file = Watched(Path(config.tenants_file).expanduser(), self._read, poll_s)
 
     def of(self, authorization: str | None, priority: str | None = None) -> Caller:
         """The caller with these credentials.
@@ -121,6 +123,16 @@ class Callers:
             return tenant == EVERYBODY
         return tenant == self.config.anonymous or (self._file is not None and tenant in self._file.value.tenants)
 
+    def changed(self) -> set[str]:
+        """Names of tenants that the file has lost or gained since this was last asked; another one may have the name.
+
+        A tenant none of whose keys is left is another one.
+        """
+        found = set()
+        while self._changed:
+            found.add(self._changed.popleft())
+        return found
+
     def all_limits(self) -> dict[str, TenantLimits]:
         """The tenants of the file; without a file, none are known."""
         if self._file is None:
@@ -146,6 +158,14 @@ class Callers:
         for each in (self._file, self._signed):
             if each is not None:
                 each.close()
+
+    def _read(self, path: Path) -> _Directory:
+        """The file as it is now; runs in the thread that looks at it."""
+        found = _Directory.of(read_tenants(path))
+        if self._last is not None:
+            self._changed += sorted(_others(self._last.tenants, found.tenants))
+        self._last = found
+        return found
 
     def _known(self, authorization: str | None, config: AccessConfig) -> tuple[str, str]:
         """Tenant and key."""
@@ -184,6 +204,16 @@ class Callers:
         if fault is not None:
             raise TurnoutError(Code.PERMISSION_DENIED, fault.message, fault.field)
         return tenant.limits
+
+
+def _others(before: Mapping[str, Tenant], now: Mapping[str, Tenant]) -> set[str]:
+    """Names that do not stand for the tenant they stood for."""
+    found = before.keys() ^ now.keys()
+    for name in before.keys() & now.keys():
+        ids, left = ({record.id for record in tenant.keys} for tenant in (before[name], now[name]))
+        if ids and not ids & left:
+            found.add(name)
+    return found
 
 
 def _allowed(asked: str | None, limits: TenantLimits) -> Priority:

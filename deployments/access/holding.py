@@ -29,6 +29,11 @@ class Holding:
         self._told: dict[str, float] = {}  # until when, by tenant
         self._num_held = 0
 
+    @property
+    def num_held(self) -> int:
+        """Refusals that wait."""
+        return self._num_held
+
     async def hold(self, tenant: str, error: TurnoutError) -> None:
         """Return when a refusal may be answered: at once, where the tenant was not told to wait just before."""
         if error.code is not Code.RESOURCE_EXHAUSTED:

@@ -76,6 +76,11 @@ class Books:
         self._thread = threading.Thread(target=self._watch, name="usage of others", daemon=True)
         self._thread.start()
 
+    @property
+    def num_waiting(self) -> int:
+        """Records that are not written yet, those of running requests included."""
+        return 0 if self._records is None else self._records.num_waiting
+
     def promise(self) -> None:
         """Keep room for one record; `ended` follows.
 

@@ -13,13 +13,13 @@ from deployments.batches.inputs import Fault
 from deployments.batches.lines import Line
 from router.allocation import allocate, marginals
 from router.policies.adaptive_best_of import AdaptiveBestOfParams
+from turnout.calls import AUTO
 from turnout.config import PolicyChoice, RoutingConfig, TurnoutConfig
 from turnout.errors import invalid
 from turnout.registry import validated
 
 GIVEN = ("artifact", "model", "most", "rerank", "temperature")
 PROMPT_FIELDS = ("model", "messages", "prompt", "tools", "tool_choice")
-AUTO = "auto"
 
 
 def best_of_params(average: float, given: Mapping[str, Any]) -> AdaptiveBestOfParams:

@@ -89,7 +89,7 @@ def _add_files(routes: APIRouter, store: BatchStore) -> None:
 
     @routes.post("/v1/files")
     async def upload(request: Request, caller: CallerOf) -> Response:
-        form = await _form(request, store.config.max_file_bytes)
+        form = await _form(request, caller.tenant, store.config.max_file_bytes)
         try:
             purpose, file = form.get("purpose"), form.get("file")
             if purpose != "batch":
@@ -134,7 +134,7 @@ def _add_files(routes: APIRouter, store: BatchStore) -> None:
 def _add_batches(routes: APIRouter, store: BatchStore) -> None:
     @routes.post("/v1/batches")
     async def create(request: Request, caller: CallerOf) -> Response:
-        wanted = _new_batch(await _body(request))
+        wanted = _new_batch(await _body(request, caller.tenant))
         await asyncio.to_thread(store.file, caller.tenant, wanted.input_file_id)
         now = int(time.time())
         record = BatchRecord(
@@ -196,11 +196,11 @@ def _page(found: Sequence[Any], after: str | None, limit: int, shown: Any) -> di
     return {"object": "list", "data": data, **ends, "has_more": len(found) > limit}
 
 
-async def _form(request: Request, max_file_bytes: int) -> Any:
+async def _form(request: Request, tenant: str, max_file_bytes: int) -> Any:
     """The parts of a form; files lie on disk, and no more is read than may come.
 
     Raises:
-        TurnoutError: INVALID_ARGUMENT: too large.
+        HTTPException, TurnoutError: see `Bodies.in_time`; INVALID_ARGUMENT: too large.
     """
     left = max_file_bytes + FORM_BYTES
     too_large = invalid("file", f"must have at most {max_file_bytes} bytes")
@@ -215,15 +215,17 @@ async def _form(request: Request, max_file_bytes: int) -> Any:
             raise too_large
         return message
 
-    return await Request(request.scope, receive).form(max_files=1, max_fields=16)
+    async with request.app.state.bodies.in_time(tenant, left):
+        return await Request(request.scope, receive).form(max_files=1, max_fields=16)
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _body(request: Request, tenant: str) -> dict[str, Any]:
     data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > MAX_BODY_BYTES:
-            raise invalid("body", f"at most {MAX_BODY_BYTES} bytes")
+    async with request.app.state.bodies.in_time(tenant, MAX_BODY_BYTES):
+        async for piece in request.stream():
+            data += piece
+            if len(data) > MAX_BODY_BYTES:
+                raise invalid("body", f"at most {MAX_BODY_BYTES} bytes")
     values = read_json(bytes(data))
     # Elsewhere it changes nothing and is dropped; here it is kept and shown.
     return values | {name: given for name, given in json.loads(data).items() if name == "metadata"}

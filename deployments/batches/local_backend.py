@@ -64,6 +64,10 @@ class LocalBackend:
         """A prompt as token ids and as text."""
         return _value(await self._replica.tokens(prompt))
 
+    async def forget(self, tenant: str) -> None:
+        """Drop what was learned of a tenant's texts."""
+        await self._replica.forget(tenant)
+
 
 def _value(answer: T | Failure) -> T:
     if isinstance(answer, Failure):

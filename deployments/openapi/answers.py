@@ -115,10 +115,11 @@ class TopText(Answer):
 
 
 class TokenDetails(Answer):
-    """A token with its provenance, where `decoding.tokens` asked for it."""
+    """A token with its provenance, where `decoding.tokens` asked for it; `bytes` where it is a part of a character."""
 
     id: int
     text: str
+    bytes: list[int] | None
     source: str
     kind: Literal["decoded", "accepted", "recovered", "bonus"]
     entropy_bits: float | None

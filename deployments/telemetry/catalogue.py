@@ -1,7 +1,7 @@
 """Every metric by name, with its unit and labels: what is counted, and what the documentation says of it.
 
 Labels have few values: models, pools, methods, codes and fields that exist, depths up to a bound, tenants of
-the tenants file. No caller can make up a time series.
+the tenants file; of drafts, only so many tenants. No caller can make up a time series.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ PAPER = _counter(
 FLOPS = _counter("cost_flops", "2 x parameters x tokens processed; way: spent, large_only.", "model", "way")
 WALL_S = _counter("cost_wall_seconds", "Time of answering; way: spent, large_only (an estimate).", "model", "way")
 DRIFT = _gauge(
-    "entropy_drift",
-    "Population stability index of what calibrated thresholds were compared with in the last answers.",
-    "model", "calibration",
+    "drift",
+    "Population stability index of what the thresholds of a calibration or a router were compared with of late.",
+    "model", "artifact",
 )  # fmt: skip
-DRIFT_LIMIT = _gauge("entropy_drift_limit", "Index beyond which to calibrate again.", "model", "calibration")
+DRIFT_LIMIT = _gauge("drift_limit", "Index beyond which to calibrate, or train the router, again.", "model", "artifact")
 TENANT_REQUESTS = _counter(
     "tenant_requests", "Finished requests of a tenant of the tenants file; all others: other.", "tenant", "outcome"
 )
@@ -109,6 +109,13 @@ TENANT_TOKENS = _counter("tenant_tokens", "Its tokens; kind: prompt, cached, com
 BATCH_LINES = _gauge(
     "batch_lines", "Lines of the batches that are worked on; state: waiting, running, done, failed.", "state"
 )
+INGRESS = _gauge(
+    "ingress_requests",
+    "What the ingress holds: bodies it reads, requests that run, refusals it answers late, records it has to write; "
+    "state: reading, running, refused, recording. Where nobody is limited or recorded, none are counted.",
+    "state",
+)
+INGRESS_TASKS = _gauge("ingress_tasks", "Tasks of the ingress' event loop; they stay few where nobody asks.")
 ACCESS_FAULTS = _gauge(
     "access_faults", "Files of tenants and of keys, and tenants in them, that are not used as they are now."
 )
@@ -116,7 +123,7 @@ ACCESS_FAULTS = _gauge(
 COUNTED = (
     REQUESTS, REFUSALS, REQUEST_S, QUEUE_S, TTFT_S, TPOT_S, GOOD, MISSED, GENERATED, WORK, FORWARDS, PROMPT, CACHED,
     COMPLETION, LARGE, SWITCHES, DRAFTED, ACCEPTED, EMITTED, ROUNDS, DRAFT_S, VERIFY_S, REACHED, KEPT, PAPER, FLOPS,
-    WALL_S, DRIFT, DRIFT_LIMIT, TENANT_REQUESTS, TENANT_TOKENS, BATCH_LINES, ACCESS_FAULTS,
+    WALL_S, DRIFT, DRIFT_LIMIT, TENANT_REQUESTS, TENANT_TOKENS, BATCH_LINES, INGRESS, INGRESS_TASKS, ACCESS_FAULTS,
 )  # fmt: skip
 
 # Read from the replicas of each pool when somebody asks.
@@ -137,12 +144,14 @@ STEP_S = _gauge("model_step_seconds", "Recent time of one decode step, of the sl
 RESTARTS = _counter("model_restarts", "Restarts of the model's actor.", "pool", "model")
 SHADOWS = _gauge("shadows", "Shadows of routing that wait or run.", "pool")
 SHADOWS_DROPPED = _counter("shadows_dropped", "Shadows that were not finished.", "pool")
+LOG_DROPPED = _counter("route_log_dropped", "Entries that the route log lost: too many at once, or no disk.", "pool")
 AUDITS = _counter("audits", "Audited answers; result: equal, tie, mismatch, dropped, failed.", "pool", "result")
 AUDIT_TOKENS = _counter("audit_tokens", "Tokens that audits looked at.", "pool")
 
 READ = (
     POOL_UP, REPLICAS, LEAST_REPLICAS, MOST_REPLICAS, REPLICA_STARTS, RUNNING, BATCH_RUNNING, WAITING, WAITING_S,
-    TOKEN_RATE, KV_BLOCKS, SEQUENCES, WAITING_TOKENS, STEP_S, RESTARTS, SHADOWS, SHADOWS_DROPPED, AUDITS, AUDIT_TOKENS,
+    TOKEN_RATE, KV_BLOCKS, SEQUENCES, WAITING_TOKENS, STEP_S, RESTARTS, SHADOWS, SHADOWS_DROPPED, LOG_DROPPED, AUDITS,
+    AUDIT_TOKENS,
 )  # fmt: skip
 
 # Of pools with a prefix store.

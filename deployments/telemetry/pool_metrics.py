@@ -110,7 +110,10 @@ def _blocks(member: MemberStats) -> Iterator[tuple[str, float]]:
 
 def _counts(pool: str, stats: PoolStats) -> Values:
     """What a replica has counted since it began, by metric and labels."""
-    found: Values = {(of.SHADOWS_DROPPED.name, pool): stats.shadows_dropped}
+    found: Values = {
+        (of.SHADOWS_DROPPED.name, pool): stats.shadows_dropped,
+        (of.LOG_DROPPED.name, pool): stats.log_dropped,
+    }
     for member in stats.members:
         key = (of.RESTARTS.name, pool, member.model)
         found[key] = found.get(key, 0.0) + member.restarts

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from engine.fingerprint import content_digests, numerics_class
-from engine.prepare import AUTO
 from experiments import machine
 from experiments.grid.bench import Job
 from experiments.grid.cells import LIKELIHOOD, Cell
@@ -27,6 +26,7 @@ from experiments.grid.spec import ExperimentSpec, MethodAxis, PolicyAxis, StopRu
 from experiments.grid.store import Store
 from experiments.speculation.contenders import PLAIN, contenders
 from router.base import policy_class
+from turnout.calls import AUTO
 from turnout.config import ModelConfig, TurnoutConfig, artifacts_path, model_path
 from turnout.errors import invalid, not_found
 from turnout.registry import all_methods, get_method, validated

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from decoding.drift import population_stability
 from router.difficulty.curve import quantile
+from turnout.calls import DriftReading
 
 log = logging.getLogger(__name__)
 
@@ -23,24 +24,25 @@ class GainDrift:
 
     Args:
         gains: evenly spaced quantiles of the held-out prompts' predicted gains.
-        version: of the artifact, for the log.
+        name: of the artifact.
+        version: of it.
         window: requests.
     """
 
-    def __init__(self, gains: Sequence[float], version: str, window: int = WINDOW) -> None:
+    def __init__(self, gains: Sequence[float], name: str, version: str, window: int = WINDOW) -> None:
         self._edges = [quantile(gains, place / BINS) for place in range(1, BINS)]
         # Counted, not a tenth each: predictions may be tied, and a tie falls into one bin.
         self._expected = [count / len(gains) for count in self._count(self._place(gain) for gain in gains)]
+        self._name = name
         self._version = version
         self._seen: deque[int] = deque(maxlen=window)
         self._drifted = False
 
-    def add(self, gain: float) -> float | None:
+    def add(self, gain: float) -> DriftReading | None:
         """Take the next request's predicted gain; logs when the window leaves the calibrated range and comes back.
 
         Returns:
-            The window's population stability index where it is beyond `LIMIT`; None where all is well, and until the
-            window is full.
+            The window's reading; None until it is full.
         """
         self._seen.append(self._place(gain))
         if len(self._seen) < (self._seen.maxlen or 0):
@@ -49,11 +51,11 @@ class GainDrift:
         if (index > LIMIT) != self._drifted:
             self._drifted = index > LIMIT
             log.warning(
-                "predicted gains have %s what router version %s was trained on: stability index %.3f over the last %d"
-                " requests, at most %.1f is expected",
-                "left" if self._drifted else "come back to", self._version, index, len(self._seen), LIMIT,
+                "predicted gains have %s what router %s (version %s) was trained on: stability index %.3f over the last"
+                " %d requests, at most %.1f is expected",
+                "left" if self._drifted else "come back to", self._name, self._version, index, len(self._seen), LIMIT,
             )  # fmt: skip
-        return index if self._drifted else None
+        return DriftReading(self._name, self._version, index, LIMIT, len(self._seen))
 
     def _place(self, gain: float) -> int:
         return bisect_left(self._edges, gain)

@@ -131,6 +131,9 @@ class BudgetPolicy(RoutingPolicy):
         else:
             best = min(ways, key=lambda way: way.excess(limits))
             reason = f"no way keeps every limit; this one exceeds them least, by {best.excess(limits):.1%}"
+        if "max_latency_s" in limits:
+            # A way that was found quick enough for a short answer says nothing about a longer one.
+            limits["max_tokens"] = float(max_tokens)
         scores = {"cost": best.cost, "quality": best.quality}
         if best.latency_s is not None:
             scores["latency_s"] = best.latency_s

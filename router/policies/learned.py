@@ -87,7 +87,8 @@ class LearnedPolicy(RoutingPolicy):
     def _load(self, artifact: Artifact) -> _Loaded:
         """Raises TurnoutError: OUT_OF_RANGE: the artifact's curve does not reach the target."""
         curve = RouterCurve.of(artifact)
-        return _Loaded(Probe.load(artifact), self._threshold(curve), GainDrift(curve.gains, artifact.version))
+        drift = GainDrift(curve.gains, self.params.artifact, artifact.version)
+        return _Loaded(Probe.load(artifact), self._threshold(curve), drift)
 
     def check(self, models: ModelPool) -> None:
         """Open the artifact, and find the threshold.
@@ -122,10 +123,12 @@ class LearnedPolicy(RoutingPolicy):
         limits = {"gain_from": loaded.threshold}
         drift = loaded.drift.add(scores["gain"])
         if drift is not None:
-            asked.request.notes.append(
-                f"predicted gains have left what router {self.params.artifact}, version {version}, was trained on:"
-                f" stability index {drift:.2f}"
-            )
+            asked.drift.append(drift)
+            if drift.index > drift.limit:
+                asked.request.notes.append(
+                    f"predicted gains have left what router {self.params.artifact}, version {version}, was trained on:"
+                    f" stability index {drift.index:.2f}"
+                )
         side, reason = _side(scores, limits, asked, models)
         outer = Outer(self.name, version, features, reason, limits)
         decision = await follow(getattr(self.params, side), self._inner[side], outer, asked, models)

@@ -222,3 +222,22 @@ async def test_an_answer_goes_on_when_the_target_begins_anew(
     supervisor.open(line)
     reply = await going
     assert reply.ids == expected.ids
+
+
+async def test_what_was_learned_of_a_tenant_is_forgotten_beside_the_models_too(
+    pools: tuple[LocalPool, RemotePool],
+) -> None:
+    for pool in pools:
+
+        async def drafts(tenant: str, pool: Any = pool) -> tuple[int, int, int]:
+            options = {"tenant": tenant, "max_tokens": 40, "ignore_eos": True, "temperature": 0.0}
+            reply = await ask(pool, [5, 6, 7], "speculative", {"drafter": "token_recycling"}, **options)
+            meter = reply.usage.speculation
+            return meter.rounds, meter.draft_tokens, meter.accepted_tokens
+
+        new, learned = [await drafts("former") for _ in range(2)]
+        assert new != learned
+        assert await drafts("other") == new
+        pool.forget("former")
+        assert await drafts("former") == new
+        assert await drafts("other") == learned

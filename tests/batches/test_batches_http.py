@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from deployments.batches.store import BatchStore
+from deployments.bodies import MOST_SLOW, Bodies
 from tests.batches.house import House, begin, content, ended, jsonl, line
 from tests.deployments.test_metrics import values
 from turnout.calls import GenerateCall
@@ -262,6 +265,34 @@ async def test_limits_of_files(tmp_path: Path) -> None:
             await client.files.create(file=("a", b"x"), purpose="batch")
         kept = list((tmp_path / "batches").glob("*/files/*"))
         assert len(kept) == 4, "what was refused has left something"
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+async def test_bodies_that_come_slowly_are_given_up_and_a_tenant_has_only_so_many(house: House, path: str) -> None:
+    """They hold places of the ingress as those of generations do, and are counted with them."""
+    never = asyncio.Event()
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b"--b\r\n"
+        await never.wait()
+
+    transport = httpx.ASGITransport(house.app)
+    headers = {"Authorization": "Bearer one", "Content-Type": "multipart/form-data; boundary=b"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+        house.app.state.bodies = Bodies(100, slow_s=0.0, most_s=0.05)
+        late = await asyncio.wait_for(client.post(path, content=half()), 10)
+        assert (late.status_code, late.json()["error"]["message"]) == (
+            408,
+            f"POST {path}: body: not whole after 0.05 s",
+        )
+        house.app.state.bodies = Bodies(100, slow_s=0.0, most_s=60.0)
+        many = [asyncio.create_task(client.post(path, content=half())) for _ in range(MOST_SLOW // 2 + 1)]
+        [refused], rest = await asyncio.wait(many, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        assert (refused.result().status_code, len(rest)) == (429, MOST_SLOW // 2)
+        for each in rest:
+            each.cancel()
+        await asyncio.wait(rest)
+    assert house.app.state.bodies.slow == {}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_calibration_is_measured_written_and_used(run: Any, folder: Path, conf
     assert sorted(path.name for path in kept.iterdir()) == ["mine.report.json", "mine.safetensors"]
     assert report == json.loads((kept / "mine.report.json").read_text(encoding="utf-8"))
     artifact = Artifact.load(kept / "mine.safetensors")
-    assert (artifact.kind, artifact.version) == ("switch_calibration", report["version"])
+    assert (artifact.kind, artifact.version) == ("calibration", report["version"])
     assert artifact.settings["target"] == {"large_share": 0.2}
     assert artifact.settings["basis"]["measure"] == "agreement"
     assert len(report["wall"]) == len(report["points"]) >= 4

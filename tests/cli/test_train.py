@@ -79,13 +79,13 @@ def test_a_length_policy_is_trained_for_a_pair(run: Any, config: Path, kind: str
     assert "pool: 'nobody' is not known; available: p" in refused.err
 
 
-@pytest.mark.parametrize("kind", ["medusa", "redrafter"])
-def test_a_head_is_trained_saved_and_measured(run: Any, config: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "more"), [("medusa", ()), ("medusa", ("--own-matrices",)), ("redrafter", ())])
+def test_a_head_is_trained_saved_and_measured(run: Any, config: Path, kind: str, more: tuple[str, ...]) -> None:
     folder = config.parent
     out = folder / "heads" / "mine.safetensors"
     prompts = ("--config", str(config), "--prompts", str(folder / "questions.txt"))
     depth = {"medusa": "--heads", "redrafter": "--ahead"}[kind]
-    arguments = ("train", kind, "--out", str(out), *prompts, *COMMON, depth, "2")
+    arguments = ("train", kind, "--out", str(out), *prompts, *COMMON, depth, "2", *more)
     result = run(*arguments)
     assert result.code == 0, result.err
     report = json.loads(result.out)
@@ -95,6 +95,7 @@ def test_a_head_is_trained_saved_and_measured(run: Any, config: Path, kind: str)
     artifact = Artifact.load(out)
     assert (artifact.kind, list(artifact.models)) == (kind, ["large"])
     assert artifact.settings["accuracies"] == report["rank_accuracies"]
+    assert ("outputs.1.weight" in artifact.tensors) == bool(more)
 
     again = run(*arguments)  # everything is there already: nothing is trained, and the outcome is the same
     assert json.loads(again.out) == report

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import ray
 from ray import serve
@@ -31,6 +32,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
         deploy(config, load_pool)
         at = config.server
         made = Site(f"http://{at.http_host}:{at.http_port}", f"127.0.0.1:{at.grpc_port}", config, keys)
+        assert len(httpx.get(f"{made.url}/v1/models", timeout=60).json()["data"]) > 4, "each pool is asked"
+        made.assert_idle()
         yield made
         wanted = request.config.getoption(OPTION)
         if wanted is not None and not request.session.testsfailed:

@@ -21,7 +21,13 @@ KNOWN: dict[str, Any] = {
     "turnout.v1.GenerateRequest.model": st.sampled_from(["demo", "small", "large", "slow"]),
     "turnout.v1.ScoreRequest.model": st.sampled_from(["demo", "small", "large"]),
     "turnout.v1.GenerateRequest.method": st.sampled_from(["", "plain", "speculative", "entropy_adaptive", "auto"]),
-    "turnout.v1.ChatMessage.role": st.sampled_from(["system", "user", "assistant"]),
+    "turnout.v1.ChatMessage.role": st.sampled_from(["system", "user", "assistant", "tool"]),
+    "turnout.v1.ToolCall.name": st.sampled_from(["f", "a b"]),
+    "turnout.v1.ToolCall.arguments": st.sampled_from(["{}", '{"a": 1}', "["]),
+    "turnout.v1.Tool.name": st.sampled_from(["f", "g", "a b"]),
+    "turnout.v1.Tool.parameters": st.sampled_from(["", "{}", '{"type": "array"}', '{"properties": {"a": {}}}', "["]),
+    "turnout.v1.ToolChoice.mode": st.sampled_from(["none", "auto", "required", "x"]),
+    "turnout.v1.ToolChoice.name": st.sampled_from(["f", "h"]),
     "turnout.v1.GenerateRequest.deadline_s": st.sampled_from([0.05, 1.0, 20.0]),
     "turnout.v1.GenerateRequest.cache": st.sampled_from(["", "exact", "lossy"]),
     "turnout.v1.GenerateRequest.prompt": st.sampled_from(["fast", "1+1=", "a b c"]),
@@ -73,7 +79,7 @@ def _aimed(message: Message, aim: str, sampling: dict[str, Any]) -> Message:
             if aim != "named" and not each.text:
                 each.token_ids.ids[:] = [abs(token) % 1024 for token in each.token_ids.ids] or [7]
         return message
-    if not message.prompt:
+    if not message.prompt and not message.chat.messages:
         message.prompt = "1+1="
     if aim != "named":
         message.sampling.CopyFrom(pb.Sampling(**sampling))

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.access.keys import make_key
 from deployments.access.tenants_file import Tenant, Tenants, write_tenants
+from deployments.metrics import INGRESS_STATES
 from deployments.pool_deployment import Pool, load_engine
 from tests.deployments.conftest import free_port
 from tests.deployments.fake_pool import FakePool
@@ -25,6 +27,7 @@ from turnout.errors import Code, TurnoutError
 CLIENTS = ("python", "node")
 # Requests without a key are this tenant's.
 EVERYBODY = "everybody"
+FEW_TASKS = 24  # that come and go: of Serve, of the batches, of the question itself
 TEMPLATE = (
     "{% if tools %}<|system|>{{ tools | tojson }}{% endif %}"
     "{% for message in messages %}"
@@ -122,6 +125,7 @@ class Site:
     config: TurnoutConfig
     keys: dict[str, str]
     report: dict[str, Any] = field(default_factory=dict)
+    tasks_at_rest: int = 0
 
     def held(self) -> dict[str, tuple[int, int, int]]:
         """By pool: requests, batch requests and used blocks of all replicas."""
@@ -132,10 +136,20 @@ class Site:
             for name, stats in answer["pools"].items()
         }
 
+    def in_ingress(self) -> dict[str, int]:
+        """What the ingress holds of requests, by state, and its tasks beyond those it had at rest and a few."""
+        text = httpx.get(f"{self.url}/metrics", timeout=30).text
+        samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+        held = {each.labels["state"]: int(each.value) for each in samples if each.name == "turnout_ingress_requests"}
+        assert set(held) == set(INGRESS_STATES)
+        [tasks] = [int(each.value) for each in samples if each.name == "turnout_ingress_tasks"]
+        self.tasks_at_rest = self.tasks_at_rest or tasks
+        return {**held, "tasks": max(tasks - self.tasks_at_rest - FEW_TASKS, 0)}
+
     def assert_idle(self, timeout_s: float = 20.0) -> None:
-        """Nothing is left in any pool, and the server says that it is well."""
+        """Nothing is left in any pool, nor in the ingress, and the server says that it is well."""
         until = time.monotonic() + timeout_s
-        while any(any(held) for held in self.held().values()):
-            assert time.monotonic() < until, self.held()
+        while any(any(held) for held in self.held().values()) or any(self.in_ingress().values()):
+            assert time.monotonic() < until, (self.held(), self.in_ingress())
             time.sleep(0.05)
         assert httpx.get(f"{self.url}/healthz", timeout=30).json() == {"status": "ok"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from decoding.heads import MedusaHeads, RecurrentHead
 from decoding.length_heads import AcceptanceHead, ContinueHead, Head
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.selectors.base import PACKAGE as SELECTORS
+from decoding.step_heads import StateHead
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from tests.decoding.head_models import save_head
 from turnout.registry import load, names
@@ -37,23 +38,34 @@ LENGTH_HEADS: dict[str, tuple[Callable[[], Head], dict[str, Any]]] = {
 }
 
 
+# And for verifiers, which read the target.
+JUDGES: dict[str, tuple[Callable[[], Head], dict[str, Any]]] = {"judge": (lambda: StateHead(WIDTH), {})}
+# Lossy verifiers whose law at temperature 0 is plain greedy decoding, with the parameters that make it so.
+AS_GREEDY: dict[str, dict[str, Any]] = {"typical": {}, "near_best": {"candidates": 1}, "judge": {"threshold": 1.0}}
+# Those that keep other tokens even then as they come, and why.
+OTHER_TOKENS = {
+    "near_best": "a token stays that is among the three most probable ones and nearly as probable as the best",
+    "judge": "a token stays that the head approves of",
+}
+
+
 def parts(package: str) -> dict[str, Any]:
     """Classes by name; what needs something trained that nobody makes here is left out: its own tests train it."""
     found = {name: load(package, name, "part").PART for name in names(package)}
-    made = {*HEADS, *LENGTH_HEADS, "rasd_heads"}  # the last one asks medusa's heads
+    made = {*HEADS, *LENGTH_HEADS, *JUDGES, "rasd_heads"}  # the last one asks medusa's heads
     return {name: part for name, part in found.items() if "artifact" not in part.Params.model_fields or name in made}
 
 
 def make_artifacts(folder: Path, digests: dict[str, str]) -> None:
     """Random heads for the small and the large model with these digests."""
-    for kind, (make, settings) in {**HEADS, **LENGTH_HEADS}.items():
+    for kind, (make, settings) in {**HEADS, **LENGTH_HEADS, **JUDGES}.items():
         torch.manual_seed(3)
         head = make()
         for each in head.parameters():
             if each.ndim > 1:
                 torch.nn.init.normal_(each, std=0.1)
         artifact = save_head(folder, kind, head, digests["large"], **settings)
-        if kind in LENGTH_HEADS:
+        if kind in LENGTH_HEADS or kind in JUDGES:
             tensors = dict(head.state_dict())
             replace(artifact, models=digests, tensors=tensors).save(folder / f"{kind}.safetensors")
 
@@ -63,15 +75,16 @@ ALL_LENGTHS = parts(LENGTHS)
 ALL_SELECTORS = parts(SELECTORS)
 ALL_VERIFIERS = parts(VERIFIERS)
 LOSSLESS = {name: part for name, part in ALL_VERIFIERS.items() if part.lossless}
+LOSSY = {name: part for name, part in ALL_VERIFIERS.items() if not part.lossless}
 
 
-def fitting() -> list[tuple[str, str, str]]:
-    """Every drafter, length policy and lossless verifier that fit each other."""
+def fitting(verifiers: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Every drafter, length policy and one of the verifiers that fit each other."""
     return [
         (drafter, length, verifier)
         for drafter, made in ALL_DRAFTERS.items()
         for length, policy in ALL_LENGTHS.items()
-        for verifier, judge in LOSSLESS.items()
+        for verifier, judge in verifiers.items()
         if made.kinds & set(judge.accepts) and (made.stepwise or not policy.stepwise)
         if made.beside == "small" or length not in LENGTH_HEADS
     ]

@@ -20,7 +20,10 @@ from tests.conformance.parts import (
     ALL_DRAFTERS,
     ALL_LENGTHS,
     ALL_SELECTORS,
+    AS_GREEDY,
     LOSSLESS,
+    LOSSY,
+    OTHER_TOKENS,
     VOCAB,
     WIDTH,
     fitting,
@@ -40,7 +43,9 @@ SAMPLED = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.3}
 # What keeps a policy drafting that would rather not, by what it knows of this machine's times.
 KEEN = {"abstains": False, "probe": 1}
 TIMED = {"smartspec"}
-FITTING = fitting()
+FITTING = fitting(LOSSLESS)
+GREEDY_ONLY = fitting(LOSSY)
+ARMS = ("model_chain", "model_tree", "medusa")  # that every verifier is tried with in the default suite
 Plain = dict[tuple[bool, int], list[list[int]]]
 # What the default suite runs: every drafter with every verifier, every policy and every selector with something, and
 # every drafter that asks at each token with a policy that answers by what it sees.
@@ -49,6 +54,7 @@ FEW = [
     for d, length, v in FITTING
     if length == "fixed" or (length, v) == ("svip", "rejection") or (d, v) == ("model_chain", "match")
 ]
+FEW_GREEDY = [(d, length, v) for d, length, v in GREEDY_ONLY if length == "fixed" and (v == "typical" or d in ARMS)]
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +139,13 @@ async def check(pool: ModelPool, plain: Plain, choices: list[dict[str, Any]], gr
 
 
 def choice(drafter: str, length: str, verifier: str) -> dict[str, Any]:
-    """These parts; a policy that would rather not draft is told to."""
+    """These parts; a policy that would rather not draft is told to, a lossy verifier to be greedy where all is."""
     keen = {name: value for name, value in KEEN.items() if name in ALL_LENGTHS[length].Params.model_fields}
-    return {"drafter": drafter, "length": {"name": length, **keen}, "verifier": verifier}
+    judge = {"name": verifier, **AS_GREEDY.get(verifier, {})}
+    return {"drafter": drafter, "length": {"name": length, **keen}, "verifier": judge}
 
 
-@pytest.mark.parametrize(("drafter", "length", "verifier"), FEW, ids=str)
+@pytest.mark.parametrize(("drafter", "length", "verifier"), [*FEW, *FEW_GREEDY], ids=str)
 async def test_greedy_text(pool: ModelPool, plain: Any, drafter: str, length: str, verifier: str) -> None:
     assert await check(pool, plain, [choice(drafter, length, verifier)], greedy=True) > 0
 
@@ -165,7 +172,7 @@ async def test_selectors_among_drafters(pool: ModelPool, plain: Any, selector: s
 
 
 @pytest.mark.exactness
-@pytest.mark.parametrize(("drafter", "length", "verifier"), FITTING, ids=str)
+@pytest.mark.parametrize(("drafter", "length", "verifier"), [*FITTING, *GREEDY_ONLY], ids=str)
 async def test_greedy_text_of_every_combination(
     pool: ModelPool, plain: Any, drafter: str, length: str, verifier: str
 ) -> None:
@@ -178,7 +185,20 @@ async def test_seeded_text_of_every_combination(pool: ModelPool, plain: Any, dra
     assert await check(pool, plain, [choice(drafter, length, "match")], greedy=False, count=PROMPTS) > 0
 
 
+@pytest.mark.parametrize("verifier", list(OTHER_TOKENS))
+async def test_greedy_text_is_another_one_where_a_verifier_keeps_other_tokens(
+    pool: ModelPool, plain: Plain, verifier: str
+) -> None:
+    await check(pool, plain, [choice("model_chain", "fixed", verifier)], greedy=True)
+    kept = [
+        seq.tokens for seq in await answers(pool, [{"drafter": "model_chain", "verifier": verifier}], GREEDY, FEWER)
+    ]
+    assert kept != plain[True, FEWER]
+
+
 async def test_nothing_is_left_out() -> None:
+    assert {verifier for _, _, verifier in FEW_GREEDY} == set(LOSSY) == set(AS_GREEDY)
+    assert {verifier for verifier, params in AS_GREEDY.items() if params} == set(OTHER_TOKENS)
     assert {drafter for drafter, _, _ in FEW} == set(ALL_DRAFTERS)
     assert {length for _, length, _ in FEW} == set(ALL_LENGTHS)
     assert {verifier for _, _, verifier in FEW} == set(LOSSLESS)

@@ -178,7 +178,7 @@ async def test_a_default_goes_on_with_the_last_calibration_that_fitted(models, s
         ({"quality": 0.99}, "quality", "reachable: 0.600 to 0.960"),
         ({"calibration": "yours"}, "calibration", "'yours' is not known; available: mine"),
         ({"calibration": "other_pair"}, "calibration", "was made for the large model with digest elsewhere"),
-        ({"calibration": "other_kind"}, "calibration", "is of the kind 'disco'; 'switch_calibration' is needed"),
+        ({"calibration": "other_kind"}, "calibration", "is of the kind 'disco'; 'calibration' is needed"),
         ({"calibration": "other_method"}, "calibration", "was made for the method 'sentence_lead', not"),
         ({"calibration": "other_shape"}, "calibration", "is no calibration that this version can read (points)"),
         ({"calibration": "pointless"}, "calibration", "is no calibration: points has no two entries"),

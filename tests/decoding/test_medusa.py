@@ -141,18 +141,19 @@ def engine():
     return engine_model(random_model(llama_config(vocab_size=64, eos_token_id=1, pad_token_id=0), 3, 0.2))
 
 
-def random_heads(width):
+def random_heads(width, vocab_size=0):
     torch.manual_seed(5)
-    heads = MedusaHeads(width, 4)
+    heads = MedusaHeads(width, 4, vocab_size=vocab_size)
     for each in heads.parameters():
         torch.nn.init.normal_(each, std=0.3)
     return heads
 
 
+@pytest.mark.parametrize("vocab_size", [0, 64])
 @pytest.mark.parametrize("chain", [False, True])
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {}, {"temperature": 0.7, "top_p": 0.9}], ids=str)
-async def test_random_heads_leave_the_answer_as_it_is(engine, tmp_path, chain, sampling):
-    save_head(tmp_path, "medusa", random_heads(64), engine.digest, accuracies=certain(4, 10))
+async def test_random_heads_leave_the_answer_as_it_is(engine, tmp_path, chain, sampling, vocab_size):
+    save_head(tmp_path, "medusa", random_heads(64, vocab_size), engine.digest, accuracies=certain(4, 10))
     models = pool_of(engine, tmp_path)
     drafter = {"drafter": {"name": "medusa", "chain": chain}}
     for seed in range(6):
@@ -173,6 +174,25 @@ async def test_the_engine_reads_heads_through_the_models_own_matrix(engine, tmp_
     drafter.observe(engine, seq, DraftTree.empty("m"), Verdict((), (), [row]))
     tree = await engine.propose(seq, drafter, Room(1, 3), FixedLength())
     assert list(tree.tokens) == [token for token, _ in row.top]
+    engine.release(seq)
+
+
+async def test_matrices_of_the_heads_own_are_read_in_place_of_the_models(engine, tmp_path):
+    """With twelve rows more than the model has tokens, for which nothing is drafted however probable they are."""
+    heads = MedusaHeads(64, 2, vocab_size=64 + 12)
+    with torch.no_grad():
+        for output in heads.outputs:
+            torch.nn.init.normal_(output.weight, generator=torch.Generator().manual_seed(1))
+            output.weight[64:] *= 100.0
+    save_head(tmp_path, "medusa", heads, engine.digest, accuracies=[[0.5, 0.3, 0.2]] * 2)
+    drafter = MedusaDrafter()
+    drafter.check(pool_of(engine, tmp_path))
+    seq = Sequence([5, 6, 7], SamplingParams(max_tokens=20), 0)
+    [row] = await engine.extend(seq, want=drafter.want)
+    drafter.observe(engine, seq, DraftTree.empty("m"), Verdict((), (), [row]))
+    tree = await engine.propose(seq, drafter, Room(1, 3), FixedLength())
+    logits = heads.outputs[0].weight.detach().half().float() @ row.hidden[-1].float()
+    assert list(tree.tokens) == logits[:64].topk(3).indices.tolist()
     engine.release(seq)
 
 

@@ -48,6 +48,9 @@ class InProcessBackend:
     async def tokens(self, prompt: str | tuple[int, ...]) -> Any:
         return _open(await self.replica.tokens(prompt))
 
+    async def forget(self, tenant: str) -> None:
+        await self.replica.forget(tenant)
+
 
 def _open(value: Any) -> Any:
     if isinstance(value, Failure):

@@ -129,6 +129,10 @@ class ScriptedPool:
         """See `engine.endpoint.Endpoint.send_away`."""
         return self.places.send_away(count)
 
+    def forget(self, tenant: str) -> None:
+        """See `engine.endpoint.Endpoint.forget`."""
+        (self.folder / f"forgot-{tenant}-{os.getpid()}").touch()
+
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         await self._obey(dict(word.split("=", 1) for word in str(call.prompt).split() if "=" in word), 0, "")
         token = TokenOut(1, "x", f"pid {os.getpid()}", TokenKind.DECODED, -0.5)

@@ -152,7 +152,8 @@ def served_pool(
         settings = config.pools[name]
         sleeps = settings.autoscaling is not None and settings.autoscaling.min_replicas == 0
         handle = serve.get_deployment_handle(f"pool-{name}", app)
-        pool.backend = RemoteBackend(name, handle, routed=routed, sleeps=sleeps)
+        sticky = settings.routing.sticky if settings.routing is not None else None
+        pool.backend = RemoteBackend(name, handle, routed=routed, sticky=sticky, sleeps=sleeps)
         yield pool
     finally:
         serve.delete(app, _blocking=False)

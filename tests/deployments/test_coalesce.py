@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from deployments import coalesce as coalescing
 from deployments.backend import merge
 from deployments.coalesce import Pace, coalesce
 from turnout.calls import Chunk, TokenOut
+from turnout.message_size import units
 from turnout.types import FinishReason, TokenKind
 
 
@@ -70,6 +72,18 @@ async def test_nothing_is_lost_or_reordered_for_a_slow_reader() -> None:
             texts[part.index] += part.text
         await asyncio.sleep(0)
     assert texts == {1: "acegi", 0: "bdfhj"}
+
+
+async def test_what_nobody_took_for_a_while_comes_in_parts_that_fit_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coalescing, "PART_UNITS", units(6, 0))
+    source = Source()
+    batches = coalesce(source.events(), lambda: 3600.0)
+    source.put(chunk("a"))
+    texts = [(await anext(batches))[0]]
+    source.put(*(chunk(2 * letter) for letter in "bcdefg"), chunk(9 * "x"), chunk("z", last=True), None)
+    texts += [part async for batch in batches for part in batch]
+    assert [part.text for part in texts] == ["a", "bbccdd", "eeffgg", 9 * "x", "z"], "one event stays whole"
+    assert texts[-1].finish_reason is FinishReason.STOP
 
 
 async def test_an_error_comes_after_what_was_written_before_it() -> None:

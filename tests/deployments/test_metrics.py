@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.metrics import Metrics, Times
+from deployments.metrics import DEEPEST, MOST_DRAFTING, OTHER, Metrics, Times
 from deployments.openai_format import usage_object
 from deployments.telemetry.catalogue import ALL, COUNTED, READ
 from deployments.telemetry.growing import MOST_PROCESSES, Growing
@@ -34,7 +34,7 @@ USAGE = Usage(
 MEMBER = MemberStats("large", 2, 30, 50, 100, 3, 40, 0.02, "here", 1)
 POOL = PoolStats(
     4, 2, 30, 50, 100, 3, 12.5, {}, shadows=1, shadows_dropped=2, members=(MEMBER,), waiting_s=0.7, place="a pid 1",
-    batch_requests=5, audit=AuditStats(equal=6, ties=1, mismatches=0, dropped=2, failed=0, tokens=70),
+    batch_requests=5, log_dropped=7, audit=AuditStats(equal=6, ties=1, mismatches=0, dropped=2, failed=0, tokens=70),
 )  # fmt: skip
 
 
@@ -145,6 +145,31 @@ def test_only_known_tenants_have_series_of_their_own() -> None:
     assert {labels[-1] for labels in found["turnout_draft_tokens_total"]} == {"acme", "other"}
 
 
+def test_a_thousand_tenants_make_a_bounded_number_of_series() -> None:
+    """Whatever they draft, and however deep; what no series of its own tells is in those of all others."""
+    tenants, methods, depth = 1000, ("speculative", "pearl", "cascade"), DEEPEST + 5
+    drafts = SpeculationMeter(2, 2 * depth, 2 * depth, depth, [2] * depth, [1] * depth, 0.1, 0.1)
+    metrics = Metrics()
+    metrics.known_tenant = lambda name: name.startswith("t")
+    for number in range(tenants):
+        for method in methods:
+            metrics.finished("demo", "OK", f"t{number}")
+            metrics.used("demo", f"t{number}", replace(USAGE, method=method, speculation=drafts))
+    found = values(metrics)
+    per_tenant = len(methods) * (DEEPEST + 1)
+    for name, series in found.items():
+        by_depth = name.startswith(("turnout_draft_depth_rounds", "turnout_accepted_depth_rounds"))
+        most = (MOST_DRAFTING + 1) * per_tenant if by_depth else 3 * tenants
+        assert len(series) <= most, name
+    for name in ("draft_rounds", "draft_seconds", "draft_depth_rounds", "accepted_depth_rounds"):
+        assert len({labels[-1] for labels in found[f"turnout_{name}_total"]}) == MOST_DRAFTING + 1
+    rounds = found["turnout_draft_rounds_total"]
+    assert sum(rounds.values()) == 2 * tenants * len(methods)
+    assert rounds["pearl", OTHER] == 2 * (tenants - MOST_DRAFTING)
+    assert rounds["pearl", "t0"] == 2, "its own series stays its own"
+    assert len(found["turnout_tenant_requests_total"]) == tenants
+
+
 @pytest.mark.parametrize(
     ("error", "field"),
     [
@@ -178,6 +203,7 @@ def test_pools_tell_what_they_hold() -> None:
     audits = {result: count for (_, result), count in found["turnout_audits_total"].items()}
     assert audits == {"equal": 12, "tie": 2, "mismatch": 0, "dropped": 4, "failed": 0}
     assert found["turnout_replica_starts_total"] == {("demo",): 2}
+    assert found["turnout_route_log_dropped_total"] == {("demo",): 14}
     metrics.stores({})
     assert values(metrics)["turnout_pool_up"] == {("demo",): 0}
     assert values(metrics)["turnout_pool_replicas"] == {("demo",): 2}, "of old: nobody said otherwise"

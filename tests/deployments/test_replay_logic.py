@@ -20,8 +20,9 @@ from deployments.replay import FEW, MAX_LOSSES, Attempts, Lane, LostError, Repla
 from tests.deployments.scripted_pool import ScriptedPool, expected, scripted_config, usage_of
 from tests.deployments.served_pool import call, read, read_one
 from turnout.calls import Chunk, Decided, Delivered, Failure, GenerateCall, Moved, Regained, TokenOut, Usage
+from turnout.config import StickyConfig
 from turnout.errors import Code, Interrupted, TurnoutError
-from turnout.types import FinishReason, TokenKind
+from turnout.types import FinishReason, RouteLimits, TokenKind
 
 GONE = ActorUnavailableError("gone", ActorID.from_random().binary())
 Script = Callable[[GenerateCall], AsyncIterator[Batch]]
@@ -85,9 +86,20 @@ async def answers(asked: GenerateCall) -> AsyncIterator[Batch]:
         yield (event,)
 
 
-def backend(*scripts: Script, routed: bool = False) -> tuple[RemoteBackend, Handle]:
+def decides(arm: str) -> Script:
+    """A replica that decides in its own way about what comes without a decision."""
+    decision = {"method": "plain", "params": {}, "policy": "test", "version": "0", "arm": arm}
+
+    async def script(asked: GenerateCall) -> AsyncIterator[Batch]:
+        async for batch in answers(replace(asked, decided=asked.decided or decision)):
+            yield batch
+
+    return script
+
+
+def backend(*scripts: Script, routed: bool = False, sticky: StickyConfig | None = None) -> tuple[RemoteBackend, Handle]:
     handle = Handle(*scripts)
-    return RemoteBackend("p", handle, routed=routed), handle
+    return RemoteBackend("p", handle, routed=routed, sticky=sticky), handle
 
 
 def first_tokens(count: int, seed: int = 5, salt: str = "") -> Chunk:
@@ -289,6 +301,27 @@ async def test_a_routed_call_keeps_its_first_decision() -> None:
     assert got.ids == expected(5, 5, salt="the first")
     assert handle.calls[0].tells_decision
     assert handle.calls[1].decided == decision
+
+
+async def test_a_session_takes_its_decision_along_to_whichever_replica_is_next() -> None:
+    remote, handle = backend(*(decides(arm) for arm in "abcdefgh"), routed=True, sticky=StickyConfig())
+
+    async def arm(request_id: str, **changes: Any) -> str:
+        got = await read_one(remote, call("step=0", request_id, max_tokens=3, **changes))
+        [found] = [each for each in "abcdefgh" if got.ids == expected(5, 3, salt=each)]
+        return found
+
+    assert [await arm(name, session="s") for name in ("r0", "r1")] == ["a", "a"]
+    first, second = (each.decided for each in handle.calls)
+    assert first is None
+    assert second is not None
+    assert (second["kept_from"], second["reason"]) == ("r0", "the session keeps what was decided for request r0: ")
+    others: list[dict[str, Any]] = [
+        {"session": "t"}, {"session": "s", "tenant": "u"}, {"session": "s", "limits": RouteLimits(quality=0.5)},
+        {"session": "s", "method": "plain"}, {"session": "s", "model": "small"}, {},
+    ]  # fmt: skip
+    assert [await arm("r2", **changes) for changes in others] == list("cdefgh")
+    assert [each.decided for each in handle.calls[2:]] == [None] * len(others)
 
 
 async def everybody() -> None:

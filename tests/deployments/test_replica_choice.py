@@ -329,6 +329,19 @@ async def test_sessions_keep_their_replica_where_they_stick() -> None:
     assert len(homes) == 4
 
 
+async def test_no_tenant_makes_the_sessions_of_another_one_lose_their_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_choice, "MAX_SESSIONS", 4)
+    known = replicas({}, {}, {}, {})
+    made = router(known, sticky=True)
+    mine = call(LONG, session="s", tenant="b")
+    usual = await chosen(made, known, mine)
+    home = next(each for each in known if each is not usual)
+    made.on_request_routed(SimpleNamespace(args=[mine]), home.replica_id, None)
+    for place in range(5):
+        made.on_request_routed(SimpleNamespace(args=[call("x", session=f"s{place}")]), usual.replica_id, None)
+    assert (await chosen(made, known, mine)) is home
+
+
 def test_the_router_travels_by_value() -> None:
     assert cloudpickle.loads(cloudpickle.dumps(PrefixRouter)).__name__ == "PrefixRouter"
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from deployments.service import parse_sampling
-from tests.deployments.in_process import make_service
-from turnout.calls import ChatMessage, GenerateCall, ScoreCall, Usage
+import deployments.service
+from deployments.backend import Batch
+from deployments.service import MAX_COMPLETIONS, parse_sampling
+from tests.deployments.in_process import InProcessBackend, make_service
+from turnout.calls import ChatMessage, Chunk, GenerateCall, ScoreCall, Usage
 from turnout.errors import Code, TurnoutError
+from turnout.message_size import units
 from turnout.types import SamplingParams
 
 
@@ -36,6 +39,35 @@ async def test_the_first_token_does_not_wait_for_the_second() -> None:
 async def test_choices_come_back_in_order() -> None:
     answer = await make_service().generate(call(sampling=SamplingParams(max_tokens=3, n=3)))
     assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "abc"), (1, "abc"), (2, "abc")]
+
+
+async def test_an_answer_that_may_be_too_much_for_one_message_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = units(4 * 20, 5) - 1
+    asked = []
+
+    async def complete(self: InProcessBackend, call: GenerateCall) -> Batch:
+        asked.append(call.sampling.n)
+        answer = await complete_all(self, call)
+        if sum(units(len(chunk.tokens), 5) for chunk in answer if isinstance(chunk, Chunk)) > most:
+            raise RuntimeError("a message of more than 64 MiB")  # as gRPC says between replicas, when all is done
+        return answer
+
+    complete_all = InProcessBackend.complete
+    monkeypatch.setattr(InProcessBackend, "complete", complete)
+    monkeypatch.setattr(deployments.service, "MOST_UNITS", most)
+    service = make_service()
+    for n in (3, 4):
+        answer = await service.generate(call("fast", sampling=SamplingParams(max_tokens=20, n=n, logprobs=5)))
+        assert [len(choice.tokens) for choice in answer.choices] == [20] * n
+    assert asked == [3], "small ones come at once"
+
+
+async def test_only_so_many_completions_are_scored_at_once() -> None:
+    service = make_service()
+    assert len(await service.score(ScoreCall("r", "demo", "a", ("b",) * MAX_COMPLETIONS))) == MAX_COMPLETIONS
+    with pytest.raises(TurnoutError, match=f"completions: at most {MAX_COMPLETIONS} at once") as refused:
+        await service.score(ScoreCall("r", "demo", "a", ("b",) * (MAX_COMPLETIONS + 1)))
+    assert refused.value.code is Code.INVALID_ARGUMENT
 
 
 async def test_an_empty_model_means_the_only_pool() -> None:

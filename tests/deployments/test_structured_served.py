@@ -92,3 +92,17 @@ def test_a_structure_over_grpc(server: RunningServer) -> None:
             client.generate("x", model="real", structure={"json_schema": False})
         assert refused.value.code is Code.INVALID_ARGUMENT
         assert refused.value.field == "structure"
+
+
+def test_a_tool_call_over_grpc(server: RunningServer) -> None:
+    asked: Any = {"messages": [{"role": "user", "content": "tool"}], "tools": TOOLS, "max_tokens": len(TOOL_CALL)}
+    with Client(server.grpc_address) as client:
+        whole = client.generate(model="demo", **asked)
+        with client.stream(model="demo", **asked) as stream:
+            chunks = list(stream)
+        said = "".join(chunk.text for chunk in chunks)
+        for text, [call] in ((whole.text, whole.tool_calls), (said, chunks[-1].tool_calls)):
+            assert (text, call.name, json.loads(call.arguments)) == ("Let me see.\n", "weather", {"city": "Bern"})
+        with pytest.raises(TurnoutError, match="no place for tools") as refused:
+            client.generate(model="real", **asked)
+        assert refused.value.field == "chat.tools"

@@ -43,8 +43,8 @@ def body(**more: Any) -> dict[str, Any]:
 async def test_a_choice_has_its_tokens(http: httpx.AsyncClient) -> None:
     choice = (await http.post("/v1/completions", json=body())).json()["choices"][0]
     assert choice["turnout"]["tokens"][1] == {
-        "id": ord("b"), "text": "b", "source": "large", "kind": "accepted", "entropy_bits": 1.25, "logprob": -0.5,
-        "top": [{"text": "b", "logprob": -0.5}], "rejected": [],
+        "id": ord("b"), "text": "b", "bytes": None, "source": "large", "kind": "accepted", "entropy_bits": 1.25,
+        "logprob": -0.5, "top": [{"text": "b", "logprob": -0.5}], "rejected": [],
     }  # fmt: skip
     assert choice["text"] == "abcd"
     assert choice["logprobs"]["tokens"] == list("abcd")
@@ -72,6 +72,8 @@ def test_bytes_of_tokens_that_are_parts_of_characters(tmp_path: Path) -> None:
     assert bytes(byte for each in told for byte in each["bytes"]).decode() == said
     other = bytes(byte for each in told for byte in each["top_logprobs"][1]["bytes"])
     assert other == bytes(reversed(said.encode()))
+    detailed = [token_object(part) for part in parts]
+    assert bytes(byte for each in detailed for byte in each["bytes"]).decode() == said
     tops = CompletionFormat().choice(Chunk(0, said, tuple(parts)), True)["logprobs"]["top_logprobs"]
     assert tops == [{"\ufffd": -0.5}] * len(ids), "the likeliest of those with one text"
 
@@ -94,6 +96,7 @@ def test_details_survive_the_grpc_wire() -> None:
 
 def test_a_token_as_json_holds_all_of_it() -> None:
     assert json.loads(json.dumps(token_object(DETAILED))) == {
-        "id": 7, "text": "x", "source": "large", "kind": "recovered", "entropy_bits": 1.25, "logprob": -0.5,
-        "top": [{"text": "x", "logprob": -0.5}, {"text": "y", "logprob": -2.0}], "rejected": ["a", "<b>"],
+        "id": 7, "text": "x", "bytes": None, "source": "large", "kind": "recovered", "entropy_bits": 1.25,
+        "logprob": -0.5, "top": [{"text": "x", "logprob": -0.5}, {"text": "y", "logprob": -2.0}],
+        "rejected": ["a", "<b>"],
     }  # fmt: skip

@@ -132,6 +132,10 @@ async def test_drift_reaches_the_answer(pair_folder: Path, artifacts: Path, monk
     replies = [await ask_auto(pool, long, max_tokens=1) for _ in range(20)]
     assert [bool(reply.usage.notes) for reply in replies] == [False] * 19 + [True]
     assert "predicted gains have left what router router, version" in replies[-1].usage.notes[0]
+    assert [len(reply.usage.router_drift) for reply in replies] == [0] * 19 + [1]
+    [reading] = replies[-1].usage.router_drift
+    assert (reading.calibration, reading.answers) == ("router", 20)
+    assert reading.index > reading.limit
     await pool.close()
 
 

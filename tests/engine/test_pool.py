@@ -23,6 +23,7 @@ from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.calls import ChatMessage, ScoreCall, Usage
 from turnout.config import PoolConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError
+from turnout.message_size import MOST_UNITS, units
 from turnout.registry import MethodInfo, MethodParams
 from turnout.types import FinishReason
 
@@ -238,6 +239,18 @@ async def test_bad_score_calls_are_refused_by_field(pool: LocalPool, field: str,
     with pytest.raises(TurnoutError) as caught:
         await pool.score(call)
     assert caught.value.field == field
+
+
+async def test_more_scores_than_one_answer_can_carry_are_refused_before_they_are_computed(pool: LocalPool) -> None:
+    def call(number: int) -> ScoreCall:
+        return ScoreCall("s", "pair", "a", (tuple([70] * 256),) * number, top=20)
+
+    most = MOST_UNITS // units(256, 20)
+    with pytest.raises(TurnoutError, match=f"completions: {256 * (most + 1)} tokens; at most 47662 at once") as refused:
+        await pool.score(call(most + 1))
+    assert (refused.value.code, refused.value.field) == (Code.OUT_OF_RANGE, "completions")
+    prompt, completions = await scored_ids(call(most), pool.tokenizer, 256, 512)
+    assert (len(prompt), len(completions)) == (1, most)
 
 
 def stub(run: Any) -> MethodInfo:

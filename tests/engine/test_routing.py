@@ -218,6 +218,14 @@ async def test_the_log_has_every_request_and_no_text_unless_configured(opened: O
             assert (first["answers"], first["request"]["prompt"]) == ([reply.text], "secret")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+async def test_entries_that_the_log_loses_are_told_with_what_the_pool_holds(opened: Opened) -> None:
+    pool = opened({"policy": STATIC, "log": {"path": "/dev/full"}})
+    await ask_auto(pool)
+    await pool.close()
+    assert pool.stats().log_dropped == 1
+
+
 async def test_a_call_that_goes_on_elsewhere_is_logged_there(opened: Opened, tmp_path: Path) -> None:
     path = tmp_path / "route.jsonl"
     pool = opened({"policy": STATIC, "log": {"path": str(path)}})

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,23 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 
 def schema(value: Any) -> Structure:
     return Structure.model_validate({"json_schema": value})
+
+
+def compiled_by(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event | None = None, begun: threading.Event | None = None
+) -> list[str]:
+    """What is compiled from now on, in order; the first one waits for the gate."""
+    compile_one, compiled = Structures._compile, list[str]()
+
+    def counted(self: Structures, structure: Structure) -> Any:
+        compiled.append(structure.value)
+        if begun is not None and gate is not None:
+            begun.set()
+            gate.wait(30)
+        return compile_one(self, structure)
+
+    monkeypatch.setattr(Structures, "_compile", counted)
+    return compiled
 
 
 def made_schemas() -> list[dict[str, Any]]:
@@ -205,8 +223,6 @@ async def test_a_method_that_puts_in_words_is_refused(pool: LocalPool) -> None:
 
 
 async def test_a_slow_structure_is_given_up_and_nobody_waits(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     made = pool.tokenizer.structures
     gate, begun = threading.Event(), threading.Event()
     compile_one = Structures._compile
@@ -234,11 +250,62 @@ async def test_a_slow_structure_is_given_up_and_nobody_waits(pool: LocalPool, mo
     assert len(made) >= 1
 
 
-async def test_the_latest_structures_are_kept(pool: LocalPool) -> None:
-    made = pool.tokenizer.structures
+async def test_the_latest_structures_are_kept_and_a_tenant_pushes_out_its_own(
+    pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, compiled = pool.tokenizer.structures, compiled_by(monkeypatch)
+
+    async def answered(tenant: str, value: str) -> str:
+        call = call_of("x", structure=Structure(kind="regex", value=value))
+        return (await answer(pool, replace(call, tenant=tenant))).text
+
+    assert [await answered("quiet", f"q{number}") for number in range(3)] == ["q0", "q1", "q2"]
     for number in range(KEPT + 5):
-        assert (await ask(pool, "x", structure=Structure(kind="regex", value=f"{number}x"))).text == f"{number}x"
+        assert await answered("loud", f"{number}x") == f"{number}x"
     assert len(made) == KEPT
+    compiled.clear()
+    assert await answered("quiet", "q0") == "q0"
+    assert await answered("loud", f"{KEPT + 4}x") == f"{KEPT + 4}x"
+    assert compiled == []
+    assert await answered("loud", "q0") == "q0"
+    assert compiled == ["q0"], "what others asked for is not found: how fast it is there would tell of it"
+
+
+async def test_tenants_take_turns(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that asks for many new structures is no wall for the next; who gives up leaves the queue."""
+    gate, begun = threading.Event(), threading.Event()
+    compiled = compiled_by(monkeypatch, gate, begun)
+    structures = pool.tokenizer.structures
+
+    def wanted(tenant: str, value: str) -> asyncio.Task[Any]:
+        return asyncio.create_task(structures.made(Structure(kind="regex", value=value), tenant))
+
+    many = [wanted("loud", f"loud{number}") for number in range(6)]
+    assert await asyncio.to_thread(begun.wait, 10)
+    others = [wanted("b", "b0"), wanted("b", "b1"), wanted("c", "c0"), wanted("gone", "gone")]
+    await asyncio.sleep(0)
+    many[2].cancel()
+    others[-1].cancel()
+    await asyncio.wait((many[2], others[-1]))
+    gate.set()
+    await asyncio.gather(*many[:2], *many[3:], *others[:-1])
+    assert compiled == ["loud0", "b0", "c0", "loud1", "b1", "loud3", "loud4", "loud5"]
+
+
+async def test_a_fault_of_a_compiler_is_its_callers_alone(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_one = Structures._compile
+
+    def faulty(self: Structures, structure: Structure) -> Any:
+        if structure.value == "faulty":
+            raise MemoryError("made by the test")
+        return compile_one(self, structure)
+
+    monkeypatch.setattr(Structures, "_compile", faulty)
+    asked = [ask(pool, "x", structure=Structure(kind="regex", value=value)) for value in ("faulty", "after")]
+    first, second = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(first, MemoryError)
+    assert not isinstance(second, BaseException)
+    assert second.text == "after"
 
 
 async def test_a_turn_that_comes_late_still_has_its_whole_time(

@@ -93,7 +93,7 @@ async def test_a_bad_replacement_changes_nothing_and_a_bad_first_one_is_refused(
 
 async def test_an_artifact_of_another_pair_is_refused_at_start(pair_folder: Path, tmp_path: Path) -> None:
     models = {"small": "another", "large": "another"}
-    Artifact("switch_calibration", "test", {}, models, {}).save(tmp_path / "curve.safetensors")
+    Artifact("calibration", "test", {}, models, {}).save(tmp_path / "curve.safetensors")
     for name, says in (("curve", "was made for the large model"), ("none", "is not known; available: curve")):
         policy = {"name": "budget", "params": {"calibrations": [name]}}
         with pytest.raises(TurnoutError, match=says) as caught:

@@ -72,8 +72,8 @@ def audits(minutes: int = 400, **values: str) -> dict[str, str]:
 
 
 def drift(index: float) -> dict[str, str]:
-    labels = '{model="m",calibration="c"}'
-    return {f"turnout_entropy_drift{labels}": f"{index}x60", f"turnout_entropy_drift_limit{labels}": "0.25x60"}
+    labels = '{model="m",artifact="c"}'
+    return {f"turnout_drift{labels}": f"{index}x60", f"turnout_drift_limit{labels}": "0.25x60"}
 
 
 def one(series: str, fault: str, calm: str, minute: int) -> Case:

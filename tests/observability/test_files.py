@@ -34,6 +34,7 @@ def test_queries_name_metrics_that_exist_and_every_metric_is_shown_or_watched() 
     # These are for questions that no diagram asks.
     rare = {
         "turnout_forwards", "turnout_pool_tokens_per_second", "turnout_shadows_dropped", "turnout_audit_tokens",
+        "turnout_route_log_dropped",
         *(name for name in known if name.startswith("turnout_cache_")),
     }  # fmt: skip
     assert known - named <= rare
@@ -46,7 +47,7 @@ def test_names_tell_units_and_labels_are_few() -> None:
             assert list(metric.buckets) == sorted(metric.buckets)
         assert len(metric.labels) <= 3
         assert set(metric.labels) <= {
-            "model", "pool", "method", "outcome", "code", "field", "kind", "slo", "depth", "way", "calibration",
+            "model", "pool", "method", "outcome", "code", "field", "kind", "slo", "depth", "way", "artifact",
             "tenant", "state", "result", "tier", "reason",
         }  # fmt: skip
 

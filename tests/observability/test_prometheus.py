@@ -22,7 +22,7 @@ pytestmark = [
 ]
 WINDOW = "20s"  # Grafana would choose one of a few scrapes
 # The demo pair's thresholds were found by hand, and only a calibration has drift.
-ABSENT = {"turnout_entropy_drift", "turnout_entropy_drift_limit"}
+ABSENT = {"turnout_drift", "turnout_drift_limit"}
 
 
 class Prometheus:

@@ -12,7 +12,7 @@ from decoding.parts import PartChoice
 from router.allocation import Bins
 from router.base import make_policy
 from router.difficulty.curve import ALWAYS, NEVER, RouterCurve
-from router.difficulty.drift import WINDOW, GainDrift
+from router.difficulty.drift import LIMIT, WINDOW, GainDrift
 from router.difficulty.strategies import STRATEGIES
 from router.routing import Router
 from tests.router.probes import asked, models_of, save_router, save_strategies
@@ -207,9 +207,13 @@ async def test_drift_is_named_where_there_is_some_and_only_there(tmp_path: Path,
         request = asked(int(rng.integers(0, 10)))
         await router.decide(request, models)
         assert request.request.notes == []
+    [calm] = request.drift
+    assert (calm.calibration, calm.answers, calm.limit) == ("router", WINDOW, LIMIT)
+    assert calm.index < LIMIT
     for _ in range(WINDOW):
         request = asked(9)
         await router.decide(request, models)
+    assert [reading.index > LIMIT for reading in request.drift] == [True]
     assert "predicted gains have left what router router" in request.request.notes[0]
     assert [record.message.count("have left") for record in caplog.records] == [1]
     for _ in range(2 * WINDOW):
@@ -224,8 +228,10 @@ def test_false_alarms_of_drift_are_rare():
     alarms = 0
     for _ in range(100):
         gains = np.quantile(rng.normal(0.2, 0.1, 200), np.linspace(0, 1, 101)).tolist()
-        watch = GainDrift(gains, "v")
-        alarms += any(watch.add(float(gain)) is not None for gain in rng.normal(0.2, 0.1, WINDOW + 100))
+        watch = GainDrift(gains, "router", "v")
+        readings = [watch.add(float(gain)) for gain in rng.normal(0.2, 0.1, WINDOW + 100)]
+        assert readings[: WINDOW - 1] == [None] * (WINDOW - 1)
+        alarms += any(each is not None and each.index > each.limit for each in readings)
     assert alarms <= 2
 
 

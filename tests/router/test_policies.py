@@ -161,7 +161,8 @@ async def test_a_budget_keeps_every_limit(given: dict[str, Any], method: Any, co
     expected = method if isinstance(method, dict) else {"name": method}
     assert {"name": decision.method, **decision.params} == expected
     assert decision.scores["cost"] == cost
-    assert decision.limits == {name: value for name, value in given.items() if name != "max_tokens"}
+    holds_for = {"max_tokens": given.get("max_tokens", 100)} if "max_latency_s" in given else {}
+    assert decision.limits == {name: value for name, value in given.items() if name != "max_tokens"} | holds_for
 
 
 async def test_a_configured_limit_holds_where_the_request_sets_none() -> None:

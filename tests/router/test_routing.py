@@ -15,7 +15,7 @@ from router.base import Asked, RoutingPolicy, make_policy
 from router.decision import Decision
 from router.log import RouteLog
 from router.replay import compare
-from router.routing import Router, Sessions
+from router.routing import Router
 from router.shadows import Shadows
 from router.summary import read_log, summarise
 from tests.router.asking import NO_MODELS, asked
@@ -34,13 +34,6 @@ class Counting(RoutingPolicy):
         self.count += 1
         asked.heeded.add("quality")
         return replace(DECISION, reason=f"number {self.count}")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def test_a_session_keeps_its_first_decision() -> None:
@@ -73,34 +66,14 @@ async def test_a_session_keeps_a_time_limit_for_answers_no_longer_than_the_first
     assert made == [("large", ""), ("large", "r0"), ("small", ""), ("small", "r2"), ("large", ""), ("large", "r4")]
 
 
-def test_a_session_is_forgotten_when_its_time_is_over_or_others_need_its_room() -> None:
-    clock = Clock()
-    sessions = Sessions(StickyConfig(seconds=10, max_sessions=2), clock)
-    sessions.remember(asked(session="a"), DECISION)
-    clock.now = 9.0
-    assert sessions.recall(asked(session="a")) is not None  # and its time begins anew
-    clock.now = 18.0
-    assert sessions.recall(asked(session="a")) is not None
-    clock.now = 28.0
-    assert sessions.recall(asked(session="a")) is None
-    for name in ("b", "c", "d"):
-        sessions.remember(asked(session=name), DECISION)
-    assert [sessions.recall(asked(session=name)) is not None for name in ("b", "c", "d")] == [False, True, True]
-
-
-def test_no_tenant_makes_the_sessions_of_another_one_be_forgotten() -> None:
-    sessions = Sessions(StickyConfig(max_sessions=6))
-    for tenant, count in (("b", 2), ("a", 7), ("c", 1)):
-        for number in range(count):
-            sessions.remember(asked(session=f"s{number}", tenant=tenant, quality=number / 10), DECISION)
-
-    def kept(tenant: str, count: int) -> list[bool]:
-        requests = (asked(session=f"s{number}", tenant=tenant, quality=number / 10) for number in range(count))
-        return [sessions.recall(request) is not None for request in requests]
-
-    assert kept("b", 2) == [True, True]
-    assert kept("c", 1) == [True]
-    assert kept("a", 7) == [False] * 4 + [True] * 3
+async def test_what_was_decided_elsewhere_holds_here_for_answers_no_longer_than_it_was_decided_for() -> None:
+    elsewhere = replace(DECISION, kept_from="r0", limits={"max_latency_s": 2.0, "max_tokens": 40.0})
+    router = Router(Counting(), StickyConfig())
+    assert await router.decide(asked(session="s", max_tokens=40), NO_MODELS, elsewhere) == elsewhere
+    assert await router.decide(asked(session="s", max_tokens=20, id="r2"), NO_MODELS) == elsewhere
+    longer = await router.decide(asked(session="s", max_tokens=41, id="r3"), NO_MODELS, elsewhere)
+    assert (longer.reason, longer.kept_from) == ("number 1", "")
+    assert (await router.decide(asked(session="s", max_tokens=99, id="r4"), NO_MODELS)).kept_from == "r3"
 
 
 def entry(number: int, **given: object) -> dict[str, object]:
@@ -139,6 +112,17 @@ def test_entries_that_are_lost_are_told(
     assert ["lost" in record.message for record in caplog.records] == [True, True]
     assert "3 entries were lost" in caplog.records[-1].message
     assert [each["request_id"] for each in read_log(log.path)] == ["r0", "r1"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+def test_entries_that_a_full_disk_costs_are_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    log = RouteLog(RouteLogConfig(path="/dev/full"))
+    for number in range(3):
+        log.write(entry(number))
+    log.close()
+    assert log.num_dropped == 3
+    assert ["cannot be written" in record.message for record in caplog.records] == [True, False]
+    assert "3 entries were lost" in caplog.records[-1].message
 
 
 def test_a_log_that_cannot_be_opened_is_refused_and_a_shared_one_named_by_process(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from turnout.types import SamplingParams
 
 AFTER = [3, 4, 0, 5, 2, 6, 1]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
-RECIPES = [MedusaRecipe(heads=3), ReDrafterRecipe(ahead=3)]
+RECIPES = [MedusaRecipe(heads=3), MedusaRecipe(heads=3, own_matrices=True), ReDrafterRecipe(ahead=3)]
 
 
 def source_of(prompts: list[list[int]], sampling: SamplingParams = GREEDY, seed: int = 0) -> Source:
@@ -217,6 +218,20 @@ def test_the_recurrent_heads_first_word_is_the_models() -> None:
     states = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
     said = task.head.logits(states, torch.zeros(4, 7))
     torch.testing.assert_close(said, frozen.logits(states))
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_matrices_of_the_heads_own_begin_as_the_models_and_part_from_it(softcap: float | None) -> None:
+    frozen = replace(frozen_cycle(), softcap=softcap)
+    shared, own = (MedusaRecipe(heads=2, own_matrices=each).task(frozen, 7) for each in (False, True))
+    states = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
+    batch = Batch(states, *(torch.zeros(4, 2) for _ in range(4)))
+    assert torch.equal(own.predict(batch), shared.predict(batch))
+    assert torch.equal(own.predict(batch), frozen.logits(states)[:, None].expand(-1, 2, -1))
+    outputs = own.head.outputs
+    assert shared.head.outputs is None
+    assert outputs is not None
+    assert len({each.weight.data_ptr() for each in (*outputs, frozen.output)}) == 3
 
 
 def test_a_cap_on_logits_is_the_models_own() -> None:

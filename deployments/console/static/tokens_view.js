@@ -9,6 +9,8 @@ export const KINDS = {
   bonus: "bonus: the large model's own, after a whole draft was kept",
 };
 const MARKED = ["accepted", "recovered", "bonus"];
+const MOST_PARTS = 8; // tokens of one character: bytes that make none are shown as they are
+const UTF8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const NEAR_END = 40; // px: whoever has scrolled up further is reading, and is left there
 
 // The place of a model in the legend decides its colour and its line; both panes of a comparison share the places.
@@ -46,6 +48,7 @@ export class TokensView {
     this.tokens = [];
     this.spans = [];
     this.written = new Map();
+    this.parts = []; // tokens and their spans that are parts of a character which is not whole yet
     this.kinds = { decoded: 0, accepted: 0, recovered: 0, bonus: 0, rejected: 0 };
     this.current = 0;
     this.marked = -1;
@@ -66,6 +69,7 @@ export class TokensView {
       this.kinds[token.kind] = (this.kinds[token.kind] ?? 0) + 1;
       this.kinds.rejected += token.rejected.length;
       this.spans.push(this.span(token, this.spans.length));
+      this.write(token, this.spans.at(-1));
       batch.append(this.spans.at(-1));
     }
     this.text.append(batch);
@@ -80,12 +84,39 @@ export class TokensView {
     });
     if (token.rejected.length) span.append(h("del", { class: "rejected" }, token.rejected.map(visible).join(" ")));
     if (token.text.includes("\n")) span.append(h("span", { class: "newline" }, "↵"));
-    span.append(token.text);
     return span;
+  }
+
+  // A character that several tokens make stands in the last of them.
+  write(token, span) {
+    if (!token.bytes) {
+      this.broken();
+      span.append(token.text);
+      return;
+    }
+    this.parts.push({ token, span });
+    const text = decoded(this.parts.flatMap((part) => part.token.bytes));
+    if (text !== null) {
+      for (const part of this.parts) {
+        const said = part.span === span ? text : `part of ${text}`;
+        part.span.setAttribute("aria-label", spoken({ ...part.token, text: said }));
+      }
+      span.append(text);
+      this.parts = [];
+    } else if (this.parts.length >= MOST_PARTS) {
+      this.broken();
+    }
+  }
+
+  // No character came of these.
+  broken() {
+    for (const { token, span } of this.parts) span.append(token.text);
+    this.parts = [];
   }
 
   // Nothing more comes.
   end() {
+    this.broken();
     if (!this.tokens.length) fill(this.detail);
     this.later();
   }
@@ -152,6 +183,7 @@ export class TokensView {
     const token = this.tokens[place];
     const rows = [
       ["token", h("code", {}, JSON.stringify(token.text))],
+      token.bytes ? ["bytes", h("code", {}, token.bytes.map((each) => each.toString(16).padStart(2, "0")).join(" "))] : null,
       ["place, id", `${place + 1}, ${token.id}`],
       ["model", token.source],
       ["kind", KINDS[token.kind] ?? token.kind],
@@ -171,6 +203,15 @@ export class TokensView {
     this.spans[this.marked]?.classList.remove("parted");
     this.spans[place]?.classList.add("parted");
     this.marked = place;
+  }
+}
+
+// Text of bytes; null where they end within a character, or are none.
+function decoded(bytes) {
+  try {
+    return UTF8.decode(new Uint8Array(bytes));
+  } catch {
+    return null;
   }
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -77,6 +78,13 @@ class House:
         tenant = tenants.tenant(name).model_copy(update={"limits": TenantLimits.model_validate(limits)})
         write_tenants(self.file, tenants.holding(name, tenant))
 
+    def assert_idle(self, timeout_s: float = 20.0) -> None:
+        """Of all that was asked nothing is left."""
+        until = time.monotonic() + timeout_s
+        while any(self.service.held().values()):
+            assert time.monotonic() < until, self.service.held()
+            time.sleep(0.01)
+
     def records(self) -> list[UsageRecord]:
         assert self.service.admission.flush()
         return sorted(RecordFiles(self.folder / "usage").between(), key=lambda record: record.time)
@@ -94,8 +102,10 @@ def house(
     config = house_config(folder, access, **server)
     backends = {name: InProcessBackend(PoolReplica(name, config, load_fake_pool)) for name in config.pools}
     service = GenerationService(config, backends, Metrics(), log)
+    made = House(service, keys, folder)
     try:
-        yield House(service, keys, folder)
+        yield made
+        made.assert_idle()
     finally:
         service.close()
 

@@ -16,9 +16,11 @@ import pytest
 from deployments import answering
 from deployments.access.callers import Caller
 from deployments.backend import Batch
+from deployments.metrics import INGRESS_STATES
 from deployments.schemas import completion_job
 from tests.deployments.access.kit import House, house
 from tests.deployments.access.test_tenants_file import until
+from tests.deployments.test_metrics import values
 from turnout.calls import Begun, Chunk, GenerateCall, Regained, ScoreCall, TokenOut, Usage
 from turnout.cost import Cost, CostReport, SpeculationMeter
 from turnout.errors import Code, TurnoutError
@@ -61,6 +63,31 @@ async def test_a_whole_answer_and_a_stream_are_recorded_alike(tenants: House) ->
     assert (whole.outcome, whole.estimated) == ("OK", False)
     assert whole.cost.flops == answer.usage.cost.spent.flops
     assert whole.cost.paper == 0.75
+
+
+async def test_what_is_under_way_is_told_until_it_is_over(tenants: House) -> None:
+    service, late = tenants.service, TurnoutError(Code.RESOURCE_EXHAUSTED, "no room", None, 0.3)
+
+    async def told() -> dict[str, float]:
+        await service.exposition()
+        found = values(service.metrics)
+        assert found["turnout_ingress_tasks"][()] >= 1
+        return {state: count for (state,), count in found["turnout_ingress_requests"].items()}
+
+    nothing = dict.fromkeys(INGRESS_STATES, 0)
+    assert await told() == nothing
+    async with aclosing(service.stream(call("slow", sampling=SamplingParams(max_tokens=100)))) as batches:
+        await anext(batches)
+        await service._holding.hold("acme", late)
+        waiting = asyncio.create_task(service._holding.hold("acme", late))
+        with service.admission.reading(Caller("acme")):
+            await asyncio.sleep(0)
+            assert await told() == {"reading": 1, "running": 1, "refused": 1, "recording": 1}
+            with pytest.raises(AssertionError, match="running"):
+                tenants.assert_idle(0.0)
+    await waiting
+    tenants.assert_idle()
+    assert await told() == nothing
 
 
 async def test_a_stream_that_is_cut_short_is_recorded_with_what_was_sent(tenants: House) -> None:

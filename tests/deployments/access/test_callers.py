@@ -118,6 +118,31 @@ def test_keys_end_rotate_and_come_back_without_a_restart(tmp_path: Path) -> None
         callers.close()
 
 
+def test_names_that_may_stand_for_others_are_told_once(tmp_path: Path) -> None:
+    write_house(tmp_path, {name: {} for name in ("kept", "gone", "anew", "rotated", "limited")})
+    path = tmp_path / "tenants.yaml"
+    before = read_tenants(path)
+    callers = Callers(house_config(tmp_path).access, poll_s=0.02)
+    try:
+        assert callers.changed() == set()
+        (_, other), (_, second) = make_key(), make_key()
+        rotated = before.tenant("rotated").with_key(second)
+        changed = {
+            "kept": before.tenant("kept"), "limited": before.tenant("limited").model_copy(update={"disabled": True}),
+            "anew": Tenant(keys=(other,)), "rotated": rotated, "new": Tenant(),
+        }  # fmt: skip
+        write_tenants(path, Tenants(tenants=changed))
+        until(lambda: callers.knows("new"), 5)
+        assert callers.changed() == {"gone", "anew", "new"}
+        write_tenants(path, Tenants(tenants={**changed, "gone": Tenant()}))
+        until(lambda: callers.knows("gone"), 5)
+        write_tenants(path, Tenants(tenants=changed))
+        until(lambda: not callers.knows("gone"), 5)
+        assert [callers.changed(), callers.changed()] == [{"gone"}, set()]
+    finally:
+        callers.close()
+
+
 def _known(callers: Callers, authorization: str) -> bool:
     try:
         callers.of(authorization)

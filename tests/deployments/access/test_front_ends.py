@@ -21,6 +21,7 @@ from google.rpc.status_pb2 import Status
 from tests.deployments.access.kit import House, Served, house, served
 from tests.deployments.access.test_callers import RSA, public_pem, token
 from tests.deployments.access.test_tenants_file import until
+from turnout import message_size
 from turnout.client import AsyncClient, Client
 from turnout.errors import Code, TurnoutError
 from turnout.proto import generation_pb2 as pb
@@ -86,6 +87,25 @@ def test_openais_client_meets_its_typed_errors(at: tuple[House, Served], shared:
     assert exceeded.value.code == "rate_limit_exceeded"
     assert 50 <= int(exceeded.value.response.headers["retry-after"]) <= 60
     assert "1 allowed, 0 left" in exceeded.value.message
+
+
+def test_an_answer_too_large_to_be_sent_at_once_is_refused_by_name(
+    at: tuple[House, Served], web: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_size, "MOST_ANSWER_BYTES", 3000)
+    key = at[0].keys["acme"]
+    assert web.post("/v1/completions", json=body(), headers=bearer(key)).status_code == 200
+    large = body(n=16, max_tokens=20, logprobs=5)
+    answer = web.post("/v1/completions", json=large, headers=bearer(key))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+    assert "stream it" in answer.json()["error"]["message"]
+    with web.stream("POST", "/v1/completions", json={**large, "stream": True}, headers=bearer(key)) as got:
+        assert got.read().endswith(b"data: [DONE]\n\n")
+    with Client(at[1].address, api_key=key) as client:
+        assert client.generate("hello", model="demo", max_tokens=2).choices[0].text == "ab"
+        with pytest.raises(TurnoutError, match="stream it") as refused:
+            client.generate("hello", model="demo", n=16, max_tokens=20, logprobs=5)
+        assert (refused.value.code, refused.value.field) == (Code.OUT_OF_RANGE, "sampling.n")
 
 
 def test_a_signed_token_is_as_good_as_a_key(web: httpx.Client) -> None:

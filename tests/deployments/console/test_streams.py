@@ -181,6 +181,27 @@ def test_plain_text_is_what_was_said_and_not_the_tokens_joined(
     assert "im_end" not in heard
 
 
+def test_a_character_of_several_tokens_stands_in_the_last_of_them(
+    page: Page, streams: HeldStreams, usage: dict[str, Any]
+) -> None:
+    ask(page)
+    held = streams.next()
+    held.send(token("caf"), token("\ufffd", 1, bytes=[0xC3]), said="caf")
+    options = pane(page).get_by_role("option")
+    expect(options).to_have_count(2)
+    assert options.all_inner_texts() == ["caf", ""], "half a character is none yet"
+    held.send(token("\ufffd", 2, bytes=[0xA9], source="demo-large"), token("s", 3, bytes=None), said="és")
+    held.send(token("\ufffd", 4, bytes=[0x80]), token("!", 5), token("\ufffd", 6, bytes=[0xE2]), said="\ufffd!")
+    held.end(usage)
+    wait_done(page)
+    assert options.all_inner_texts() == ["caf", "", "é", "s", "\ufffd", "!", "\ufffd"], "what makes none is shown"
+    names = options.evaluate_all("spans => spans.map(span => span.getAttribute('aria-label'))")
+    assert names[1:3] == ["part of é, demo-small", "é, demo-large"]
+    pane(page).locator(".answer").focus()
+    page.keyboard.press("ArrowRight")
+    expect(pane(page).locator(".detail")).to_contain_text("c3")
+
+
 def test_each_token_says_in_words_what_its_marks_say(page: Page, streams: HeldStreams, usage: dict[str, Any]) -> None:
     ask(page)
     held = streams.next()

@@ -1,0 +1,87 @@
+"""Conversations of gRPC messages, with tools: held to the rules of HTTP's bodies, refused by their names here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from deployments.schemas import ChatTurn, chat_message
+from deployments.tools import NamedFunction, NamedTool, ToolBody, ToolChoice, offered
+from turnout.calls import ChatMessage
+from turnout.errors import TurnoutError, invalid
+from turnout.proto import generation_pb2 as pb
+from turnout.registry import validated
+from turnout.structure import Structure
+from turnout.tools import Tool
+
+MODES: tuple[Literal["none", "auto", "required"], ...] = ("none", "auto", "required")
+
+
+class _Chat(BaseModel):
+    """What of a message stands in HTTP's bodies, too."""
+
+    messages: list[ChatTurn]
+    tools: list[ToolBody]
+
+
+def conversation(chat: pb.Chat) -> tuple[tuple[ChatMessage, ...], tuple[Tool, ...], Structure | None]:
+    """A conversation, the tools offered in it, and what the answer must fit so that a call among them can be read.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field.
+    """
+    with _as_in_messages():
+        turns = [
+            {
+                "role": turn.role,
+                "content": turn.content if turn.content or not turn.tool_calls else None,
+                "tool_calls": [_called(call) for call in turn.tool_calls],
+                "tool_call_id": turn.tool_call_id,
+            }
+            for turn in chat.messages
+        ]
+        tools = [_tool(tool, place) for place, tool in enumerate(chat.tools)]
+        read = validated(_Chat, {"messages": turns, "tools": tools}, "")
+        messages = tuple(chat_message(turn, f"messages.{place}") for place, turn in enumerate(read.messages))
+        return messages, *offered(read.tools, _choice(chat))
+
+
+@contextmanager
+def _as_in_messages() -> Iterator[None]:
+    """What HTTP's bodies have within a `function` stands beside the other fields here."""
+    try:
+        yield
+    except TurnoutError as error:
+        theirs = error.field or ""
+        ours = "chat." + theirs.replace(".function", "")
+        raise TurnoutError(error.code, ours + error.message.removeprefix(theirs), ours) from None
+
+
+def _called(call: pb.ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _tool(tool: pb.Tool, place: int) -> dict[str, Any]:
+    try:
+        parameters = json.loads(tool.parameters or "{}")
+    except (ValueError, RecursionError):
+        parameters = None
+    if not isinstance(parameters, dict):
+        raise invalid(f"tools.{place}.parameters", "must be a JSON schema that is an object, as text")
+    return {"function": {"name": tool.name, "description": tool.description, "parameters": parameters}}
+
+
+def _choice(chat: pb.Chat) -> ToolChoice | None:
+    match chat.tool_choice.WhichOneof("kind"):
+        case "name":
+            return NamedTool(function=NamedFunction(name=chat.tool_choice.name))
+        case "mode":
+            mode = next((each for each in MODES if each == chat.tool_choice.mode), None)
+            if mode is None:
+                raise invalid("tool_choice.mode", f"must be one of {', '.join(MODES)}")
+            return mode
+    return None
