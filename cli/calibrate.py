@@ -15,9 +15,9 @@ from cli.output import console, print_json, print_table
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
-    from decoding.calibration import SwitchCalibration
+    from decoding.calibration import KnobCalibration
     from training.calibration_data import QuestionSet
-    from training.switch_calibration import Calibrator, Outcome, Target
+    from training.knob_calibration import Calibrator, Outcome, Target
     from turnout.config import TurnoutConfig
 
 Share = float | None
@@ -55,7 +55,7 @@ def calibrate(
     Requests and pools name it: --param calibration=NAME. It holds for this pair of models, this method and the fixed
     parameters, and is written only when the target can be met.
     """
-    from training.switch_calibration import Target, calibratable
+    from training.knob_calibration import Target, calibratable
 
     calibratable(method)
     target = Target(target_large_share, target_quality, budget, meter)
@@ -114,8 +114,8 @@ async def _measure(
     path: Path,
 ) -> Outcome:
     from engine.pool import LocalPool
-    from training.switch_calibration import TRAINER, Calibrator
-    from training.switch_runs import Bench
+    from training.knob_calibration import TRAINER, Calibrator
+    from training.question_runs import Bench
     from turnout.types import SamplingParams
 
     pool = LocalPool.load(pool_name, without_default(settings, pool_name))
@@ -176,7 +176,7 @@ def _report(outcome: Outcome, path: Path) -> dict[str, Any]:
 
 
 def _show(outcome: Outcome, path: Path) -> None:
-    found: SwitchCalibration = outcome.calibration
+    found: KnobCalibration = outcome.calibration
     print_table(
         [
             f">{found.knob}",

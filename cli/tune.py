@@ -17,7 +17,7 @@ from turnout.errors import not_found
 if TYPE_CHECKING:
     from experiments.tuning import Range, Tried
     from training.calibration_data import QuestionSet
-    from training.switch_calibration import Target
+    from training.knob_calibration import Target
     from turnout.config import TurnoutConfig
 
 Share = float | None
@@ -57,7 +57,7 @@ def tune(
     that `turnout calibrate` writes and serving reads.
     """
     from experiments.tuning import Range
-    from training.switch_calibration import Target, calibratable
+    from training.knob_calibration import Target, calibratable
 
     target = Target(None, target_quality, budget, meter)
     space = {name: Range.parse(name, str(text)) for name, text in parse_texts(search).items()}
@@ -112,8 +112,8 @@ async def _search(
 ) -> Tried:
     from engine.pool import LocalPool
     from experiments.tuning import Tuner
-    from training.switch_calibration import TRAINER
-    from training.switch_runs import Bench
+    from training.knob_calibration import TRAINER
+    from training.question_runs import Bench
     from turnout.types import SamplingParams
 
     pool = LocalPool.load(pool_name, without_default(settings, pool_name))

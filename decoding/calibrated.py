@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from decoding.artifacts import Artifact, ArtifactName, Kept
-from decoding.calibration import KIND, RAN, Knob, SwitchCalibration
+from decoding.calibration import KIND, RAN, Knob, KnobCalibration
 from decoding.drift import DRIFT, TALLY, DriftWatch, Recorder, Tally, watch_of
 from decoding.model import ModelPool, Request
 from turnout.errors import invalid
@@ -178,13 +178,13 @@ def check_calibration(models: ModelPool, name: str, params: MethodParams, field:
         kept = Kept(
             params.calibration,
             KIND,
-            lambda artifact: _read(SwitchCalibration.of(artifact, where), chosen, name, field),
+            lambda artifact: _read(KnobCalibration.of(artifact, where), chosen, name, field),
         )
         kept.get(models, where)
         models.artifacts.kept[_key(name, params)] = kept
 
 
-def configured(models: ModelPool, name: str, field: str) -> SwitchCalibration:
+def configured(models: ModelPool, name: str, field: str) -> KnobCalibration:
     """A calibration that the configuration names, as it is now or, where its file is no good any more, as it was last.
 
     Args:
@@ -196,9 +196,9 @@ def configured(models: ModelPool, name: str, field: str) -> SwitchCalibration:
         TurnoutError: nothing usable was there yet.
     """
     kept = models.artifacts.kept.setdefault(
-        (KIND, name), Kept(name, KIND, lambda artifact: SwitchCalibration.of(artifact, field))
+        (KIND, name), Kept(name, KIND, lambda artifact: KnobCalibration.of(artifact, field))
     )
-    found: SwitchCalibration = kept.get(models, field)[0]
+    found: KnobCalibration = kept.get(models, field)[0]
     return found
 
 
@@ -206,7 +206,7 @@ def _key(name: str, params: CalibratedParams) -> tuple[str, str]:
     return (name, params.model_dump_json(exclude_unset=True))
 
 
-def _read(found: SwitchCalibration, params: P, name: str, field: str) -> tuple[P, float, SwitchCalibration]:
+def _read(found: KnobCalibration, params: P, name: str, field: str) -> tuple[P, float, KnobCalibration]:
     """The parameters with the knob set, the position on the curve that they ask for, and the calibration.
 
     Raises:
@@ -227,16 +227,16 @@ def _read(found: SwitchCalibration, params: P, name: str, field: str) -> tuple[P
         raise explain(error, field, type(params)) from None
 
 
-def _opened(models: ModelPool, name: str, where: str) -> SwitchCalibration:
+def _opened(models: ModelPool, name: str, where: str) -> KnobCalibration:
     """The calibration in an artifact, read once for each version of the file."""
     artifact = models.artifacts.open(name, KIND, models, where)
-    kept: dict[str, tuple[Artifact, SwitchCalibration]] = models.small.stores.open(KIND, "", dict)
+    kept: dict[str, tuple[Artifact, KnobCalibration]] = models.small.stores.open(KIND, "", dict)
     if name not in kept or kept[name][0] is not artifact:
-        kept[name] = (artifact, SwitchCalibration.of(artifact, where))
+        kept[name] = (artifact, KnobCalibration.of(artifact, where))
     return kept[name][1]
 
 
-def _check_fixed(found: SwitchCalibration, params: CalibratedParams, field: str) -> None:
+def _check_fixed(found: KnobCalibration, params: CalibratedParams, field: str) -> None:
     """What the request sets itself must be what was calibrated with; what it leaves open is taken from there."""
     asked: dict[str, Any] = params.model_dump(mode="json", include=params.model_fields_set)
     for key, value in found.fixed.items():

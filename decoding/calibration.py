@@ -1,6 +1,6 @@
 """What a method's one knob does on a pair of models: a measured curve, and the setting that meets a target.
 
-The curve is made by `training.switch_calibration` and kept as an artifact of the kind `calibration`.
+The curve is made by `training.knob_calibration` and kept as an artifact of the kind `calibration`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Point:
         length: tokens of the answers, relative to the large model's own.
         quality: mean over the prompts.
         retained: quality relative to the large model's own.
-        seen: of the values the threshold was compared with, how many fell into each bin of `SwitchCalibration.edges`.
+        seen: of the values the threshold was compared with, how many fell into each bin of `KnobCalibration.edges`.
     """
 
     position: float
@@ -103,7 +103,7 @@ class Basis:
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchCalibration:
+class KnobCalibration:
     """A measured curve.
 
     Settings between two points are read along the straight line between them, by position. Share and quality are
@@ -137,7 +137,7 @@ class SwitchCalibration:
     version: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, artifact: Artifact, where: str) -> SwitchCalibration:
+    def of(cls, artifact: Artifact, where: str) -> KnobCalibration:
         """Read an artifact.
 
         Raises:
@@ -226,7 +226,7 @@ class SwitchCalibration:
         return places[at - 1] + part * (places[at] - places[at - 1])
 
 
-_SHAPE = TypeAdapter(SwitchCalibration)
+_SHAPE = TypeAdapter(KnobCalibration)
 
 
 def isotonic(values: Sequence[float]) -> list[float]:

@@ -25,8 +25,8 @@ from experiments.statistics import Interval, bootstrap_mean, wilson
 from training.calibration_data import Question, QuestionSet
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout, is_correct
 from training.data.problem import Problem
-from training.switch_calibration import Calibrator, Target
-from training.switch_runs import Bench, Run
+from training.knob_calibration import Calibrator, Target
+from training.question_runs import Bench, Run
 from turnout.config import TurnoutConfig
 from turnout.errors import TurnoutError
 from turnout.types import SamplingParams

@@ -16,8 +16,8 @@ from optuna.trial import Trial, TrialState
 
 from decoding.calibrated import CalibratedParams
 from training.calibration_data import QuestionSet
-from training.switch_calibration import Calibrator, Outcome, Target
-from training.switch_runs import Bench, Run
+from training.knob_calibration import Calibrator, Outcome, Target
+from training.question_runs import Bench, Run
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import get_method
 

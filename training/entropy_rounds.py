@@ -17,7 +17,7 @@ from decoding.monitors.enough import EnoughMonitor, entropy_nats
 from decoding.text import codec_of, continuation_ids
 from training.length_data import Source
 from training.length_predictors import Advance
-from training.switch_runs import ratio
+from training.question_runs import ratio
 from turnout.registry import get_method
 from turnout.types import Token
 

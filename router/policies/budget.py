@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from decoding.artifacts import ArtifactName
 from decoding.calibrated import configured
-from decoding.calibration import SwitchCalibration, isotonic
+from decoding.calibration import KnobCalibration, isotonic
 from decoding.model import ModelPool
 from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
@@ -95,7 +95,7 @@ class BudgetPolicy(RoutingPolicy):
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
         self._version = rules_version(self.params.model_dump(mode="json"))
-        self._ways: dict[str, tuple[SwitchCalibration, list[Way]]] = {}
+        self._ways: dict[str, tuple[KnobCalibration, list[Way]]] = {}
 
     def check(self, models: ModelPool) -> None:
         """See `Part.check`."""
@@ -170,7 +170,7 @@ def _timed(entry: Entry, max_tokens: int) -> Way:
     return Way(entry.method.name, entry.method.params, entry.cost, entry.quality, latency_s)
 
 
-def _ways_of(name: str, found: SwitchCalibration) -> list[Way]:
+def _ways_of(name: str, found: KnobCalibration) -> list[Way]:
     """The measured settings of a calibration, each by its share, so that answers name the calibration and are watched.
 
     The cost is the paper's, parameters per generated token. Share and quality are what the curve promises: a lucky

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decoding.calibration import Basis, Point, Span, SwitchCalibration
+from decoding.calibration import Basis, KnobCalibration, Point, Span
 
 FIXED = {
     "window": 1, "min_stay": 2, "effect": "current", "threshold_down": None, "start": "small", "clear_on_switch": None
@@ -20,7 +20,7 @@ def point(position: float, value: float, share: float, quality: float, seen: tup
 
 BASIS = Basis("d" * 32, "some.jsonl", 40, "numeric", 0.0, 64, 0, span(1.0))
 # At position 0 nothing is above the threshold; half of the means are above 1 bit, and all above 0.2.
-CURVE = SwitchCalibration(
+CURVE = KnobCalibration(
     method="entropy_adaptive",
     knob="threshold",
     fixed=FIXED,

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from decoding.artifacts import ENTRY, Artifact, Artifacts
 from decoding.calibrated import check_calibration
-from decoding.calibration import KIND, RAN, SwitchCalibration, isotonic
+from decoding.calibration import KIND, RAN, KnobCalibration, isotonic
 from decoding.drift import STORE, DriftWatch
 from decoding.fakes import pair
 from decoding.model import ModelPool, Request
@@ -94,7 +94,7 @@ def models(make_model, tmp_path) -> ModelPool:
     return replace(pair(make_model("small", 1), make_model("large", 2)), artifacts=Artifacts(tmp_path))
 
 
-def save(models: ModelPool, name: str = "mine", curve: SwitchCalibration = CURVE, **digests: str) -> Artifact:
+def save(models: ModelPool, name: str = "mine", curve: KnobCalibration = CURVE, **digests: str) -> Artifact:
     made = curve.to_artifact({"small": "table small", "large": "table large", **digests}, "test")
     assert models.artifacts.folder is not None
     made.save(models.artifacts.folder / f"{name}.safetensors")
@@ -228,7 +228,7 @@ def test_contradictions_are_refused_at_once(params, said):
 )
 async def test_the_other_methods_read_their_knob_too(models, method, knob, fixed):
     line = (point(0.0, 0.2, 0.1, 0.5), point(1.0, 0.8, 0.7, 0.9))
-    curve = SwitchCalibration(method, knob, fixed, BASIS, ((0.0, 0.2), (1.0, 0.8)), line, 0.0, {"large_share": 0.1})
+    curve = KnobCalibration(method, knob, fixed, BASIS, ((0.0, 0.2), (1.0, 0.8)), line, 0.0, {"large_share": 0.1})
     save(models, curve=curve)
     found = await answer(models, {"calibration": "mine", "large_share": 0.4}, method)
     by_hand = await answer(models, {**fixed, knob: found.extra[RAN][knob]}, method)
@@ -253,7 +253,7 @@ def test_a_calibration_comes_back_from_its_file_as_it_was(tmp_path):
     made = CURVE.to_artifact({"small": "a"}, "test")
     made.save(tmp_path / "x.safetensors")
     loaded = Artifact.load(tmp_path / "x.safetensors")
-    assert SwitchCalibration.of(loaded, "here") == CURVE
+    assert KnobCalibration.of(loaded, "here") == CURVE
     assert loaded.version == made.version
     assert len(made.version) == 12
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from decoding.artifacts import Artifacts
-from decoding.calibration import SwitchCalibration
+from decoding.calibration import KnobCalibration
 from decoding.drift import DRIFT, WINDOW, DriftWatch, Tally, population_stability
 from decoding.fakes import TableModel, pair
 from decoding.model import Request
 from decoding.sequence import Sequence
 from tests.decoding.curves import CURVE
-from training.switch_calibration import drift_limit
+from training.knob_calibration import drift_limit
 from turnout.registry import get_method
 from turnout.types import SamplingParams
 
@@ -126,7 +126,7 @@ def flat(tmp_path):
     models = replace(pair(small, large), artifacts=Artifacts(tmp_path))
     curve = replace(CURVE, points=tuple(replace(point, seen=(90, 10)) for point in CURVE.points))
     curve.to_artifact({"small": small.digest, "large": large.digest}, "test").save(tmp_path / "mine.safetensors")
-    assert isinstance(curve, SwitchCalibration)
+    assert isinstance(curve, KnobCalibration)
     return small, models
 
 

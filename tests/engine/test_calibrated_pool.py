@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from decoding.artifacts import Artifacts
-from decoding.calibration import SwitchCalibration
+from decoding.calibration import KnobCalibration
 from decoding.drift import STORE, DriftWatch
 from engine.pool import LocalPool
 from tests.decoding.curves import CURVE
@@ -31,7 +31,7 @@ async def usage_of(pool: LocalPool, call: GenerateCall) -> Usage:
     return last
 
 
-def save(pool: LocalPool, folder: Path, curve: SwitchCalibration = CURVE) -> str:
+def save(pool: LocalPool, folder: Path, curve: KnobCalibration = CURVE) -> str:
     """Put a calibration for this pool into the folder; its version."""
     digests = {role: pool.pool.role(role).digest for role in ("small", "large")}
     made = curve.to_artifact(digests, "test")

@@ -9,13 +9,13 @@ import pytest
 import pytest_asyncio
 
 from decoding.artifacts import Artifact
-from decoding.calibration import SwitchCalibration
+from decoding.calibration import KnobCalibration
 from engine.pool import LocalPool
 from experiments.tuning import Range, Tuner
 from tests.experiments.grid_runs import pair_config
 from training.calibration_data import Question, QuestionSet
-from training.switch_calibration import TRAINER, Target
-from training.switch_runs import Bench
+from training.knob_calibration import TRAINER, Target
+from training.question_runs import Bench
 from turnout.config import load_config
 from turnout.errors import TurnoutError
 from turnout.types import SamplingParams
@@ -79,7 +79,7 @@ async def test_the_knob_ends_as_the_artifact_that_serving_reads(bench: Bench, tm
     outcome = await tuner.calibrate(best, target, points=3)
     assert outcome is not None
     outcome.calibration.to_artifact({}, TRAINER).save(tmp_path / "tuned.safetensors")
-    read = SwitchCalibration.of(Artifact.load(tmp_path / "tuned.safetensors"), "calibration")
+    read = KnobCalibration.of(Artifact.load(tmp_path / "tuned.safetensors"), "calibration")
     assert read.method == "entropy_adaptive"
     assert (read.fixed["window"], read.fixed["min_stay"]) == (1, best.params["min_stay"])
 

@@ -19,10 +19,10 @@ from decoding.sequence import Sequence
 from decoding.watching import watched
 from tests.decoding.step_models import END, answer, ids, line, pool, scripted
 from tests.decoding.step_models import text as text_of
-from tests.training.test_switch_calibration import bench, questions
+from tests.training.test_knob_calibration import bench, questions
 from training.calibration_data import Question, QuestionSet
-from training.switch_calibration import Calibrator, Target
-from training.switch_runs import Bench
+from training.knob_calibration import Calibrator, Target
+from training.question_runs import Bench
 from turnout.errors import TurnoutError
 from turnout.registry import all_methods, get_method, load, names
 from turnout.types import SamplingParams

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from decoding.calibrated import TARGETS, CalibratedParams
-from decoding.calibration import Basis, Knob, Point, Span, SwitchCalibration, along
+from decoding.calibration import Basis, Knob, KnobCalibration, Point, Span, along
 from decoding.drift import WINDOW, Tally, population_stability
 from training.calibration_data import QuestionSet
-from training.switch_runs import Bench, Floats, Run, ratio
+from training.question_runs import Bench, Floats, Run, ratio
 from turnout.errors import invalid
 from turnout.registry import MethodInfo, all_methods, get_method
 
-TRAINER = "training.switch_calibration"
+TRAINER = "training.knob_calibration"
 GRID = 101
 DECILES = tuple(step / 10 for step in range(1, 10))
 # What is called a large change of a distribution; windows of the calibration's own answers rarely come near it.
@@ -78,7 +78,7 @@ class Outcome:
         wall_large_s: seconds of the large model alone on all questions.
     """
 
-    calibration: SwitchCalibration
+    calibration: KnobCalibration
     wall: tuple[Span, ...]
     wall_large_s: float
 
@@ -257,9 +257,9 @@ class Calibrator:
         measure = target.meter if target.budget is not None else "large_share" if target.quality is None else "retained"
         return self._wall(run).value if measure == "wall" else float(getattr(point, measure).value)
 
-    def _build(self, grid: list[tuple[float, float]], edges: list[float], target: Target) -> SwitchCalibration:
+    def _build(self, grid: list[tuple[float, float]], edges: list[float], target: Target) -> KnobCalibration:
         fixed = self._parsed.model_dump(mode="json", include=set(self._knob.fixed))
-        return SwitchCalibration(
+        return KnobCalibration(
             method=self.method,
             knob=self._knob.name,
             fixed=fixed,

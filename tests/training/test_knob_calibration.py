@@ -13,8 +13,8 @@ from decoding.calibration import Span
 from decoding.fakes import ListText, TableModel, pair
 from decoding.model import ModelPool
 from training.calibration_data import Question, QuestionSet
-from training.switch_calibration import Calibrator, Target, calibratable
-from training.switch_runs import Bench, ratio
+from training.knob_calibration import Calibrator, Target, calibratable
+from training.question_runs import Bench, ratio
 from turnout.cost import paper_cost
 from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
