@@ -110,7 +110,7 @@ _FEWER_SUMS = Shares(
 )
 
 
-def _broadened(base: Recipe, shares: Shares, total_steps: int, decay_steps: int) -> Recipe:
+def _broadened(base: Recipe, shares: Shares, total_steps: int, decay_steps: int, finish_steps: int) -> Recipe:
     """The second course, on every kind of question and in longer rows, for a model that has learned sums."""
     return replace(
         base,
@@ -125,12 +125,12 @@ def _broadened(base: Recipe, shares: Shares, total_steps: int, decay_steps: int)
         adamw_lr=0.002,
         total_steps=total_steps,
         decay_steps=decay_steps,
-        finish_steps=0,
+        finish_steps=finish_steps,
     )
 
 
-_BROAD_SMALL = _broadened(_SMALL, _FEWER_SUMS, 600, 300)
-_BROAD_LARGE = _broadened(_LARGE, _ALL_KINDS, 1100, 500)
+_BROAD_SMALL = _broadened(_SMALL, _FEWER_SUMS, 900, 300, 300)
+_BROAD_LARGE = _broadened(_LARGE, _ALL_KINDS, 1600, 500, 500)
 # In place of the course before, on the same texts: what it costs the whole model is seen by comparing the two.
 _LEFT_EARLY = replace(_BROAD_LARGE, name="large-exits", layer_skip=LayerSkip())
 # Recipes whose model can be shipped as the large one.
