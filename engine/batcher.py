@@ -10,16 +10,14 @@ from collections.abc import Sequence as Works
 from decoding.model import Row
 from decoding.sequence import Sequence
 from decoding.sketch import WHOLE
-from engine.block_shares import age
 from engine.cache.table import BlockTable
+from engine.company import Prospect, prospect_of
 from engine.costs.forward import Forward, StepTime
-from engine.device import Device
+from engine.device import Device, Member
 from engine.forwards import Forwards, Outcome
-from engine.memory import StepMemory
-from engine.ordering import first_of, note_started
-from engine.patience import longest_step
+from engine.planner import Planner, Steps
 from engine.runner import Feed, Runner
-from engine.scheduler import Limits, Load, load_of, plan_step
+from engine.scheduler import Limits, Load, load_of
 from engine.spans import forward_span
 from engine.waiting import WaitingWork
 from engine.work import Work
@@ -27,8 +25,6 @@ from turnout.errors import Code, TurnoutError
 from turnout.tracing import end
 
 log = logging.getLogger(__name__)
-
-Steps = list[tuple[Work, Feed]]
 
 
 class Batcher:
@@ -46,6 +42,8 @@ class Batcher:
         tables: the caches of the sequences the model works on.
         step_seconds: recent time of a step of single tokens, in seconds.
         went_at_s: the device's `spent_s` at the end of its last step.
+        held_at_s: the device's `spent_s` when the next step began to wait for company; None: it does not.
+        stuck: whether the last turn came to nothing.
     """
 
     def __init__(
@@ -66,8 +64,11 @@ class Batcher:
         self.step_seconds = 0.0
         self._forwards = Forwards(runner, device)
         self._waiting = WaitingWork()
+        self._planner = Planner(self, self._waiting, device)
         self._loop: asyncio.Task[None] | None = None
         self.went_at_s = 0.0
+        self.held_at_s: float | None = None
+        self.stuck = False
         device.members.append(self)
 
     @property
@@ -106,6 +107,16 @@ class Batcher:
         """What waits, in the eyes of other models on the device."""
         works = self._waiting.unblocked(self.device.patient) if self.times is not None else ()
         return load_of(works, self.limits, self.times)
+
+    def prospect(self, patient: bool, coming_to: Member | None = None) -> Prospect | None:
+        """See `engine.device.Member.prospect`."""
+        if self.times is None:
+            return None
+        works = self._waiting.unblocked(patient)
+        if coming_to is None:
+            return prospect_of(works, self.limits, self.times)
+        known = coming_to.tables
+        return prospect_of(works, self.limits, self.times, lambda work: work.table.seq in known)
 
     async def submit(self, work: Work) -> list[Row]:
         """Queue an operation and wait for its rows.
@@ -150,6 +161,9 @@ class Batcher:
 
     async def _run(self) -> None:
         while self._waiting:
+            if self.device.holds(self):
+                await self.device.change()
+                continue
             async with self.device.turn:
                 # Let everyone whose result just arrived ask for the next one, so that they share a forward.
                 await asyncio.sleep(0)
@@ -157,7 +171,7 @@ class Batcher:
                 steps: Steps = []
                 num_waiting = len(self._waiting)
                 try:
-                    steps = self._plan()
+                    steps = self._planner.plan()
                     if steps:
                         await self._step(steps)
                 except Exception as error:
@@ -167,49 +181,10 @@ class Batcher:
                         self._waiting.refuse(work, error)
                 finally:
                     _land(steps)
+            self.stuck = not steps
             self.device.changed.set()
             if not steps and self._waiting and len(self._waiting) == num_waiting:
-                self.device.changed.clear()
-                await self.device.changed.wait()
-
-    def _plan(self) -> Steps:
-        """Choose the step's operations, reserve their memory, and lay out what each feeds."""
-        patient = self.device.patient
-        candidates = self._waiting.candidates(patient)
-        memory = StepMemory(self.tables, candidates)
-        self._waiting.block(())
-        if len(self.device.tenants()) > 1:
-            self._waiting.block(blocked := _blocked(candidates, memory, self.limits))
-            candidates = [work for work in candidates if work not in blocked]
-        contested = len(self.device.tenants()) > 1
-        if not candidates or (contested and self.device.others_first(self)):
-            return []
-        fresh = [work for work in candidates if not (work.started or work.running or work.background)]
-        shares = plan_step(
-            candidates,
-            self.limits,
-            self.times,
-            lambda index, alone: memory.admit(candidates[index], alone),
-            self.device.owed,
-            contested,
-            lambda: [member.load() for member in self.device.members if member is not self],
-            longest_step(candidates if patient else (), self.limits, self.times),
-        )
-        steps: Steps = []
-        for work, tokens in memory.in_turn([(candidates[share.index], share.tokens) for share in shares]):
-            if memory.reserve(work, tokens):
-                steps.append((work, work.feed(tokens)))
-            elif work.background:
-                self._waiting.finish(work, [])  # no room to read ahead: the cache stays short, which is never wrong
-        steps = steps or _squeezed(candidates, memory, self.limits.token_budget)
-        if not steps and patient and any(work.patient for work in candidates) and self.device.forgo():
-            return self._plan()  # no memory can be had for them: those in a hurry must not wait for their turn to end
-        if self.limits.order != "fifo":
-            note_started(fresh, {work for work, _ in steps} | {work for work in fresh if work.started})
-        for _, feed in steps:
-            if feed.partial is not None:
-                feed.partial.hold()  # all memory of this step is reserved: what is found now stays until it ends
-        return steps
+                await self.device.change()
 
     async def _step(self, steps: Steps) -> None:
         """Run one forward, learn its cost, and hand out its rows; a forward that fails fails only who caused it."""
@@ -279,28 +254,6 @@ class Batcher:
             self._waiting.refuse(work, error)
         else:
             self._waiting.renew(work)
-
-
-def _blocked(candidates: list[Work], memory: StepMemory, limits: Limits) -> set[Work]:
-    """Prompts that memory cannot be had for, in a step that tenants share: no time of it is kept for them."""
-    if not any(work.started and not work.background for work in candidates):
-        return set()  # whatever memory there is, one of them starts
-    prompts = defaultdict[str, list[Work]](list)
-    for work in candidates:
-        if not (work.started or work.background):
-            prompts[work.tenant].append(work)
-    tenants = memory.blocked([first_of(works, limits.order, limits.max_overtaken) for works in prompts.values()])
-    return {work for tenant in tenants for work in prompts[tenant]}
-
-
-def _squeezed(candidates: list[Work], memory: StepMemory, token_budget: int) -> Steps:
-    """Nothing fitted: a step of the oldest sequence only."""
-    stuck = [work for work in candidates if not work.background]
-    if stuck:
-        oldest = min(stuck, key=lambda work: (work.patient, age(work.table)))
-        if tokens := memory.squeeze(oldest, token_budget):
-            return [(oldest, oldest.feed(tokens))]
-    return []
 
 
 def _enter(work: Work, feed: Feed, keeps_trees: bool) -> None:

@@ -10,6 +10,10 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from decoding.sequence import Sequence
+from engine.cache.table import BlockTable
+from engine.company import Prospect, waits_for_company
+from engine.costs.forward import StepTime
 from engine.fairness import FairShare
 from engine.patience import Floor
 from engine.scheduler import Limits, Load
@@ -23,11 +27,19 @@ class Member(Protocol):
 
     Attributes:
         limits: what its steps may hold.
+        times: predicts how long they take; None: nobody knows.
         went_at_s: the device's `spent_s` at the end of its last step.
+        held_at_s: the device's `spent_s` when its step began to wait for company; None: it does not.
+        stuck: whether its last turn came to nothing.
+        tables: caches of the sequences it works on.
     """
 
     limits: Limits
+    times: StepTime | None
     went_at_s: float
+    held_at_s: float | None
+    stuck: bool
+    tables: dict[Sequence, BlockTable]
 
     def tenants(self) -> set[str]:
         """Whose operations wait or run there."""
@@ -39,6 +51,15 @@ class Member(Protocol):
 
     def has(self, patient: bool) -> bool:
         """Whether somebody waits there for an operation that is in no hurry, or for one that is."""
+        ...
+
+    def prospect(self, patient: bool, coming_to: Member | None = None) -> Prospect | None:
+        """What its next step would cost; None: it has none, or nobody knows.
+
+        Args:
+            patient: with operations that are in no hurry, or with those that are.
+            coming_to: only requests count that this model has worked on as well, and may again; None: all do.
+        """
         ...
 
 
@@ -123,6 +144,23 @@ class Device:
         running = sum(sum(each.load().running.values()) for each in self.members)
         bears_s = (member.limits.max_slowdown - 1.0) * running
         return not member.load().running or self.spent_s - member.went_at_s < bears_s
+
+    def holds(self, member: Member) -> bool:
+        """Whether a member's step waits for company while another model's is run; see `engine.company`."""
+        patient = self.patient
+        others = [each for each in self.members if each is not member and each.has(patient) and not each.stuck]
+        coming = [found for each in others if (found := each.prospect(patient, member)) is not None]
+        mine = member.prospect(patient) if coming else None
+        since = self.spent_s if member.held_at_s is None else member.held_at_s
+        waited_s = self.spent_s - since
+        held = mine is not None and any(waits_for_company(mine, each, waited_s, member.limits) for each in coming)
+        member.held_at_s = since if held else None
+        return held
+
+    async def change(self) -> None:
+        """Wait until an operation has come, gone or run."""
+        self.changed.clear()
+        await self.changed.wait()
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` on the device's thread. The caller holds `turn`."""

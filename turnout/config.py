@@ -57,7 +57,11 @@ class EngineConfig(Section):
     max_batch: Annotated[int, Field(ge=1, description="most sequences in one forward pass")] = 64
     max_slowdown: Annotated[
         float,
-        Field(gt=1, description="how many times longer a step may take for prompts fed beside running requests"),
+        Field(
+            gt=1,
+            description="how many times longer a step may take for prompts fed beside running requests, or for the "
+            "requests that another model of its device will bring it",
+        ),
     ] = 1.75
     order: Annotated[
         Literal["fifo", "hit_rate"],

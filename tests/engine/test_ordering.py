@@ -228,7 +228,7 @@ async def test_a_prompt_that_got_no_room_in_its_step_has_started() -> None:
     works = [Work(model._table(older), tree=draft), Work(model._table(younger))]
     for work in works:
         model.batcher._waiting.add(work)
-    assert [work for work, _ in model.batcher._plan()] == [works[1]]
+    assert [work for work, _ in model.batcher._planner.plan()] == [works[1]]
     assert works[0].started
     assert [work.overtaken for work in works] == [0, 0]
     await model.close()
