@@ -10,10 +10,12 @@ from typing import Any
 from turnout.access_config import TenantLimits
 from turnout.errors import invalid
 from turnout.registry import validated
+from turnout.types import SharingPolicy
 
 SPAN = re.compile(r"^(\d{1,5})(m|h|d|w)$")
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 BUDGET = ("amount", "unit", "per")
+SHARING = (("private", ""), ("private", ":"), ("group", ":"))
 
 
 def parse_limits(values: dict[str, Any], given: list[str]) -> TenantLimits:
@@ -42,6 +44,11 @@ def _limit_value(name: str, text: str) -> Any:
         if not 1 <= len(words) <= len(BUDGET):
             raise invalid("limit.budget", f"must be as 1000000 tokens per month (got {text!r})")
         return dict(zip(BUDGET, words, strict=False))
+    if name == "sharing":
+        policy, colon, group = text.partition(":")
+        if (policy, colon) not in SHARING or (colon and not group):
+            raise invalid("limit.sharing", f"must be private, group:NAME, private:NAME or none (got {text!r})")
+        return {"policy": policy, "group": group or None}
     return text
 
 
@@ -89,7 +96,14 @@ def limit_texts(limits: dict[str, Any]) -> Iterator[str]:
         if name == "budget":
             full = {"unit": "tokens", "per": "month"} | value
             yield f"budget {full['amount']:g} {full['unit']} a {full['per']}"
+        elif name == "sharing":
+            yield f"sharing {sharing_text(validated(SharingPolicy, value, name))}"
         elif isinstance(value, tuple):
             yield f"{name} {' '.join(value)}"
         else:
             yield f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def sharing_text(policy: SharingPolicy) -> str:
+    """With whom a tenant shares cached prefixes."""
+    return policy.policy if policy.group is None else f"{policy.policy}, group {policy.group}"

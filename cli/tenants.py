@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.output import print_json, print_table
-from cli.tenant_values import key_id, limit_texts, parse_limits, parse_moment, parse_span
+from cli.tenant_values import key_id, limit_texts, parse_limits, parse_moment, parse_span, sharing_text
 from turnout.errors import invalid
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from deployments.access.tenants_file import Tenant, Tenants
     from deployments.access.usage_totals import Totals
     from turnout.config import TurnoutConfig
+    from turnout.types import SharingPolicy
 
 app = typer.Typer(help="Say who may use the server, give and take keys, add up what was used.", no_args_is_help=True)
 
@@ -38,8 +39,8 @@ Limit = Annotated[
     typer.Option(
         metavar="NAME=VALUE",
         help="requests_per_minute, tokens_per_minute, concurrency, pools, methods (lists of patterns: a,b), priority,"
-        " max_priority, operator, budget (AMOUNT tokens|flops|seconds per day|month); none takes a limit away;"
-        " repeatable.",
+        " max_priority, operator, budget (AMOUNT tokens|flops|seconds per day|month), sharing (private, group:NAME or"
+        " private:NAME); none takes a limit away; repeatable.",
     ),
 ]
 Expires = Annotated[str, typer.Option(help="When the key ends: a time, or a span from now (90d, 12h); absent: never.")]
@@ -91,9 +92,9 @@ def list_tenants(file: File = None, config: Config = None, as_json: AsJson = Fal
 
 @app.command()
 def show(name: Name, file: File = None, config: Config = None, as_json: AsJson = False) -> None:
-    """Show one tenant: limits, keys, and with --config with whom it shares cached prefixes (kvstore.tenants)."""
+    """Show one tenant: limits, keys, and with whom it shares cached prefixes (--config: as kvstore.tenants says)."""
     tenant = _read(_path(file, config)).tenant(name)
-    described = _described(tenant) | {"sharing": _sharing(name, config)}
+    described = _described(tenant) | {"sharing": _sharing(name, tenant, config)}
     if as_json:
         print_json(described)
         return
@@ -256,14 +257,14 @@ def _config(path: Path) -> TurnoutConfig:
     return parse_config(read_yaml(path))
 
 
-def _sharing(name: str, config: Path | None) -> str | None:
-    """What kvstore.tenants says of a tenant: it is the one place that does."""
-    if config is None:
+def _sharing(name: str, tenant: Tenant, config: Path | None) -> str | None:
+    """With whom a tenant shares cached prefixes: as its entry says, else as kvstore.tenants does; None: not known."""
+    found: SharingPolicy | None = tenant.limits.sharing
+    if found is None and config is None:
         return None
-    found = _config(config).kvstore.tenants.get(name)
-    if found is None:
-        return "private"
-    return found.policy if found.group is None else f"{found.policy}, group {found.group}"
+    if found is None and config is not None:
+        found = _config(config).kvstore.tenants.get(name)
+    return "private" if found is None else sharing_text(found)
 
 
 def _read(path: Path) -> Tenants:

@@ -28,10 +28,12 @@ def prompt_bytes(call: GenerateCall) -> bytes:
 def prefixes(call: GenerateCall) -> list[tuple[int, bytes]]:
     """Ever longer beginnings of a call's prompt, as (length in bytes, digest).
 
-    Equal digests mean equal beginnings, of calls by one tenant to one model: caches of others are another matter.
+    Equal digests mean equal beginnings, of calls to one model by one tenant, or by those of its group where the tenants
+    file names it: caches of others are another matter.
     """
     data = prompt_bytes(call)
-    digest = hashlib.blake2b(f"{call.tenant}\x1f{call.model}\x1f".encode(errors="replace"), digest_size=DIGEST_BYTES)
+    whose = call.tenant.encode(errors="replace") if call.sharing is None else call.sharing.home(call.tenant).key
+    digest = hashlib.blake2b(b"\x1f".join((whose, call.model.encode(errors="replace"), b"")), digest_size=DIGEST_BYTES)
     found = []
     start = 0
     for mark in MARKS:

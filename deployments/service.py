@@ -169,7 +169,7 @@ class GenerationService:
                 raise invalid("completions", f"at most {MAX_COMPLETIONS} at once (got {len(call.completions)})")
             if not 0 <= call.top <= 20:
                 raise invalid("top", f"must be from 0 to 20 (got {call.top})")
-            call = replace(call, model=model)
+            call = replace(call, model=model, sharing=self.callers.sharing(call.tenant))
             async with self._let_in(call, pool) as ticket:
                 async with self._limit():
                     scored = await self._backends[pool].score(call)
@@ -316,7 +316,10 @@ class GenerationService:
         # A batch says itself how long it has: in no hurry, a request may wait longer than any client would.
         deadline_s = wanted_s if call.batch_id else min(wanted_s, limit_s)
         counts = self.admission.counts and call.billed
-        call = replace(call, model=model, sampling=sampling, deadline_s=deadline_s, tells_prompt=counts)
+        sharing = self.callers.sharing(call.tenant)  # whatever the call says: its tenant does not decide that
+        call = replace(
+            call, model=model, sampling=sampling, deadline_s=deadline_s, tells_prompt=counts, sharing=sharing
+        )
         return call, self._names.pool(model, limits)
 
     @contextmanager

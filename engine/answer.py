@@ -16,7 +16,7 @@ from engine.beginning import begin
 from engine.delivered import Delivery, deliveries, notes_of
 from engine.prepare import Prepared
 from engine.routing import Routing
-from engine.sharing import Share, private
+from engine.sharing import Share, unconfigured
 from engine.spans import spanned
 from engine.structures import check_answer
 from engine.text import StopStrings, TextTokenizer
@@ -104,7 +104,7 @@ class AnswerRun:
         tokenizer: TextTokenizer,
         large: str,
         routing: Routing | None = None,
-        share: Share = private,
+        share: Share = unconfigured,
         running: set[AnswerRun] | None = None,
         answered: Callable[[AnswerRun], None] | None = None,
     ) -> None:

@@ -26,7 +26,7 @@ def begin(prepared: Prepared, tokenizer: TextTokenizer, share: Share, index: int
         derive_seed(prepared.seed, index),
         tokenizer.eos_ids,
         text,
-        share(call.tenant, prepared.prompt),
+        share(call.tenant, prepared.prompt, call.sharing),
         prepared.account or call.tenant,
         lossy=call.cache == "lossy",
         patient=call.priority == "batch",

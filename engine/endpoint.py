@@ -17,7 +17,7 @@ from engine.forecast import prompt_token_seconds, waiting_seconds
 from engine.places import Places
 from engine.prepare import Intake, Prepared, scored_ids
 from engine.routing import PoolRouting, Routing
-from engine.sharing import Share, private, summed
+from engine.sharing import Share, summed, unconfigured
 from engine.text import TextTokenizer
 from router.decision import Decision
 from router.routing import Router
@@ -118,7 +118,7 @@ class Endpoint:
         self._rate = _Rate()
         self.routing: PoolRouting | None = None
         self.audits: Audits | None = None
-        self.share: Share = private
+        self.share: Share = unconfigured
         self._running: set[AnswerRun] = set()
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
@@ -227,7 +227,7 @@ class Endpoint:
         if prepared.plan is not None:
             raise invalid("method", f"the request is not routed: it names {prepared.plan.method.name!r}")
         routing = Routing(Router(self.routing.router.policy), self.intake())
-        sharing = self.share(call.tenant, prepared.prompt)
+        sharing = self.share(call.tenant, prepared.prompt, call.sharing)
         sequence = Sequence(prepared.prompt, call.sampling, prepared.seed, sharing=sharing, tenant=call.tenant)
         try:
             await routing.route(prepared, sequence, self.pool)
@@ -252,7 +252,7 @@ class Endpoint:
             raise out_of_range(
                 "prompt", f"with its completion {len(prompt) + longest} tokens; at most {model.max_length}"
             )
-        sharing = self.share(call.tenant, prompt)
+        sharing = self.share(call.tenant, prompt, call.sharing)
         seq = Sequence(prompt, SamplingParams(temperature=0.0), 0, sharing=sharing, tenant=call.tenant)
         with self._beside():
             async with self._places.hold(call.tenant):

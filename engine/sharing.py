@@ -12,21 +12,21 @@ from engine.text import TextTokenizer
 from turnout.calls import CacheStats
 from turnout.config import PoolConfig, TurnoutConfig, model_path
 from turnout.errors import Code, TurnoutError
-from turnout.types import Sharing
+from turnout.types import Sharing, SharingPolicy
 
 if TYPE_CHECKING:
     from engine.cache.shared import SharedPrefixes
     from engine.model import EngineModel
     from kvstore.build import SharedStore
 
-# (tenant, prompt) -> whose cache the prompt's tokens belong to.
-Share = Callable[[str, list[int]], Sharing]
+# (tenant, prompt, what the call says of the tenant) -> whose cache the prompt's tokens belong to.
+Share = Callable[[str, list[int], SharingPolicy | None], Sharing]
 HEALTH = ("ok", "degraded", "off")  # from well to ill
 
 
-def private(tenant: str, prompt: list[int]) -> Sharing:
-    """Without a store: everything is the tenant's own."""
-    return Sharing.private(tenant)
+def unconfigured(tenant: str, prompt: list[int], told: SharingPolicy | None) -> Sharing:
+    """Without a store and settings: everything is the tenant's own, or its group's where the call says so."""
+    return Sharing.private(tenant) if told is None else Sharing(told.home(tenant))
 
 
 def mark_contents(config: TurnoutConfig, names: Iterable[str], folder: Path) -> dict[str, Marks]:
@@ -174,11 +174,11 @@ def open_tenancy(config: TurnoutConfig, tokenizer: TextTokenizer, folder: Path) 
 
 
 def share_of(config: TurnoutConfig, stores: SharedStore | None) -> Share:
-    """Who shares with whom: as configured and registered; without a store, groups still share the models' blocks."""
+    """Who shares with whom: as calls say, are configured and registered; without a store, groups still share blocks."""
     if stores is not None:
         return stores.sharing
     if not config.kvstore.tenants:
-        return private
+        return unconfigured
     from kvstore.tenants.tenancy import Tenancy
 
     return Tenancy(config.kvstore.tenants, None).sharing

@@ -33,7 +33,7 @@ from kvstore.tenants.tenancy import Tenancy
 from kvstore.tenants.usage import Accounts
 from kvstore.upkeep import Office, Upkeep
 from turnout.errors import not_found
-from turnout.types import Sharing
+from turnout.types import Sharing, SharingPolicy
 
 if TYPE_CHECKING:
     from turnout.kvstore_config import KVStoreConfig
@@ -91,9 +91,9 @@ class SharedStore:
             raise not_found("model", model, self.models)
         return self._stores[model]
 
-    def sharing(self, tenant: str, prompt: Sequence[int]) -> Sharing:
-        """Whose cache the tokens of a tenant's prompt belong to."""
-        return self._tenancy.sharing(tenant, prompt)
+    def sharing(self, tenant: str, prompt: Sequence[int], told: SharingPolicy | None = None) -> Sharing:
+        """Whose cache the tokens of a tenant's prompt belong to; see `Tenancy.sharing`."""
+        return self._tenancy.sharing(tenant, prompt, told)
 
     def health(self) -> Health:
         """Of Redis: ok, degraded or off."""

@@ -157,7 +157,7 @@ class Upkeep:
     def _namespaces(self) -> list[Namespace]:
         tenants = {tenant for each in self._stores for tenant in each.counts.tenants()}
         homes = [self._office.tenancy.home(tenant) for tenant in sorted(tenants)]
-        return list(dict.fromkeys([*self._office.tenancy.namespaces(), *homes]))
+        return list(dict.fromkeys([*self._office.tenancy.namespaces(), *homes, *self._office.quotas.namespaces]))
 
     def _work(self) -> None:
         refused = 0  # times in a row that the root key was another one: a spoilt answer looks like that too

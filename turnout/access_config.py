@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from turnout.calls import Priority
 from turnout.errors import invalid
+from turnout.types import SharingPolicy
 
 TENANT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 TENANT_PATTERN = re.compile(TENANT_NAME)
@@ -50,6 +51,9 @@ class TenantLimits(_Section):
     priority: Annotated[Priority, Field(description="of requests that do not say")] = "interactive"
     max_priority: Annotated[Priority, Field(description="highest that a request may ask for")] = "interactive"
     budget: Annotated[Budget | None, Field(description="what it may spend")] = None
+    sharing: Annotated[
+        SharingPolicy | None, Field(description="with whom it shares cached prefixes; absent: as kvstore.tenants says")
+    ] = None
     operator: Annotated[bool, Field(description="whether it may see the other tenants and what they used")] = False
 
     @model_validator(mode="after")

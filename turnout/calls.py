@@ -13,7 +13,7 @@ from turnout.pool_stats import CacheStats as CacheStats
 from turnout.pool_stats import MemberStats as MemberStats
 from turnout.pool_stats import PoolStats as PoolStats
 from turnout.tools import Tool, ToolCall
-from turnout.types import NO_LIMITS, FinishReason, RouteLimits, SamplingParams, TokenKind
+from turnout.types import NO_LIMITS, FinishReason, RouteLimits, SamplingParams, SharingPolicy, TokenKind
 
 CacheClass = Literal["exact", "lossy"]
 CACHE_CLASSES: tuple[CacheClass, ...] = ("exact", "lossy")
@@ -106,7 +106,9 @@ class GenerateCall:
         model: a pool's name (its models answer together) or a member model's name (it answers alone).
         method: decoding method; None is the pool's default: its routing where it has one. "auto" is the routing.
         params: the method's parameters, not yet validated.
-        tenant: whose request it is; with whom it shares prefix caches is configured.
+        tenant: whose request it is.
+        sharing: with whom the tenant shares prefix caches; None: as is configured. The service sets it, from the
+            tenants file; what a front end puts there is not looked at.
         logprobs: report per-token log-probabilities (count of alternatives is in `sampling.logprobs`).
         deadline_s: seconds this call may take; None is the server's limit.
         session: what the caller groups requests by, for routing; "" without.
@@ -154,6 +156,7 @@ class GenerateCall:
     whole: bool = False
     trace: str = ""
     tools: tuple[Tool, ...] = ()
+    sharing: SharingPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +275,7 @@ Event = Chunk | Usage | Failure | Decided | Regained | Begun
 class ScoreCall:
     """Log-likelihood of `completion` after `prompt` under one model (text or token ids each).
 
-    `key_id` and `billed` are as in `GenerateCall`.
+    `key_id`, `billed` and `sharing` are as in `GenerateCall`.
     """
 
     request_id: str
@@ -283,6 +286,7 @@ class ScoreCall:
     top: int = 0
     key_id: str = ""
     billed: bool = True
+    sharing: SharingPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from turnout.errors import invalid
+from turnout.types import SharingPolicy
 
 OFF, EMBEDDED = "off", "embedded"
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
@@ -18,26 +19,18 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class TenantSharing(_Section):
-    """With whom a tenant shares its cache; with everybody, only prefixes that are registered as public."""
+class TenantSharing(SharingPolicy):
+    """With whom a tenant shares its cache if the tenants file does not say; with everybody, only public prefixes."""
+
+    SECTION: ClassVar[str] = "kvstore.tenants"
 
     policy: Annotated[Literal["private", "group"], Field(description="private: nobody; group: all of its group")] = (
         "private"
     )
-    group: Annotated[
-        str | None,
-        Field(min_length=1, description="its group; with policy private, only what is registered for it is shared"),
-    ] = None
     quota_bytes: Annotated[
         int | None,
         Field(ge=0, description="most bytes it may hold in Redis; 0: it may not write; absent: kvstore.quota_bytes"),
     ] = None
-
-    @model_validator(mode="after")
-    def _check_group(self) -> TenantSharing:
-        if self.policy == "group" and self.group is None:
-            raise invalid("kvstore.tenants.group", "must be named where the policy is group")
-        return self
 
 
 class KVStoreConfig(_Section):

@@ -18,6 +18,7 @@ from deployments.access.watched import POLL_S, Watched
 from turnout.access_config import UNLIMITED, AccessConfig, TenantLimits
 from turnout.calls import GenerateCall, Priority, ScoreCall
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.types import SharingPolicy
 
 EVERYBODY = "default"
 PRIORITIES: tuple[Priority, ...] = ("interactive", "batch")
@@ -116,6 +117,11 @@ class Callers:
             TurnoutError: UNAUTHENTICATED; PERMISSION_DENIED: it has a budget, and nothing records what is spent.
         """
         return UNLIMITED if self.config is None else self._limits(tenant)
+
+    def sharing(self, tenant: str) -> SharingPolicy | None:
+        """With whom a tenant shares cached prefixes, as its entry in the tenants file says now; None: it does not."""
+        found = self._file.value.tenants.get(tenant) if self._file is not None else None
+        return found.limits.sharing if found is not None else None
 
     def knows(self, tenant: str) -> bool:
         """Whether the configuration or the tenants file names a tenant."""

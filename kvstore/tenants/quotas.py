@@ -108,11 +108,17 @@ class Quotas:
         self._limit = limit
         self._ttl = ttl_ms
         self._wall = wall_clock
+        self._used: dict[Namespace, None] = {}
 
     def may_write(self, namespace: Namespace, size: int) -> bool:
         """Whether a chunk of so many bytes can ever find room; does no I/O."""
         limit = self._limit(namespace)
         return limit is None or size <= limit
+
+    @property
+    def namespaces(self) -> list[Namespace]:
+        """Those in which this process wrote or found something: calls may tell of groups that nobody configured."""
+        return list(self._used)
 
     @property
     def ttl_ms(self) -> int:
@@ -138,6 +144,7 @@ class Quotas:
         Returns:
             How many values were evicted.
         """
+        self._used[namespace] = None
         limit = self._limit(namespace)
         now = int(1000 * self._wall())
         args: list[bytes | int | str] = [now, 2 * self._ttl, -1 if limit is None else limit, len(written)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvstore.tenants.registry import PUBLIC, Prefix, Registry, namespace_of
-from turnout.types import Namespace, Sharing
+from turnout.types import Namespace, Sharing, SharingPolicy
 
 if TYPE_CHECKING:
     from turnout.config import TenantSharing
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 class Tenancy:
     """Sharing and limits of tenants.
+
+    With whom a tenant shares may be `told` by each call, from the tenants file: that goes before what is configured.
+    Limits are as configured.
 
     Args:
         tenants: as configured, by name; others are private.
@@ -30,34 +33,38 @@ class Tenancy:
         self._limits: dict[Namespace, int | None] = {}
         for name, setting in tenants.items():
             own = setting.quota_bytes if setting.quota_bytes is not None else quota_bytes
-            for namespace in self._of(name):
+            # Its private one too: the tenants file may say private of a tenant that is in a group here.
+            for namespace in (Namespace("private", name), *self._of(name)):
                 others = self._limits.get(namespace, 0)
                 self._limits[namespace] = None if own is None or others is None else max(own, others)
 
-    def sharing(self, tenant: str, prompt: Sequence[int]) -> Sharing:
+    def sharing(self, tenant: str, prompt: Sequence[int], told: SharingPolicy | None = None) -> Sharing:
         """Of a prompt: the longest head in common with a public prefix, then with one of the tenant's group, then
         the tenant's own policy.
 
         A head of a registered prefix is as public as the whole, so it need not be there to its end: the last token
         of a text may differ when something follows.
+
+        Args:
+            tenant: who asks.
+            prompt: token ids.
+            told: the tenant's policy, of the call; None: as configured.
         """
         spans: list[tuple[int, Namespace]] = []
-        group = self.group(tenant)
+        group = self.group(tenant) if told is None else told.group
         for namespace, fits in self._shared(group):
             end = max((common_length(tokens, prompt) for tokens in fits), default=0)
             if end > (spans[-1][0] if spans else 0):
                 spans.append((end, namespace))
-        return Sharing(self.home(tenant), tuple(spans))
+        return Sharing(self.home(tenant) if told is None else told.home(tenant), tuple(spans))
 
     def home(self, tenant: str) -> Namespace:
-        """Where a tenant's own chunks are."""
+        """Where a tenant's own chunks are, as configured."""
         setting = self._tenants.get(tenant)
-        if setting is not None and setting.policy == "group" and setting.group:
-            return Namespace("group", setting.group)
-        return Namespace("private", tenant)
+        return Namespace("private", tenant) if setting is None else setting.home(tenant)
 
     def group(self, tenant: str) -> str | None:
-        """The group a tenant belongs to, whether it shares its own prompts with it or not."""
+        """The group a tenant is configured to belong to, whether it shares its own prompts with it or not."""
         setting = self._tenants.get(tenant)
         return setting.group if setting is not None else None
 

@@ -92,6 +92,32 @@ def test_limits_are_set_and_taken_away(tenants: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "stands", "shown"),
+    [
+        ("group:team", {"policy": "group", "group": "team"}, "group, group team"),
+        ("private:team", {"policy": "private", "group": "team"}, "private, group team"),
+        ("private", {"policy": "private"}, "private"),
+    ],
+)
+def test_sharing_is_set_shown_and_taken_away(
+    tenants: Any, tmp_path: Path, given: str, stands: dict[str, str], shown: str
+) -> None:
+    assert tenants("add", "acme", "--limit", f"sharing={given}", "--limit", "concurrency=3").code == 0
+    written = yaml.safe_load((tmp_path / "tenants.yaml").read_text(encoding="utf-8"))
+    assert written["tenants"]["acme"]["limits"]["sharing"] == stands
+    assert f"sharing {shown}" in tenants("list").out
+    assert f"cached prefixes: {shown}\n" in tenants("show", "acme").out
+    assert json.loads(tenants("show", "acme", "--json").out)["sharing"] == shown
+    tenants("set", "acme", "--limit", "operator=true")
+    sharing = stored(tmp_path)["acme"].limits.sharing
+    assert (sharing.policy, sharing.group) == (stands["policy"], stands.get("group"))
+    assert tenants("set", "acme", "--limit", "sharing=none").code == 0
+    limits = stored(tmp_path)["acme"].limits
+    assert (limits.sharing, limits.concurrency, limits.operator) == (None, 3, True)
+    assert "cached prefixes" not in tenants("show", "acme").out
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("add", "acme"), "there already"),
@@ -101,6 +127,9 @@ def test_limits_are_set_and_taken_away(tenants: Any, tmp_path: Path) -> None:
         (("add", "x", "--limit", "concurrency=many"), "limit.concurrency: "),
         (("add", "x", "--limit", "budget=5 apples"), "limit.budget.unit: "),
         (("add", "x", "--limit", "budget=1 b c d"), "limit.budget: must be as"),
+        (("add", "x", "--limit", "sharing=group"), "limit.sharing: must be private, group:NAME"),
+        (("add", "x", "--limit", "sharing=group:"), "limit.sharing: must be private, group:NAME"),
+        (("set", "acme", "--limit", "sharing=public"), "limit.sharing: must be private, group:NAME"),
         (("add", "x", "--expires", "tomorrow"), "time: must be as"),
         (("rotate", "acme", "--overlap", "soon"), "overlap: must be"),
         (("show", "nobody"), "'nobody' is not known; available: acme"),
@@ -127,6 +156,9 @@ def test_the_file_is_found_through_the_configuration(run: Any, config_file: Path
     config_file.write_text(yaml.safe_dump(values), encoding="utf-8")
     assert run("tenants", "add", "acme", "--config", str(config_file)).code == 0
     assert "group, group g" in run("tenants", "show", "acme", "--config", str(config_file)).out
+    # What the tenants file says goes before it.
+    assert run("tenants", "set", "acme", "--limit", "sharing=private", "--config", str(config_file)).code == 0
+    assert "cached prefixes: private\n" in run("tenants", "show", "acme", "--config", str(config_file)).out
     assert "is needed" in run("tenants", "list").err
 
 

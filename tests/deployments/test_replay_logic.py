@@ -22,7 +22,7 @@ from tests.deployments.served_pool import call, read, read_one
 from turnout.calls import Chunk, Decided, Delivered, Failure, GenerateCall, Moved, Regained, TokenOut, Usage
 from turnout.config import StickyConfig
 from turnout.errors import Code, Interrupted, TurnoutError
-from turnout.types import FinishReason, RouteLimits, TokenKind
+from turnout.types import FinishReason, RouteLimits, SharingPolicy, TokenKind
 
 GONE = ActorUnavailableError("gone", ActorID.from_random().binary())
 Script = Callable[[GenerateCall], AsyncIterator[Batch]]
@@ -108,7 +108,9 @@ def first_tokens(count: int, seed: int = 5, salt: str = "") -> Chunk:
 
 async def test_a_lost_replicas_answer_goes_on_where_it_was() -> None:
     remote, handle = backend(breaks_after((first_tokens(3),)), answers)
-    got = await read_one(remote, call("step=0", max_tokens=6))
+    sharing = SharingPolicy(policy="group", group="team")
+    got = await read_one(remote, replace(call("step=0", max_tokens=6), sharing=sharing))
+    assert [asked.sharing for asked in handle.calls] == [sharing, sharing]
     assert got.ids == expected(5, 6)
     assert got.text == "".join(map(chr, got.ids))
     assert handle.calls[0].delivered == ()

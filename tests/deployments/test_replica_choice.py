@@ -24,6 +24,7 @@ from deployments.replica_choice import PrefixRouter
 from tests.deployments.scripted_pool import load_scripted, scripted_config
 from tests.deployments.served_pool import ServedPool, call, read_one, served_pool, until
 from turnout.calls import ChatMessage, GenerateCall, Moved
+from turnout.types import SharingPolicy
 
 LONG = "All that follows is said of one house and one street. " * 40
 # The served pool is one backend, which lives in one loop.
@@ -41,6 +42,11 @@ def test_equal_beginnings_have_equal_digests() -> None:
     assert longest(call("x" + LONG), call(LONG)) == 0
     assert longest(call(LONG), call(LONG, tenant="other")) == 0
     assert longest(call(LONG), call(LONG, model="other")) == 0
+    team, private = SharingPolicy(policy="group", group="team"), SharingPolicy(policy="private")
+    told = replace(call(LONG), sharing=team)
+    assert longest(told, replace(call(LONG, tenant="other"), sharing=team)) > len(LONG) / 1.5
+    assert longest(told, replace(call(LONG), sharing=private)) == 0
+    assert longest(told, replace(call(LONG, tenant="team"), sharing=private)) == 0
     ids = tuple(range(1000))
     assert longest(call(ids), call((*ids[:500], *ids))) in MARKS  # type: ignore[arg-type]
     chats = [call(None, messages=(ChatMessage("system", LONG), ChatMessage("user", text))) for text in ("a", "b")]  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from router.summary import read_log
 from tests.engine.harness import answer, ask, ask_all, call_of
 from tests.engine.routed import LARGE, PROMPT, STATIC, Opened, ask_auto
 from turnout.calls import Delivered
+from turnout.types import SharingPolicy
 
 
 async def settled(pool: LocalPool) -> None:
@@ -44,6 +45,20 @@ async def test_a_shadow_runs_apart_and_is_not_billed(opened: Opened, tmp_path: P
     assert shadow["outcome"]["large_share"] == 1.0
     assert shadow["same_text"] is (expected.text == reply.text)
     assert request["outcome"]["large_share"] == 0.0
+
+
+async def test_a_shadow_reads_and_leaves_what_its_call_may_share(opened: Opened) -> None:
+    pool = opened({"policy": STATIC, "shadow": {"share": 1, "policy": LARGE}})
+    team = SharingPolicy(policy="group", group="team")
+    prompt = PROMPT * 4
+    await answer(pool, replace(call_of(prompt, "auto", tenant="ann"), sharing=team))
+    await settled(pool)
+    found = {}
+    for tenant, told in (("ann", None), ("bob", team)):
+        reply = await answer(pool, replace(call_of(prompt, "plain", {"model": "large"}, tenant=tenant), sharing=told))
+        found[tenant] = reply.usage.cached_tokens > 0
+    await pool.close()
+    assert found == {"ann": False, "bob": True}
 
 
 async def test_the_shadow_of_a_call_that_came_from_elsewhere_begins_anew(opened: Opened, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.pool import LocalPool
+from kvstore.build import open_keyring, open_store
+from kvstore.desk import Desk
 from kvstore.keys import write_root_key
 from kvstore.redis.embedded import EmbeddedServer
 from tests.engine import conftest as engine_fixtures
@@ -23,7 +26,9 @@ from tests.engine.harness import answer, call_of
 from tests.engine.mixed import assert_same_reply
 from tests.kvstore.forked_calls import CHUNK, answers, forked_calls, open_pool, settle, tokens
 from turnout.calls import GenerateCall
+from turnout.config import KVStoreConfig
 from turnout.errors import TurnoutError
+from turnout.types import SharingPolicy
 
 ROOT = Path(__file__).parents[2]
 pair_folder = engine_fixtures.pair_folder
@@ -141,6 +146,30 @@ async def test_groups_share_and_strangers_do_not(pair_folder: Path, store: dict[
     for pool in (first, second):
         await settle(pool)
         await pool.close()
+
+
+async def test_groups_of_which_only_calls_tell_share_and_are_known_to_the_store(
+    pair_folder: Path, store: dict[str, Any]
+) -> None:
+    first, second = (open_pool(pair_folder, store) for _ in range(2))
+    prompt, team = tokens(4 * CHUNK + 1, start=12), SharingPolicy(policy="group", group="team")
+    await answer(first, replace(one(prompt, "ann"), sharing=team))
+    await settle(first)
+    fetched = {}
+    for tenant, told in (("eve", None), ("bob", SharingPolicy(policy="private")), ("cid", team)):
+        got = await answer(second, replace(one(prompt, tenant), sharing=told))
+        fetched[tenant] = got.usage.models["large"].fetched_tokens
+    assert fetched == {"eve": 0, "bob": 0, "cid": 4 * CHUNK}
+    for pool in (first, second):
+        await settle(pool)
+        await pool.close()
+    config = KVStoreConfig(**store)
+    redis = open_store(config)
+    desk = Desk(config, redis, open_keyring(config))
+    [row] = [each for each in desk.report().namespaces if each.policy == "group"]
+    assert (row.id, row.values >= 4) == ("team", True)
+    assert desk.flush([desk.of_group("team")]) == row.values
+    redis.close()
 
 
 async def test_other_weights_under_the_same_name_find_nothing(

@@ -11,7 +11,7 @@ from kvstore.tenants.sealed import Sealer
 from kvstore.tenants.tenancy import Tenancy, common_length
 from tests.kvstore.prefixes import ROOT, Engine, shared, soon, tokens
 from turnout.kvstore_config import TenantSharing
-from turnout.types import Namespace, Sharing
+from turnout.types import Namespace, Sharing, SharingPolicy
 
 TEAM = Namespace("group", "team")
 TENANTS = {
@@ -48,6 +48,31 @@ def test_tenants_are_private_unless_they_are_in_a_group() -> None:
 def test_a_tenant_called_like_a_group_is_not_the_group() -> None:
     tenancy = Tenancy(TENANTS, None)
     assert tenancy.sharing("team", [1]).rest != TEAM
+
+
+@pytest.mark.parametrize("tenant", ["ann", "cid", "never heard of"])
+def test_what_a_call_tells_goes_before_what_is_configured(registry: Registry, tenant: str) -> None:
+    register(registry, "team's", [1, 2], group="team")
+    register(registry, "strangers'", [1, 2, 3], group="strangers")
+    tenancy = Tenancy(TENANTS, None, registry)
+    own, strangers = Namespace("private", tenant), Namespace("group", "strangers")
+    told = {
+        SharingPolicy(policy="group", group="strangers"): Sharing(strangers, ((3, strangers),)),
+        SharingPolicy(policy="group", group="team"): Sharing(TEAM, ((2, TEAM),)),
+        SharingPolicy(policy="private", group="strangers"): Sharing(own, ((3, strangers),)),
+        SharingPolicy(policy="private"): Sharing(own),
+    }
+    for policy, sharing in told.items():
+        assert tenancy.sharing(tenant, [1, 2, 3, 4], policy) == sharing
+    assert tenancy.sharing("ann", [1, 2, 3, 4]) == Sharing(TEAM, ((2, TEAM),))
+
+
+def test_quotas_stay_as_configured_whatever_calls_tell() -> None:
+    tenancy = Tenancy(TENANTS, 1000)
+    assert tenancy.limit(Namespace("group", "that a call names")) == 1000
+    # Its quota does not end where the tenants file takes it out of its group.
+    assert tenancy.limit(Namespace("private", "bea")) == 500
+    assert not tenancy.may_write("cid")
 
 
 def test_the_longest_registered_head_is_shared(registry: Registry) -> None:

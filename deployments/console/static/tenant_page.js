@@ -29,12 +29,13 @@ function one(tenant) {
 }
 
 function facts(title, values) {
-  const rows = Object.entries(values ?? {}).map(([name, value]) => [name.replaceAll("_", " "), cell(value)]);
+  const rows = Object.entries(values ?? {}).map(
+    ([name, value]) => [name.replaceAll("_", " "), cell(value, name === "sharing" ? "as configured" : "no limit")]);
   return rows.length ? table(title, ["what", "value"], rows) : null;
 }
 
-function cell(value) {
-  if (value === null || value === undefined) return "no limit";
+function cell(value, absent) {
+  if (value === null || value === undefined) return absent;
   if (typeof value === "number") return number(value, 6);
   if (Array.isArray(value)) return value.length ? value.join(", ") : "none";
   if (typeof value === "object") {

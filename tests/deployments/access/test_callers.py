@@ -20,7 +20,7 @@ from turnout.access_config import UNLIMITED
 from turnout.calls import GenerateCall
 from turnout.config import parse_config
 from turnout.errors import Code, TurnoutError
-from turnout.types import SamplingParams
+from turnout.types import SamplingParams, SharingPolicy
 
 RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EC = ec.generate_private_key(ec.SECP256R1())
@@ -76,6 +76,25 @@ def test_a_caller_is_in_the_call_and_the_body_says_nothing() -> None:
     call = GenerateCall("r", "m", SamplingParams(), prompt="x", tenant="somebody else", key_id="theirs")
     mine = Caller("acme", UNLIMITED, "k", "batch").attributed(call)
     assert (mine.tenant, mine.key_id, mine.priority) == ("acme", "k", "batch")
+
+
+def test_only_a_tenants_entry_tells_with_whom_it_shares(tmp_path: Path) -> None:
+    write_house(tmp_path, {"acme": {"sharing": {"policy": "group", "group": "team"}}, "other": {}})
+    (tmp_path / "key.pem").write_bytes(public_pem(RSA))
+    signed = {"issuer": "https://id", "audience": "turnout", "key_file": str(tmp_path / "key.pem")}
+    for config in (
+        house_config(tmp_path, {"jwt": signed}),
+        house_config(tmp_path, {"jwt": signed, "tenants_file": None}),
+    ):
+        assert config.access is not None
+        callers = Callers(config.access)
+        try:
+            acme = SharingPolicy(policy="group", group="team") if config.access.tenants_file else None
+            assert callers.of(f"Bearer {token(kid='')}").tenant == "acme"
+            assert [callers.sharing(name) for name in ("acme", "other", "nobody")] == [acme, None, None]
+        finally:
+            callers.close()
+    assert Callers(None).sharing("default") is None
 
 
 def test_a_key_names_its_tenant(tmp_path: Path) -> None:

@@ -113,15 +113,18 @@ def test_the_catalogue_has_every_method_with_its_parameters(page: Page, site: Si
 def test_a_tenant_sees_what_the_server_says_of_it(page: Page) -> None:
     said = {
         "tenant": "acme",
-        "limits": {"requests_per_minute": 60, "pools": ["demo*"], "budget": None},
+        "limits": {"requests_per_minute": 60, "pools": ["demo*"], "budget": None, "sharing": None},
         "left": {"requests_per_minute": 59.5},
         "usage": {"requests": 3, "completion_tokens": 1200},
     }
+    zeta = {"limits": {"sharing": {"policy": "group", "group": "team"}}}
     page.route("**/v1/tenant", lambda route: route.fulfill(json=said))
-    page.route("**/v1/tenants", lambda route: route.fulfill(json={"data": [said, {**said, "tenant": "zeta"}]}))
+    page.route("**/v1/tenants", lambda route: route.fulfill(json={"data": [said, {**said, "tenant": "zeta", **zeta}]}))
     visit(page, "tenant")
     expect(page.get_by_role("table", name="acme: usage")).to_contain_text("1,200")
     expect(page.get_by_role("table", name="acme: limits")).to_contain_text("no limit")
+    expect(page.get_by_role("row", name="sharing as configured")).to_be_visible()
+    expect(page.get_by_role("table", name="zeta: limits")).to_contain_text("policy: group, group: team")
     expect(page.get_by_role("heading", name="zeta", exact=True)).to_be_visible()
 
 
