@@ -65,9 +65,10 @@ def kv_codecs(
 
 def _texts(file: Path | None, count: int, seed: int) -> list[str]:
     if file is None:
-        from training.kv_profiles import demo_prompts
+        from training.demo_prompts import PYTHON, SHARES, training_prompts
 
-        return demo_prompts(count, seed)
+        questions = {kind: share for kind, share in SHARES.items() if kind != PYTHON}
+        return [prompt.text for prompt in training_prompts(count, f"kv-codecs-{seed}", questions)]
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

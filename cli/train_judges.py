@@ -167,15 +167,15 @@ def _source(
     import random
 
     from training.data import arithmetic
+    from training.demo_prompts import read_lines
     from training.length_data import Source
-    from training.length_predictors import prompts_of
     from turnout.calls import ChatMessage
     from turnout.types import SamplingParams
 
     sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     ends = frozenset(pool.tokenizer.eos_ids)
     if file is not None:
-        return Source(prompts_of(pool, file, count), sampling, ends, seed), []
+        return Source([each.encode(pool.tokenizer) for each in read_lines(file, count)], sampling, ends, seed), []
     rng = random.Random(f"judges-{seed}")
     problems = [arithmetic.draw_training(rng, rng.choice(arithmetic.DIFFICULTIES)) for _ in range(count)]
     prompts = [pool.tokenizer.encode_chat([ChatMessage("user", problem.prompt)]) for problem in problems]

@@ -99,14 +99,16 @@ async def _train(
     recipe: Disco | SpecDecPlusPlus, name: str, settings: TurnoutConfig, out: Path, asked: Asked
 ) -> Trained:
     from engine.pool import LocalPool
+    from training.demo_prompts import read_lines, training_prompts
     from training.length_data import Source
-    from training.length_predictors import prompts_of, train_pair
+    from training.length_predictors import train_pair
     from turnout.types import SamplingParams
 
     pool = LocalPool.load(name, settings)
     try:
         file, count, sampling = asked
-        prompts = prompts_of(pool, file, count)
+        asked_of = training_prompts(count, "length-predictors") if file is None else read_lines(file, count)
+        prompts = [prompt.encode(pool.tokenizer) for prompt in asked_of]
         source = Source(prompts, SamplingParams(**sampling), frozenset(pool.tokenizer.eos_ids), recipe.schedule.seed)
         with shown_progress() as advance:
             return await train_pair(pool.pool, source, recipe, out.with_suffix(".run"), advance)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
@@ -22,13 +21,12 @@ from engine.loading import load_checkpoint
 from engine.model import EngineModel
 from engine.pool import DTYPES
 from engine.text import TextTokenizer
-from training.data import arithmetic, lists
+from training.demo_prompts import Prompt, heldout_prompts, read_lines, training_prompts
 from training.distil import Answers, distil
 from training.fitting import Schedule, fit
 from training.heads import Frozen, Recipe
 from training.length_data import Source
 from training.length_predictors import claim
-from turnout.calls import ChatMessage
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.cost import SpeculationMeter
 from turnout.errors import invalid
@@ -38,7 +36,6 @@ from turnout.types import SamplingParams
 Advance = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
 
 ROLE = "large"  # draft heads stand beside the model that verifies
-LIST_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -73,18 +70,18 @@ class Target:
         await self.model.close()
         self.model.batcher.device.close()
 
-    def source(self, texts: list[str], sampling: SamplingParams, seed: int) -> Source:
-        """Chats that begin with these questions."""
-        prompts = [self.tokenizer.encode_chat([ChatMessage("user", text)]) for text in texts]
-        return Source(prompts, sampling, frozenset(self.tokenizer.eos_ids), seed)
+    def source(self, prompts: list[Prompt], sampling: SamplingParams, seed: int) -> Source:
+        """What is asked, for this model."""
+        ids = [prompt.encode(self.tokenizer) for prompt in prompts]
+        return Source(ids, sampling, frozenset(self.tokenizer.eos_ids), seed)
 
 
 @dataclass(frozen=True)
 class Questions:
     """What the model is asked: to train on, and apart from it to measure on."""
 
-    training: list[str]
-    heldout: list[str]
+    training: list[Prompt]
+    heldout: list[Prompt]
 
     @classmethod
     def of_file(cls, path: Path, count: int) -> Questions:
@@ -93,25 +90,15 @@ class Questions:
         Raises:
             TurnoutError: INVALID_ARGUMENT: it has fewer than eight.
         """
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()][:count]
-        if len(lines) < 8:
-            raise invalid("prompts", f"has {len(lines)} lines; at least 8 are needed")
-        kept = [line for index, line in enumerate(lines) if index % 8 != 7]
-        return cls(kept, lines[7::8])
+        found = read_lines(path, count)
+        if len(found) < 8:
+            raise invalid("prompts", f"has {len(found)} lines; at least 8 are needed")
+        return cls([prompt for index, prompt in enumerate(found) if index % 8 != 7], found[7::8])
 
     @classmethod
     def of_demo(cls, count: int, heldout: int = 120) -> Questions:
-        """Problems of the kind the demo models were trained on; the held-out ones are from their held-out split."""
-        rng = random.Random(f"draft-heads-{count}")
-        training = []
-        for _ in range(count):
-            data = lists if rng.random() < LIST_SHARE else arithmetic
-            training.append(data.draw_training(rng, rng.choice(data.DIFFICULTIES)).prompt)
-        each = max(1, heldout // 2 // len(arithmetic.DIFFICULTIES))
-        problems = [one for grade in arithmetic.DIFFICULTIES for one in arithmetic.heldout(grade, each, seed=21)]
-        each = max(1, heldout // 2 // len(lists.DIFFICULTIES))
-        problems += [one for grade in lists.DIFFICULTIES for one in lists.heldout(grade, each, seed=21)]
-        return cls(training, [problem.prompt for problem in problems])
+        """Texts of the kinds the demo models were taught; the held-out ones are from their held-out splits."""
+        return cls(training_prompts(count, f"draft-heads-{count}"), heldout_prompts(heldout))
 
 
 @dataclass(frozen=True)

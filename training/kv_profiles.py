@@ -7,7 +7,6 @@ a row, so that near and far positions are seen.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,6 @@ from engine.pool import LocalPool
 from kvstore.codecs.adaquant import choose_widths
 from kvstore.codecs.cachegen import GROUP, SPAN
 from kvstore.profiles import cell_bytes
-from training.data import arithmetic, lists
 from training.length_data import Source
 from turnout.calls import ChatMessage
 from turnout.errors import invalid
@@ -33,7 +31,6 @@ Advance = Callable[[str, int, int], None]  # what is being done, how much of it,
 
 FEWEST = 8
 AT_ONCE = 16
-LIST_SHARE = 0.25
 ROWS = (1, 24)  # turns of the conversations that are read, in turn
 ROOM = 0.9  # of a model's longest sequence that they take at most
 ANCHOR_CELLS = 32
@@ -53,13 +50,6 @@ class Profiles:
 
     artifacts: dict[str, Artifact]
     report: dict[str, Any]
-
-
-def demo_prompts(count: int, seed: int) -> list[str]:
-    """Problems of the kind the demo models were trained on, none of them held out."""
-    rng = random.Random(f"kv-codecs-{seed}")
-    kinds = [lists if rng.random() < LIST_SHARE else arithmetic for _ in range(count)]
-    return [kind.draw_training(rng, rng.choice(kind.DIFFICULTIES)).prompt for kind in kinds]
 
 
 async def make_profiles(

@@ -17,13 +17,10 @@ import torch
 from decoding.artifacts import Artifact
 from decoding.length_heads import AcceptanceHead, ContinueHead, Head
 from decoding.model import ModelPool
-from engine.pool import LocalPool
 from training.calibration import Calibration, calibration
-from training.data import arithmetic
 from training.fitting import Schedule, fit
 from training.length_data import Examples, Source, mine_acceptance, mine_rounds
 from training.length_tuning import Costs, Replay, Tuned, tune
-from turnout.calls import ChatMessage
 from turnout.errors import invalid
 
 Advance = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
@@ -254,14 +251,3 @@ def _artifact(
         models=_digests(models),
         tensors=dict(head.state_dict()),
     )
-
-
-def prompts_of(pool: LocalPool, file: Path | None, count: int) -> list[list[int]]:
-    """Prompts as chats: the lines of a text file, or the demo's arithmetic problems."""
-    if file is not None:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()][:count]
-    else:
-        grades = (2, 3, 4)
-        drawn = [arithmetic.heldout(grade, -(-count // len(grades)), seed=7) for grade in grades]
-        lines = [problem.prompt for problems in zip(*drawn, strict=True) for problem in problems][:count]
-    return [pool.tokenizer.encode_chat([ChatMessage("user", line)]) for line in lines]
