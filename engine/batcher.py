@@ -11,7 +11,7 @@ from decoding.model import Row
 from decoding.sequence import Sequence
 from decoding.sketch import WHOLE
 from engine.cache.table import BlockTable
-from engine.company import Prospect, prospect_of
+from engine.company import Arrivals, Prospect, prospect_of
 from engine.costs.forward import Forward, StepTime
 from engine.device import Device, Member
 from engine.forwards import Forwards, Outcome
@@ -44,6 +44,7 @@ class Batcher:
         went_at_s: the device's `spent_s` at the end of its last step.
         held_at_s: the device's `spent_s` when the next step began to wait for company; None: it does not.
         stuck: whether the last turn came to nothing.
+        arrivals: requests that come over from other models of the device.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Batcher:
         self.went_at_s = 0.0
         self.held_at_s: float | None = None
         self.stuck = False
+        self.arrivals = Arrivals()
         device.members.append(self)
 
     @property
@@ -108,15 +110,21 @@ class Batcher:
         works = self._waiting.unblocked(self.device.patient) if self.times is not None else ()
         return load_of(works, self.limits, self.times)
 
-    def prospect(self, patient: bool, coming_to: Member | None = None) -> Prospect | None:
+    def prospect(self, patient: bool, beside: Member) -> Prospect | None:
         """See `engine.device.Member.prospect`."""
         if self.times is None:
             return None
-        works = self._waiting.unblocked(patient)
-        if coming_to is None:
-            return prospect_of(works, self.limits, self.times)
-        known = coming_to.tables
-        return prospect_of(works, self.limits, self.times, lambda work: work.table.seq in known)
+        known, busy = beside.tables, beside.asked_for
+
+        def moves(work: Work) -> bool:
+            seq = work.table.seq
+            return seq in known and not busy(seq)
+
+        return prospect_of(self._waiting.unblocked(patient), self.limits, self.times, moves)
+
+    def asked_for(self, seq: Sequence) -> bool:
+        """Whether an operation on a sequence waits or runs here."""
+        return self._waiting.has_any(seq)
 
     async def submit(self, work: Work) -> list[Row]:
         """Queue an operation and wait for its rows.
@@ -128,6 +136,8 @@ class Batcher:
         table = work.table
         _check_fits(work, self.name)
         self._waiting.add(work)
+        if not work.background:
+            self.device.came(self, table.seq)
         self.device.changed.set()
         if self._loop is None or self._loop.done():
             self._loop = asyncio.get_running_loop().create_task(self._run(), name=f"batcher-{self.name}")
@@ -144,6 +154,7 @@ class Batcher:
     def release(self, table: BlockTable) -> None:
         """Give back a sequence's blocks: now, or when the forward that uses them ends. What waits for it fails."""
         table.released = True
+        self.device.forget(table.seq)
         for work in [work for work in self._waiting if work.table is table]:
             self._waiting.refuse(work, _released())
         if not table.in_flight:
@@ -161,6 +172,9 @@ class Batcher:
 
     async def _run(self) -> None:
         while self._waiting:
+            await asyncio.sleep(
+                0
+            )  # whoever waited for company until now goes before the next step that would be company
             if self.device.holds(self):
                 await self.device.change()
                 continue
@@ -209,8 +223,10 @@ class Batcher:
         self.device.took(all(work.patient for work, _ in steps), seconds)
         if all(len(feed.tokens) == 1 and feed.depth == WHOLE for _, feed in steps):
             self.step_seconds = seconds if not self.step_seconds else 0.9 * self.step_seconds + 0.1 * seconds
+        self.device.passed(self, len(steps))
         if self.times is None or any(feed.depth != WHOLE for _, feed in steps):
             self.device.ran(self.name, len(steps), None, seconds)
+            self.went_at_s = self.device.spent_s = self.device.spent_s + seconds
             return
         whole = Forward()
         for _, feed in steps:

@@ -12,7 +12,7 @@ import torch
 
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
-from engine.company import Prospect, waits_for_company
+from engine.company import Arrivals, Prospect, waits_for_company
 from engine.costs.forward import StepTime
 from engine.fairness import FairShare
 from engine.patience import Floor
@@ -32,6 +32,7 @@ class Member(Protocol):
         held_at_s: the device's `spent_s` when its step began to wait for company; None: it does not.
         stuck: whether its last turn came to nothing.
         tables: caches of the sequences it works on.
+        arrivals: requests that come over to it from the others.
     """
 
     limits: Limits
@@ -40,6 +41,7 @@ class Member(Protocol):
     held_at_s: float | None
     stuck: bool
     tables: dict[Sequence, BlockTable]
+    arrivals: Arrivals
 
     def tenants(self) -> set[str]:
         """Whose operations wait or run there."""
@@ -53,13 +55,17 @@ class Member(Protocol):
         """Whether somebody waits there for an operation that is in no hurry, or for one that is."""
         ...
 
-    def prospect(self, patient: bool, coming_to: Member | None = None) -> Prospect | None:
+    def prospect(self, patient: bool, beside: Member) -> Prospect | None:
         """What its next step would cost; None: it has none, or nobody knows.
 
         Args:
             patient: with operations that are in no hurry, or with those that are.
-            coming_to: only requests count that this model has worked on as well, and may again; None: all do.
+            beside: requests that this model works on as well, and does not at the moment, move between the two.
         """
+        ...
+
+    def asked_for(self, seq: Sequence) -> bool:
+        """Whether an operation on a sequence waits or runs there."""
         ...
 
 
@@ -90,6 +96,7 @@ class Device:
         self.floor = Floor()
         self.spent_s = 0.0
         self._since: float | None = None
+        self._last: dict[Sequence, Member] = {}  # which of them was asked last to go on with a sequence
 
     @property
     def working_s(self) -> float:
@@ -145,17 +152,41 @@ class Device:
         bears_s = (member.limits.max_slowdown - 1.0) * running
         return not member.load().running or self.spent_s - member.went_at_s < bears_s
 
+    def came(self, member: Member, seq: Sequence) -> None:
+        """A member is asked to go on with a sequence."""
+        before = self._last.get(seq)
+        self._last[seq] = member
+        if before is not None and before is not member:
+            member.arrivals.came()
+
+    def passed(self, member: Member, rows: int) -> None:
+        """A member ran a step of so many operations."""
+        for each in self.members:
+            if each is not member:
+                each.arrivals.passed(rows)
+
+    def forget(self, seq: Sequence) -> None:
+        """A member has given a sequence back."""
+        self._last.pop(seq, None)
+
     def holds(self, member: Member) -> bool:
         """Whether a member's step waits for company while another model's is run; see `engine.company`."""
         patient = self.patient
-        others = [each for each in self.members if each is not member and each.has(patient) and not each.stuck]
-        coming = [found for each in others if (found := each.prospect(patient, member)) is not None]
-        mine = member.prospect(patient) if coming else None
         since = self.spent_s if member.held_at_s is None else member.held_at_s
-        waited_s = self.spent_s - since
-        held = mine is not None and any(waits_for_company(mine, each, waited_s, member.limits) for each in coming)
+        held = any(
+            self._goes_first(each, member, patient, self.spent_s - since)
+            for each in self.members
+            if each is not member and not each.stuck and each.has(patient)
+        )
         member.held_at_s = since if held else None
         return held
+
+    def _goes_first(self, other: Member, member: Member, patient: bool, held_s: float) -> bool:
+        coming = other.prospect(patient, member)
+        if coming is None or not coming.moving:
+            return False
+        mine = member.prospect(patient, other)
+        return mine is not None and waits_for_company(mine, coming, member.arrivals.a_row, held_s, member.limits)
 
     async def change(self) -> None:
         """Wait until an operation has come, gone or run."""

@@ -22,6 +22,7 @@ from engine.costs.forward import Forward, StepTime
 from engine.fairness import MARGIN, FairShare, usual_step
 from engine.ordering import DEFAULT_MAX_OVERTAKEN, Order, Prompt, arranged
 
+# Of a step of one token, which is run in any case: what fits in beside it costs others next to nothing.
 FREE_STRETCH = 1.25
 NO_PARTS: Mapping[str, float] = {}
 
@@ -204,11 +205,11 @@ class _Plan:
         small = self._small(decodes, min(usual_step(here, elsewhere), self._longest), times)
         self._take_decodes([i for i in decodes if self._waiting[i].tenant in small], inf)
         limit = self._owed.longest_step(here, elsewhere)
-        limit = min(max(limit, self._forward.seconds(times)), self._longest)
+        least = times.seconds(1, 1, 1)  # what any step takes, shared by all
+        limit = min(max(limit, self._forward.seconds(times), least * FREE_STRETCH), self._longest)
         n = len(here) + len(elsewhere)
         # Whose own step is all that a part is measured by, or who is owed time, is served in full.
         full = [t for t in here if self._owed.owed(t) > 0 or here[t] * MARGIN * n <= limit * 1.001]
-        least = times.seconds(1, 1, 1)  # what any step takes, shared by all
         part = {t: limit if t in full else min(least + (limit - least) / n, limit) for t in here}
         tenants = {self._waiting[i].tenant for i in others if not self._waiting[i].background}
         only_prompts = tenants - {self._waiting[i].tenant for i in decodes}

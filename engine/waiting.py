@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import count
 
 from decoding.model import Row
+from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
 from engine.work import Work
 
@@ -17,6 +19,7 @@ class WaitingWork:
         self._works: dict[Work, None] = {}
         self._patient: set[Work] = set()  # those of them that are in no hurry
         self._blocked: set[Work] = set()  # those that wait for memory, and for no time
+        self._sequences = Counter[Sequence]()  # whose they are
         self._order = count()
 
     def __len__(self) -> int:
@@ -34,6 +37,7 @@ class WaitingWork:
         if work.table.arrival is None:
             work.table.arrival = work.order
         self._works[work] = None
+        self._sequences[work.table.seq] += 1
         if work.patient:
             self._patient.add(work)
 
@@ -44,7 +48,12 @@ class WaitingWork:
 
     def discard(self, work: Work) -> None:
         """Nobody waits for it any more."""
-        self._works.pop(work, None)
+        if work not in self._works:
+            return
+        del self._works[work]
+        self._sequences[work.table.seq] -= 1
+        if not self._sequences[work.table.seq]:
+            del self._sequences[work.table.seq]
         self._patient.discard(work)
         self._blocked.discard(work)
 
@@ -65,6 +74,7 @@ class WaitingWork:
         for work in self._works:
             work.future.cancel()
         self._works.clear()
+        self._sequences.clear()
         self._patient.clear()
         self._blocked.clear()
 
@@ -84,6 +94,10 @@ class WaitingWork:
         """Whether somebody waits for such an operation."""
         works = self._patient if patient else self._works
         return any(work.patient is patient and not work.background for work in works)
+
+    def has_any(self, seq: Sequence) -> bool:
+        """Whether an operation on a sequence is among them."""
+        return seq in self._sequences
 
     def tenants(self, patient: bool) -> set[str]:
         """Whose operations wait for time: background ones, and those that wait for memory, are left out."""
