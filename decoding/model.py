@@ -23,10 +23,15 @@ if TYPE_CHECKING:
 
 
 class Draw(Enum):
-    """With which noise a row's token is chosen; see `decoding.noise.Purpose`."""
+    """With which noise a row's token is chosen; see `decoding.noise.Purpose`.
+
+    sample: as the target draws. draft: a draft's own, by position, for whom each place is judged once. round: a draft's
+    own too, and other noise in each round, by how long the sequence is when it begins.
+    """
 
     SAMPLE = "sample"
     DRAFT = "draft"
+    ROUND = "round"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,15 @@ import torch
 
 from decoding.logits import NEG_INF, History, entropy_bits, penalise, process
 from decoding.model import Draw, Row, Want
-from decoding.noise import Purpose, gumbel, noise_key
-
-_PURPOSE = {Draw.SAMPLE: Purpose.SAMPLE, Draw.DRAFT: Purpose.DRAFT}
+from decoding.noise import Purpose, gumbel, noise_key, round_seed
 
 
 def read(logits: torch.Tensor, histories: list[History], wants: list[Want]) -> list[Row]:
     """Read what each row asks for, and nothing else; small results reach the host in one copy.
 
-    The arg-max of processed logits plus noise keyed by (seed, position, purpose) is the drawn token, so a row's
-    outcome does not depend on the batch it is in. Entropy, log-probabilities and top are of the raw logits.
+    The arg-max of processed logits plus noise keyed by (seed, position, purpose), or also by round (see `Draw`), is
+    the drawn token, so a row's outcome does not depend on the batch it is in. Entropy, log-probabilities and top are
+    of the raw logits.
 
     Args:
         logits: float32 [rows, vocab], raw; not modified.
@@ -153,7 +152,7 @@ def _sample(
     for slot in drawn:
         history, draw = histories[where[slot]], wants[where[slot]].draw
         assert draw is not None
-        keys.append(noise_key(history.seq.seed, history.position, _PURPOSE[draw]))
+        keys.append(_key(history, draw))
     scores = _pick(processed, drawn) + gumbel(keys, logits.shape[1], logits.device)
     chosen = scores.argmax(-1)
     _report([where[slot] for slot in drawn], wants, scores, chosen, host)
@@ -162,6 +161,12 @@ def _sample(
     tokens = torch.full((len(where),), -1, dtype=torch.int64, device=logits.device)
     tokens[drawn] = chosen
     return tokens
+
+
+def _key(history: History, draw: Draw) -> int:
+    seq = history.seq
+    seed = round_seed(seq.seed, len(seq)) if draw is Draw.ROUND else seq.seed
+    return noise_key(seed, history.position, Purpose.SAMPLE if draw is Draw.SAMPLE else Purpose.DRAFT)
 
 
 def _report(where: list[int], wants: list[Want], scores: torch.Tensor, chosen: torch.Tensor, host: _HostCopy) -> None:

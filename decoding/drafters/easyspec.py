@@ -81,7 +81,7 @@ class EasySpecDrafter(Drafter):
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """A chain, as `model_chain` makes them."""
         drawn = self.candidates is Candidates.DRAWN
-        want = Want(draw=Draw.DRAFT if drawn else Draw.SAMPLE, probs=drawn) | length.want
+        want = Want(draw=Draw.ROUND if drawn else Draw.SAMPLE, probs=drawn) | length.want
         if self.params.compare:
             want = want | BEST
         depth = Depth(groups=grouped(model.num_layers, self.params))

@@ -23,6 +23,8 @@ class ModelChainDrafter(Drafter):
     token (for the match verifier); drawn ones with noise of their own, each proposal distribution kept.
 
     Attributes:
+        draw: with which noise candidates are drawn. Who drafts a round, and how deep, may depend on tokens that the
+            rounds before drafted behind a rejection: their places are drawn again with other noise.
         after: hypothetical tokens between the sequence and the draft.
     """
 
@@ -30,12 +32,13 @@ class ModelChainDrafter(Drafter):
     beside = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
+    draw: Draw = Draw.ROUND
     after: tuple[int, ...] = ()
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """A chain, fewer tokens where the policy stops it or the answer has no room for them and the target's own."""
         drawn = self.candidates is Candidates.DRAWN
-        want = Want(draw=Draw.DRAFT if drawn else Draw.SAMPLE, probs=drawn) | length.want
+        want = Want(draw=self.draw if drawn else Draw.SAMPLE, probs=drawn) | length.want
         path: list[Step] = []
         while len(path) < min(room.depth, room.nodes):
             [row] = await model.extend(seq, tokens=(*self.after, *(step.token for step in path)), want=want)

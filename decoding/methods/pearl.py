@@ -16,7 +16,7 @@ from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.late_candidate import LateCandidate
 from decoding.lengths.base import LengthPolicy, Step
 from decoding.lengths.fixed import FixedLength
-from decoding.model import ModelPool, Request
+from decoding.model import Draw, ModelPool, Request
 from decoding.pace import Pace
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict, Verifier, with_rejected
@@ -100,6 +100,7 @@ class Pearl:
         self._match = params.verifier == "match"
         self._details = seq.sampling.token_details
         self._drafter = ModelChainDrafter(candidates=Candidates.FIXED if self._match else Candidates.DRAWN)
+        self._drafter.draw = Draw.DRAFT  # nothing chooses the rounds by tokens: see above
         self._length: LengthPolicy = UntilEnd(seq.end_ids)
         self._verifier: Verifier = MatchVerifier() if self._match else RejectionVerifier()
         self._open_end = RejectionVerifier()

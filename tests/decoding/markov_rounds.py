@@ -30,7 +30,7 @@ SMALL = Room(2, 6)
 
 
 class Readings:
-    """The part of `decoding.model.Model` that drafters of trees use, over tables read beforehand."""
+    """The part of `decoding.model.Model` that the small model's drafters use, over tables read beforehand."""
 
     name = "small"
     vocab_size = 3
@@ -59,7 +59,7 @@ class Readings:
 
     def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
         rows = [self.rows[(path or seq.tokens)[-1]] for path in paths]
-        if want.among is None:
+        if want.draw is None and want.among is None:
             return rows
         logits = torch.stack([row.logits for row in rows if row.logits is not None])
         return read(logits, [History(seq, path) for path in paths], [want] * len(rows))

@@ -6,7 +6,7 @@ import torch
 
 from decoding.logits import History, process
 from decoding.model import Draw, Row, Want
-from decoding.noise import Purpose, gumbel, noise_key
+from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.readout import read
 from decoding.sequence import Sequence
 from turnout.types import SamplingParams
@@ -78,10 +78,11 @@ def test_log_probabilities_belong_to_their_own_rows(temperature: float):
 
 def test_the_drawn_token_is_the_keyed_gumbel_max_of_the_processed_logits():
     raw = logits(1)
-    for draw, purpose in ((Draw.SAMPLE, Purpose.SAMPLE), (Draw.DRAFT, Purpose.DRAFT)):
+    for draw, purpose in ((Draw.SAMPLE, Purpose.SAMPLE), (Draw.DRAFT, Purpose.DRAFT), (Draw.ROUND, Purpose.DRAFT)):
         for seed in range(50):
+            key = noise_key(round_seed(seed, 5) if draw is Draw.ROUND else seed, 7, purpose)
             row = row_of(seed, length=5, path=(1, 2), top_k=6, temperature=1.3)
-            noise = gumbel([noise_key(seed, 7, purpose)], VOCAB, raw.device)
+            noise = gumbel([key], VOCAB, raw.device)
             scores = process(raw, [row])[0] + noise[0]
             mine = read(raw, [row], [Want(draw=draw, margin=True)])[0]
             assert mine.token == int(scores.argmax())
