@@ -13,6 +13,8 @@ from decoding.tree import ROOT
 
 Floats = npt.NDArray[np.float64]
 
+# Additions and comparisons of the largest table: less than a tenth of a second.
+MOST_WORK = 1 << 25
 TINY = 1e-12  # keeps -inf times a probability defined
 
 
@@ -58,6 +60,11 @@ def branching_plan(branching: Iterable[int], most: int) -> TreePlan:
     return TreePlan(tuple(parents))
 
 
+def table_work(ranks: int, nodes: int, depth: int) -> int:
+    """Additions and comparisons that a `PlanTable` takes."""
+    return min(ranks, nodes) * depth * nodes**2
+
+
 class PlanTable:
     """The trees with the most expected tokens, of every size (seed 46, Sequoia: Scalable, Robust, and Hardware-aware
     Speculative Decoding).
@@ -73,29 +80,39 @@ class PlanTable:
 
     Attributes:
         lengths: float64 [depth + 1, nodes + 1], expected tokens.
+        nodes: most nodes.
+        depth: deepest node.
     """
 
     def __init__(self, acceptance: Sequence[float], nodes: int, depth: int) -> None:
+        self.nodes, self.depth = nodes, depth
         ranks = min(len(acceptance), nodes)
         self.lengths: Floats = np.full((depth + 1, nodes + 1), -np.inf)
         self.lengths[0, 0] = 1.0
         self._ranks = np.zeros((depth + 1, nodes + 1), dtype=np.int64)
         self._last = np.zeros((depth + 1, ranks + 1, nodes + 1), dtype=np.int64)
-        # Row n, column s: the last child with its subtree takes s + 1 of n + 1 nodes, the others share n - s.
         sizes = np.arange(nodes)
-        shared = sizes[:, None] - sizes[None, :]
-        possible = shared >= 0
+        # The nodes - 1 places before the first number of nodes are shares that there cannot be.
+        padded: Floats = np.full(2 * nodes - 1, -np.inf)
+        # Row n, column s: the last child with its subtree takes s + 1 of n + 1 nodes, the others share n - s.
+        shared = np.lib.stride_tricks.sliding_window_view(padded, nodes)[:, ::-1]
         for d in range(1, depth + 1):
             with_ranks: Floats = np.full((ranks + 1, nodes + 1), -np.inf)
             with_ranks[0, 0] = 1.0
             for rank in range(1, ranks + 1):
                 below = max(acceptance[rank - 1], TINY) * self.lengths[d - 1, :-1]
-                totals = np.where(possible, with_ranks[rank - 1][shared] + below, -np.inf)
+                padded[nodes - 1 :] = with_ranks[rank - 1][:nodes]
+                totals = shared + below
                 best = totals.argmax(1)
                 with_ranks[rank, 1:] = totals[sizes, best]
                 self._last[d, rank, 1:] = best + 1
             self._ranks[d] = with_ranks.argmax(0)
             self.lengths[d] = with_ranks.max(0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it holds."""
+        return self.lengths.nbytes + self._ranks.nbytes + self._last.nbytes
 
     def plan(self, nodes: int, depth: int) -> TreePlan:
         """The best tree of that many nodes (a size for which there is one), at most so deep."""
@@ -118,19 +135,20 @@ class PlanTable:
             size -= subtrees[-1]
         return subtrees[::-1]
 
-    def best_size(self, draft_s: float, target_s: Sequence[float]) -> tuple[int, int]:
+    def best_size(self, draft_s: float, target_s: Sequence[float], depth: int) -> tuple[int, int]:
         """Nodes and depth with the least time per expected token; with unknown times, the most expected tokens.
 
         Args:
             draft_s: seconds of a draft forward, one a level; 0.0 if unknown.
-            target_s: [nodes + 1] seconds of verifying so many nodes; 0.0 if unknown.
+            target_s: [n + 1] seconds of verifying so many nodes, up to the most there may be; 0.0 if unknown.
+            depth: deepest node there may be.
         """
-        lengths = self.lengths[1:, 1:]
-        seconds = np.asarray(target_s[1 : lengths.shape[1] + 1])
-        if draft_s > 0.0 and len(seconds) == lengths.shape[1] and seconds.min() > 0.0:
+        lengths = self.lengths[1 : depth + 1, 1 : len(target_s)]
+        seconds = np.asarray(target_s[1:])
+        if draft_s > 0.0 and seconds.min() > 0.0:
             levels = np.arange(1, lengths.shape[0] + 1)
             score = np.maximum(lengths, 0.0) / (levels[:, None] * draft_s + seconds)
         else:
             score = lengths
-        depth, nodes = np.unravel_index(score.argmax(), score.shape)
-        return int(nodes) + 1, int(depth) + 1
+        level, size = np.unravel_index(score.argmax(), score.shape)
+        return int(size) + 1, int(level) + 1

@@ -39,7 +39,7 @@ class Candidates(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How large a draft may be: its deepest node, and its number of nodes. Both at least 1.
+    """How large a draft may be: its deepest node, and its number of nodes, extra rows included. Both at least 1.
 
     Attributes:
         sequences: that the target works on, this one included: what a node costs depends on them.
@@ -92,6 +92,17 @@ class Drafter(Part):
     def note(self) -> str:
         """What the finished answer is to say of its drafts; empty: nothing."""
         return ""
+
+    def check_room(self, room: Room, field: str) -> None:
+        """Refuse drafts as large as a request's may become, before the first token.
+
+        Args:
+            room: the largest.
+            field: that a refusal names: it says how many nodes.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT.
+        """
 
     @abstractmethod
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +14,8 @@ from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.tree_plans import PlanTable, TreePlan
+from decoding.tree_plans import MOST_WORK, PlanTable, TreePlan, table_work
+from turnout.errors import invalid
 from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ TIMED_NODES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 TIMED_SEQUENCES = (1, 4, 16, 64)
 # A shape is computed again after so many nodes were judged.
 REPLAN_AFTER = 64
+# A table that takes more is made in a thread of its own: nobody else's tokens may wait for it.
+MADE_AT_ONCE = 1 << 19
 PRIOR_WEIGHT = 16
 
 
@@ -54,9 +58,12 @@ class AcceptanceRates:
 
     Attributes:
         judged: nodes whose children were judged so far.
+        table: of the shapes at the rates when `table_age` times `REPLAN_AFTER` nodes were judged; None: none yet.
     """
 
     def __init__(self, ranks: int, memory: int) -> None:
+        self.table: PlanTable | None = None
+        self.table_age = 0
         self._rates = [0.6 * 0.25**rank for rank in range(ranks)]
         self._seen = [0] * ranks
         self._memory = memory
@@ -74,6 +81,28 @@ class AcceptanceRates:
             self._seen[rank] += 1
             weight = 1.0 / min(self._seen[rank] + PRIOR_WEIGHT, self._memory)
             self._rates[rank] += weight * ((rank == accepted) - self._rates[rank])
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes it holds."""
+        return 0 if self.table is None else self.table.nbytes
+
+    async def planned(self, nodes: int, depth: int) -> PlanTable:
+        """A table with the shapes of so many nodes and levels; it serves all smaller rooms till rates are old."""
+        table, age = self.table, self.judged // REPLAN_AFTER
+        if table is not None and self.table_age == age:
+            if table.nodes >= nodes and table.depth >= depth:
+                return table
+            # Requests that take turns with rooms of their own share one.
+            grown = max(table.nodes, nodes), max(table.depth, depth)
+            if table_work(len(self._rates), *grown) <= MOST_WORK:
+                nodes, depth = grown
+        if table_work(len(self._rates), nodes, depth) <= MADE_AT_ONCE:
+            table = PlanTable(self.rates, nodes, depth)
+        else:
+            table = await asyncio.to_thread(PlanTable, self.rates, nodes, depth)
+        self.table, self.table_age = table, age
+        return table
 
     @property
     def rates(self) -> list[float]:
@@ -110,8 +139,9 @@ class SequoiaDrafter(Drafter):
         self._target = ""
         self._draft_s: list[float] = []
         self._target_s: list[list[float]] = []
+        self._nodes = self._depth = 0  # largest room so far: an answer's last rounds have ever less
         self._plan = TreePlan(())
-        self._planned_for: tuple[int, int, int, int] | None = None
+        self._planned_for: tuple[PlanTable, int, int, int] | None = None
         self._draft: DraftTree | None = None
 
     def check(self, models: ModelPool) -> None:
@@ -125,14 +155,25 @@ class SequoiaDrafter(Drafter):
         self._draft_s = [seconds(models.small, each, 0) for each in TIMED_SEQUENCES]
         self._target_s = [[seconds(models.large, each, nodes) for nodes in TIMED_NODES] for each in TIMED_SEQUENCES]
 
+    def check_room(self, room: Room, field: str) -> None:
+        """Refuse what takes too long to plan."""
+        ranks = self.params.ranks
+        if table_work(ranks, room.nodes, room.depth) > MOST_WORK:
+            raise invalid(
+                field,
+                f"sequoia plans in ranks x depth x nodes^2 = {ranks} x {room.depth} x {room.nodes}^2 steps, more than"
+                f" {MOST_WORK}; ask for fewer nodes or ranks, or for a smaller draft_length",
+            )
+
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The tree of the present plan."""
-        rates = self._rates(model, seq)
+        self._nodes, self._depth = max(self._nodes, room.nodes), max(self._depth, room.depth)
+        table = await self._rates(model, seq).planned(self._nodes, self._depth)
         crowd = min(bisect_left(TIMED_SEQUENCES, room.sequences), len(TIMED_SEQUENCES) - 1)
-        wanted = (room.depth, room.nodes, crowd, rates.judged // REPLAN_AFTER)
+        wanted = (table, room.depth, room.nodes, crowd)
         if wanted != self._planned_for:
             self._planned_for = wanted
-            self._plan = self._best(rates.rates, room, crowd)
+            self._plan = self._best(table, room, crowd)
         self._draft = await grow_planned(GrowingTree(model, seq, length), self._plan, self.params.beyond)
         return self._draft
 
@@ -153,13 +194,12 @@ class SequoiaDrafter(Drafter):
         kind = f"sequoia/{law}/{ranks}/{memory}/{self.params.beyond}/{self._target}"
         return model.stores.open(kind, seq.tenant, lambda: AcceptanceRates(ranks, memory))
 
-    def _best(self, rates: list[float], room: Room, crowd: int) -> TreePlan:
-        table = PlanTable(rates, room.nodes, room.depth)
+    def _best(self, table: PlanTable, room: Room, crowd: int) -> TreePlan:
         draft_s, target_s = 0.0, [0.0] * (room.nodes + 1)
         if self._target_s and min(self._target_s[crowd]) > 0.0:
             draft_s = self._draft_s[crowd]
             target_s = np.interp(range(room.nodes + 1), TIMED_NODES, self._target_s[crowd]).tolist()
-        return table.plan(*table.best_size(draft_s, target_s))
+        return table.plan(*table.best_size(draft_s, target_s, room.depth))
 
 
 PART = SequoiaDrafter

@@ -62,6 +62,11 @@ class TokenCounts:
         self._kept: dict[frozenset[int], SubVocabulary] = {}
         self._new = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes it holds."""
+        return self._counts.nbytes + sum(kept.ids.nbytes for kept in self._kept.values())
+
     def add(self, tokens: list[int]) -> None:
         """Tokens of the target, or of a text like its own."""
         ids = torch.tensor(tokens, dtype=torch.int64)
@@ -159,6 +164,10 @@ class VocabTrimDrafter(Drafter):
     def check(self, models: ModelPool) -> None:
         """What the drafter inside needs."""
         self._drafter.check(models)
+
+    def check_room(self, room: Room, field: str) -> None:
+        """What the drafter inside refuses."""
+        self._drafter.check_room(room, field)
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The other drafter's draft, from the part of the vocabulary."""

@@ -18,7 +18,7 @@ from pydantic import (
 
 from decoding.drafters._none import NoDrafter
 from decoding.drafters.base import PACKAGE as DRAFTERS
-from decoding.drafters.base import Candidates, Drafter
+from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.lengths.base import LengthPolicy
 from decoding.lengths.fixed import FixedLength
@@ -39,6 +39,7 @@ Form = TypeVar("Form", bound=BaseModel)
 
 FIELD = "method.params"
 MOST_NODES = 512
+MOST_ARMS = 16
 NONE = PartChoice(name="none")
 
 
@@ -56,8 +57,8 @@ class SpeculativeParams(MethodParams):
     drafter: Annotated[
         PartChoice | tuple[ArmParams, ...],
         Field(
-            description="who proposes tokens; or a list of {drafter, length, nodes} for `select` to choose from,"
-            ' in which "none" stands for plain decoding',
+            description=f"who proposes tokens; or at most {MOST_ARMS} of {{drafter, length, nodes}} in a list, for"
+            ' `select` to choose from, in which "none" stands for plain decoding',
             json_schema_extra={"x-slot": "drafters"},
         ),
     ] = PartChoice(name="model_chain")
@@ -97,6 +98,8 @@ class SpeculativeParams(MethodParams):
         """Read here, so that a refusal names the field and not which form pydantic tried."""
         if not isinstance(value, list | tuple):
             return parsed(PartChoice, value, f"{FIELD}.drafter")
+        if len(value) > MOST_ARMS:
+            raise invalid(f"{FIELD}.drafter", f"has {len(value)} drafters; at most {MOST_ARMS} are allowed")
         arms = []
         for place, each in enumerate(value):
             named = isinstance(each, ArmParams) or (isinstance(each, dict) and "drafter" in each)
@@ -132,6 +135,11 @@ class SpeculativeParams(MethodParams):
     def refused(self) -> str:
         """Why the request is decoded plainly; empty where nothing is known against its parameters."""
         return self._refused
+
+    def check_parts(self, models: ModelPool) -> None:
+        """See `MethodParams.check_parts`; what falls back to plain decoding does without."""
+        if self.fallback == "refuse":
+            checked_parts(self, models)
 
     @property
     def arms(self) -> tuple[ArmParams, ...]:
@@ -187,7 +195,10 @@ def make_parts(params: SpeculativeParams) -> tuple[list[Arm], Selector, Verifier
         inside = part.inside(given)
         length = _length(arm.length or params.length, params.draft_length, inside.depth)
         kind = _kind(inside, verifier, length)
-        arms.append(Arm(part(given, kind), length, arm.nodes or params.nodes or inside.nodes))
+        drafter, nodes = part(given, kind), arm.nodes or params.nodes or inside.nodes
+        depth = length.params.most
+        drafter.check_room(Room(depth, nodes or depth), f"{where}.nodes" if arm.nodes else f"{FIELD}.nodes")
+        arms.append(Arm(drafter, length, nodes))
     return arms, selector, verifier
 
 

@@ -1,5 +1,6 @@
 """The dynamic program against the card's numbers and brute force; rates, times and shapes while serving."""
 
+import threading
 from itertools import pairwise, product
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_size_and_depth_have_the_least_time_per_token():
     table = PlanTable(RATES, 12, 6)
     for draft_s, per_node in ((0.1, 0.0), (1.0, 0.0), (0.1, 0.5), (0.001, 0.01)):
         target_s = [1.0 + per_node * nodes for nodes in range(13)]
-        nodes, depth = table.best_size(draft_s, target_s)
+        nodes, depth = table.best_size(draft_s, target_s, 6)
         costs = {
             (n, d): (d * draft_s + target_s[n]) / table.lengths[d, n]
             for n in range(1, 13)
@@ -70,10 +71,10 @@ def test_size_and_depth_have_the_least_time_per_token():
             if table.lengths[d, n] > 0
         }
         assert costs[nodes, depth] == pytest.approx(min(costs.values()))
-    assert table.best_size(0.1, [1.0] * 13)[0] == 12
-    assert table.best_size(5.0, [1.0] * 13)[1] == 1
-    assert table.best_size(0.0, [1.0] * 13) == table.best_size(0.1, [0.0] * 13)
-    nodes, depth = table.best_size(0.0, [0.0] * 13)
+    assert table.best_size(0.1, [1.0] * 13, 6)[0] == 12
+    assert table.best_size(5.0, [1.0] * 13, 6)[1] == 1
+    assert table.best_size(0.0, [1.0] * 13, 6) == table.best_size(0.1, [0.0] * 13, 6)
+    nodes, depth = table.best_size(0.0, [0.0] * 13, 6)
     assert table.lengths[depth, nodes] == table.lengths[1:, 1:].max()
 
 
@@ -131,6 +132,62 @@ async def test_the_shape_follows_the_rates_of_tenant_and_law():
     assert depths["default", False] == 12
     assert depths["other", False] < 12
     assert depths["default", True] < 12
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, bool]]:
+    """Nodes and depth of every table that is made, and whether the event loop's own thread made it."""
+    made: list[tuple[int, int, bool]] = []
+    loop = threading.get_ident()
+
+    def make(rates: list[float], nodes: int, depth: int) -> PlanTable:
+        made.append((nodes, depth, threading.get_ident() == loop))
+        return PlanTable(rates, nodes, depth)
+
+    monkeypatch.setattr("decoding.drafters.sequoia.PlanTable", make)
+    return made
+
+
+async def test_a_large_table_is_made_beside_the_event_loop(make_model, built) -> None:
+    for nodes, at_once in ((64, True), (256, False)):
+        seq = Sequence([0, 1], SamplingParams(), 0, tenant=str(nodes))
+        await SequoiaDrafter().propose(make_model("small", 1), seq, Room(10, nodes), FixedLength())
+        assert built[-1] == (nodes, 10, at_once)
+    assert len(built) == 2
+
+
+async def test_one_table_serves_the_last_rounds_every_crowd_and_the_next_request(make_model, built) -> None:
+    model = make_model("small", 1)
+    for seed in range(2):
+        drafter, seq = SequoiaDrafter(), Sequence([0, 1], SamplingParams(), seed)
+        for depth in range(10, 0, -1):
+            for sequences in (1, 16):
+                tree = await drafter.propose(model, seq, Room(depth, 32, sequences), FixedLength())
+                assert max(tree.depths()) <= depth - 1
+    assert built == [(32, 10, True)]
+
+
+async def test_a_smaller_room_has_the_plan_of_a_table_of_its_own(make_model) -> None:
+    model, drafter = make_model("small", 1), SequoiaDrafter()
+    for room in (Room(10, 64), Room(4, 40), Room(10, 7), Room(1, 3)):
+        seq = Sequence([0, 1], SamplingParams(), 0)
+        shared = await drafter.propose(model, seq, room, FixedLength())
+        alone = await SequoiaDrafter().propose(make_model("small", 1), seq, room, FixedLength())
+        assert (shared.parents, shared.tokens) == (alone.parents, alone.tokens)
+
+
+async def test_rates_that_are_old_are_planned_for_anew(make_model, built) -> None:
+    model, drafter, seq = make_model("small", 1), SequoiaDrafter(), Sequence([0, 1], SamplingParams(), 0)
+    await drafter.propose(model, seq, Room(4, 12), FixedLength())
+    rates = drafter._rates(model, seq)
+    for _ in range(REPLAN_AFTER - 1):
+        rates.add(2, 0)
+    await drafter.propose(model, seq, Room(4, 12), FixedLength())
+    assert len(built) == 1
+    rates.add(2, 0)
+    await drafter.propose(model, seq, Room(2, 12), FixedLength())
+    assert built == [(12, 4, True)] * 2
+    assert rates.nbytes > 0
 
 
 async def test_rounds_of_other_drafters_teach_nothing(make_model):

@@ -65,6 +65,13 @@ def test_the_most_frequent_ids_are_kept_and_the_ends():
     assert TokenCounts(6, 6).kept(frozenset()) is None
 
 
+def test_counts_say_how_large_they_are():
+    counts, ends = TokenCounts(1000, 100), frozenset({5})
+    assert counts.nbytes == 8 * 1000
+    counts.kept(ends)
+    assert counts.nbytes == 8 * (1000 + 100)
+
+
 async def test_the_targets_tokens_are_counted_by_tenant_and_domain(run, make_model):
     small, large = make_model("small", 1), make_model("large", 2)
     params = {"drafter": {"name": "vocab_trim", "keep": 3, "domain": "code"}}

@@ -52,6 +52,26 @@ WRONG: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
         "drafter.0.depth",
         ("unknown", "drafter", "length", "nodes"),
     ),
+    "more drafters than anybody needs": (
+        {"drafter": ["copyspec"] * 17},
+        "drafter",
+        ("has 17 drafters; at most 16",),
+    ),
+    "a shape that takes seconds to plan": (
+        {"drafter": {"name": "sequoia", "ranks": 32}, "nodes": 512, "draft_length": 64},
+        "nodes",
+        ("ranks x depth x nodes^2 = 32 x 64 x 512^2", "fewer nodes"),
+    ),
+    "such a shape in a list": (
+        {"drafter": [{"drafter": {"name": "sequoia", "ranks": 32}, "nodes": 512}]},
+        "drafter.0.nodes",
+        ("32 x 10 x 512^2",),
+    ),
+    "such a shape in a trimmed vocabulary": (
+        {"drafter": {"name": "vocab_trim", "drafter": {"name": "sequoia", "ranks": 32}}, "nodes": 512},
+        "nodes",
+        ("32 x 10 x 512^2",),
+    ),
     "no drafter": ({"drafter": []}, "drafter", ("is empty",)),
     "a missing artifact": ({"drafter": "medusa"}, "drafter.artifact", ("'medusa' is not known; available: none",)),
     "a missing length artifact": ({"length": "disco"}, "length.artifact", ("'disco' is not known",)),
