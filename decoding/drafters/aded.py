@@ -266,6 +266,7 @@ class AdedDrafter(Drafter):
         if self._first_round and before is not None and len(before):
             self._unread = root_end(seq, verdict) - 1 - len(before), before.to("cpu", copy=True)
         self._first_round = False
+        self.want = READ  # later rounds have no prompt whose states could be asked for
 
     async def _read_prompt(self, model: Model, seq: Sequence, store: TrigramStore) -> None:
         """Learn what the target says at the places whose states were kept."""

@@ -54,6 +54,12 @@ class InputCopyDrafter(Drafter):
         self._matcher: SuffixMatcher | None = None
         self._place: int | None = 0  # of the source's next token; None: it and the answer have parted
         self._num_read = 0  # tokens of the answer
+        self._note = ""
+
+    @property
+    def note(self) -> str:
+        """See `Drafter.note`."""
+        return self._note
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """A chain: the source's rest, empty where the answer is not in it."""
@@ -68,6 +74,11 @@ class InputCopyDrafter(Drafter):
         if self._matcher is None:
             self._source = seq.tokens[: seq.num_prompt_tokens][self.params.source_start : self.params.source_end]
             self._matcher = SuffixMatcher(self._source)
+            if not self._source:
+                self._note = (
+                    f"input_copy: nothing was copied: source_start {self.params.source_start} is behind the prompt's"
+                    f" last token; it has {seq.num_prompt_tokens}"
+                )
         for token in seq.tokens[seq.num_prompt_tokens + self._num_read :]:
             self._num_read += 1
             self._matcher.read(token)

@@ -80,14 +80,19 @@ class LookaheadDrafter(Drafter):
         self._root = 0
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
-        """The pooled n-grams after the last token, and the window as extra rows."""
+        """The pooled n-grams after the last token, and the window as extra rows; all of these are nodes of the room.
+
+        Where the window has no place in it, the n-grams known so far are guessed, and none are made.
+        """
         if not self.rows:
             self._begin(seq)
         self._root = seq.tokens[-1]
+        spare = room.nodes - sum(map(len, self.rows))
+        fits = spare >= 0
         guesses = DraftTree.merged(
-            (guess[: room.depth] for guess in self.pool.after(self._root)), room.nodes, model.name
+            (guess[: room.depth] for guess in self.pool.after(self._root)), spare if fits else room.nodes, model.name
         )
-        self._fed = window_rows(self.rows, len(guesses))
+        self._fed = window_rows(self.rows, len(guesses)) if fits else None
         return replace(guesses, extra=self._fed)
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:

@@ -97,11 +97,13 @@ class LengthPolicy(Part):
 
     Attributes:
         stepwise: whether `goes_on` looks at tokens, so that only stepwise drafters fit.
+        abstains: whether it may choose that nothing is drafted.
         want: what the draft model must read with each drafted token.
     """
 
     Params: ClassVar[type[LengthParams]] = LengthParams
     stepwise: ClassVar[bool] = False
+    abstains: ClassVar[bool] = False
     params: LengthParams
     want: Want = Want(draw=None)
 

@@ -82,6 +82,7 @@ class SmartSpecLength(LengthPolicy):
     Params = SmartSpecParams
     params: SmartSpecParams
     seeds = (197,)
+    abstains = True
 
     def before_round(self, round: Round) -> int:
         """The depth of the largest goodput, the smallest such; `most` where no time is known."""

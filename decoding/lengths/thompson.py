@@ -62,6 +62,7 @@ class ThompsonLength(LengthPolicy):
     params: ThompsonParams
     seeds = (33,)
     stepwise = True
+    abstains = True
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)

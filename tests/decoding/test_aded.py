@@ -158,6 +158,7 @@ async def test_the_prompts_places_are_read_too():
         assert (left < 8) if cached else (left == 199)
         seq.extend(verdict.tokens, {"m": 1})
         large.teach(seq, drafter, nothing, verdict)
+        assert not drafter.want.before  # there is one prompt
         await large.propose(seq, drafter, Room(4, 8), FixedLength())
         store = large.stores.open("aded", "default", TrigramStore)
         for context, place in last.items():

@@ -209,6 +209,13 @@ async def test_rounds_of_input_copy_scale_with_the_edits(run, scripted):
     assert rounds[1] + 3 <= rounds[2] <= 4 * rounds[1]
 
 
+async def test_a_source_behind_the_prompt_is_noted():
+    for start, note in ((2, ""), (3, "source_start 3 is behind the prompt's last token; it has 3")):
+        drafter = InputCopyDrafter(InputCopyParams(source_start=start))
+        await propose(drafter, sequence([A, B, C], [A]))
+        assert drafter.note.partition("copied: ")[2] == note
+
+
 async def test_input_copy_copies_its_span_only():
     spanned = InputCopyDrafter(InputCopyParams(source_start=2, source_end=4))
     assert await propose(spanned, sequence([A, B, C, D, E])) == [C, D]

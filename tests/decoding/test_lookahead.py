@@ -86,6 +86,19 @@ async def test_rounds_of_others_leave_the_window_alone() -> None:
     assert drafter.rows == rows
 
 
+@pytest.mark.parametrize("nodes", [1, 4, 5, 6, 8, 160])
+async def test_guesses_and_window_together_are_no_more_than_the_nodes_asked_for(nodes: int) -> None:
+    drafter, model = drafter_of(window=3, ngram=3), TableModel("m", lambda _: torch.zeros(16), 16)
+    seq = Sequence([7, 1, 2, 7, 3, 4, 7], SamplingParams(), 0)
+    drafter.rows = [[1, 2], [3, 4, 5]]
+    drafter.pool.add(7, (1, 2))
+    drafter.pool.add(7, (3, 4))
+    tree = await drafter.propose(model, seq, Room(16, nodes), LENGTH)
+    assert (tree.extra is None) == (nodes < 5)
+    assert len(tree.fed_tokens) == min(nodes, 9 if nodes >= 5 else 4)
+    drafter.observe(model, seq, tree, outcome([4, 5, 6, 7, 8], len(tree)))  # learns from a window, or from none
+
+
 def test_the_pool_forgets_what_was_produced_longest_ago() -> None:
     pool = NgramPool(2)
     for continuation in ((1,), (2,), (1,), (3,)):

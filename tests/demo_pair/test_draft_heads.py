@@ -13,6 +13,7 @@ from turnout.config import TurnoutConfig, artifacts_path
 
 HEADS = {"medusa": 2.5, "redrafter": 2.5, "kangaroo": 2.5, "eesd": 2.5}
 MOST_BYTES = 4 << 20
+MOST_BYTES_IN_ALL = 20 << 20
 
 
 @pytest.fixture
@@ -38,3 +39,4 @@ def test_every_shipped_head_is_small() -> None:
     sizes = {path.stem: path.stat().st_size for path in folder.glob("*.safetensors")}
     assert set(HEADS) <= set(sizes)
     assert max(sizes.values()) < MOST_BYTES
+    assert sum(sizes.values()) < MOST_BYTES_IN_ALL

@@ -71,7 +71,7 @@ async def test_same_weights_with_forced_switches_equal_one_model(
 ) -> None:
     alone = await ask_all(twin_pool, prompts[:40])
     for catch_up in ("lazy", "eager", "shadow"):
-        params = {"threshold": 0.02, "catch_up": catch_up, **SWITCHING}
+        params = {"threshold": 0.005, "catch_up": catch_up, **SWITCHING}
         switched = await ask_all(twin_pool, prompts[:40], "entropy_adaptive", params)
         assert sum(reply.usage.switches for reply in switched) > 40
         assert_same_answers(twin_pool, alone, switched, decided_by="large")
