@@ -18,7 +18,7 @@ from experiments.speculation.contenders import Contender
 from experiments.speculation.tasks import TaskGroup
 from turnout.cost import SpeculationMeter
 
-FORMAT = 1
+FORMAT = 2
 SLOTS = ("drafters", "lengths", "verifiers", "selectors")
 SOURCES = (".py", ".cpp", ".h")
 REPORTING = {"page.py", "plot.py", "summary.py", "bench.py", "__init__.py"}  # what a measurement does not depend on
@@ -64,6 +64,7 @@ class Cell:
         turns: seconds and tokens of the baseline, then of the challenger, turn by turn.
         speculation: counters of the challenger's answers together.
         target_steps: forwards of the target that gave tokens, in the challenger's answers.
+        target_tokens: fed to the target in them, prompts left out; through half of the layers counts one half.
         equality: see `experiments.speculation.equality.Equality`; None where other engines are compared.
         num_prompts: that were answered.
         agreement: share of prompts that both sides answered alike.
@@ -74,6 +75,7 @@ class Cell:
     turns: list[tuple[float, int, float, int]]
     speculation: SpeculationMeter
     target_steps: int
+    target_tokens: float
     equality: dict[str, int] | None
     num_prompts: int
     agreement: float

@@ -24,6 +24,8 @@ DEFAULTS = SpeculativeParams()
 # those that learn, from plain decoding too.
 ARMS = ("copyspec", "model_chain", "token_recycling")
 NO_DRAFT = "none"
+# Decides for every drafter how deep it drafts, and whether at all.
+CONTROL = "smartspec"
 # Where a default would do nothing on small models: the demo pair's vocabulary is below `vocab_trim`'s usual part.
 SETTINGS: dict[str, dict[str, Any]] = {"vocab_trim": {"keep": 512}}
 
@@ -48,7 +50,7 @@ class Contender:
         params: of the method `speculative`; None decodes plainly.
         lossless: whether its output law is the target's.
         seeded: whether its tokens are those of plain decoding with the same seed, at any temperature.
-        automatic: whether it chooses by itself how much is drafted.
+        automatic: whether it chooses by itself how much is drafted, nothing included.
         sampled_only: whether it does the same as another contender where no token is drawn.
     """
 
@@ -71,8 +73,9 @@ def contenders() -> dict[str, Contender]:
     """Everything there is to compare, by name: plain first, then each part of the registry in a usual place.
 
     A drafter has the request's default verifier where that judges its candidates best, and else the first lossless
-    one that does. Where several do, the others are contenders of their own when tokens are drawn. Length policies and
-    verifiers that are not lossless are tried on the default drafter, selectors on a few arms.
+    one that does. Where several do, the others are contenders of their own when tokens are drawn. Each drafter is also
+    tried under the length policy that decides when it drafts at all. The other length policies and verifiers that are
+    not lossless are tried on the default drafter, selectors on a few arms.
     """
     found = [Contender(PLAIN, Family.PLAIN)]
     found += [each for name in names(DRAFTERS) for each in _of_drafter(name)]
@@ -83,9 +86,9 @@ def contenders() -> dict[str, Contender]:
         if not part.lossless and set(part.accepts) & _parts(DRAFTERS)[chain].kinds
     ]
     found += [
-        _contender(f"{chain}+{name}", Family.LENGTH, {"drafter": chain, "length": name}, automatic=True)
-        for name in names(LENGTHS)
-        if name != _choice(DEFAULTS.length)
+        _contender(f"{chain}+{name}", Family.LENGTH, {"drafter": chain, "length": name}, automatic=part.abstains)
+        for name, part in _parts(LENGTHS).items()
+        if name not in (_choice(DEFAULTS.length), CONTROL)
     ]
     for name in names(SELECTORS):
         learns = name != _choice(DEFAULTS.select)
@@ -100,7 +103,11 @@ def _of_drafter(name: str) -> list[Contender]:
     default = _choice(DEFAULTS.verifier)
     usual = default if default in verifiers else next(iter(verifiers))
     drafter = {"name": name, **SETTINGS[name]} if name in SETTINGS else name
-    made = [_contender(name, Family.DRAFTER, {"drafter": drafter, "verifier": usual})]
+    params = {"drafter": drafter, "verifier": usual}
+    made = [
+        _contender(name, Family.DRAFTER, params),
+        _contender(f"{name}+{CONTROL}", Family.LENGTH, {**params, "length": CONTROL}, automatic=True),
+    ]
     for other in verifiers:
         if other != usual:
             params = {"drafter": drafter, "verifier": other}

@@ -73,13 +73,14 @@ async def measure(plans: list[Plan], panel: Panel, group: TaskGroup, pool: Local
 def _cell(
     plan: Plan, pairs: list[tuple[Turn, Turn]], pool: LocalPool, equality: Equality | None, load_average: float
 ) -> Cell:
-    speculation, steps = _counted(pool, pairs)
+    speculation, steps, fed = _counted(pool, pairs)
     alike = [a.tokens == b.tokens for mine, theirs in pairs for a, b in zip(mine.answers, theirs.answers, strict=True)]
     return Cell(
         plan=plan,
         turns=[(a.seconds, a.num_tokens, b.seconds, b.num_tokens) for a, b in pairs],
         speculation=speculation,
         target_steps=steps,
+        target_tokens=fed,
         equality=None if equality is None else equality.as_dict(),
         num_prompts=len(alike),
         agreement=sum(alike) / len(alike),
@@ -102,18 +103,19 @@ async def _equality(
     return found
 
 
-def _counted(pool: LocalPool, pairs: list[tuple[Turn, Turn]]) -> tuple[SpeculationMeter, int]:
-    """What the challenger's answers cost the target: speculation's counters, and forwards that gave tokens.
+def _counted(pool: LocalPool, pairs: list[tuple[Turn, Turn]]) -> tuple[SpeculationMeter, int, float]:
+    """What the challenger's answers cost the target: speculation's counters, forwards that gave tokens, tokens fed.
 
     A round of speculation is one such forward, the first one's prompt included. Plain decoding makes one where the
     prompt ends and one for each token it reads afterwards.
     """
-    meter, steps = SpeculationMeter(), 0
+    meter, steps, fed = SpeculationMeter(), 0, 0.0
     for _, turn in pairs:
         for answer in turn.answers:
             if answer.usage is None:
                 continue
             meter.merge(answer.usage.speculation)
-            alone = answer.usage.models[pool.roles["large"]].decode_tokens
-            steps += answer.usage.speculation.rounds or 1 + alone
-    return meter, steps
+            target = answer.usage.models[pool.roles["large"]]
+            steps += answer.usage.speculation.rounds or 1 + target.decode_tokens
+            fed += target.processed_tokens - target.prompt_tokens - target.spared_tokens
+    return meter, steps, fed

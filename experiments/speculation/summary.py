@@ -25,6 +25,7 @@ class Figures:
         speedup: its tokens per second over the baseline's, bootstrapped over turns, both sides of a turn together.
         baseline_tokens_per_s: of the baseline in the same turns.
         tokens_per_step: tokens of a forward of the target.
+        fed_per_token: tokens fed to the target for each of the answer's, prompts left out.
         acceptance: share of drafted tokens that stayed.
         by_depth: share of the rounds that drafted so deep which accepted so deep.
         draft_share: of the wall time of drafting and verifying.
@@ -42,6 +43,7 @@ class Figures:
     speedup: Interval
     baseline_tokens_per_s: float
     tokens_per_step: float
+    fed_per_token: float
     acceptance: float
     by_depth: tuple[float, ...]
     draft_share: float
@@ -63,10 +65,11 @@ def figures(cells: list[Cell], contender: Contender) -> Figures:
     """
     plan = cells[0].plan
     turns = np.array([turn for cell in cells for turn in cell.turns], dtype=np.float64)
-    meter, steps = SpeculationMeter(), 0
+    meter, steps, fed = SpeculationMeter(), 0, 0.0
     for cell in cells:
         meter.merge(cell.speculation)
         steps += cell.target_steps
+        fed += cell.target_tokens
     tokens = int(turns[:, 3].sum())
     drafted = meter.drafted_at[0] if meter.drafted_at else 0
     equality, wrong = _equality(cells, contender)
@@ -80,6 +83,7 @@ def figures(cells: list[Cell], contender: Contender) -> Figures:
         speedup=speedup(turns),
         baseline_tokens_per_s=float(turns[:, 1].sum() / turns[:, 0].sum()),
         tokens_per_step=tokens / steps if steps else 0.0,
+        fed_per_token=fed / tokens if tokens else 0.0,
         acceptance=meter.accepted_tokens / meter.draft_tokens if meter.draft_tokens else 0.0,
         by_depth=tuple(meter.acceptance),
         draft_share=meter.draft_time_share,

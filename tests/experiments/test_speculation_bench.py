@@ -39,6 +39,7 @@ def test_plain_beside_plain_gives_one_token_a_forward_and_the_same_text(tmp_path
     for condition in report.conditions():
         found = report.figures(*condition)[PLAIN]["arithmetic"]
         assert found.tokens_per_step == 1.0
+        assert found.fed_per_token < 1.0  # the first one comes from the prompt
         assert found.equality == "6 equal"
         assert found.speedup.low <= found.speedup.value <= found.speedup.high
         assert 0.1 < found.speedup.value < 10.0
@@ -48,6 +49,8 @@ def test_a_perfect_drafter_gives_its_length_and_one(tmp_path: Path) -> None:
     report, _ = bench(tmp_path, "model_chain", max_tokens=2 * (DRAFTED + 1))
     found = report.figures(0.0, 1)["model_chain"][""]
     assert found.tokens_per_step == DRAFTED + 1
+    # The prompt's round feeds the draft alone, the other one the token before it too.
+    assert found.fed_per_token == (2 * DRAFTED + 1) / (2 * (DRAFTED + 1))
     assert found.acceptance == 1.0
     assert found.by_depth == (1.0,) * DRAFTED
     assert 0.0 < found.draft_share < 1.0

@@ -52,9 +52,20 @@ def test_what_is_promised_about_the_text_is_the_verifiers_promise() -> None:
 
 def test_who_chooses_how_much_to_draft_is_marked() -> None:
     chosen = {name for name, contender in TABLE.items() if contender.automatic}
-    assert {"model_chain+smartspec", "model_chain+thompson", "ucb", "exp3"} <= chosen
-    assert not {PLAIN, "model_chain", "first", "copyspec"} & chosen
+    assert {"model_chain+thompson", "ucb", "exp3"} <= chosen
+    # A policy that drafts a token at least chooses no more than how long a draft is.
+    always = {f"model_chain+{name}" for name in ("svip", "confidence", "disco", "specdecpp")}
+    assert always <= set(TABLE)
+    assert not {PLAIN, "model_chain", "first", "copyspec", *always} & chosen
     assert all(TABLE[name].family in (Family.LENGTH, Family.SELECTOR) for name in chosen)
+
+
+def test_every_drafter_is_tried_where_it_may_be_left_out() -> None:
+    for name in names("decoding.drafters"):
+        alone, controlled = TABLE[name], TABLE[f"{name}+smartspec"]
+        assert controlled.params == {**(alone.params or {}), "length": "smartspec"}
+        assert controlled.automatic
+        assert not controlled.sampled_only
 
 
 @pytest.mark.parametrize("name", ["medusa", "model_chain+disco", "model_chain+judge"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from experiments.speculation.contenders import contenders
 from experiments.speculation.grid import ASSISTED, Grid, Setting
 from experiments.speculation.page import as_dict, save, to_markdown, verdict
 from experiments.speculation.summary import ALL, figures, speedup
+from experiments.speculation.tasks import GROUPS
 from experiments.statistics import Interval
 from turnout.cost import SpeculationMeter
 
@@ -34,11 +36,13 @@ def meter(rounds: int, accepted: int, empty: int = 0) -> SpeculationMeter:
 
 def cell(name: str, group: str = "edit", seconds: float = 1.0, baseline: str = "plain", **changes: Any) -> Cell:
     """Two prompts: two seconds of the baseline against so many of the challenger."""
-    plan = Plan(name, baseline, group, changes.pop("temperature", 0.0), 1, {"dtype": "float32"})
+    temperature, batch = changes.pop("temperature", 0.0), changes.pop("batch", 1)
+    plan = Plan(name, baseline, group, temperature, batch, {"dtype": "float32"})
     values: dict[str, Any] = {
         "turns": [(2.0, 10, seconds, 10)] * 2,
         "speculation": meter(8, 2),
         "target_steps": 8,
+        "target_tokens": 35.0,
         "equality": {"equal": 2, "ties": 0, "wrong": 0, "unlike": 0},
         "num_prompts": 2,
         "agreement": 1.0,
@@ -72,6 +76,7 @@ def test_figures_add_up_over_groups() -> None:
     assert both.draft_share == pytest.approx(0.25)
     assert both.undrafted == pytest.approx(10 / 20)
     assert both.tokens_per_step == 40 / 16
+    assert both.fed_per_token == 70 / 40
 
 
 @pytest.mark.parametrize(
@@ -104,11 +109,50 @@ def test_the_verdict_names_the_best_and_the_worst_text() -> None:
     )
 
 
+@pytest.fixture
+def only_ucb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were no other contenders that choose by themselves."""
+    few = {name: TABLE[name] for name in ("plain", "copyspec", "ucb")}
+    monkeypatch.setattr("experiments.speculation.page.contenders", lambda: few)
+
+
+def every_cell(name: str) -> list[Cell]:
+    conditions = itertools.product((0.0, 1.0), (1, 8), GROUPS)
+    return [cell(name, group, temperature=temperature, batch=batch) for temperature, batch, group in conditions]
+
+
+@pytest.mark.usefixtures("only_ucb")
 def test_automatic_control_is_judged_by_its_worst_text() -> None:
-    fine, slow = cell("ucb"), replace(cell("ucb", "code"), turns=[(2.0, 10, 2.2, 10)] * 2)
-    assert "| code 0.91 [0.91, 0.91] | 0% | no |" in to_markdown(report(fine, slow))
-    assert "| edit 2.00 [2.00, 2.00] | 0% | yes |" in to_markdown(report(fine))
-    assert "ucb" not in to_markdown(report(cell("copyspec")))
+    cells = every_cell("ucb")
+    slow = [replace(each, turns=[(2.0, 10, 2.2, 10)] * 2) for each in cells if each.plan == cell("ucb", "code").plan]
+    fine = to_markdown(report(*cells))
+    assert (
+        "| the worst of 24 cells | 2.00 [2.00, 2.00] `ucb` on edit, greedy, one prompt at a time | 0.95 | yes |" in fine
+    )
+    assert "| `ucb` | greedy, one prompt at a time | 2.00 [2.00, 2.00] | edit 2.00 [2.00, 2.00] | 0% | yes |" in fine
+    page = to_markdown(report(*[each for each in cells if each.plan != slow[0].plan], *slow))
+    assert (
+        "| the worst of 24 cells | 0.91 [0.91, 0.91] `ucb` on code, greedy, one prompt at a time | 0.95 | no |" in page
+    )
+    assert "| code 0.91 [0.91, 0.91] | 0% | no |" in page
+
+
+@pytest.mark.usefixtures("only_ucb")
+def test_what_was_not_measured_is_not_proved() -> None:
+    lacking_one = to_markdown(report(*every_cell("ucb")[:-1]))
+    assert "| the worst of 24 cells, 1 of them not measured | 2.00 [2.00, 2.00] `ucb`" in lacking_one
+    assert "one prompt at a time | 0.95 | no |" in lacking_one
+    assert "edit 2.00 [2.00, 2.00], 1 not measured | 0% | no |" in lacking_one
+    page = to_markdown(report(cell("copyspec")))
+    assert "| the worst of 24 cells, 24 of them not measured | not measured | 0.95 | no |" in page
+    assert page.count("| not measured | | | no |") == 4
+
+
+def test_everybody_who_may_abstain_is_judged() -> None:
+    page = to_markdown(report(cell("copyspec")))
+    for name in ("ucb", "model_chain+smartspec", "medusa+smartspec", "model_chain+thompson"):
+        assert f"| `{name}` | greedy, one prompt at a time | not measured |" in page
+    assert "| `model_chain+svip` |" not in page
 
 
 def test_goals_are_judged_by_the_best_lossless_method_and_name_it() -> None:
@@ -133,7 +177,7 @@ def test_the_page_has_a_table_for_each_condition_and_says_what_did_not_run(tmp_p
     save(found, tmp_path)
     page = (tmp_path / "speculation.md").read_text(encoding="utf-8")
     assert page.index("## Greedy, one prompt at a time") < page.index("## Temperature 1, one prompt at a time")
-    assert "| `copyspec` | 2.00 [2.00, 2.00] | 2.00 | 2.50 | 50% | 25% | 2 equal |" in page
+    assert "| `copyspec` | 2.00 [2.00, 2.00] | 2.00 | 2.50 | 1.75 | 50% | 25% | 2 equal |" in page
     assert f"| model_chain over {ASSISTED} | 2.00 [2.00, 2.00] | 2.00 | 5 | 2 of 2 |" in page
     assert "- `medusa`: no artifact" in page
     assert "`plain`: best" not in page
