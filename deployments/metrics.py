@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -15,6 +16,7 @@ from turnout.calls import GenerateCall, PoolStats, Usage
 from turnout.config import PoolConfig
 from turnout.cost import ModelMeter, SpeculationMeter
 from turnout.errors import TurnoutError
+from turnout.registry import names
 from turnout.telemetry_config import SloConfig
 from turnout.types import RouteLimits, SamplingParams
 
@@ -22,7 +24,10 @@ DEFAULT_SLO = SloConfig()
 CALLER_DEADLINE = "CALLER_DEADLINE"  # an outcome that any caller can bring about: no fault of ours
 OTHER = "other"
 DEEPEST = 15  # depths of drafts that are counted apart
-MOST_DRAFTING = 32  # tenants whose drafts are: each has some hundred series, by method and depth
+MOST_DRAFTING = 32  # tenants whose drafts are
+MOST_DRAFTS = 128  # of their drafters, all tenants together: each has some forty series, by method and depth
+DRAFTERS = frozenset({*names("decoding.drafters"), "none"})
+SEVERAL, OWN = "several", "own"
 INGRESS_STATES = ("reading", "running", "refused", "recording")
 BATCH_STATES = ("waiting", "running", "done", "failed")
 KINDS = ("prompt", "cached", "catchup", "decode", "draft", "generated", "discarded")
@@ -59,7 +64,8 @@ class Metrics:
 
     Attributes:
         known_tenant: whether a tenant has time series of its own; all others share one. Series of drafts are of the
-            first tenants that drafted, so that thousands of tenants do not make as many thousands of them.
+            first tenants that drafted and of what they drafted with first, so that thousands of tenants, or a few who
+            try everything, do not make as many thousands of them.
     """
 
     def __init__(self, slo: SloConfig = DEFAULT_SLO, pools: Mapping[str, PoolConfig] | None = None) -> None:
@@ -75,6 +81,7 @@ class Metrics:
         self._counted: dict[tuple[Metric, tuple[str, ...]], Counter] = {}
         self._observed: dict[tuple[Metric, str], Histogram] = {}
         self._drafting: set[str] = set()  # tenants whose drafts are counted apart
+        self._drafts: set[tuple[str, str]] = set()  # and with which drafters
         for metric in of.COUNTED:
             self._make(metric)
         self.batch_lines(dict.fromkeys(BATCH_STATES, 0))
@@ -151,7 +158,8 @@ class Metrics:
             self._add(of.TENANT_TOKENS, tokens, tenant, kind)
         self._count_cost(model, usage)
         if usage.speculation.rounds:
-            self._count_drafts(usage.method, tenant, usage.speculation)
+            drafter = drafter_of(usage.params)
+            self._count_drafts((usage.method, drafter, self._drafter(tenant, drafter)), usage.speculation)
         # Only artifacts that exist have a reading, so clients cannot make up series here either.
         for drift in (usage.drift, *usage.router_drift):
             if drift is not None:
@@ -185,19 +193,19 @@ class Metrics:
             self._add(of.FLOPS, cost.flops, model, way)
             self._add(of.WALL_S, cost.wall_s, model, way)
 
-    def _count_drafts(self, method: str, tenant: str, drafts: SpeculationMeter) -> None:
-        tenant = self._drafter(tenant)
+    def _count_drafts(self, whose: tuple[str, str, str], drafts: SpeculationMeter) -> None:
+        """Under these labels: method, drafter, tenant."""
         # Also where nothing was: a share needs both of its parts.
-        self._counter(of.DRAFTED, method, tenant).inc(drafts.draft_tokens)
-        self._counter(of.ACCEPTED, method, tenant).inc(drafts.accepted_tokens)
-        self._counter(of.ROUNDS, method, tenant).inc(drafts.rounds)
-        self._counter(of.DRAFT_S, method, tenant).inc(drafts.draft_s)
-        self._counter(of.EMITTED, method, tenant).inc(drafts.emitted_tokens)
-        self._counter(of.VERIFY_S, method, tenant).inc(drafts.verify_s)
+        self._counter(of.DRAFTED, *whose).inc(drafts.draft_tokens)
+        self._counter(of.ACCEPTED, *whose).inc(drafts.accepted_tokens)
+        self._counter(of.ROUNDS, *whose).inc(drafts.rounds)
+        self._counter(of.DRAFT_S, *whose).inc(drafts.draft_s)
+        self._counter(of.EMITTED, *whose).inc(drafts.emitted_tokens)
+        self._counter(of.VERIFY_S, *whose).inc(drafts.verify_s)
         for metric, counts in ((of.REACHED, drafts.drafted_at), (of.KEPT, drafts.accepted_at)):
             for depth, count in enumerate(counts[:DEEPEST]):
-                self._add(metric, count, method, tenant, str(depth))
-            self._add(metric, sum(counts[DEEPEST:]), method, tenant, f"{DEEPEST}+")
+                self._add(metric, count, *whose[1:], str(depth))
+            self._add(metric, sum(counts[DEEPEST:]), *whose[1:], f"{DEEPEST}+")
 
     def batch_lines(self, counts: Mapping[str, int]) -> None:
         """How many lines of batches there are, by state: one of BATCH_STATES."""
@@ -227,10 +235,32 @@ class Metrics:
     def _tenant(self, name: str) -> str:
         return name if self.known_tenant(name) else OTHER
 
-    def _drafter(self, tenant: str) -> str:
+    def _drafter(self, tenant: str, drafter: str) -> str:
         """Under whose name a tenant's drafts are counted."""
-        if tenant not in self._drafting and tenant != OTHER:
-            if len(self._drafting) == MOST_DRAFTING:
-                return OTHER
-            self._drafting.add(tenant)
+        if tenant == OTHER or (tenant, drafter) in self._drafts:
+            return tenant
+        known = tenant in self._drafting
+        if len(self._drafts) == MOST_DRAFTS or (not known and len(self._drafting) == MOST_DRAFTING):
+            return OTHER
+        self._drafting.add(tenant)
+        self._drafts.add((tenant, drafter))
         return tenant
+
+
+def drafter_of(params: Mapping[str, Any]) -> str:
+    """Who drafted for an answer: one of `DRAFTERS`, `SEVERAL`, `OWN` or `OTHER`, whatever the parameters say.
+
+    Args:
+        params: of its method, as `Usage` tells them.
+    """
+    # Methods that speculate within, and those around any other.
+    for inside in ("speculate", "inner"):
+        if isinstance(params.get(inside), Mapping):
+            return drafter_of(params[inside])
+    given = params.get("drafter")
+    if isinstance(given, list | tuple):
+        return SEVERAL
+    name = given.get("name") if isinstance(given, Mapping) else given
+    if name is None:
+        return OWN
+    return name if isinstance(name, str) and name in DRAFTERS else OTHER

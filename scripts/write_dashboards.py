@@ -81,7 +81,8 @@ SERVICE = (
         ("turnout_ingress_requests", "{{state}}"), ("turnout_ingress_tasks", "tasks"),
     ), "Requests whose bodies come, that run, that are refused late; records to be written; and all tasks."),
 )  # fmt: skip
-DRAFTING = rate("draft_seconds", "method")
+BY_DRAFTER, DRAFTER = "method, drafter", "{{method}} {{drafter}}"
+DRAFTING = rate("draft_seconds", BY_DRAFTER)
 DECODING = (
     Panel("Tokens by model", "tokens/s", ((rate("generated_tokens", "model"), "{{model}}"),)),
     Panel(
@@ -91,7 +92,7 @@ DECODING = (
     Panel("Work of the models", "tokens/s", ((rate("model_tokens", "model, kind"), "{{model}} {{kind}}"),)),
     Panel("Switches", "ops", ((rate("switches", "model, method"), "{{model}} {{method}}"),)),
     Panel("Drafts accepted", "percentunit", (
-        (share("accepted_draft_tokens", "draft_tokens", "method"), "{{method}}"),
+        (share("accepted_draft_tokens", "draft_tokens", BY_DRAFTER), DRAFTER),
     )),
     Panel(
         "Drafts accepted by tenant", "percentunit",
@@ -100,14 +101,14 @@ DECODING = (
     ),
     Panel(
         "Acceptance by position", "percentunit",
-        ((share("accepted_depth_rounds", "draft_depth_rounds", "method, depth"), "{{method}} {{depth}}"),),
+        ((share("accepted_depth_rounds", "draft_depth_rounds", "drafter, depth"), "{{drafter}} {{depth}}"),),
         "Share of the verifications whose draft reached so deep that accepted so deep.",
     ),
     Panel("Tokens a round", "short", (
-        (f"{rate('draft_round_tokens', 'method')} / {rate('draft_rounds', 'method')}", "{{method}}"),
+        (f"{rate('draft_round_tokens', BY_DRAFTER)} / {rate('draft_rounds', BY_DRAFTER)}", DRAFTER),
     )),
     Panel("Time in drafting", "percentunit", (
-        (f"{DRAFTING} / ({DRAFTING} + {rate('verify_seconds', 'method')})", "{{method}}"),
+        (f"{DRAFTING} / ({DRAFTING} + {rate('verify_seconds', BY_DRAFTER)})", DRAFTER),
     )),
     Panel("Cost: the paper's", "percentunit", ((cost("paper_tokens"), "{{model}}"),), BESIDE),
     Panel("Cost: FLOPs", "percentunit", ((cost("flops"), "{{model}}"),), BESIDE),

@@ -81,14 +81,19 @@ CACHED = _counter("cached_tokens", "Tokens of prompts found in a cache.", "model
 COMPLETION = _counter("completion_tokens", "Tokens of answers.", "model", "method")
 LARGE = _counter("large_tokens", "Tokens of answers that the pool's large model wrote.", "model", "method")
 SWITCHES = _counter("switches", "Changes from one model to another within an answer.", "model", "method")
-DRAFTED = _counter("draft_tokens", "Tokens proposed by drafters.", "method", "tenant")
-ACCEPTED = _counter("accepted_draft_tokens", "Proposed tokens that were accepted.", "method", "tenant")
-EMITTED = _counter("draft_round_tokens", "Tokens that verifications gave, their own included.", "method", "tenant")
-ROUNDS = _counter("draft_rounds", "Verifications of drafts.", "method", "tenant")
-DRAFT_S = _counter("draft_seconds", "Time spent drafting.", "method", "tenant")
-VERIFY_S = _counter("verify_seconds", "Time spent verifying.", "method", "tenant")
-REACHED = _counter("draft_depth_rounds", "Verifications of drafts that reached so deep.", "method", "tenant", "depth")
-KEPT = _counter("accepted_depth_rounds", "Verifications that accepted so deep.", "method", "tenant", "depth")
+DRAFTS = ("method", "drafter", "tenant")
+DRAFTED = _counter(
+    "draft_tokens",
+    "Tokens proposed; drafter: a part's name, several, or own where the method has its own.",
+    *DRAFTS,
+)
+ACCEPTED = _counter("accepted_draft_tokens", "Proposed tokens that were accepted.", *DRAFTS)
+EMITTED = _counter("draft_round_tokens", "Tokens that verifications gave, their own included.", *DRAFTS)
+ROUNDS = _counter("draft_rounds", "Verifications of drafts.", *DRAFTS)
+DRAFT_S = _counter("draft_seconds", "Time spent drafting.", *DRAFTS)
+VERIFY_S = _counter("verify_seconds", "Time spent verifying.", *DRAFTS)
+REACHED = _counter("draft_depth_rounds", "Verifications of drafts that reached so deep.", "drafter", "tenant", "depth")
+KEPT = _counter("accepted_depth_rounds", "Verifications that accepted so deep.", "drafter", "tenant", "depth")
 PAPER = _counter(
     "cost_paper_tokens",
     "The paper's cost: generated tokens weighted by parameters, in tokens of the large model; way: spent, large_only.",

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.metrics import DEEPEST, MOST_DRAFTING, OTHER, Metrics, Times
+from decoding.methods.speculative import SpeculativeParams
+from deployments.metrics import DEEPEST, DRAFTERS, MOST_DRAFTING, MOST_DRAFTS, OTHER, Metrics, Times, drafter_of
 from deployments.openai_format import usage_object
 from deployments.telemetry.catalogue import ALL, COUNTED, READ
 from deployments.telemetry.growing import MOST_PROCESSES, Growing
@@ -78,7 +79,7 @@ def test_an_answer_is_counted_in_all_its_parts() -> None:
     assert found["turnout_cost_flops_total"] == {("demo", "spent"): 100, ("demo", "large_only"): 400}
     assert found["turnout_cost_paper_tokens_total"] == {("demo", "spent"): 5.5, ("demo", "large_only"): 11}
     assert found["turnout_cost_wall_seconds_total"] == {("demo", "spent"): 0.8, ("demo", "large_only"): 1.6}
-    assert found["turnout_draft_round_tokens_total"] == {("speculative", "default"): 11}
+    assert found["turnout_draft_round_tokens_total"] == {("own", "speculative", "default"): 11}
     assert found["turnout_tenant_tokens_total"] == {
         ("prompt", "default"): 30, ("cached", "default"): 20, ("completion", "default"): 11
     }  # fmt: skip
@@ -109,11 +110,68 @@ def test_what_drafts_are_worth_can_be_asked_for_each_tenant() -> None:
         return found[f"turnout_{name}_total"][labels]
 
     for tenant, tokens, share, first in (("acme", 2.5, 1 / 3, 0.75), ("quiet", 1.5, 0.6, 0.25)):
-        at = ("speculative", tenant)
+        at = ("own", "speculative", tenant)
         assert of("draft_round_tokens", *at) / of("draft_rounds", *at) == tokens
         spent = of("draft_seconds", *at), of("verify_seconds", *at)
         assert spent[0] / sum(spent) == pytest.approx(share)
-        assert of("accepted_depth_rounds", "0", *at) / of("draft_depth_rounds", "0", *at) == first
+        assert of("accepted_depth_rounds", "0", "own", tenant) / of("draft_depth_rounds", "0", "own", tenant) == first
+
+
+def test_two_tenants_and_two_drafters_are_told_apart_in_one_scrape() -> None:
+    metrics = Metrics()
+    metrics.known_tenant = lambda name: name in ("acme", "quiet")
+    cases = [("acme", "copyspec", 6), ("acme", "medusa", 4), ("quiet", "copyspec", 2), ("quiet", "medusa", 0)]
+    for tenant, drafter, kept in cases:
+        drafts = SpeculationMeter(8, 8 + kept, 8, kept, [8], [kept] if kept else [], 0.3, 0.1)
+        params = {"drafter": drafter, "verifier": "match"}
+        metrics.used("demo", tenant, replace(USAGE, params=params, speculation=drafts))
+    found = values(metrics)
+    accepted, reached = found["turnout_accepted_draft_tokens_total"], found["turnout_draft_depth_rounds_total"]
+    assert accepted == {(drafter, "speculative", tenant): kept for tenant, drafter, kept in cases}
+    assert reached == {("0", drafter, tenant): 8 for tenant, drafter, _ in cases}
+
+
+@pytest.mark.parametrize(
+    ("params", "drafter"),
+    [
+        ({"drafter": "copyspec"}, "copyspec"),
+        ({"drafter": {"name": "sequoia", "ranks": 4}}, "sequoia"),
+        ({"drafter": "none"}, "none"),
+        ({"drafter": [{"drafter": "copyspec", "length": None, "nodes": None}]}, "several"),
+        ({"inner": {"name": "speculative", "drafter": "aded"}}, "aded"),
+        ({"speculate": {"drafter": "medusa"}, "scorer": "self_grade"}, "medusa"),
+        ({"speculate": None}, "own"),
+        ({}, "own"),
+        ({"drafter": "made-up"}, "other"),
+        ({"drafter": {"name": [5]}}, "other"),
+    ],
+    ids=str,
+)
+def test_who_drafts_is_one_of_a_closed_set(params: dict[str, Any], drafter: str) -> None:
+    assert drafter_of(params) == drafter
+
+
+def test_the_parameters_a_request_ran_with_tell_the_drafter() -> None:
+    cases: list[tuple[Any, str]] = [
+        ("copyspec", "copyspec"),
+        ({"name": "aded", "rate": 0.5}, "aded"),
+        (["copyspec", "aded"], "several"),
+    ]
+    for given, drafter in cases:
+        assert drafter_of(SpeculativeParams.model_validate({"drafter": given}).model_dump(mode="json")) == drafter
+
+
+def test_tenants_who_try_every_drafter_make_a_bounded_number_of_series() -> None:
+    metrics = Metrics()
+    metrics.known_tenant = lambda name: name.startswith("t")
+    drafters = sorted(DRAFTERS)
+    for number in range(MOST_DRAFTING):
+        for drafter in drafters:
+            metrics.used("demo", f"t{number}", replace(USAGE, params={"drafter": drafter}))
+    rounds = values(metrics)["turnout_draft_rounds_total"]
+    assert len(rounds) <= MOST_DRAFTS + len(drafters)
+    assert sum(rounds.values()) == 3 * MOST_DRAFTING * len(drafters)
+    assert {labels[0] for labels in rounds} == set(drafters)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +223,8 @@ def test_a_thousand_tenants_make_a_bounded_number_of_series() -> None:
         assert len({labels[-1] for labels in found[f"turnout_{name}_total"]}) == MOST_DRAFTING + 1
     rounds = found["turnout_draft_rounds_total"]
     assert sum(rounds.values()) == 2 * tenants * len(methods)
-    assert rounds["pearl", OTHER] == 2 * (tenants - MOST_DRAFTING)
-    assert rounds["pearl", "t0"] == 2, "its own series stays its own"
+    assert rounds["own", "pearl", OTHER] == 2 * (tenants - MOST_DRAFTING)
+    assert rounds["own", "pearl", "t0"] == 2, "its own series stays its own"
     assert len(found["turnout_tenant_requests_total"]) == tenants
 
 

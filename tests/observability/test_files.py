@@ -48,7 +48,7 @@ def test_names_tell_units_and_labels_are_few() -> None:
         assert len(metric.labels) <= 3
         assert set(metric.labels) <= {
             "model", "pool", "method", "outcome", "code", "field", "kind", "slo", "depth", "way", "artifact",
-            "tenant", "state", "result", "tier", "reason",
+            "tenant", "drafter", "state", "result", "tier", "reason",
         }  # fmt: skip
 
 
