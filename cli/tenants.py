@@ -62,15 +62,16 @@ def add(
 ) -> None:
     """Add a tenant, and make its first key, which is shown once. The file is made where there is none."""
     from deployments.access.keys import make_key
-    from deployments.access.tenants_file import Tenant, Tenants, locked, write_tenants
+    from deployments.access.tenants_file import Tenant, Tenants, locked, new_entry, write_tenants
 
     path = _path(file, config)
     key, record = make_key(parse_moment(expires), label)
+    keys = () if no_key else (record,)
     with locked(path):
         tenants = _read(path) if path.exists() else Tenants()
         if name in tenants.tenants:
             raise invalid("tenant", f"{name!r} is there already; `turnout tenants set` changes it")
-        tenant = Tenant(limits=parse_limits({}, limit or []), note=note or "", keys=() if no_key else (record,))
+        tenant = Tenant(id=new_entry(), limits=parse_limits({}, limit or []), note=note or "", keys=keys)
         _check(name, tenant, config)
         write_tenants(path, _holding(tenants, name, tenant))
     _show_key(name, None if no_key else key, record, as_json)

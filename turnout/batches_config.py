@@ -17,7 +17,13 @@ class BatchesConfig(BaseModel):
     ]
     max_file_bytes: Annotated[int, Field(ge=1, description="largest file that is taken, bytes")] = 200 << 20
     max_files: Annotated[int, Field(ge=1, description="files a tenant may keep")] = 1000
+    max_bytes: Annotated[int, Field(ge=1, description="most bytes of a tenant's files, those of answers included")] = (
+        20 << 30
+    )
     max_batches: Annotated[int, Field(ge=1, description="batches of a tenant that have not ended")] = 100
+    max_ended: Annotated[
+        int, Field(ge=1, description="batches of a tenant that have ended and are still shown, the newest")
+    ] = 1000
     max_requests: Annotated[int, Field(ge=1, description="lines of one batch")] = 200_000
     concurrency: Annotated[int, Field(ge=1, description="requests of all batches that are asked at once")] = 64
     retention_s: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from turnout.errors import invalid
+from turnout.errors import Misfit
 
 
 class PlacementConfig(BaseModel):
@@ -54,9 +54,9 @@ class PlacementConfig(BaseModel):
     def _check(self) -> PlacementConfig:
         unknown = set(self.resources) - {"small", "large", "prefill"}
         if unknown:
-            raise invalid(f"placement.resources.{min(unknown)}", "no such role; roles: large, prefill, small")
+            raise Misfit(f"resources.{min(unknown)}", "no such role; roles: large, prefill, small")
         if self.prefill and self.models != "actors":
-            raise invalid("placement.prefill", "needs placement.models: actors")
+            raise Misfit("prefill", "needs placement.models: actors")
         return self
 
 
@@ -85,5 +85,5 @@ class AutoscalingConfig(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> AutoscalingConfig:
         if self.max_replicas < max(self.min_replicas, 1):
-            raise invalid("autoscaling.max_replicas", f"must be at least min_replicas ({self.min_replicas})")
+            raise Misfit("max_replicas", f"must be at least min_replicas ({self.min_replicas})")
         return self

@@ -47,6 +47,20 @@ class TurnoutError(Exception):
         return self.message
 
 
+class Misfit(ValueError):  # noqa: N818 - pydantic's word for it is a value that does not fit
+    """What a model's validator says of one of its fields: it cannot know where the model stands, `explain` does.
+
+    Args:
+        field: of the model.
+        message: what is allowed.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(field, message)
+        self.field = field
+        self.message = message
+
+
 def invalid(field: str, message: str) -> TurnoutError:
     """A value of the right type that is not allowed, or an unknown field."""
     return TurnoutError(Code.INVALID_ARGUMENT, f"{field}: {message}", field)

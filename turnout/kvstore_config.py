@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -21,8 +21,6 @@ class _Section(BaseModel):
 
 class TenantSharing(SharingPolicy):
     """With whom a tenant shares its cache if the tenants file does not say; with everybody, only public prefixes."""
-
-    SECTION: ClassVar[str] = "kvstore.tenants"
 
     policy: Annotated[Literal["private", "group"], Field(description="private: nobody; group: all of its group")] = (
         "private"

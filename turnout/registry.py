@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from turnout.errors import TurnoutError, invalid, not_found
+from turnout.errors import Misfit, TurnoutError, invalid, not_found
 
 METHODS_PACKAGE = "decoding.methods"
 M = TypeVar("M", bound=BaseModel)
@@ -34,6 +34,16 @@ class MethodParams(BaseModel):
         Parameters that exclude each other leave out those of the pool's that would contradict the request.
         """
         return {**defaults, **given}
+
+    def check_parts(self, models: Any) -> None:
+        """Refuse a pool that the chosen parts cannot work with, say for want of a file, before the first request.
+
+        Args:
+            models: the pool, with its artifacts.
+
+        Raises:
+            TurnoutError: as the first request would be refused.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +157,16 @@ def all_methods() -> list[MethodInfo]:
 def explain(error: ValidationError, prefix: str, model: type[BaseModel]) -> TurnoutError:
     """Turn the first fault pydantic found into a refusal that names the field and what is allowed."""
     fault = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in fault["loc"])
+    said = fault.get("ctx", {}).get("error")
+    place = (*fault["loc"], said.field) if isinstance(said, Misfit) else fault["loc"]
+    where = ".".join(str(part) for part in place)
     field = f"{prefix}.{where}" if prefix and where else (where or prefix)
     if fault["type"] == "extra_forbidden":
         owner = _model_at(model, fault["loc"][:-1])
         known = ", ".join(sorted(owner.model_fields)) if owner is not None else ""
         return invalid(field, f"unknown; allowed here: {known or 'nothing'}")
+    if isinstance(said, Misfit):
+        return invalid(field, said.message)
     shown = repr(fault.get("input"))
     given = f" (got {shown})" if len(shown) <= 80 and fault["type"] != "missing" else ""
     return invalid(field, f"{fault['msg'][:1].lower()}{fault['msg'][1:]}{given}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal, NamedTuple, NewType
+from typing import Annotated, Literal, NamedTuple, NewType
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from turnout.errors import invalid
+from turnout.errors import Misfit
 from turnout.structure import Structure
 
 TenantId = NewType("TenantId", str)
@@ -66,18 +66,20 @@ class SharingPolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    SECTION: ClassVar[str] = "sharing"
-
     policy: Annotated[Literal["private", "group"], Field(description="private: nobody; group: all of its group")]
     group: Annotated[
         str | None,
-        Field(min_length=1, description="its group; with policy private, only what is registered for it is shared"),
+        Field(
+            min_length=1,
+            max_length=128,
+            description="its group; with policy private, only what is registered for it is shared",
+        ),
     ] = None
 
     @model_validator(mode="after")
     def _check_group(self) -> SharingPolicy:
         if self.policy == "group" and self.group is None:
-            raise invalid(f"{self.SECTION}.group", "must be named where the policy is group")
+            raise Misfit("group", "must be named where the policy is group")
         return self
 
     def home(self, tenant: str) -> Namespace:

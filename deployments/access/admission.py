@@ -79,7 +79,7 @@ class Admission:
         self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, estimate, _kept(priority))
         self._books.promise()
         account.running[priority] += 1
-        account.held += estimate
+        account.held[call.model] += estimate
         if limits.requests_per_minute is not None:
             account.requests.add(1, limits.requests_per_minute, now)
         if limits.tokens_per_minute is not None:
@@ -96,6 +96,11 @@ class Admission:
             account, limits = self._check_room(caller.tenant, caller.limits, caller.priority), caller.limits
             kept = _kept(caller.priority)
             self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, 1, kept)
+
+    def count(self, caller: Caller) -> None:
+        """A request that knocked asks no pool for anything: it counts against the rate of requests all the same."""
+        if self.counts and (limit := caller.limits.requests_per_minute) is not None:
+            self._accounts.setdefault(caller.tenant, Account()).requests.add(1, limit, self._clock())
 
     @contextmanager
     def reading(self, caller: Caller) -> Iterator[None]:
@@ -154,7 +159,7 @@ class Admission:
         """A request is over: what it used is recorded."""
         assert ticket.account is not None
         ticket.account.running[ticket.priority] -= 1
-        ticket.account.held -= ticket.charged
+        ticket.account.held[ticket.call.model] -= ticket.charged
         self._books.ended(ticket, outcome)
 
     def held(self) -> dict[str, int]:
@@ -217,8 +222,8 @@ class Admission:
         raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, "tenant.budget", wait_s)
 
     def _spent(self, tenant: str, budget: Budget, account: Account) -> tuple[float, float]:
-        """What a tenant has spent of a budget, and of tokens also what its requests in progress use."""
-        return self._books.spent(tenant, budget), account.held if budget.unit == "tokens" else 0
+        """What a tenant has spent of a budget, and what its requests in progress use of it, as far as that is known."""
+        return self._books.spent(tenant, budget), self._books.expected(account.held, budget.unit)
 
     def _check_rate(self, name: str, limit: float | None, bucket: Bucket, needed: float, kept: float) -> None:
         if limit is None:

@@ -35,12 +35,19 @@ class Caller:
         limits: what it may do.
         key_id: of its key or its token's; "" without.
         priority: of its generations.
+        entry: the id of its entry in the tenants file; "" without.
     """
 
     tenant: str = EVERYBODY
     limits: TenantLimits = UNLIMITED
     key_id: str = ""
     priority: Priority = "interactive"
+    entry: str = ""
+
+    @property
+    def owner(self) -> str:
+        """Names the tenant for what is kept for it: another one that has its name later is not meant."""
+        return owner_of(self.tenant, self.entry)
 
     def attributed(self, call: C) -> C:
         """The same call as the caller's."""
@@ -99,7 +106,7 @@ class Callers:
         else:
             tenant, key_id = self._known(authorization, self.config)
             limits = self._limits(tenant)
-        return Caller(tenant, limits, key_id, _allowed(priority, limits))
+        return Caller(tenant, limits, key_id, _allowed(priority, limits), self._entry(tenant))
 
     def key_of(self, authorization: str | None) -> str:
         """The id of the key that these credentials name, for the log: also of one that is ended, or not opened by them.
@@ -122,6 +129,10 @@ class Callers:
         """With whom a tenant shares cached prefixes, as its entry in the tenants file says now; None: it does not."""
         found = self._file.value.tenants.get(tenant) if self._file is not None else None
         return found.limits.sharing if found is not None else None
+
+    def owner(self, tenant: str) -> str:
+        """As `Caller.owner`, of the tenant that has a name now."""
+        return owner_of(tenant, self._entry(tenant))
 
     def knows(self, tenant: str) -> bool:
         """Whether the configuration or the tenants file names a tenant."""
@@ -200,6 +211,10 @@ class Callers:
             raise refused(f"the API key {key_id} has {'expired' if ended == 'expired' else 'been revoked'}")
         return tenant, key_id
 
+    def _entry(self, name: str) -> str:
+        found = self._file.value.tenants.get(name) if self._file is not None else None
+        return found.id if found is not None else ""
+
     def _limits(self, name: str) -> TenantLimits:
         if self._file is None:
             return TenantLimits()
@@ -212,12 +227,17 @@ class Callers:
         return tenant.limits
 
 
+def owner_of(tenant: str, entry: str) -> str:
+    """See `Caller.owner`; no tenant of a file has `#` in its name."""
+    return f"{tenant}#{entry}" if entry else tenant
+
+
 def _others(before: Mapping[str, Tenant], now: Mapping[str, Tenant]) -> set[str]:
     """Names that do not stand for the tenant they stood for."""
     found = before.keys() ^ now.keys()
     for name in before.keys() & now.keys():
         ids, left = ({record.id for record in tenant.keys} for tenant in (before[name], now[name]))
-        if ids and not ids & left:
+        if before[name].id != now[name].id or (ids and not ids & left):
             found.add(name)
     return found
 

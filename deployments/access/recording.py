@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +41,9 @@ class _Rates:
         """What a request cost, about; it cannot have been answered for longer than it was there."""
         wall_s = self.read_s * read + self.write_s * written
         return Spent(flops=self.flops * (read + written), wall_s=min(wall_s or elapsed_s, elapsed_s))
+
+
+_UNKNOWN = _Rates()
 
 
 def _mixed(rate: float, amount: float, tokens: int) -> float:
@@ -100,6 +103,13 @@ class Books:
     def spent(self, tenant: str, budget: Budget) -> float:
         """What a tenant has spent of a budget."""
         return self._spending.spent(tenant, budget, self._now())
+
+    def expected(self, tokens: Mapping[str, int], unit: str) -> float:
+        """What so many tokens by model come to: of FLOPs and seconds by what the models' last requests cost."""
+        if unit == "tokens":
+            return sum(tokens.values())
+        rates = ((self._rates.get(model, _UNKNOWN), count) for model, count in tokens.items())
+        return sum(count * (each.flops if unit == "flops" else each.write_s) for each, count in rates)
 
     def used(self, tenant: str) -> dict[str, float]:
         """What a tenant has used this month, by unit."""

@@ -8,6 +8,7 @@ needs none, for it is only ever replaced as a whole.
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,10 +31,15 @@ HEAD = "# Written by `turnout tenants`. Keys are not in it: only their salted ha
 
 
 class Tenant(BaseModel):
-    """One tenant, as the file has it."""
+    """One tenant, as the file has it.
+
+    Attributes:
+        id: tells it from others that have its name before or after it; "" where whoever wrote the entry gave none.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    id: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
     limits: TenantLimits = TenantLimits()
     keys: Annotated[tuple[KeyRecord, ...], Field(max_length=1000)] = ()
     disabled: bool = False
@@ -96,6 +102,11 @@ class Tenants(BaseModel):
         """
         self.tenant(name)
         return Tenants(tenants={other: tenant for other, tenant in self.tenants.items() if other != name})
+
+
+def new_entry() -> str:
+    """The id of a tenant that is added."""
+    return secrets.token_hex(8)
 
 
 def unrecorded(name: str, tenant: Tenant) -> TurnoutError | None:

@@ -37,12 +37,12 @@ def priority_of(call: GenerateCall | ScoreCall) -> Priority:
 class Account:
     """What one tenant uses just now; `running` are its requests by priority, `reading` those whose bodies come.
 
-    `held` are the tokens of running requests, as far as they are known or estimated.
+    `held` are the tokens of running requests by their model, as far as they are known or estimated.
     """
 
     running: Counter[str] = field(default_factory=Counter)
     reading: Counter[str] = field(default_factory=Counter)
-    held: int = 0
+    held: Counter[str] = field(default_factory=Counter)
     requests: Bucket = field(default_factory=Bucket)
     tokens: Bucket = field(default_factory=Bucket)
 
@@ -146,5 +146,5 @@ class Ticket:
             used = max(read + sum(self.sources.values()), self.charged)
         if used != self.charged:
             self._admission.charge(self.call.tenant, self.account, used - self.charged)
-            self.account.held += used - self.charged
+            self.account.held[self.call.model] += used - self.charged
             self.charged = used

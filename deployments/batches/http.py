@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.types import Message
 
-from deployments.access.callers import CallerOf
+from deployments.access.callers import Caller, CallerOf
 from deployments.batches.lines import ENDPOINTS
 from deployments.batches.records import BatchRecord
 from deployments.batches.runner import BatchRunner
@@ -68,8 +68,8 @@ def router(service: GenerationService, config: BatchesConfig | None) -> APIRoute
             yield
 
     routes = APIRouter(lifespan=working)
-    _add_files(routes, store)
-    _add_batches(routes, store)
+    _add_files(routes, store, service)
+    _add_batches(routes, store, service)
     return routes
 
 
@@ -84,12 +84,14 @@ def _absent() -> APIRouter:
     return routes
 
 
-def _add_files(routes: APIRouter, store: BatchStore) -> None:
+def _add_files(routes: APIRouter, store: BatchStore, service: GenerationService) -> None:
     retention_s = store.config.retention_s
 
     @routes.post("/v1/files")
     async def upload(request: Request, caller: CallerOf) -> Response:
-        form = await _form(request, caller.tenant, store.config.max_file_bytes)
+        async with _counted(service, caller):
+            await asyncio.to_thread(store.check_room, caller.owner)
+            form = await _form(request, caller.tenant, store.config.max_file_bytes)
         try:
             purpose, file = form.get("purpose"), form.get("file")
             if purpose != "batch":
@@ -97,7 +99,7 @@ def _add_files(routes: APIRouter, store: BatchStore) -> None:
             if not isinstance(file, UploadFile):
                 raise invalid("file", "is needed: a part of the form with a file name")
             name = file.filename or "upload.jsonl"
-            record = await asyncio.to_thread(store.add_file, caller.tenant, name, "batch", _pieces(file.file))
+            record = await asyncio.to_thread(store.add_file, caller.owner, name, "batch", _pieces(file.file))
         finally:
             await form.close()
         return JSONResponse(record.shown(retention_s))
@@ -110,37 +112,39 @@ def _add_files(routes: APIRouter, store: BatchStore) -> None:
         limit: Limit = 10_000,
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
-        found = await asyncio.to_thread(store.files, caller.tenant)
+        found = await asyncio.to_thread(store.files, caller.owner)
         found = [each for each in found if purpose in (None, each.purpose)]
         found = found if order == "desc" else found[::-1]
         return JSONResponse(_page(found, after, limit, lambda each: each.shown(retention_s)))
 
     @routes.get("/v1/files/{file_id}")
     async def get_file(file_id: str, caller: CallerOf) -> Response:
-        record = await asyncio.to_thread(store.file, caller.tenant, file_id)
+        record = await asyncio.to_thread(store.file, caller.owner, file_id)
         return JSONResponse(record.shown(retention_s))
 
     @routes.get("/v1/files/{file_id}/content")
     async def content(file_id: str, caller: CallerOf) -> Response:
-        path = await asyncio.to_thread(store.content, caller.tenant, file_id)
+        path = await asyncio.to_thread(store.content, caller.owner, file_id)
         return FileResponse(path, media_type="application/jsonl")
 
     @routes.delete("/v1/files/{file_id}")
     async def delete(file_id: str, caller: CallerOf) -> Response:
-        await asyncio.to_thread(store.delete_file, caller.tenant, file_id)
+        await asyncio.to_thread(store.delete_file, caller.owner, file_id)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
 
-def _add_batches(routes: APIRouter, store: BatchStore) -> None:
+def _add_batches(routes: APIRouter, store: BatchStore, service: GenerationService) -> None:
     @routes.post("/v1/batches")
     async def create(request: Request, caller: CallerOf) -> Response:
-        wanted = _new_batch(await _body(request, caller.tenant))
-        await asyncio.to_thread(store.file, caller.tenant, wanted.input_file_id)
+        async with _counted(service, caller):
+            wanted = _new_batch(await _body(request, caller.tenant))
+        await asyncio.to_thread(store.file, caller.owner, wanted.input_file_id)
         now = int(time.time())
         record = BatchRecord(
             id=f"batch_{secrets.token_hex(12)}",
             tenant=caller.tenant,
             key_id=caller.key_id,
+            entry=caller.entry,
             seed=secrets.randbelow(MAX_SEED),
             created_at=now,
             expires_at=now + _seconds(wanted.completion_window),
@@ -151,21 +155,33 @@ def _add_batches(routes: APIRouter, store: BatchStore) -> None:
 
     @routes.get("/v1/batches")
     async def list_batches(caller: CallerOf, after: str | None = None, limit: Limit = 20) -> Response:
-        found = await asyncio.to_thread(store.batches, caller.tenant)
+        found = await asyncio.to_thread(store.batches, caller.owner)
         return JSONResponse(_page(found, after, limit, lambda each: each.shown()))
 
     @routes.get("/v1/batches/{batch_id}")
     async def get_batch(batch_id: str, caller: CallerOf) -> Response:
-        record = await asyncio.to_thread(store.batch, caller.tenant, batch_id)
+        record = await asyncio.to_thread(store.batch, caller.owner, batch_id)
         return JSONResponse(record.shown())
 
     @routes.post("/v1/batches/{batch_id}/cancel")
     async def cancel(batch_id: str, caller: CallerOf) -> Response:
-        record = await asyncio.to_thread(store.batch, caller.tenant, batch_id)
+        record = await asyncio.to_thread(store.batch, caller.owner, batch_id)
         if record.ended:
             raise invalid("batch_id", f"{batch_id} has ended: it is {record.status}")
         await asyncio.to_thread(store.cancel, record)
-        return JSONResponse((await asyncio.to_thread(store.batch, caller.tenant, batch_id)).shown())
+        return JSONResponse((await asyncio.to_thread(store.batch, caller.owner, batch_id)).shown())
+
+
+@asynccontextmanager
+async def _counted(service: GenerationService, caller: Caller) -> AsyncIterator[None]:
+    """What is to be kept for a tenant is a request of it, and one in progress while its body comes.
+
+    Looking at what is kept counts as none: who waits for a batch does so again and again.
+    """
+    await service.knock(caller)
+    service.admission.count(caller)
+    with service.admission.reading(caller):
+        yield
 
 
 def _new_batch(values: dict[str, Any]) -> NewBatch:

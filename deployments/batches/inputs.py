@@ -12,11 +12,13 @@ import fsspec
 
 from deployments.batches.disk import located, named
 from deployments.batches.lines import Line, checked_id, read_line
+from deployments.batches.reading import numbered_lines
 from deployments.schemas import read_json
 from turnout.errors import TurnoutError, invalid
 
 CHAT, RAW = "/v1/chat/completions", "/v1/completions"
 PARQUET_ROWS = 1024  # read at once
+LONGEST = 64 << 20  # bytes of a line, where nothing tells what may be asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,12 @@ def fingerprint(path: str) -> dict[str, Any]:
         return {"path": path, "size": info["size"], **seen}
 
 
-def read_input(path: str, defaults: Defaults) -> Iterator[Line | Fault]:
+def read_input(path: str, defaults: Defaults, most: int = LONGEST) -> Iterator[Line | Fault]:
     """Every line or row, in order; empty lines are left out, and numbered.
 
     What a line is, it says itself: an object with `body` is OpenAI's, one with `prompt` or `messages` a request, a
     string a prompt. In a file whose name ends in .txt each line is a prompt; in .parquet a row has one of the columns
-    body (JSON), messages or prompt, and may have custom_id.
+    body (JSON), messages or prompt, and may have custom_id. One of more than `most` bytes is no request.
 
     Raises:
         TurnoutError: the file cannot be read.
@@ -83,15 +85,16 @@ def read_input(path: str, defaults: Defaults) -> Iterator[Line | Fault]:
     suffix = PurePosixPath(path).suffix
     with named(path), fsspec.open(path, "rb") as file:
         if suffix == ".parquet":
-            yield from _rows(path, file, defaults)
+            yield from _rows(path, file, defaults, most)
             return
-        for number, data in enumerate(file, 1):
-            if data.strip():
-                yield _attempt(number, data, defaults, plain=suffix == ".txt")
+        for number, data in numbered_lines(file, most):
+            yield _attempt(number, data, defaults, most, plain=suffix == ".txt")
 
 
-def _attempt(number: int, data: bytes, defaults: Defaults, plain: bool) -> Line | Fault:
+def _attempt(number: int, data: bytes, defaults: Defaults, most: int, plain: bool) -> Line | Fault:
     try:
+        if len(data) > most:
+            raise invalid("line", f"has more than {most} bytes, the largest request (server.max_body_bytes)")
         return _line(number, data, defaults, plain)
     except TurnoutError as error:
         return Fault(number, error)
@@ -124,7 +127,7 @@ def _request(number: int, values: dict[str, Any], defaults: Defaults) -> Line:
     raise invalid("line", "must be an object with body, messages or prompt, or a string")
 
 
-def _rows(path: str, file: IO[bytes], defaults: Defaults) -> Iterator[Line | Fault]:
+def _rows(path: str, file: IO[bytes], defaults: Defaults, most: int) -> Iterator[Line | Fault]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -137,12 +140,12 @@ def _rows(path: str, file: IO[bytes], defaults: Defaults) -> Iterator[Line | Fau
         for batch in table.iter_batches(PARQUET_ROWS, columns=columns):
             for row in batch.to_pylist():
                 number += 1
-                yield _row(number, row, defaults)
+                yield _row(number, row, defaults, most)
     except pa.ArrowException as error:
         raise invalid("IN", f"{path} is no readable Parquet file: {str(error).splitlines()[0]}") from None
 
 
-def _row(number: int, row: dict[str, Any], defaults: Defaults) -> Line | Fault:
+def _row(number: int, row: dict[str, Any], defaults: Defaults, most: int) -> Line | Fault:
     values = {name: value for name, value in row.items() if value is not None}
     try:
         custom_id = _plain(values.pop("custom_id", f"row-{number}"), "custom_id")
@@ -156,7 +159,7 @@ def _row(number: int, row: dict[str, Any], defaults: Defaults) -> Line | Fault:
             data = f'{head[:-1]}, "body": {text}}}'
     except TurnoutError as error:
         return Fault(number, error)
-    return _attempt(number, data.encode(), defaults, plain=False)
+    return _attempt(number, data.encode(), defaults, most, plain=False)
 
 
 def _plain(value: Any, field: str) -> Any:

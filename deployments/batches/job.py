@@ -48,7 +48,7 @@ from turnout.errors import Code, TurnoutError, invalid
 LOOK_S = 0.2  # between looks for word that the batch is to end
 SAVE_S = 1.0
 EXPIRED = "batch_expired"
-WINDOW, WINDOW_BYTES = 4096, 16 << 20  # lines, and bytes of them, that are put in order at once
+WINDOW = 4096  # lines that are put in order at once
 # These say nothing about the request: it is asked again, for as long as the batch may take.
 PASSING = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED)
 
@@ -148,9 +148,9 @@ class BatchJob:
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """Lines of the input that are not empty, with their numbers."""
         record = self.record
-        path = self._store.content(record.tenant, record.input_file_id)
-        with named(KEPT):
-            yield from numbered_lines(path, self._service.max_body_bytes)
+        path = self._store.content(record.owner, record.input_file_id)
+        with named(KEPT), path.open("rb") as file:
+            yield from numbered_lines(file, self._service.max_body_bytes)
 
     def _line(self, number: int, data: bytes) -> Line:
         if len(data) > self._service.max_body_bytes:
@@ -192,7 +192,7 @@ class BatchJob:
         Lines of a window that begin alike are beside each other: what they share is then computed once.
         """
         lines = (each for each in self._lines() if each[0] not in journal)
-        for window in windows(lines, WINDOW, WINDOW_BYTES):
+        for window in windows(lines, WINDOW):
             found = [self._reread(number, data) for number, data in window]
             yield from (each for each in found if isinstance(each, Result))
             yield from sorted((each for each in found if isinstance(each, Line)), key=beginning)
@@ -215,12 +215,11 @@ class BatchJob:
     async def _answer(self, line: Line) -> Result:
         record = self.record
         request_id = request_id_of(record.id, line.number)
-        passing = dict.fromkeys(PASSING, math.inf)
-        if line.body.get("deadline_s") is not None:
-            del passing[Code.DEADLINE_EXCEEDED]
 
         async def ask() -> Result:
             async with self._room:
+                if self._service.callers.owner(record.tenant) != record.owner:
+                    raise TurnoutError(Code.UNAUTHENTICATED, f"tenant {record.tenant!r} is another one by now")
                 seed = seed_of(record.seed, line.number)
                 self._num_asked += 1
                 try:
@@ -229,7 +228,7 @@ class BatchJob:
                     self._num_asked -= 1
 
         try:
-            return await persistently(ask, passing)
+            return await persistently(ask, _passing(line))
         except TurnoutError as error:
             return failed(line, request_id, error)
 
@@ -296,13 +295,19 @@ class BatchJob:
         with path.open("rb") as file:
             pieces = iter(partial(file.read, 1 << 20), b"")
             name = f"{record.id}_{kind}.jsonl"
-            return self._store.add_file(record.tenant, name, "batch_output", pieces, file_id).id
+            return self._store.add_file(record.owner, name, "batch_output", pieces, file_id).id
 
     def _turn(self, status: Status) -> None:
         """Enter the next state, and keep it."""
         self.record.status = status
         setattr(self.record, f"{status}_at", int(time.time()))
         self._store.save_batch(self.record)
+
+
+def _passing(line: Line) -> dict[Code, float]:
+    """After what a line is asked again, and for how many seconds."""
+    codes = PASSING if line.body.get("deadline_s") is None else set(PASSING) - {Code.DEADLINE_EXCEEDED}
+    return dict.fromkeys(codes, math.inf)
 
 
 def _has_expired(journal: Journal) -> bool:

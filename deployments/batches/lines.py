@@ -163,7 +163,8 @@ async def answer_line(
     with guarded(request_id):
         job = shape.read(read_json(json.dumps(line.body).encode())).named(request_id)
         job = replace(job, calls=tuple(attributed(_seeded(call, seed)) for call in job.calls))
-        model = service.model_name(job.calls[0].model)
+        asked = job.calls[0]
+        model = service.model_name(asked.model, service.callers.limits(asked.tenant))
         form = form_of(shape.form(), job)
         try:
             chunks, usage = await answering.answer(service, job)

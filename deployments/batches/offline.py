@@ -191,7 +191,7 @@ def _run(job: Job, place: Workplace, tell: Callable[[Progress], None], fresh: bo
 
 def _stage(job: Job, place: Workplace, described: dict[str, Any], tell: Callable[[Progress], None]) -> Staged:
     """Cut the input; where samples are to be shared out, look at all lines before, which can be gone on with too."""
-    rows = read_input(job.source, job.defaults)
+    rows = read_input(job.source, job.defaults, job.config.server.max_body_bytes)
     if job.best_of is None:
         return place.stage(rows, job.block_rows, job.limit)
     from deployments.batches import best_of
@@ -204,7 +204,7 @@ def _stage(job: Job, place: Workplace, described: dict[str, Any], tell: Callable
         with _watched(looked, staged, tell):
             _answer(replace(job, work=looked.folder, config=config), looked)
     counts = best_of.shared_out(best_of.chances_of(looked.records(answered=True), params.model), params)
-    again = read_input(job.source, job.defaults)
+    again = read_input(job.source, job.defaults, job.config.server.max_body_bytes)
     return place.stage(best_of.with_samples(again, counts, params), job.block_rows, job.limit)
 
 

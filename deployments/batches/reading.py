@@ -6,16 +6,18 @@ import asyncio
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
-from pathlib import Path
-from typing import Generic, TypeVar
+from typing import IO, Generic, TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K")
+D = TypeVar("D", str, bytes)
 
 PIECE = 1 << 20  # bytes
+WINDOW_BYTES = 16 << 20  # of lines that are put in order at once
 AT_ONCE = 16  # items read by one visit to a thread
 
 
-def numbered_lines(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(file: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
     """Lines that are not empty, with their numbers from 1.
 
     Of a line that is longer than `most` bytes, `most + 1` are given, and no more is ever held.
@@ -23,23 +25,22 @@ def numbered_lines(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
-        number = 0
-        while data := file.readline(most + 1):
-            number += 1
-            rest = data
-            while len(data) > most and not rest.endswith(b"\n"):
-                if not (rest := file.readline(PIECE)):
-                    break
-            if data.strip():
-                yield number, data
+    number = 0
+    while data := file.readline(most + 1):
+        number += 1
+        rest = data
+        while len(data) > most and not rest.endswith(b"\n"):
+            if not (rest := file.readline(PIECE)):
+                break
+        if data.strip():
+            yield number, data
 
 
-def windows(lines: Iterable[tuple[int, bytes]], most: int, most_bytes: int) -> Iterator[list[tuple[int, bytes]]]:
-    """Lines, so many at a time; fewer where they are long: the last of them goes beyond `most_bytes`."""
-    window, size = list[tuple[int, bytes]](), 0
-    for number, data in lines:
-        window.append((number, data))
+def windows(lines: Iterable[tuple[K, D]], most: int, most_bytes: int = WINDOW_BYTES) -> Iterator[list[tuple[K, D]]]:
+    """Lines beside something, so many at a time; fewer where they are long: the last goes beyond `most_bytes`."""
+    window, size = list[tuple[K, D]](), 0
+    for key, data in lines:
+        window.append((key, data))
         size += len(data)
         if len(window) == most or size >= most_bytes:
             yield window

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from deployments.access.callers import owner_of
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 ENDED: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})
@@ -13,12 +15,16 @@ MAX_ERRORS = 100  # listed in a batch; all of them are in its error file
 
 
 class FileRecord(BaseModel):
-    """A file of a tenant's; times in seconds since 1970."""
+    """A file of a tenant's; times in seconds since 1970.
 
-    model_config = ConfigDict(extra="forbid")
+    Attributes:
+        owner: whose it is, as `Caller.owner` says it; kept as `tenant`.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_by_name=True, serialize_by_alias=True)
 
     id: str
-    tenant: str
+    owner: str = Field(alias="tenant")
     bytes: int
     created_at: int
     filename: str
@@ -27,7 +33,7 @@ class FileRecord(BaseModel):
     def shown(self, retention_s: float) -> dict[str, Any]:
         """OpenAI's file object."""
         return {
-            **self.model_dump(exclude={"tenant"}),
+            **self.model_dump(exclude={"owner"}),
             "object": "file",
             "status": "processed",
             "expires_at": self.created_at + int(retention_s),
@@ -74,6 +80,7 @@ class BatchRecord(BaseModel):
 
     Attributes:
         tenant: whose it is, and `key_id` with which key it was made: its calls are theirs.
+        entry: of the tenant in the tenants file, see `Caller`.
         seed: from which lines that name none get theirs.
     """
 
@@ -82,6 +89,7 @@ class BatchRecord(BaseModel):
     id: str
     tenant: str
     key_id: str
+    entry: str = ""
     seed: int
     endpoint: str
     input_file_id: str
@@ -104,6 +112,11 @@ class BatchRecord(BaseModel):
     metadata: dict[str, str] | None = None
 
     @property
+    def owner(self) -> str:
+        """Whose it is, as `Caller.owner` says it."""
+        return owner_of(self.tenant, self.entry)
+
+    @property
     def ended(self) -> bool:
         """Whether nothing more will happen to it."""
         return self.status in ENDED
@@ -113,7 +126,7 @@ class BatchRecord(BaseModel):
         errors = {"object": "list", "data": [each.model_dump() for each in self.errors]} if self.errors else None
         used = self.usage
         return {
-            **self.model_dump(exclude={"tenant", "key_id", "seed", "errors", "usage"}),
+            **self.model_dump(exclude={"tenant", "key_id", "entry", "seed", "errors", "usage"}),
             "object": "batch",
             "errors": errors,
             "usage": {

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class ServedJob:
     server: str
     defaults: Defaults
     window: str = "24h"
-    key: str = ""
+    key: str = field(default="", repr=False)
     limit: int | None = None
     seed: int = 0
 

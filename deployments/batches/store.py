@@ -8,9 +8,10 @@ import os
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -32,6 +33,8 @@ Kind = Literal["files", "batches"]
 class BatchStore:
     """What tenants have uploaded and asked for. Every method blocks, and raises TurnoutError where the disk fails.
 
+    An `owner` is a tenant as `Caller.owner` names it.
+
     Args:
         config: where it is, and its limits.
     """
@@ -41,6 +44,7 @@ class BatchStore:
         self._root = Path(config.folder).expanduser()
         with named(KEPT):
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._adding = threading.Lock()
         self._ended: set[Path] = set()  # records that have been found to have ended: they do not change any more
 
     @contextmanager
@@ -63,7 +67,7 @@ class BatchStore:
 
     def add_file(
         self,
-        tenant: str,
+        owner: str,
         filename: str,
         purpose: Literal["batch", "batch_output"],
         data: Iterable[bytes],
@@ -72,25 +76,27 @@ class BatchStore:
         """Keep a file.
 
         Raises:
-            TurnoutError: INVALID_ARGUMENT: it is too large, or empty; RESOURCE_EXHAUSTED: the tenant keeps too many.
+            TurnoutError: INVALID_ARGUMENT: it is too large, or empty; RESOURCE_EXHAUSTED: the tenant keeps too much.
         """
-        folder = self._folder(tenant, "files")
-        if purpose == "batch" and sum(1 for _ in folder.glob("*.json")) >= self.config.max_files:
-            message = f"file: {self.config.max_files} files are kept already; delete some"
-            raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, "file")
+        folder = self._folder(owner, "files")
+        if purpose == "batch":
+            self.check_room(owner)
         file_id = file_id or f"file-{secrets.token_hex(12)}"
         size, most = 0, self.config.max_file_bytes
-        with named(KEPT), whole(folder / f"{file_id}.data") as part, part.open("wb") as out:
-            for piece in data:
-                size += len(piece)
-                if purpose == "batch" and size > most:
-                    raise invalid("file", f"must have at most {most} bytes")
-                out.write(piece)
+        with named(KEPT), whole(folder / f"{file_id}.data") as part:
+            with part.open("wb") as out:
+                for piece in data:
+                    size += len(piece)
+                    if purpose == "batch" and size > most:
+                        raise invalid("file", f"must have at most {most} bytes")
+                    out.write(piece)
             if not size:
                 raise invalid("file", "must not be empty")
+            if purpose == "batch":
+                self._check_kept(folder)  # others of the tenant's may have come at the same time
         record = FileRecord(
             id=file_id,
-            tenant=tenant,
+            owner=owner,
             bytes=size,
             created_at=int(time.time()),
             filename=filename[:255],
@@ -99,70 +105,84 @@ class BatchStore:
         self._save(folder / f"{file_id}.json", record)
         return record
 
-    def file(self, tenant: str, file_id: str) -> FileRecord:
+    def check_room(self, owner: str) -> None:
+        """Refuse a file that there could be no room for, however small it is.
+
+        Raises:
+            TurnoutError: RESOURCE_EXHAUSTED: the tenant keeps too much.
+        """
+        self._check_kept(self._folder(owner, "files"), coming=1)
+
+    def file(self, owner: str, file_id: str) -> FileRecord:
         """A file of the tenant's.
 
         Raises:
             TurnoutError: NOT_FOUND, also where it is another tenant's.
         """
-        return self._record(tenant, "files", file_id, FileRecord)
+        return self._record(owner, "files", file_id, FileRecord)
 
-    def files(self, tenant: str) -> list[FileRecord]:
+    def files(self, owner: str) -> list[FileRecord]:
         """The tenant's files, the newest first."""
-        return self._records(self._folder(tenant, "files"), FileRecord)
+        return self._records(self._folder(owner, "files"), FileRecord)
 
-    def content(self, tenant: str, file_id: str) -> Path:
+    def content(self, owner: str, file_id: str) -> Path:
         """Where a file of the tenant's lies.
 
         Raises:
             TurnoutError: NOT_FOUND.
         """
-        self.file(tenant, file_id)
-        return self._folder(tenant, "files") / f"{file_id}.data"
+        self.file(owner, file_id)
+        return self._folder(owner, "files") / f"{file_id}.data"
 
-    def delete_file(self, tenant: str, file_id: str) -> None:
+    def delete_file(self, owner: str, file_id: str) -> None:
         """Forget a file.
 
         Raises:
             TurnoutError: NOT_FOUND; INVALID_ARGUMENT: a batch still reads it.
         """
-        self.file(tenant, file_id)
-        for batch in self.batches(tenant):
+        self.file(owner, file_id)
+        for batch in self.batches(owner):
             if batch.input_file_id == file_id and not batch.ended:
                 raise invalid("file_id", f"is being read by {batch.id}; cancel that first")
-        self._remove_file(self._folder(tenant, "files"), file_id)
+        self._remove_file(self._folder(owner, "files"), file_id)
 
     def add_batch(self, record: BatchRecord) -> None:
-        """Keep a new batch; whoever works on batches finds it.
+        """Keep a new batch; whoever works on batches finds it. Of those that have ended, too old ones are forgotten.
 
         Raises:
-            TurnoutError: RESOURCE_EXHAUSTED: too many of the tenant's have not ended.
+            TurnoutError: RESOURCE_EXHAUSTED: too many of the tenant's have not ended, or its files take too much.
         """
-        if sum(not each.ended for each in self.batches(record.tenant)) >= self.config.max_batches:
-            message = f"batches: {self.config.max_batches} have not ended yet; wait for one, or cancel some"
-            raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, "batches")
-        with named(KEPT):
-            self.work_folder(record).mkdir(mode=0o700)
-        self.save_batch(record)
+        with self._adding:
+            kept = self.batches(record.owner)
+            ended = [each for each in kept if each.ended]
+            if len(kept) - len(ended) >= self.config.max_batches:
+                message = f"batches: {self.config.max_batches} have not ended yet; wait for one, or cancel some"
+                raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, "batches")
+            self._check_bytes(sum(_kept(self._folder(record.owner, "files"))) + 1)  # it is to write some
+            with named(KEPT):
+                for each in ended[self.config.max_ended :]:
+                    self._forget_batch(each)
+                self.work_folder(record).mkdir(mode=0o700)
+            self.save_batch(record)
 
     def save_batch(self, record: BatchRecord) -> None:
         """Keep what has become of a batch."""
-        self._save(self._folder(record.tenant, "batches") / f"{record.id}.json", record)
+        self._save(self._folder(record.owner, "batches") / f"{record.id}.json", record)
 
-    def batch(self, tenant: str, batch_id: str) -> BatchRecord:
+    def batch(self, owner: str, batch_id: str) -> BatchRecord:
         """A batch of the tenant's.
 
         Raises:
             TurnoutError: NOT_FOUND, also where it is another tenant's.
         """
-        record = self._record(tenant, "batches", batch_id, BatchRecord)
+        record = self._record(owner, "batches", batch_id, BatchRecord)
         if self.is_cancelled(record) and record.status in ("validating", "in_progress"):
             record.status = "cancelling"
         return record
 
-    def batches(self, tenant: str) -> list[BatchRecord]:
+    def batches(self, owner: str) -> list[BatchRecord]:
         """The tenant's batches, the newest first."""
-        return self._records(self._folder(tenant, "batches"), BatchRecord)
+        return self._records(self._folder(owner, "batches"), BatchRecord)
 
     def unfinished(self) -> list[BatchRecord]:
         """Batches of all tenants that have not ended, the oldest first."""
@@ -187,7 +207,7 @@ class BatchStore:
 
     def work_folder(self, record: BatchRecord) -> Path:
         """Where the work on a batch is kept until it ends."""
-        return self._folder(record.tenant, "batches") / f"{record.id}.work"
+        return self._folder(record.owner, "batches") / f"{record.id}.work"
 
     def sweep(self, now: float) -> None:
         """Forget what is older than its retention, and the work of batches that have ended."""
@@ -209,17 +229,34 @@ class BatchStore:
                     if half and path.stat().st_mtime < now - LEFT_OVER_S:
                         path.unlink(missing_ok=True)
 
-    def _folder(self, tenant: str, kind: Kind) -> Path:
+    def _forget_batch(self, record: BatchRecord) -> None:
+        shutil.rmtree(self.work_folder(record), ignore_errors=True)
+        (self._folder(record.owner, "batches") / f"{record.id}.json").unlink(missing_ok=True)
+
+    def _check_kept(self, folder: Path, coming: int = 0) -> None:
+        """Whether a tenant may keep the files of its folder, and so many more of a byte each."""
+        kept = _kept(folder)
+        if len(kept) + coming > self.config.max_files:
+            message = f"file: {self.config.max_files} files are kept already; delete some"
+            raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, "file")
+        self._check_bytes(sum(kept) + coming)
+
+    def _check_bytes(self, wanted: int) -> None:
+        if wanted > self.config.max_bytes:
+            message = f"file: of {self.config.max_bytes} bytes that may be kept, answers included, too few are left"
+            raise TurnoutError(Code.RESOURCE_EXHAUSTED, f"{message}; delete some files", "file")
+
+    def _folder(self, owner: str, kind: Kind) -> Path:
         # A tenant's name may be anything, and must not lead out of the folder.
-        folder = self._root / hashlib.sha256(tenant.encode()).hexdigest()[:32] / kind
+        folder = self._root / hashlib.sha256(owner.encode()).hexdigest()[:32] / kind
         with named(KEPT):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
 
-    def _record(self, tenant: str, kind: Kind, name: str, form: type[Record]) -> Record:
-        path = self._folder(tenant, kind) / f"{name}.json"
+    def _record(self, owner: str, kind: Kind, name: str, form: type[Record]) -> Record:
+        path = self._folder(owner, kind) / f"{name}.json"
         record = _read(path, form) if IDS.fullmatch(name) else None
-        if record is None or record.tenant != tenant:
+        if record is None or record.owner != owner:
             field = "file_id" if kind == "files" else "batch_id"
             raise TurnoutError(Code.NOT_FOUND, f"{field}: there is no {name[:100]!r}", field)
         return record
@@ -236,6 +273,16 @@ class BatchStore:
         with named(KEPT):
             (folder / f"{file_id}.json").unlink(missing_ok=True)
             (folder / f"{file_id}.data").unlink(missing_ok=True)
+
+
+def _kept(folder: Path) -> list[int]:
+    """Bytes of each file that a tenant keeps, and of those that are just being written."""
+    found = []
+    for path in folder.iterdir():
+        if ".data" in path.name:
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                found.append(path.stat().st_size)
+    return found
 
 
 def _read(path: Path, form: type[Record]) -> Record | None:

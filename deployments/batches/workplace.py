@@ -22,9 +22,10 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
+from heapq import merge
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ from deployments.batches.disk import named
 from deployments.batches.inputs import Fault
 from deployments.batches.journal import Journal
 from deployments.batches.lines import Line, beginning, request_id_of, unread
+from deployments.batches.reading import windows
 from deployments.batches.tries import LOADING, Tries
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.whole_files import write_whole
@@ -193,16 +195,16 @@ class Workplace:
             for name in ("in", "faults", "ids"):
                 _remove(self.folder / name)
             (self.folder / "in").mkdir()
-            num_lines, window = 0, 0
+            num_lines = 0
             with (
                 closing(Journal(self.folder / "faults")) as faults,
                 closing(sqlite3.connect(self.folder / "ids", isolation_level=None)) as ids,
             ):
                 good = self._good(rows, faults, ids, limit)
-                while lines := list(islice(good, WINDOW * block_rows)):
+                written = ((beginning(line), json.dumps(asdict(line), ensure_ascii=False)) for line in good)
+                for window, lines in enumerate(windows(written, WINDOW * block_rows)):
                     self._write_window(window, lines, block_rows)
                     num_lines += len(lines)
-                    window += 1
                 faults.sync()
                 staged = Staged(num_lines, len(faults))
             _remove(self.folder / "ids")
@@ -227,9 +229,9 @@ class Workplace:
                 error = invalid("custom_id", f"{row.custom_id[:100]!r} is that of an earlier line")
                 faults.append(unread(row.number, request_id_of(job, row.number), row.custom_id, error))
 
-    def _write_window(self, window: int, lines: list[Line], block_rows: int) -> None:
+    def _write_window(self, window: int, lines: list[tuple[str, str]], block_rows: int) -> None:
         """Requests that begin alike go beside each other: what they share is then computed once."""
-        texts = [json.dumps(asdict(line), ensure_ascii=False) for line in sorted(lines, key=beginning)]
+        texts = [text for _, text in sorted(lines, key=itemgetter(0))]
         for place, start in enumerate(range(0, len(texts), block_rows)):
             data = "".join(f"{text}\n" for text in texts[start : start + block_rows]).encode()
             digest = hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -325,22 +327,16 @@ class Workplace:
             OSError: it cannot be read.
         """
         with closing(Journal(self.folder / "faults")) as faults:
-            bad = iter([] if answered else list(faults.entries(answered=False)))
-            pending = next(bad, None)
-            for _, blocks in _windows(self.blocks()):
-                found: list[tuple[int, dict[str, Any]]] = []
-                for block in blocks:
-                    with closing(Journal(self.folder / "done" / block)) as journal:
-                        found += journal.entries(answered)
-                for number, record in sorted(found, key=lambda each: each[0]):
-                    while pending is not None and pending[0] < number:
-                        yield pending[1]
-                        pending = next(bad, None)
-                    yield record
-            if pending is not None:
-                yield pending[1]
-            for _, record in bad:
+            bad = iter(()) if answered else faults.entries(answered=False)
+            for _, record in merge(bad, self._entries(answered), key=itemgetter(0)):
                 yield record
+
+    def _entries(self, answered: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The same with their numbers, of what was asked; of each block that is read, one is held."""
+        for _, blocks in _windows(self.blocks()):
+            with ExitStack() as journals:
+                opened = [journals.enter_context(closing(Journal(self.folder / "done" / block))) for block in blocks]
+                yield from merge(*(journal.entries(answered) for journal in opened), key=itemgetter(0))
 
     def partly(self) -> int:
         """Lines that have a result in blocks that are not done."""

@@ -13,6 +13,7 @@ import pytest
 
 from deployments.batches.inputs import Defaults, Fault, fingerprint, read_input
 from deployments.batches.lines import Line
+from deployments.batches.reading import numbered_lines
 from turnout.errors import TurnoutError
 
 PLAIN = Defaults()
@@ -144,3 +145,34 @@ def test_parquet_without_a_prompt_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "in.parquet")
     with pytest.raises(TurnoutError, match="must have a column prompt, messages or body"):
         list(read_input(str(tmp_path / "in.parquet"), Defaults()))
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.txt"])
+def test_a_line_larger_than_any_request_is_none_and_is_not_held_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    sizes = []
+
+    def noted(file: Any, most: int) -> Any:
+        for number, data in numbered_lines(file, most):
+            sizes.append(len(data))
+            yield number, data
+
+    monkeypatch.setattr("deployments.batches.inputs.numbered_lines", noted)
+    (tmp_path / name).write_bytes(b'"a"\n"' + b"x" * 5000 + b'"\n\n"b"\n')
+    first, long, last = read_input(str(tmp_path / name), PLAIN, 1000)
+    assert isinstance(first, Line)
+    assert isinstance(last, Line)
+    assert isinstance(long, Fault)
+    assert (long.number, last.number) == (2, 4)
+    assert "more than 1000 bytes" in long.error.message
+    assert sizes == [4, 1001, 4]
+
+
+def test_a_row_larger_than_any_request_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "x" * 5000]}), path)
+    first, long = read_input(str(path), Defaults(), 1000)
+    assert isinstance(first, Line)
+    assert isinstance(long, Fault)
+    assert "more than 1000 bytes" in long.error.message

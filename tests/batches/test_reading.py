@@ -19,7 +19,8 @@ from turnout.calls import GenerateCall
 def test_a_long_line_is_cut_and_the_next_keeps_its_number(tmp_path: Path) -> None:
     path = tmp_path / "in"
     path.write_bytes(b"a\n\n" + b"x" * (3 << 20) + b"\nend\n" + b"y" * 100)
-    found = list(numbered_lines(path, 10))
+    with path.open("rb") as file:
+        found = list(numbered_lines(file, 10))
     assert found == [(1, b"a\n"), (3, b"x" * 11), (4, b"end\n"), (5, b"y" * 11)]
 
 

@@ -20,6 +20,12 @@ from tests.batches.house import jsonl, line
 from turnout.errors import TurnoutError
 
 
+def test_a_job_does_not_show_its_key(tmp_path: Path) -> None:
+    job = ServedJob("in", "out", "err", tmp_path, "http://there", Defaults(), key="tk_SECRET")
+    assert "SECRET" not in repr(job)
+    assert job.key == "tk_SECRET"
+
+
 class Server:
     """Takes batches, which have a `status` at once; `loses` an answer, or has no `files`."""
 

@@ -17,6 +17,7 @@ from deployments.batches.answerer import Answerer, Task
 from deployments.batches.inputs import Fault
 from deployments.batches.lines import Line, Result
 from deployments.batches.outputs import write_outputs
+from deployments.batches.reading import WINDOW_BYTES
 from deployments.batches.workplace import Spent, Workplace
 from tests.batches.house import batch_config
 from tests.deployments.fake_pool import load_fake_pool
@@ -316,3 +317,31 @@ def test_parquet_holds_texts_and_whole_responses(tmp_path: Path) -> None:
     assert [row["custom_id"] for row in table][:3] == ["id-1", "id-2", "id-3"]
     assert {row["text"] for row in table} == {"ab"}
     assert json.loads(table[0]["response"])["object"] == "text_completion"
+
+
+def test_requests_are_put_in_order_no_more_bytes_at_once_than_fit(tmp_path: Path) -> None:
+    place = Workplace(tmp_path / "work")
+    place.open(JOB, fresh=False)
+    long = "x" * (WINDOW_BYTES // 8)
+    rows = (Line(number, f"id-{number}", "/v1/completions", {"prompt": long}) for number in range(1, 21))
+    assert place.stage(rows, 256, None).lines == 20
+    assert [len(place.lines(block)) for block in place.blocks()] == [8, 8, 4]
+
+
+def test_of_each_block_one_answer_is_held_while_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = place_of(tmp_path)
+    answer_all(answerer(tmp_path), place)
+    held, entries = [0], journal_module.Journal.entries
+
+    def counted(journal: journal_module.Journal, answered: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+        for entry in entries(journal, answered):
+            held[0] += 1
+            yield entry
+
+    monkeypatch.setattr(journal_module.Journal, "entries", counted)
+    most = 0
+    for number, _ in enumerate(place.records(answered=True)):
+        most = max(most, held[0] - number)
+    assert 1 < most <= len(place.blocks())

@@ -52,6 +52,17 @@ def test_a_tenant_gets_a_key_that_is_shown_once(tenants: Any, tmp_path: Path) ->
         assert record.salt not in text
 
 
+def test_an_entry_is_known_from_a_later_one_of_its_name_however_it_is_changed(tenants: Any, tmp_path: Path) -> None:
+    tenants("add", "acme")
+    first = stored(tmp_path)["acme"].id
+    for command in (["rotate", "acme"], ["set", "acme", "--disable"]):
+        assert tenants(*command).code == 0
+    assert stored(tmp_path)["acme"].id == first != ""
+    tenants("remove", "acme")
+    tenants("add", "acme")
+    assert stored(tmp_path)["acme"].id not in ("", first)
+
+
 def test_rotation_leaves_an_overlap(tenants: Any, tmp_path: Path) -> None:
     old = tenants("add", "acme").out.strip()
     rotated = json.loads(tenants("rotate", "acme", "--overlap", "2h", "--json").out)

@@ -150,6 +150,24 @@ def test_a_model_folder_without_a_checkpoint_is_refused(tmp_path: Path, values: 
     assert "elsewhere" in error.message
 
 
+@pytest.mark.parametrize(
+    ("section", "place"),
+    [
+        ({"placement": {"resources": {"medium": {}}}}, "placement.resources.medium"),
+        ({"placement": {"prefill": 1}}, "placement.prefill"),
+        ({"autoscaling": {"min_replicas": 5}}, "autoscaling.max_replicas"),
+    ],
+)
+def test_of_several_pools_a_fault_names_the_one_that_has_it(
+    values: dict[str, Any], section: dict[str, Any], place: str
+) -> None:
+    pools = {"good": values["pools"]["p"], "bad": {**values["pools"]["p"], **section}}
+    with pytest.raises(TurnoutError) as caught:
+        parse_config({**values, "pools": pools})
+    assert caught.value.field == f"pools.bad.{place}"
+    assert caught.value.message.startswith(f"pools.bad.{place}: ")
+
+
 def test_a_configuration_is_immutable(values: dict[str, Any]) -> None:
     config = parse_config(values)
     with pytest.raises(ValidationError, match="frozen"):
@@ -192,7 +210,7 @@ def test_the_prefix_store_is_embedded_unless_told_otherwise(values: dict[str, An
         ({"ttl_s": 0}, "kvstore.ttl_s", "greater than 0"),
         ({"quota_bytes": -1}, "kvstore.quota_bytes", "greater than or equal to 0"),
         ({"tenants": {"t": {"policy": "public"}}}, "kvstore.tenants.t.policy", "'private' or 'group'"),
-        ({"tenants": {"t": {"policy": "group"}}}, "kvstore.tenants.group", "must be named"),
+        ({"tenants": {"t": {"policy": "group"}}}, "kvstore.tenants.t.group", "must be named"),
         ({"tenant": {}}, "kvstore.tenant", "unknown"),
     ],
 )

@@ -338,6 +338,24 @@ def test_requests_in_progress_count_against_a_budget_of_tokens(make: Any) -> Non
     assert left["budget"] == 5, "what has ended is what was recorded of it"
 
 
+@pytest.mark.parametrize(("unit", "used"), [("flops", {"flops": 40.0}), ("seconds", {"wall_s": 20.1})])
+def test_requests_that_begin_at_once_do_not_pass_a_budget_of_flops_or_seconds_together(
+    make: Any, unit: str, used: dict[str, float]
+) -> None:
+    desk = make(budget={"amount": 140, "unit": unit})
+    finish(desk.admit("b"), prompt=10, completion=10, **used)  # 2 a token
+    streams = [desk.admit() for _ in range(5)]  # 10 tokens each
+    assert desk.admission.left("a", desk.callers.limits("a"))["budget"] == pytest.approx(40)
+    streams[0].served((Chunk(0, "ab", tuple(TokenOut(1, "a", "small", TokenKind.DECODED) for _ in range(20))),))
+    error = desk.refused()
+    assert (error.field, error.retry_after_s) == ("tenant.budget", 1.0)
+    assert "0 spent, 140 of requests in progress" in error.message
+    for stream in streams:
+        with pytest.raises(TurnoutError), stream:
+            raise TurnoutError(Code.UNAVAILABLE, "no")
+    finish(desk.admit("a"))
+
+
 def test_cutting_streams_short_does_not_evade_a_budget(make: Any) -> None:
     desk = make(budget={"amount": 100, "unit": "flops"})
     finish(desk.admit(), prompt=10, completion=10, flops=40.0)  # 2 a token

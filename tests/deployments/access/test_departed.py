@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from deployments.access.departed import Departed
-from deployments.access.tenants_file import Tenant, read_tenants, write_tenants
+from deployments.access.keys import make_key
+from deployments.access.tenants_file import Tenant, Tenants, new_entry, read_tenants, write_tenants
+from deployments.batches.job import BatchJob
+from deployments.batches.store import BatchStore
+from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.service import GenerationService
+from tests.batches.house import jsonl, line
 from tests.deployments.access.kit import house_config, write_house
 from tests.deployments.access.test_tenants_file import until
-from tests.deployments.fake_pool import FakePool
+from tests.deployments.fake_pool import FakePool, load_fake_pool
 from tests.deployments.in_process import InProcessBackend
+from turnout.batches_config import BatchesConfig
 from turnout.calls import Event, GenerateCall
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
@@ -72,6 +79,55 @@ async def test_a_later_tenant_of_a_name_inherits_nothing(tmp_path: Path) -> None
         service.close()
     assert pools["demo"].met == [False, True, False, False, True, True]
     assert pools["other"].met == [False, False]
+
+
+@pytest.mark.parametrize("served_meanwhile", [True, False])
+async def test_files_and_batches_are_not_those_of_a_later_tenant_of_a_name(
+    tmp_path: Path, served_meanwhile: bool
+) -> None:
+    file, config = tmp_path / "tenants.yaml", house_config(tmp_path)
+    config = config.model_copy(update={"batches": BatchesConfig(folder=str(tmp_path / "batches"))})
+    store = BatchStore(config.batches)  # type: ignore[arg-type]
+
+    def served() -> GenerationService:
+        replica = PoolReplica("demo", config, load_fake_pool)
+        return GenerationService(config, {"demo": InProcessBackend(replica)}, Metrics())
+
+    def add() -> dict[str, str]:
+        key, record = make_key()
+        held = read_tenants(file) if file.exists() else Tenants()
+        write_tenants(file, held.holding("acme", Tenant(id=new_entry(), keys=(record,))))
+        return {"Authorization": f"Bearer {key}"}
+
+    first, service = add(), served()
+    try:
+        web = TestClient(build_http(service))
+        sent = {"data": {"purpose": "batch"}, "files": {"file": ("a", jsonl([line("a")]))}}
+        file_id = web.post("/v1/files", headers=first, **sent).json()["id"]  # type: ignore[arg-type]
+        wanted = {"input_file_id": file_id, "endpoint": "/v1/completions"}
+        batch_id = web.post("/v1/batches", headers=first, json=wanted).json()["id"]
+        [record] = store.unfinished()
+        if not served_meanwhile:
+            service.close()
+        write_tenants(file, read_tenants(file).without("acme"))
+        if served_meanwhile:
+            until(lambda: not service.callers.knows("acme"), 5)
+        second = add()
+        if not served_meanwhile:
+            service = served()
+            web = TestClient(build_http(service))
+        until(lambda: service.callers.knows("acme"), 5)
+        for path in ("/v1/files", "/v1/batches"):
+            assert web.get(path, headers=second).json()["data"] == []
+        for path in (f"/v1/files/{file_id}", f"/v1/files/{file_id}/content", f"/v1/batches/{batch_id}"):
+            assert web.get(path, headers=second).status_code == 404
+        assert web.post("/v1/batches", headers=second, json=wanted).status_code == 404
+        # What the former one began is not done in the name, and at the cost, of the later one.
+        await BatchJob(record, store, service, asyncio.Semaphore(1)).run()
+        assert (record.status, record.request_counts.completed, record.request_counts.failed) == ("completed", 0, 1)
+        assert service.admission.used("acme")["tokens"] == 0
+    finally:
+        service.close()
 
 
 class Names:

@@ -76,6 +76,9 @@ def test_changes_wait_for_one_another(tmp_path: Path) -> None:
     [
         ("tenants: {acme: {limits: {requests_per_minute: -1}}}", "requests_per_minute"),
         ("tenants: {acme: {limits: {speed: 1}}}", "speed: unknown"),
+        ("tenants: {acme: {limits: {sharing: {policy: group}}}}", " tenants.acme.limits.sharing.group: must be named"),
+        ("tenants: {acme: {limits: {max_priority: batch}}}", " tenants.acme.limits.priority: must be batch"),
+        (f"tenants: {{acme: {{limits: {{sharing: {{policy: group, group: {'g' * 129}}}}}}}}}", "sharing.group"),
         ("tenants: {'a b': {}}", "tenants"),
         ("tenants: {acme: {keys: [{id: x, hash: SECRET, salt: s, created: 2026-01-01}]}}", "keys.0"),
         ("tenants: {acme: {}, acme: {}}", "given twice"),
