@@ -68,6 +68,7 @@ class Known:
             seq.end_ids,
             seq.sharing,
             seq.tenant,
+            seq.owner,
             seq.lossy,
             seq.patient,
             watches,
@@ -190,7 +191,7 @@ class Mirrors:
     async def _written(self, mirror: Mirror | None, update: Update) -> Mirror:
         """A mirror made, or made anew in place, so that its cache stays as far as it agrees."""
         assert update.whole is not None
-        prompt, num_prompt, seed, ends, sharing, tenant, lossy, patient, watches, bound = update.whole
+        prompt, num_prompt, seed, ends, sharing, tenant, owner, lossy, patient, watches, bound = update.whole
         tokens = unpack_ids(prompt)
         if mirror is None:
             fresh = Sequence(tokens, update.sampling, seed, (), None, sharing, tenant, lossy, patient)
@@ -198,6 +199,7 @@ class Mirrors:
         elif mirror.ending:
             await asyncio.wait(mirror.ending)
         seq = mirror.seq
+        seq.owner = owner
         seq.tokens[:] = tokens
         seq.generated.clear()
         seq.output_counts.clear()

@@ -145,6 +145,7 @@ async def exit_states(model: Model, seq: Sequence, layer: int, start: int, stop:
         first = Sequence(
             seq.tokens[:1], seq.sampling, seq.seed, sharing=seq.sharing, tenant=seq.tenant, patient=seq.patient
         )
+        first.owner = seq.owner
         try:
             rows += await model.extend(first, want=want)
         finally:

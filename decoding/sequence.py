@@ -37,10 +37,11 @@ class Sequence:
         stop: watches for stop strings, when there are any.
         sharing: whose cache its tokens belong to; what others may not find is computed again.
         lossy: whether its cache may come from KV that was stored or reused with a loss.
-        tenant: whose request it is; a model's time is shared equally between tenants.
+        tenant: on whose account it is; a model's time is shared equally between tenants.
         patient: whether it gives way, at every step, to sequences that are not.
 
     Attributes:
+        owner: whose request it is: not the `tenant` of what the pool asks on an account of its own.
         tokens: prompt and answer; only `append` and `extend` add to it, nothing ever shortens it.
         constraint: what the answer's text must fit; None: nothing. Set by who made the sequence; forks have their own.
         generated: the answer's tokens, with provenance.
@@ -57,6 +58,7 @@ class Sequence:
         "meter",
         "num_prompt_tokens",
         "output_counts",
+        "owner",
         "patient",
         "prompt_set",
         "sampling",
@@ -88,7 +90,7 @@ class Sequence:
         self.stop = stop
         self.sharing = sharing
         self.lossy = lossy
-        self.tenant = tenant
+        self.tenant = self.owner = tenant
         self.patient = patient
         self.constraint: Constraint | None = None
         self.generated: list[Token] = []
@@ -166,6 +168,7 @@ class Sequence:
         """An independent continuation of the same tokens, with counters of its own."""
         seed = self.seed if seed is None else seed
         twin = Sequence(self.tokens, self.sampling, seed, (), None, self.sharing, self.tenant, self.lossy, self.patient)
+        twin.owner = self.owner
         twin.num_prompt_tokens = self.num_prompt_tokens
         twin.prompt_set = self.prompt_set
         twin.generated = list(self.generated)

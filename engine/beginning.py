@@ -31,5 +31,6 @@ def begin(prepared: Prepared, tokenizer: TextTokenizer, share: Share, index: int
         lossy=call.cache == "lossy",
         patient=call.priority == "batch",
     )
+    sequence.owner = call.tenant
     sequence.constraint = prepared.constraint.clone() if prepared.constraint is not None else None
     return sequence, text

@@ -77,6 +77,7 @@ class ModelQuestions:
             lossy=seq.lossy,
             patient=seq.patient,
         )
+        self._base.owner = seq.owner
         yes, no = ({continuation_ids(codec, word)[0] for word in words} for words in (YES, NO))
         self._yes, self._no = sorted(yes - no), sorted(no - yes)
         if not (self._yes and self._no):

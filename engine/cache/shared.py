@@ -263,7 +263,7 @@ class SharedPrefixes:
         keep = _Kept(asyncio.get_running_loop(), self, [block for chunk in chunks for block in chunk], len(chunks))
         for link, blocks in zip(wanted, chunks, strict=True):
             read = partial(self._read, blocks, size)
-            self.store.offer(Offer(link, table.seq.tenant, read, keep.one_done, tuple(links[: link.index])))
+            self.store.offer(Offer(link, table.seq.owner, read, keep.one_done, tuple(links[: link.index])))
 
     def _read(self, blocks: list[int], size: int) -> torch.Tensor:
         """A chunk's keys and values; runs in a thread of the store's."""

@@ -64,6 +64,7 @@ def edited(tables: dict[Sequence, BlockTable], seq: Sequence, edits: list[Edit])
         raise invalid("edits", "leave no token")
     sharing = Sharing(seq.sharing.rest, tuple((min(end, first), each) for end, each in seq.sharing.spans))
     twin = Sequence(tokens, seq.sampling, seq.seed, seq.end_ids, None, sharing, seq.tenant, seq.lossy, seq.patient)
+    twin.owner = seq.owner
     old = tables.get(seq)
     if old is not None:
         tables[twin] = _moved(old, twin, first, runs)
