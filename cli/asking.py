@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from turnout.api_keys import read_api_key
 from turnout.calls import ChatMessage, Chunk, Event, Failure, GenerateCall, ModelDescription, Usage, cache_class
 from turnout.errors import Code, TurnoutError, invalid
 
@@ -50,25 +51,6 @@ class Question:
 
 
 ApiKeyFile = Annotated[Path | None, typer.Option(help="File with the API key, where the server asks for one.")]
-
-
-def read_api_key(path: Path | None) -> str:
-    """The key in a file; "" without one.
-
-    Raises:
-        TurnoutError: it cannot be read, or has no one line of text.
-    """
-    if path is None:
-        return ""
-    try:
-        key = path.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise invalid("api_key_file", f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        key = ""
-    if not key.isprintable() or not key or " " in key:
-        raise invalid("api_key_file", f"{path} must hold one API key")
-    return key
 
 
 @contextmanager

@@ -127,9 +127,14 @@ def _parquet(path: Path, where: str) -> Iterator[dict[str, Any]]:
         raise invalid(where, f"cannot read {path.name}: {error}") from None
 
 
+CHANGES_NOTHING = {"key_file"}  # of a scorer: no part of what is scored, nor how
+
+
 def _digest(choice: DatasetChoice, items: tuple[Item, ...], scorer: Any) -> str:
     whole = hashlib.blake2b(digest_size=16)
-    whole.update(json.dumps([choice.chat, scorer.model_dump(mode="json")], sort_keys=True).encode())
+    whole.update(
+        json.dumps([choice.chat, scorer.model_dump(mode="json", exclude=CHANGES_NOTHING)], sort_keys=True).encode()
+    )
     for item in items:
         used = {name: item.fields.get(name) for name in sorted({*scorer.needs, "answer"})}
         whole.update(json.dumps([item.id, item.prompt, used], sort_keys=True, default=str).encode() + b"\n")

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, cast
 
-from pydantic import Field, FiniteFloat, field_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from turnout.config import Section
+from turnout.errors import Misfit
 
 if TYPE_CHECKING:
     from engine.pool import LocalPool
@@ -108,6 +109,9 @@ class JudgeChoice(Section):
 
     kind: Literal["judge"]
     address: Annotated[str | None, Field(description="gRPC address of a served model; absent: the cell's pool")] = None
+    key_file: Annotated[
+        str | None, Field(description="file with the API key that the server asks for; it changes no grade")
+    ] = None
     model: Annotated[str, Field(description="who grades: a model or pool; absent: the large one")] = ""
     template: Annotated[
         str, Field(description="the question put to it; {prompt}, {answer} and fields are filled in")
@@ -116,6 +120,12 @@ class JudgeChoice(Section):
     max_tokens: Annotated[int, Field(ge=1, le=4096, description="longest reply")] = 64
     timeout_s: Annotated[FiniteFloat, Field(gt=0, le=600, description="longest wait for a reply, seconds")] = 60.0
     fields: Annotated[tuple[FieldName, ...], Field(description="fields of a row that the template uses")] = ()
+
+    @model_validator(mode="after")
+    def _check_key(self) -> JudgeChoice:
+        if self.key_file is not None and self.address is None:
+            raise Misfit("key_file", "goes with an address: a model of the pool asks for no key")
+        return self
 
     @property
     def needs(self) -> tuple[str, ...]:

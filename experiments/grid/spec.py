@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
 
-from experiments.grid.scoring import ScorerChoice
+from experiments.grid.scoring import JudgeChoice, ScorerChoice
 from turnout.config import Section, TurnoutConfig, load_config, read_yaml
 from turnout.registry import validated
 from turnout.types import SamplingParams
@@ -241,12 +241,19 @@ def read_spec(path: Path) -> ExperimentSpec:
     """
     spec = validated(ExperimentSpec, read_yaml(path), "")
     here = path.resolve().parent
-    datasets = [
-        dataset if dataset.path is None else dataset.model_copy(update={"path": str(here / dataset.path)})
-        for dataset in spec.datasets
-    ]
+    datasets = [_placed(dataset, here) for dataset in spec.datasets]
     config = None if spec.config is None else str(here / spec.config)
     return spec.model_copy(update={"datasets": datasets, "config": config})
+
+
+def _placed(dataset: DatasetChoice, here: Path) -> DatasetChoice:
+    """A dataset whose paths count from a folder."""
+    if dataset.path is None:
+        return dataset
+    scorer = dataset.scorer
+    if isinstance(scorer, JudgeChoice) and scorer.key_file is not None:
+        scorer = scorer.model_copy(update={"key_file": str(here / Path(scorer.key_file).expanduser())})
+    return dataset.model_copy(update={"path": str(here / dataset.path), "scorer": scorer})
 
 
 def config_of(spec: ExperimentSpec) -> TurnoutConfig:

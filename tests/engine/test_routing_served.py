@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from deployments.access.usage_totals import RecordFiles
 from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
@@ -16,7 +19,11 @@ from deployments.service import GenerationService
 from router.summary import read_log
 from tests.deployments.in_process import InProcessBackend
 from tests.engine.harness import pair_config
+from turnout.access_config import AccessConfig, UsageConfig
+from turnout.calls import GenerateCall
 from turnout.config import RoutingConfig, TurnoutConfig
+from turnout.telemetry_config import AuditConfig, TelemetryConfig
+from turnout.types import SamplingParams
 
 SMALL = {"name": "static", "params": {"default": {"method": {"name": "plain", "model": "small"}}}}
 LARGE = {"name": "static", "params": {"default": {"method": {"name": "plain", "model": "large"}}}}
@@ -80,3 +87,38 @@ async def test_every_endpoint_is_routed_explained_logged_and_shadowed_and_no_sha
         assert [entry["request_id"] for entry in entries if entry["kind"] == kind] == ids
     assert {entry["outcome"]["large_share"] for entry in entries if entry["kind"] == "shadow"} == {1.0}
     assert {entry["session"] for entry in entries} == {"s"}
+
+
+async def test_there_are_as_many_records_as_answers_though_each_is_shadowed_and_audited(
+    pair_folder: Path, tmp_path: Path
+) -> None:
+    from engine.pool import LocalPool
+
+    log, usage = tmp_path / "route.jsonl", UsageConfig(folder=str(tmp_path / "usage"))
+    telemetry = TelemetryConfig(audit=AuditConfig(share=1.0))
+    access = AccessConfig(anonymous="acme", usage=usage)
+    config = routed(pair_folder, log).model_copy(update={"access": access, "telemetry": telemetry})
+    pool = LocalPool.load("pair", config)
+    backend = InProcessBackend(PoolReplica("pair", config, lambda _, __: pool))
+    service, spent = GenerationService(config, {"pair": backend}, Metrics()), []
+    try:
+        for number in range(4):
+            call = GenerateCall(f"r{number}", "pair", SamplingParams(max_tokens=6), prompt="hi" * number + "x")
+            answer = await service.generate(replace(call, tenant="acme"))
+            spent.append((call.request_id, answer.usage.completion_tokens, answer.usage.cost.spent.flops))
+            async with asyncio.timeout(30):
+                while (stats := pool.stats()).shadows or (stats.audit is not None and stats.audit.running):
+                    await asyncio.sleep(0.001)
+        assert service.admission.flush()
+        records = sorted(RecordFiles(tmp_path / "usage").between(), key=lambda record: record.request_id)
+        assert [(each.request_id, each.completion_tokens, each.cost.flops) for each in records] == spent
+        used = service.admission.used("acme")
+        assert used["tokens"] == sum(each.prompt_tokens + each.completion_tokens for each in records)
+        assert used["flops"] == pytest.approx(sum(flops for _, _, flops in spent))
+    finally:
+        service.close()
+        await pool.close()
+    stats = pool.stats()
+    assert stats.audit is not None
+    assert stats.audit.equal + stats.audit.ties == 4, "the audits have not been made"
+    assert [each["kind"] for each in read_log(log)].count("shadow") == 4

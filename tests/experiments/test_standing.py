@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from decoding.drafters.base import PACKAGE as DRAFTERS
+from decoding.lengths.base import PACKAGE as LENGTHS
+from decoding.parts import PartChoice
+from decoding.selectors.base import PACKAGE as SELECTORS
+from decoding.verifiers.base import PACKAGE as VERIFIERS
 from experiments.grid.planning import count_cells, ways
 from experiments.grid.spec import ExperimentSpec, config_of, read_spec
-from experiments.speculation.contenders import contenders
+from experiments.speculation.contenders import NO_DRAFT, contenders
 from experiments.stats.power import ALPHA, UNSEEN_SPREAD, detectable
 from training.calibration_data import DEMO
-from turnout.registry import all_methods
+from turnout.config import artifacts_path
+from turnout.registry import all_methods, load
 from turnout.sources import ROOT
 
+SLOTS = {"drafter": DRAFTERS, "verifier": VERIFIERS, "length": LENGTHS, "select": SELECTORS}
 STANDING = ROOT / "ops" / "experiments" / "standing.yaml"
 
 
@@ -29,6 +37,38 @@ def lacking(spec: ExperimentSpec) -> set[str]:
     return {*methods, *(parts - {way.label.removeprefix("speculative ") for way in run})} - {
         label.removeprefix("speculative ") for label in spec.left_out
     }
+
+
+def lacks(name: str, folder: Path) -> set[str]:
+    """Trained parts that a contender needs, and that are not in a folder of artifacts."""
+    found = set[str]()
+    for slot, package in SLOTS.items():
+        given = (contenders()[name].params or {}).get(slot, [])
+        for each in given if isinstance(given, list) else [given]:
+            choice = PartChoice.model_validate(each)
+            if choice.name != NO_DRAFT:
+                params = load(package, choice.name, slot).PART.Params.model_validate(choice.params)
+                found |= {params.artifact} if hasattr(params, "artifact") else set()
+    return {artifact for artifact in found if not (folder / f"{artifact}.safetensors").exists()}
+
+
+def stale(left_out: Iterable[str], folder: Path) -> list[str]:
+    """Speculative ways that are left out though nothing that they need is missing."""
+    names = (label.removeprefix("speculative ") for label in left_out if label.startswith("speculative "))
+    return [name for name in names if not lacks(name, folder)]
+
+
+def test_what_ships_is_not_left_out_and_what_is_run_ships(tmp_path: Path) -> None:
+    spec = read_spec(STANDING)
+    shipped = artifacts_path(config_of(spec).pools["demo"])
+    assert shipped is not None
+    assert stale(spec.left_out, shipped) == []
+    run = {way.label.removeprefix("speculative ") for way in ways(spec)} & contenders().keys()
+    assert {name for name in run if lacks(name, shipped)} == set()
+    # The day after what it needs was trained:
+    assert stale(["speculative model_chain+disco"], tmp_path) == []
+    (tmp_path / "disco.safetensors").touch()
+    assert stale(["speculative model_chain+disco"], tmp_path) == ["model_chain+disco"]
 
 
 def test_it_holds_every_registered_method_on_every_demo_task() -> None:
@@ -83,7 +123,7 @@ def test_what_it_says_of_its_power_is_so() -> None:
     counts = {each.demo: each.count for each in spec.datasets}
     compared = (len(ways(spec)) - 1) * len(spec.datasets)
     found = re.findall(r"(\w+): (\d+) prompts tell about (\d+) points apart", said)
-    assert [task for task, _, _ in found] == ["arithmetic", "lists"]
+    assert [task for task, _, _ in found] == ["arithmetic", "lists", "passages"]
     for task, count, points in found:
         assert counts[task] == int(count)
         told = 100 * detectable(int(count), UNSEEN_SPREAD, ALPHA / compared)

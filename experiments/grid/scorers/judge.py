@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from pathlib import Path
 
 from engine.pool import LocalPool
 from experiments.grid.scorers.text import last_number
 from experiments.grid.scoring import Item, JudgeChoice, Score
+from turnout.api_keys import read_api_key
 from turnout.calls import ChatMessage, Chunk, GenerateCall
 from turnout.client import AsyncClient
 from turnout.errors import Code, TurnoutError, invalid
@@ -42,7 +44,7 @@ class JudgeScorer:
         return Score(min(max(grade / self._choice.most, 0.0), 1.0), reply.strip()[:200])
 
     async def _served(self, question: str) -> str:
-        async with AsyncClient(str(self._choice.address)) as client:
+        async with AsyncClient(str(self._choice.address), api_key=self._key()) as client:
             found = await client.generate(
                 messages=[ChatMessage("user", question)],
                 model=self._choice.model,
@@ -50,6 +52,11 @@ class JudgeScorer:
                 max_tokens=self._choice.max_tokens,
             )
         return found.text
+
+    def _key(self) -> str:
+        """As it is now: keys are replaced while experiments run."""
+        path = self._choice.key_file
+        return read_api_key(Path(path).expanduser() if path is not None else None, "scorer.key_file")
 
     async def _local(self, question: str, item: Item, pool: LocalPool) -> str:
         sampling = SamplingParams(temperature=0.0, max_tokens=self._choice.max_tokens, seed=0)
