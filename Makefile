@@ -200,13 +200,14 @@ train-heads: venv ## train anew what goes with the demo pair: draft heads, exits
 		install -D -m 644 -t turnout/demo/artifacts .runs/heads/$$kind.safetensors .runs/heads/$$kind.report.json; \
 	done
 
-train-routers: venv ## ask the demo pair questions of every kind; train a router and a chooser of strategies on its answers
+train-routers: venv ## ask the demo pair questions of every kind; train a router, a router of samples, a chooser of strategies
 	mkdir -p .runs/routers
 	$(BIN)/turnout train outcomes --samples 4 --temperature 0.8 --out .runs/routers/samples.jsonl
 	$(BIN)/turnout train outcomes --out .runs/routers/outcomes.jsonl
 	$(BIN)/turnout train router --outcomes .runs/routers/outcomes.jsonl --out .runs/routers/router.safetensors
+	$(BIN)/turnout train router --outcomes .runs/routers/samples.jsonl --out .runs/routers/samples.safetensors
 	$(BIN)/turnout train router --outcomes .runs/routers/samples.jsonl --predict strategy --out .runs/routers/strategies.safetensors
-	for name in router strategies; do \
+	for name in router samples strategies; do \
 		install -D -m 644 -t turnout/demo/artifacts .runs/routers/$$name.safetensors .runs/routers/$$name.report.json; \
 	done
 

@@ -13,8 +13,21 @@ import typer
 
 from cli.asking import read_config
 from cli.output import print_json, shown_progress
-from cli.train_options import SUFFIX, AsJson, Config, Epochs, MaxTokens, Out, Pool, Seed, Temperature
+from cli.train_options import (
+    SUFFIX,
+    AsJson,
+    Config,
+    Epochs,
+    MaxTokens,
+    Out,
+    Pool,
+    Seed,
+    Temperature,
+    check_out,
+    writing,
+)
 from turnout.errors import invalid, not_found
+from turnout.whole_files import write_whole
 
 if TYPE_CHECKING:
     from engine.pool import LocalPool
@@ -134,6 +147,7 @@ def _run(
     """Do the work, write the artifact and NAME.report.json, and say what was measured."""
     if out.suffix != SUFFIX:
         raise invalid("out", f"must end in {SUFFIX}, got {out.name!r}")
+    check_out(out)
     settings = read_config(chosen[0])
     name = chosen[1] or next(iter(settings.pools))
     if name not in settings.pools:
@@ -151,8 +165,9 @@ def _run(
             await pool.close()
 
     made = asyncio.run(loaded())
-    made.artifact.save(out)
-    out.with_suffix(".report.json").write_text(json.dumps(made.report, indent=2) + "\n", encoding="utf-8")
+    with writing(out):
+        made.artifact.save(out)
+        write_whole(out.with_suffix(".report.json"), (json.dumps(made.report, indent=2) + "\n").encode())
     if as_json:
         print_json(made.report)
         return

@@ -12,8 +12,9 @@ import typer
 
 from cli.asking import read_config
 from cli.output import print_json, print_table, shown_progress
-from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Pool, Seed, Temperature
+from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Pool, Seed, Temperature, check_out, writing
 from turnout.errors import invalid, not_found
+from turnout.whole_files import write_whole
 
 if TYPE_CHECKING:
     from engine.pool import LocalPool
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from turnout.types import SamplingParams
 
 
+CURVE = ("cost", "quality")  # numbers of a curve's points that have intervals
 Count = Annotated[int, typer.Option(min=25, help="Questions of the demo's kinds; rounded up to as many of each.")]
 Samples = Annotated[int, typer.Option(min=1, max=64, help="Answers of each model to each question.")]
 
@@ -69,7 +71,7 @@ def router(
     as_json: AsJson = False,
 ) -> None:
     """Train a probe on the small model's state after the prompt, from who answered what rightly."""
-    from training.router_outcomes import Outcomes
+    from training.router_outcomes import ROLES, Outcomes
     from training.router_runs import questions, run_outcomes
     from training.router_training import Recipe, read_prompts, train_probe
 
@@ -77,6 +79,7 @@ def router(
         raise invalid("outcomes", "give either a file of outcomes or --demo")
     settings, name = _settings(config, pool)
     place = _place(out, settings, name)
+    check_out(place)
     rows = Outcomes.read(outcomes) if outcomes is not None else None
     target = _target(predict, role, most)
     if rows is not None:
@@ -86,6 +89,7 @@ def router(
 
     async def work(loaded: LocalPool, advance: Callable[[str, int, int], None]) -> Trained:
         found = rows or await run_outcomes(loaded, questions(count, seed), sampling, samples, seed, advance)
+        found.check_models({role: loaded.pool.role(role).digest for role in ROLES})
         prompts = [row.encode(loaded.tokenizer) for row in found.rows]
         inputs = await read_prompts(loaded.pool, prompts, advance)
         return train_probe(loaded.pool, found, inputs, target, recipe, advance)
@@ -120,6 +124,7 @@ def outcomes(
     from training.router_runs import run_outcomes
 
     settings, name = _settings(config, pool)
+    check_out(out)
     sampling = _sampling(temperature, samples, max_tokens)
     asked = _questions(data, log, name, count, seed)
 
@@ -127,7 +132,8 @@ def outcomes(
         return await run_outcomes(loaded, asked, sampling, samples, seed, advance)
 
     found = _run(settings, name, work)
-    found.write(out)
+    with writing(out):
+        found.write(out)
     shares = {role: sum(row.reward(role) for row in found.rows) / len(found.rows) for role in ROLES}
     if as_json:
         print_json({"prompts": len(found.rows), "data": found.digest, "right": shares})
@@ -154,9 +160,9 @@ def _questions(data: Path | None, log: list[Path] | None, pool: str, count: int 
 
 def _keep(trained: Trained, place: Path, as_json: bool) -> None:
     """Write the artifact and its report, and show what was measured."""
-    trained.artifact.save(place)
-    report = place.with_suffix(".report.json")
-    report.write_text(json.dumps(trained.report, indent=2) + "\n", encoding="utf-8")
+    with writing(place):
+        trained.artifact.save(place)
+        write_whole(place.with_suffix(".report.json"), (json.dumps(trained.report, indent=2) + "\n").encode())
     if as_json:
         print_json(trained.report)
     else:
@@ -287,10 +293,17 @@ def _show_chances(chances: dict[str, Any]) -> None:
 
 def _show_routing(routing: dict[str, Any]) -> None:
     """What sending requests to the large model is worth."""
-    numbers = ("threshold", "cost", "quality", "random", "oracle")
     print_table(
         [">large share", ">gain from", ">cost", ">quality", ">random", ">oracle"],
-        [[f"{p['share']:.0%}", *(f"{p[key]:.3f}" for key in numbers)] for p in routing["curve"][::2]],
+        [
+            [
+                f"{p['share']:.0%}",
+                f"{p['threshold']:.3f}",
+                *(f"{p[key]:.3f} [{p[f'{key}_interval'][0]:.3f}, {p[f'{key}_interval'][1]:.3f}]" for key in CURVE),
+                *(f"{p[key]:.3f}" for key in ("random", "oracle")),
+            ]
+            for p in routing["curve"][::2]
+        ],
     )
     found = routing["recovered"]
     typer.echo(

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from turnout.errors import TurnoutError, invalid, not_found
+from turnout.whole_files import write_whole
 
 if TYPE_CHECKING:
     from decoding.model import ModelPool
@@ -56,14 +57,16 @@ class Artifact:
     tensors: dict[str, torch.Tensor]
 
     def save(self, path: Path) -> None:
-        """Write the file beside its place and rename it, so that a reader never sees half of it."""
+        """Write the file beside its place and rename it: nobody ever sees half of one, and nothing stays of it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         about = {"kind": self.kind, "trainer": self.trainer, "settings": self.settings, "models": self.models}
         # One entry, because safetensors writes several in an order that changes from file to file.
         metadata = {ENTRY: json.dumps({"format": FORMAT, **about}, sort_keys=True, allow_nan=False)}
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(path.name + ".partial")
-        beside.write_bytes(save({name: each.contiguous() for name, each in self.tensors.items()}, metadata))
-        beside.replace(path)
+        write_whole(path, save({name: each.contiguous() for name, each in self.tensors.items()}, metadata))
 
     @classmethod
     def load(cls, path: Path, where: str = "artifact") -> Artifact:

@@ -11,7 +11,7 @@ from decoding.artifacts import Artifact, ArtifactName, Kept
 from decoding.calibration import KIND, RAN, Knob, KnobCalibration
 from decoding.drift import DRIFT, TALLY, DriftWatch, Recorder, Tally, watch_of
 from decoding.model import ModelPool, Request
-from turnout.errors import invalid
+from turnout.errors import TurnoutError, invalid
 from turnout.registry import MethodParams, explain
 
 FIELD = "method.params"
@@ -120,14 +120,7 @@ def calibrated(request: Request, models: ModelPool, params: P, name: str) -> tup
     """
     if params.calibration is None:
         return params, None
-    where = f"{FIELD}.calibration"
-    kept = models.artifacts.kept.get(_key(name, params))
-    if kept is not None:
-        ran, position, found = kept.get(models, where)[0]
-    else:
-        known = (KIND, params.calibration) in models.artifacts.kept
-        found = (configured if known else _opened)(models, params.calibration, where)
-        ran, position, found = _read(found, params, name, FIELD)
+    ran, position, found = _current(models, params, params.calibration, name)
     setting = getattr(ran, found.knob)
     listed = ", ".join(f"{key} {value}" for key, value in found.fixed.items() if value is not None)
     request.notes.append(
@@ -138,6 +131,21 @@ def calibrated(request: Request, models: ModelPool, params: P, name: str) -> tup
         return ran, None
     watch = watch_of(models, params.calibration, found.version, found.drift_limit)
     return ran, Watched(watch, found.expected(position), Tally(found.edges))
+
+
+def check_current(models: ModelPool, name: str, params: MethodParams) -> None:
+    """Refuse a method that was chosen earlier and cannot be run any more as its calibration is now.
+
+    Args:
+        models: the pool, with its artifacts.
+        name: the method.
+        params: its parameters.
+
+    Raises:
+        TurnoutError: as `calibrated`.
+    """
+    if isinstance(params, CalibratedParams) and params.calibration is not None:
+        _current(models, params, params.calibration, name)
 
 
 def recorder(request: Request, watched: Watched | None) -> Recorder | None:
@@ -159,10 +167,12 @@ def finish(request: Request, watched: Watched | None, told: Recorder | None) -> 
         request.extra[TALLY] = told
 
 
-def check_calibration(models: ModelPool, name: str, params: MethodParams, field: str) -> None:
-    """Refuse a configured method whose calibration is missing, does not fit, or cannot meet its target.
+def check_method(models: ModelPool, name: str, params: MethodParams, field: str) -> None:
+    """Refuse a configured method that no request could use.
 
-    From then on, requests with these parameters go on with the last version that fitted, whatever becomes of the file.
+    Its calibration, or that of a method inside it, is missing, does not fit, or cannot meet its target; or one of its
+    parts refuses the pool, as for want of what was trained for it. From then on, requests with these parameters go on
+    with the last version of a calibration that fitted, whatever becomes of the file.
 
     Args:
         models: the pool, with its artifacts.
@@ -182,6 +192,19 @@ def check_calibration(models: ModelPool, name: str, params: MethodParams, field:
         )
         kept.get(models, where)
         models.artifacts.kept[_key(name, params)] = kept
+    try:
+        params.check_parts(models)
+    except TurnoutError as error:
+        raise _placed(error, field) from None
+
+
+def _placed(error: TurnoutError, field: str) -> TurnoutError:
+    """A refusal of a request, as one of the place where the configuration says the same."""
+    if error.field is None or not error.field.startswith(FIELD):
+        return error
+    message = error.message.removeprefix(FIELD)
+    same = message == error.message
+    return TurnoutError(error.code, message if same else field + message, field + error.field.removeprefix(FIELD))
 
 
 def configured(models: ModelPool, name: str, field: str) -> KnobCalibration:
@@ -203,7 +226,26 @@ def configured(models: ModelPool, name: str, field: str) -> KnobCalibration:
 
 
 def _key(name: str, params: CalibratedParams) -> tuple[str, str]:
-    return (name, params.model_dump_json(exclude_unset=True))
+    """What a reading of a calibration depends on; a request may set other parameters beside it."""
+    include = {"calibration", *TARGETS, *params.knob.fixed}
+    return (name, params.model_dump_json(include=include, exclude_unset=True))
+
+
+def _current(models: ModelPool, params: P, calibration: str, name: str) -> tuple[P, float, KnobCalibration]:
+    """What `_read` gives for a request, of the calibration as it is now or, where it is configured, as it fitted last.
+
+    Raises:
+        TurnoutError: as `calibrated`.
+    """
+    where = f"{FIELD}.calibration"
+    kept: Kept[tuple[P, float, KnobCalibration]] | None = models.artifacts.kept.get(_key(name, params))
+    if kept is not None:
+        _, position, found = kept.get(models, where)[0]
+        _check_fixed(found, params, FIELD)
+        return _set(found, params, position, FIELD), position, found
+    known = (KIND, calibration) in models.artifacts.kept
+    found = (configured if known else _opened)(models, calibration, where)
+    return _read(found, params, name, FIELD)
 
 
 def _read(found: KnobCalibration, params: P, name: str, field: str) -> tuple[P, float, KnobCalibration]:
@@ -212,17 +254,22 @@ def _read(found: KnobCalibration, params: P, name: str, field: str) -> tuple[P, 
     Raises:
         TurnoutError: the calibration is of another method or of other parameters, or does not reach the target.
     """
-    where = f"{field}.calibration"
     if found.method != name:
-        raise invalid(where, f"{params.calibration!r} was made for the method {found.method!r}, not {name!r}")
+        said = f"{params.calibration!r} was made for the method {found.method!r}, not {name!r}"
+        raise invalid(f"{field}.calibration", said)
     _check_fixed(found, params, field)
     target = next((each for each in TARGETS if getattr(params, each) is not None), None)
     asked = {} if target is None else {target: getattr(params, target)}
     position = found.position_of(f"{field}.{target or 'calibration'}", **asked)
+    return _set(found, params, position, field), position, found
+
+
+def _set(found: KnobCalibration, params: P, position: float, field: str) -> P:
+    """The parameters with the knob set as it is at a position of the curve."""
     used = {**found.fixed, found.knob: found.setting(position)}
     free = params.model_fields_set - {"calibration", *TARGETS, *used}
     try:
-        return type(params).model_validate({**{name: getattr(params, name) for name in free}, **used}), position, found
+        return type(params).model_validate({**{name: getattr(params, name) for name in free}, **used})
     except ValidationError as error:
         raise explain(error, field, type(params)) from None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decoding.artifacts import Artifacts
-from decoding.calibrated import check_calibration
+from decoding.calibrated import check_method
 from engine.audit import Audits
 from engine.endpoint import DefaultMethod, Endpoint
 from engine.places import Places
@@ -86,7 +86,7 @@ def prepare(loaded: Endpoint, config: TurnoutConfig) -> None:
     pool = config.pools[loaded.name]
     field = f"pools.{loaded.name}.default"
     default = get_method(pool.default.name, f"{field}.name").parse(pool.default.params, f"{field}.params")
-    check_calibration(loaded.pool, pool.default.name, default, f"{field}.params")
+    check_method(loaded.pool, pool.default.name, default, f"{field}.params")
     if pool.routing is not None:
         alone = pool.replicas == 1 and pool.autoscaling is None
         loaded.routing = PoolRouting(pool.routing, loaded.name, loaded.pool, alone=alone)

@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from decoding.calibrated import check_calibration
+from decoding.calibrated import check_current, check_method
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
 from engine.prepare import Intake, Prepared, question_of
@@ -51,7 +51,13 @@ class Routing:
             limits=call.limits,
         )
         before = None if call.decided is None else Decision.of_json(call.decided, "decided")
-        self.decision = await self.router.decide(asked, models, before)
+
+        def check(decision: Decision) -> None:
+            plan = self.intake.plan(decision.method, decision.params)
+            check_current(models, plan.method.name, plan.params)
+
+        # An answer that has begun goes on as it was decided.
+        self.decision = await self.router.decide(asked, models, before, None if call.delivered else check)
         self.notes, self.drift = asked.request.notes, tuple(asked.drift)
         return self.intake.follow(prepared, self.decision), primed(models, asked)
 
@@ -126,7 +132,7 @@ class PoolRouting:
         self._models = models
 
     def check(self, intake: Intake) -> None:
-        """Refuse methods that a policy may choose and whose calibration is missing or does not fit.
+        """Refuse methods that a policy may choose and whose calibration or parts are missing or do not fit.
 
         Args:
             intake: what the pool accepts: what it sets for its default method holds where a policy chooses it.
@@ -142,7 +148,7 @@ class PoolRouting:
             for router, field in routers:
                 for where, choice in router.policy.methods(f"{field}.params"):
                     plan = intake.plan(choice.name, choice.params)
-                    check_calibration(self._models, plan.method.name, plan.params, where)
+                    check_method(self._models, plan.method.name, plan.params, where)
         except TurnoutError:
             if self.log is not None:
                 self.log.close()

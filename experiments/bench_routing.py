@@ -1,8 +1,9 @@
 """What the learned router's probe costs beside the requests it routes, and how many samples adaptive best-of-k saves.
 
 Both models of the demo pair draw several answers to questions of all kinds; a router is trained on these in a temporary
-folder, as `turnout train router` does. Its decisions are then timed in requests to other questions, and the samples
-that it would give to prompts it was not trained on are counted against as many for each.
+folder, as `turnout train router` does. Other questions are then put to the small model, routed and not, the router's
+decisions are timed apart, and the samples that it would give to prompts it was not trained on are counted against as
+many for each.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from experiments.best_of_samples import Needed, needed
 from experiments.grid.answering import answer, forget
 from experiments.machine import describe, one_line
 from experiments.report import note, publish
+from experiments.routed_walls import Beside, beside
 from experiments.statistics import Interval, spread
 from experiments.stats.intervals import Floats, ratio
 from experiments.stats.retention import judged, percent
@@ -33,7 +35,7 @@ from router.decision import Decision
 from router.difficulty.probe import ROUTER_LABELS, Probe
 from training.router_outcomes import ROLES, Role
 from training.router_runs import Question, questions, run_outcomes
-from training.router_samples import answered_by
+from training.router_samples import Rerank, answered_by, shown_by
 from training.router_targets import WhoIsRight
 from training.router_training import Recipe, read_prompts, split, train_probe
 from turnout.calls import AUTO, ChatMessage, GenerateCall
@@ -43,10 +45,11 @@ from turnout.types import SamplingParams
 RESULT = Path("docs/results/routing.md")
 NAME = "router"
 TRAIN_SEED, TEST_SEED = 0, 1
-QUESTIONS, SAMPLES, ASKED = 1000, 8, 300
+QUESTIONS, SAMPLES, ASKED, ROUNDS = 1000, 8, 300, 4
 CONCURRENT = (1, 8)
 MAX_TOKENS = 200
 TEMPERATURE = 0.8
+RERANK: Rerank = "majority"  # as the policy does it where nothing else is asked for
 PROBE_GOAL, SAMPLES_GOAL = 0.02, 0.6
 
 
@@ -109,11 +112,13 @@ class Trained:
     Attributes:
         rows: all prompts, and those held out.
         tables: by model, [held out, samples]; see `answered_by`.
+        shown: likewise; see `shown_by`.
         predicted: by model, [held out] chances.
     """
 
     rows: tuple[int, int]
     tables: dict[Role, Floats]
+    shown: dict[Role, Floats]
     predicted: dict[Role, Floats]
 
 
@@ -130,9 +135,11 @@ async def train(pool: LocalPool, folder: Path, count: int, samples: int) -> Trai
     with torch.inference_mode():
         chances = probe.scaling(probe.network(inputs[places])).double().numpy()
     found = {role: answered_by(held, role) for role in ROLES}
+    shown = {role: shown_by(held, role, RERANK) for role in ROLES}
     return Trained(
         (len(prompts), len(held)),
         {role: table for role, table in found.items() if table is not None},
+        {role: table for role, table in shown.items() if table is not None},
         {role: chances[:, ROUTER_LABELS.index(f"p_{role}")] for role in ROLES},
     )
 
@@ -172,7 +179,25 @@ def _call(pool: str, number: int, question: Question) -> GenerateCall:
     return GenerateCall(f"routed-{number}", pool, sampling, messages=messages, method=AUTO)
 
 
-async def measure(count: int, samples: int, asked: int) -> tuple[Trained, list[Probed]]:
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One number of requests at once: all that routing adds, and the decisions alone."""
+
+    beside: Beside
+    probed: Probed
+
+
+async def timed(pool: LocalPool, asked: list[Question], concurrent: int, rounds: int) -> Timed:
+    """Ask questions through the router, so many at once."""
+    note(f"{len(asked)} questions to the small model, routed and not, {rounds} times, {concurrent} at once")
+    calls = [_call(pool.name, number, question) for number, question in enumerate(asked)]
+    return Timed(
+        await beside(pool, NAME, calls, concurrent, rounds),
+        await probed(pool, asked, concurrent),
+    )
+
+
+async def measure(count: int, samples: int, asked: int, rounds: int) -> tuple[Trained, list[Timed]]:
     """Train, then time the router on other questions; the first ones are thrown away."""
     with tempfile.TemporaryDirectory(prefix="routing-") as folder:
         config = TurnoutConfig.demo()
@@ -185,12 +210,12 @@ async def measure(count: int, samples: int, asked: int) -> tuple[Trained, list[P
             fresh = [each for each in questions(2 * asked, TEST_SEED) if each.asked.key not in known]
             fresh = [fresh[place] for place in np.random.default_rng(0).permutation(len(fresh))[:asked]]
             await probed(pool, fresh[:16], max(CONCURRENT))
-            return trained, [await probed(pool, fresh, concurrent) for concurrent in CONCURRENT]
+            return trained, [await timed(pool, fresh, concurrent, rounds) for concurrent in CONCURRENT]
         finally:
             await pool.close()
 
 
-def to_markdown(trained: Trained, timed: list[Probed], found: dict[Role, list[Needed]], machine: dict[str, str]) -> str:
+def to_markdown(trained: Trained, times: list[Timed], found: dict[Role, list[Needed]], machine: dict[str, str]) -> str:
     """The page."""
     total, held = trained.rows
     lines = [
@@ -202,27 +227,36 @@ def to_markdown(trained: Trained, timed: list[Probed], found: dict[Role, list[Ne
         "",
         "## The probe beside the request",
         "",
-        *(_probe_verdict(each) for each in timed),
+        *(line for each in times for line in _probe_verdicts(each)),
         "",
-        "A decision: features, probe, threshold, drift, and whether the artifact has changed. What the small model"
-        " takes to read the prompt, waiting included, stands apart: where it answers itself, that is its prefill.",
+        "Routing: the same questions, to the small model by name and by the router with a threshold that no gain"
+        " reaches; everything that is different counts, as the second wake-up after the prompt's reading. A decision:"
+        " features, probe, threshold, drift, and whether the artifact has changed; here half of the requests go to the"
+        " large model, and the share is of both kinds. What the small model takes to read the prompt, waiting"
+        " included, stands apart: where it answers itself, that is its prefill.",
         "",
-        "| at once | requests | one decision, ms | of the requests' time | to the large model"
-        " | small model's reading, of these requests' time |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| at once | requests | routing adds | same text | one decision, ms | of the requests' time"
+        " | to the large model | small model's reading, of these requests' time |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for each in timed:
-        ms = f"{each.decide_ms.value:.2f} [{each.decide_ms.low:.2f}, {each.decide_ms.high:.2f}]"
+    for each in times:
+        whole, part = each.beside, each.probed
+        ms = f"{part.decide_ms.value:.2f} [{part.decide_ms.low:.2f}, {part.decide_ms.high:.2f}]"
         lines.append(
-            f"| {each.concurrent} | {each.requests} | {ms} | {percent(each.share)} | {each.to_large:.0%}"
-            f" | {percent(each.reading)} |"
+            f"| {part.concurrent} | {part.requests} | {percent(whole.more)} | {whole.alike:.0%} | {ms}"
+            f" | {percent(part.share)} | {part.to_large:.0%} | {percent(part.reading)} |"
         )
     return "\n".join([*lines, "", *_samples(found), ""])
 
 
-def _probe_verdict(timed: Probed) -> str:
-    goal = judged(timed.share, PROBE_GOAL, "{:.0%}", at_most=True)
-    return f"- {timed.concurrent} at once: {percent(timed.share)} of the requests' time; {goal}."
+def _probe_verdicts(times: Timed) -> list[str]:
+    where = f"- {times.probed.concurrent} at once"
+    goal = judged(times.beside.more, PROBE_GOAL, "{:.0%}", at_most=True)
+    return [
+        f"{where}: routing adds {percent(times.beside.more)} to the time of requests that the small model answers"
+        f" ({times.beside.rounds} rounds of {times.beside.requests}); {goal}.",
+        f"{where}: decisions alone take {percent(times.probed.share)} of the requests' time.",
+    ]
 
 
 def _samples(found: dict[Role, list[Needed]]) -> list[str]:
@@ -230,30 +264,42 @@ def _samples(found: dict[Role, list[Needed]]) -> list[str]:
         "## Samples that adaptive best-of-k needs",
         "",
         "As a part of the k samples that uniform best-of-k gives every held-out prompt, for as many prompts of which"
-        " one sample is right. *Predicted*: shared out over all prompts at once by the probe; *bins*: as for requests"
-        " that come one by one; *oracle*: by who is right. At most half of the samples that were drawn are judged:"
-        " beyond that no prompt can be given many more than uniform gives it.",
+        " one sample is right, as whoever can tell a right answer would have it; and, which is what is served, for as"
+        f" many of which the answer that `best_of` shows is right (`rerank: {RERANK}`). *Predicted*: shared out over"
+        " all prompts at once by the probe; *bins*: as for requests that come one by one; *oracle*: by who is right."
+        " At most half of the samples that were drawn are judged: beyond that no prompt can be given many more than"
+        " uniform gives it.",
         "",
     ]
     if not found:
         return [*lines, "Not measured: each prompt needs two samples at least."]
     for role, rows in found.items():
-        lines += [sample_verdict(role, each) for each in rows if 2 * each.k <= rows[-1].k]
+        for each in rows:
+            if 2 * each.k <= rows[-1].k:
+                lines.append(sample_verdict(f"{role} model, one of k is right", each))
+                if each.shown is not None:
+                    lines.append(sample_verdict(f"{role} model, the one shown is right", each.shown))
     lines += [
         "",
-        "| model | k | prompts answered | predicted | bins | oracle |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| model | k | one is right | predicted | bins | oracle | the one shown is right | predicted | bins |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for role, rows in found.items():
         for each in rows:
-            parts = " | ".join("not reached" if np.isnan(p.value) else percent(p) for p in each.parts.values())
-            lines.append(f"| {role} | {each.k} | {percent(each.answered)} | {parts} |")
+            shown = _cells(each.shown) if each.shown is not None else ["not known"] * 3
+            lines.append(f"| {role} | {each.k} | {' | '.join([*_cells(each), *shown])} |")
     return lines
 
 
-def sample_verdict(role: Role, row: Needed) -> str:
-    """One line about a model and a k."""
-    where, part = f"- {role} model, k = {row.k}", row.parts["predicted"]
+def _cells(row: Needed) -> list[str]:
+    """What a table says of one way of counting answers."""
+    parts = ["not reached" if np.isnan(part.value) else percent(part) for part in row.parts.values()]
+    return [percent(row.answered), *parts]
+
+
+def sample_verdict(whose: str, row: Needed) -> str:
+    """One line about a model, a way of counting answers, and a k."""
+    where, part = f"- {whose}, k = {row.k}", row.parts["predicted"]
     if not row.gains:
         return f"{where}: not measured, because no prompt is answered that one sample does not answer."
     goal = judged(part, SAMPLES_GOAL, "{:.0%}", at_most=True)
@@ -261,18 +307,20 @@ def sample_verdict(role: Role, row: Needed) -> str:
     return f"{where}: {said}, where uniform answers {row.answered.value:.1%} (one sample {row.by_one:.1%}); {goal}."
 
 
-def main(count: int, samples: int, asked: int, out: Path | None) -> None:
+def main(count: int, samples: int, asked: int, rounds: int, out: Path | None) -> None:
     """Measure, print, and save where there is a place for it."""
     machine = describe()
-    trained, timed = uvloop.run(measure(count, samples, asked))
-    found = {role: needed(table, trained.predicted[role]) for role, table in trained.tables.items()}
+    trained, times = uvloop.run(measure(count, samples, asked, rounds))
+    found = {
+        role: needed(table, trained.predicted[role], trained.shown.get(role)) for role, table in trained.tables.items()
+    }
     values = {
         "machine": machine,
         "rows": trained.rows,
-        "probe": [asdict(each) for each in timed],
+        "probe": [asdict(each) for each in times],
         "samples": {role: [asdict(each) for each in rows] for role, rows in found.items()},
     }
-    publish(to_markdown(trained, timed, found, machine), out, values)
+    publish(to_markdown(trained, times, found, machine), out, values)
 
 
 if __name__ == "__main__":
@@ -282,10 +330,11 @@ if __name__ == "__main__":
     )
     parser.add_argument("--samples", type=int, default=SAMPLES, help="answers of each model to each of them")
     parser.add_argument("--asked", type=int, default=ASKED, help="questions whose routing is timed")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often these are put to the small model")
     parser.add_argument("--quick", action="store_true", help="few questions, results printed and not saved")
     parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
     chosen = parser.parse_args()
     if chosen.quick:
-        main(150, 4, 40, chosen.out)
+        main(150, 4, 40, 2, chosen.out)
     else:
-        main(chosen.questions, chosen.samples, chosen.asked, chosen.out or RESULT)
+        main(chosen.questions, chosen.samples, chosen.asked, chosen.rounds, chosen.out or RESULT)

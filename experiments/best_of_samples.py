@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from training.router_samples import allocated
 ROUNDS = 1000
 ROUNDING = 1e-9  # equal means are not equal to the last bit
 ADAPTIVE = ("predicted", "bins", "oracle")
+SERVED = ("predicted", "bins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +24,18 @@ class Needed:
     Attributes:
         k: samples that every request gets there.
         by_one: share of requests answered by their first sample.
-        answered: share of requests of which one sample is right.
+        answered: share of requests of which one sample is right, or the one that is shown.
         parts: by way of sharing out samples, those needed for as many answers, as a part of k; NaN where no budget
             answers so many.
+        shown: the same where the answer counts that the method `best_of` shows; None where that is not known. Without
+            an oracle: whom a further sample helps is not told by how many are right.
     """
 
     k: int
     by_one: float
     answered: Interval
     parts: dict[str, Interval]
+    shown: Needed | None = None
 
     @property
     def gains(self) -> bool:
@@ -39,20 +43,29 @@ class Needed:
         return self.answered.value > self.by_one + ROUNDING
 
 
-def needed(table: Floats, predicted: Floats) -> list[Needed]:
+def needed(table: Floats, predicted: Floats, shown: Floats | None = None) -> list[Needed]:
     """For each k from 2 on. Between two budgets the curve of a way is a straight line, and it never falls.
 
     Args:
         table: [n, most]; see `training.router_samples.answered_by`.
         predicted: [n] chances of a right sample.
+        shown: [n, most]; see `training.router_samples.shown_by`. The samples are shared out in the same way.
 
     Returns:
         Intervals are over prompts drawn again, the samples that each would get staying what they are.
     """
+    budgets = [allocated(table, predicted, average) for average in range(1, table.shape[1] + 1)]
+    found = _beside(table, budgets, ADAPTIVE)
+    if shown is None:
+        return found
+    return [replace(each, shown=own) for each, own in zip(found, _beside(shown, budgets, SERVED), strict=True)]
+
+
+def _beside(table: Floats, budgets: list[dict[str, list[int]]], ways: tuple[str, ...]) -> list[Needed]:
+    """What these ways of sharing out need, by budget of each way."""
     count, most = table.shape
-    budgets = [allocated(table, predicted, average) for average in range(1, most + 1)]
     curves = {}
-    for way in ADAPTIVE:
+    for way in ways:
         given = np.array([budget[way] for budget in budgets])
         curves[way] = Curve(given.astype(np.float64), table[np.arange(count), given - 1])
 
@@ -67,7 +80,7 @@ def needed(table: Floats, predicted: Floats) -> list[Needed]:
             k,
             float(table[:, 0].mean()),
             resampled(lambda rows, k=k: float(table[rows, k - 1].mean()), count, 0, ROUNDS),  # type: ignore[misc]
-            {way: part(way, k) for way in ADAPTIVE},
+            {way: part(way, k) for way in ways},
         )
         for k in range(2, most + 1)
     ]

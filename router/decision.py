@@ -19,9 +19,9 @@ class Decision:
         method: registered method to run.
         params: its parameters.
         policy: which routing policy decided.
-        version: names the artifact or the rules it used: 12 hexadecimal digits of their content. Where a policy left
-            the choice to another one, policies and versions stand one after the other with "/" between them;
-            several artifacts with "+".
+        version: names the artifacts and the rules it used: 12 hexadecimal digits of the content of each, the rules
+            last, "+" between them. Where a policy left the choice to another one, policies and versions stand one after
+            the other with "/" between them.
         features: what it looked at.
         scores: what it predicted of each choice.
         limits: what the scores were compared with. Where a time was, `max_tokens` is the longest answer that the

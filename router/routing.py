@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from logging import getLogger
 
 from decoding.model import ModelPool
 from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy, make_policy
 from router.decision import Decision
 from turnout.config import PolicyChoice, StickyConfig
-from turnout.errors import invalid
+from turnout.errors import TurnoutError, invalid
 from turnout.sessions import SessionKey, Sessions
 from turnout.types import given_limits
+
+log = getLogger(__name__)
+
+Check = Callable[[Decision], None]  # raises TurnoutError
 
 
 class Router:
@@ -46,19 +52,22 @@ class Router:
         policy.check(models)
         return cls(policy, sticky, heeds)
 
-    async def decide(self, asked: Asked, models: ModelPool, before: Decision | None = None) -> Decision:
+    async def decide(
+        self, asked: Asked, models: ModelPool, before: Decision | None = None, check: Check | None = None
+    ) -> Decision:
         """How a request is answered.
 
         Args:
             asked: the request.
             models: the pool's.
             before: what was decided elsewhere, about it or for its session; it holds here, too.
+            check: refuses what cannot be run any more; what a session keeps is then decided anew. None: it must hold.
 
         Raises:
             TurnoutError: its limits cannot be kept, or no policy looks at one of them.
         """
         decision = before if before is not None else self._recalled(asked)
-        if decision is None or decision.limits.get("max_tokens", math.inf) < asked.request.sequence.sampling.max_tokens:
+        if decision is None or not _holds(decision, asked, check):
             decision = await self.policy.decide(asked, models)
             unheeded = [name for name in given_limits(asked.limits) if name not in asked.heeded]
             if self._heeds and unheeded:
@@ -70,6 +79,19 @@ class Router:
     def _recalled(self, asked: Asked) -> Decision | None:
         kept = self._sessions.recall(_key(asked)) if self._sessions is not None else None
         return Decision.of_json(kept) if kept is not None else None
+
+
+def _holds(decision: Decision, asked: Asked, check: Check | None) -> bool:
+    """Whether an earlier decision is one for this request, too."""
+    if decision.limits.get("max_tokens", math.inf) < asked.request.sequence.sampling.max_tokens:
+        return False
+    if decision.kept_from and check is not None:
+        try:
+            check(decision)
+        except TurnoutError as error:
+            log.info("what was decided for request %s holds no longer: %s", decision.kept_from, error.message)
+            return False
+    return True
 
 
 def _key(asked: Asked) -> SessionKey:

@@ -218,7 +218,13 @@ async def calibrate_enough(
     artifact = Artifact(
         kind="enough",
         trainer="training.entropy_gate",
-        settings={"top": top, "unit": "nats", **asdict(gate), "sampling": source.sampling.model_dump(mode="json")},
+        settings={
+            "top": top,
+            "unit": "nats",
+            **asdict(gate),
+            "sampling": source.sampling.model_dump(mode="json"),
+            "data": source.digest,
+        },
         models={"large": models.large.digest},
         tensors={
             "entropies": torch.from_numpy(entropies[used]).float(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence as Path
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -86,6 +88,11 @@ class Source:
     sampling: SamplingParams
     eos_ids: frozenset[int] = frozenset()
     seed: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Names the prompts: 32 hexadecimal digits."""
+        return hashlib.blake2b(json.dumps(self.prompts).encode(), digest_size=16).hexdigest()
 
     def sequence(self, index: int) -> Sequence:
         """A fresh answer to a prompt."""

@@ -165,8 +165,8 @@ def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
     """What routing by predicted gain is worth on held-out prompts, as plain values.
 
     Every point of `curve` says: to send this share of prompts to the large model, send those with a predicted gain
-    above `threshold`; then `cost` is the mean relative to sending all, `quality` the mean reward, beside which stand
-    random routing's and the oracle's at the same cost.
+    above `threshold`; then `cost` is the mean relative to sending all, `quality` the mean reward, both with intervals,
+    beside which stand random routing's and the oracle's at the same cost.
     """
     num = len(routed.small)
     ranked = np.sort(routed.predicted)[::-1]
@@ -174,8 +174,9 @@ def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
     spread = float(np.maximum(routed.dear - routed.cheap, 1e-12).sum())
     base, mean = float(routed.small.mean()), float(routed.gain.mean())
     x, added = routed.router
+    ends = _curve_ends(routed, seed)
     curve = []
-    for share in SHARES:
+    for place, share in enumerate(SHARES):
         count = round(share * num)
         part = float(x[count])
         curve.append(
@@ -183,7 +184,9 @@ def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
                 "share": share,
                 "threshold": threshold_for(ranked, share),
                 "cost": (float(routed.cheap.sum()) + part * spread) / spent,
+                "cost_interval": ends[:, 0, place].tolist(),
                 "quality": base + float(added[count]),
+                "quality_interval": ends[:, 1, place].tolist(),
                 "random": base + part * mean,
                 "oracle": base + float(np.interp(part, *routed.oracle)),
             }
@@ -199,6 +202,21 @@ def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
         },
         "curve": curve,
     }
+
+
+def _curve_ends(routed: Routed, seed: int) -> Floats:
+    """[low and high, cost and quality, shares] ends of 95% intervals of a curve's points, over prompts drawn again."""
+    num = len(routed.small)
+    counts = [round(share * num) for share in SHARES]
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(ROUNDS):
+        part = routed.at(rng.integers(0, num, num))
+        x, added = part.router
+        cheap, spread = float(part.cheap.sum()), float(np.maximum(part.dear - part.cheap, 1e-12).sum())
+        drawn.append([(cheap + x[counts] * spread) / float(part.dear.sum()), part.small.mean() + added[counts]])
+    ends: Floats = np.quantile(np.array(drawn), [0.025, 0.975], axis=0)
+    return ends
 
 
 def threshold_for(ranked: Floats, share: float) -> float:

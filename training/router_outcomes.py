@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 from turnout.calls import ChatMessage
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import explain
+from turnout.whole_files import write_whole
 
 if TYPE_CHECKING:
     from engine.text import TextTokenizer
@@ -31,6 +32,7 @@ class Sample(BaseModel):
     tokens: Annotated[int | None, Field(ge=1, description="tokens of the answer")] = None
     entropy_bits: Annotated[FiniteFloat | None, Field(ge=0, description="their mean entropy, bits")] = None
     logprob: Annotated[FiniteFloat | None, Field(le=0, description="their mean log-probability, nats")] = None
+    answer: Annotated[str | None, Field(description="what it comes down to, as the method best_of counts votes")] = None
 
 
 class Turn(BaseModel):
@@ -110,6 +112,14 @@ class Outcome(Asked):
         return None if None in values else sum(values) / len(values)
 
 
+class About(BaseModel):
+    """A line of an outcomes file that is no outcome: whose answers the others are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: Annotated[dict[Role, str], Field(description="digest of each model, by role")]
+
+
 @dataclass(frozen=True)
 class Outcomes:
     """A checked file.
@@ -117,19 +127,38 @@ class Outcomes:
     Attributes:
         rows: one for everything asked, in the file's order.
         digest: of their content, whatever the order of keys: 32 hexadecimal digits.
+        models: digest of each model whose answers these are, by role; empty where the file does not say.
     """
 
     rows: tuple[Outcome, ...]
     digest: str
+    models: dict[Role, str] = field(default_factory=dict)
+
+    def check_models(self, digests: dict[Role, str]) -> None:
+        """Refuse to be used for models that gave none of these answers.
+
+        Args:
+            digests: of these models, by role.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: they are another model's in one of the roles.
+        """
+        for role, digest in self.models.items():
+            if digests[role] != digest:
+                raise invalid(
+                    "outcomes",
+                    f"are answers of the {role} model with digest {digest}; the pool's has {digests[role]}: let its"
+                    " models answer (`turnout train outcomes`)",
+                )
 
     @classmethod
-    def of(cls, rows: Iterable[Outcome]) -> Self:
+    def of(cls, rows: Iterable[Outcome], models: dict[Role, str] | None = None) -> Self:
         """Rows that are known to be sound."""
         kept = tuple(rows)
         digest = hashlib.blake2b(digest_size=16)
         for row in kept:
             digest.update(json.dumps(row.model_dump(mode="json", exclude_none=True), sort_keys=True).encode())
-        return cls(kept, digest.hexdigest())
+        return cls(kept, digest.hexdigest(), models or {})
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -145,10 +174,16 @@ class Outcomes:
         except UnicodeDecodeError:
             raise invalid("outcomes", f"{path} is not UTF-8 text") from None
         seen: dict[str, tuple[int, Outcome]] = {}
+        models: dict[Role, str] = {}
         for number, line in enumerate(text.split("\n"), start=1):
             if not line.strip():
                 continue
             row = _parse(line, number)
+            if isinstance(row, About):
+                if {**models, **row.models} != {**row.models, **models}:
+                    raise invalid("outcomes", f"line {number} names other models than a line before it")
+                models |= row.models
+                continue
             before = seen.setdefault(row.key, (number, row))
             if before[1] != row:
                 raise invalid(
@@ -156,27 +191,32 @@ class Outcomes:
                 )
         if not seen:
             raise invalid("outcomes", f"{path} is empty; at least one line is needed")
-        return cls.of(row for _, row in seen.values())
+        return cls.of((row for _, row in seen.values()), models)
 
     def write(self, path: Path) -> None:
-        """Write such a file beside its place, and rename it."""
+        """Write such a file, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(path.name + ".partial")
         lines = [row.model_dump_json(exclude_none=True) for row in self.rows]
-        beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        beside.replace(path)
+        if self.models:
+            lines.insert(0, About(models=self.models).model_dump_json())
+        write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
-def _parse(line: str, number: int) -> Outcome:
+def _parse(line: str, number: int) -> Outcome | About:
     try:
         values = json.loads(line)
     except json.JSONDecodeError as error:
         raise invalid("outcomes", f"line {number} is no JSON: {error.msg} at column {error.colno}") from None
     if not isinstance(values, dict):
         raise invalid("outcomes", f"line {number} must be an object with prompt and outcomes")
+    form = About if set(values) == {"models"} else Outcome
     try:
-        return Outcome.model_validate(values)
+        return form.model_validate(values)
     except ValidationError as error:
-        raise invalid("outcomes", f"line {number}: {explain(error, '', Outcome).message}") from None
+        raise invalid("outcomes", f"line {number}: {explain(error, '', form).message}") from None
     except TurnoutError as error:
         raise invalid("outcomes", f"line {number}: {error.message}") from None

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from decoding.held_back import final_answer
 from decoding.model import Model
 from decoding.noise import derive_seed
 from decoding.sequence import Sequence
@@ -166,7 +167,8 @@ async def run_outcomes(
             kind=question.kind,
         )
 
-    return Outcomes.of(await asyncio.gather(*(one(number, question) for number, question in enumerate(asked))))
+    rows = await asyncio.gather(*(one(number, question) for number, question in enumerate(asked)))
+    return Outcomes.of(rows, {role: pool.pool.role(role).digest for role in ROLES})
 
 
 async def _samples(
@@ -188,20 +190,20 @@ async def _answer(pool: LocalPool, model: Model, seq: Sequence, question: Questi
         tokens = (await model.decode(seq, watched())).tokens
     finally:
         model.release(seq)
+    text = pool.tokenizer.decode([token.id for token in seq.generated if token.id not in seq.end_ids])
     entropies = [token.entropy_bits or 0.0 for token in tokens]
     logprobs = [token.logprob or 0.0 for token in tokens]
     return Sample(
-        reward=await _reward(pool, model, seq, question),
+        reward=await _reward(pool, model, seq, question, text),
         tokens=len(tokens),
         entropy_bits=max(round(sum(entropies) / len(tokens), DIGITS), 0.0),
         logprob=min(round(sum(logprobs) / len(tokens), DIGITS), 0.0),
+        answer=final_answer(text),
     )
 
 
-async def _reward(pool: LocalPool, model: Model, seq: Sequence, question: Question) -> float:
+async def _reward(pool: LocalPool, model: Model, seq: Sequence, question: Question, text: str) -> float:
     if question.judge is not None:
-        return question.judge(
-            pool.tokenizer.decode([token.id for token in seq.generated if token.id not in seq.end_ids])
-        )
+        return question.judge(text)
     large = pool.pool.large
     return 1.0 if model is large else await agreement(large, seq)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import asdict
-from typing import Any
+from itertools import combinations
+from math import comb
+from typing import Any, Literal
 
 import numpy as np
 
+from decoding.methods.best_of import chosen
 from router.allocation import Bins, allocate, marginals, right_among
 from training.calibration import auc
 from training.router_measures import Floats, Ints, Routed, bootstrap, recovered, threshold_for
-from training.router_outcomes import Outcome, Role
+from training.router_outcomes import Outcome, Role, Sample
 
+Rerank = Literal["majority", "logprob"]
+RERANKS: tuple[Rerank, Rerank] = ("majority", "logprob")
 ROUNDS = 200
+PICKS = 256
 
 
 def answered_by(rows: list[Outcome], role: Role) -> Floats | None:
@@ -32,6 +39,42 @@ def answered_by(rows: list[Outcome], role: Role) -> Floats | None:
     return np.array(
         [[right_among(int(sum(each)), len(each), b) for b in range(1, most + 1)] for each in rewards], dtype=np.float64
     )
+
+
+def shown_by(rows: list[Outcome], role: Role, rerank: Rerank) -> Floats | None:
+    """[n, most] chance that the answer which the method `best_of` shows is right, by number of samples.
+
+    Over all ways to pick so many of those drawn, or over `PICKS` of them where there are more.
+
+    Args:
+        rows: outcomes with samples.
+        role: whose samples.
+        rerank: which answer is shown: one with the most common final answer, or the likeliest.
+
+    Returns:
+        None where `answered_by` has none, or a sample lacks what is needed to choose.
+    """
+    table = answered_by(rows, role)
+    drawn = [row.samples(role) for row in rows]
+    if table is None or any(
+        each.logprob is None or (each.answer is None and rerank == "majority") for samples in drawn for each in samples
+    ):
+        return None
+    sizes = range(1, table.shape[1] + 1)
+    return np.array([[_shown_right(samples, size, rerank) for size in sizes] for samples in drawn], dtype=np.float64)
+
+
+def _shown_right(samples: tuple[Sample, ...], size: int, rerank: Rerank) -> float:
+    if comb(len(samples), size) <= PICKS:
+        picks = list(combinations(samples, size))
+    else:
+        rng = random.Random(size)
+        picks = [tuple(rng.sample(samples, size)) for _ in range(PICKS)]
+    total = 0.0
+    for pick in picks:
+        answers = [each.answer or "" for each in pick] if rerank == "majority" else None
+        total += pick[chosen([each.logprob or 0.0 for each in pick], answers)].reward
+    return total / len(picks)
 
 
 def allocated(table: Floats, predicted: Floats, average: int) -> dict[str, list[int]]:
@@ -59,7 +102,8 @@ def allocation_report(rows: list[Outcome], role: Role, predicted: Floats, seed: 
     """Adaptive against uniform best-of-k on samples that were drawn once (seed 45), as plain values.
 
     A request counts as answered where one of its samples is right, averaged over all ways to pick so many of those
-    drawn; it gets at least one. Budgets are samples a request.
+    drawn; it gets at least one. That is what a perfect judge of answers would show: `majority` and `logprob` beside it
+    are what the method `best_of` shows, where the file tells. Budgets are samples a request.
 
     Args:
         rows: held-out outcomes.
@@ -74,11 +118,15 @@ def allocation_report(rows: list[Outcome], role: Role, predicted: Floats, seed: 
     if table is None:
         return None
     most = table.shape[1]
+    shown = {rerank: shown_by(rows, role, rerank) for rerank in RERANKS}
+    kept: dict[str, Floats] = {"answered": table}
+    kept |= {name: each for name, each in shown.items() if each is not None}
     budgets = []
     for average in range(1, most + 1):
         line: dict[str, Any] = {"average": average}
         for name, counts in allocated(table, predicted, average).items():
-            line[name] = {"samples": float(np.mean(counts)), "answered": _answered(table, counts, seed)}
+            found = {what: _answered(each, counts, seed) for what, each in kept.items()}
+            line[name] = {"samples": float(np.mean(counts)), **found}
         budgets.append(line)
     return {"most": most, "budgets": budgets}
 

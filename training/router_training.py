@@ -140,8 +140,11 @@ def train_probe(
         advance: told of progress.
 
     Raises:
-        TurnoutError: INVALID_ARGUMENT: too few rows, rows without what is needed, or labels all alike.
+        TurnoutError: INVALID_ARGUMENT: too few rows, rows without what is needed, labels all alike, or answers of other
+            models.
     """
+    digests: dict[Role, str] = {role: models.role(role).digest for role in ROLES}
+    outcomes.check_models(digests)
     labels = labels_of(target, outcomes)
     train, tune, heldout = split(outcomes, recipe.seed)
     target.check(labels[train])
@@ -164,9 +167,10 @@ def train_probe(
         **target.settings,
         **measured,
     }
-    digests: dict[str, str] = {role: models.role(role).digest for role in ROLES}
     tensors = {name: each.detach().clone() for name, each in network.state_dict().items()}
-    return Trained(Artifact(target.kind, "training.router_training", settings, digests, tensors), report)
+    return Trained(
+        Artifact(target.kind, "training.router_training", settings, dict[str, str](digests.items()), tensors), report
+    )
 
 
 def _fit(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -87,7 +85,12 @@ async def train_state_head(
     artifact = Artifact(
         kind=recipe.kind,
         trainer="training.state_heads",
-        settings={"head": head.settings, "recipe": asdict(recipe), "heldout": asdict(heldout)},
+        settings={
+            "head": head.settings,
+            "recipe": asdict(recipe),
+            "data": source.digest,
+            "heldout": asdict(heldout),
+        },
         models={recipe.role: models.role(recipe.role).digest},
         tensors=dict(head.state_dict()),
     )
@@ -135,10 +138,9 @@ async def _mine_all(mine: Mine, num_prompts: int, folder: Path | None, advance: 
 
 
 def _about(models: ModelPool, source: Source, recipe: HeadRecipe) -> dict[str, Any]:
-    prompts = hashlib.blake2b(json.dumps(source.prompts).encode(), digest_size=16).hexdigest()
     return {
         "recipe": asdict(recipe),
-        "prompts": prompts,
+        "prompts": source.digest,
         "sampling": source.sampling.model_dump(mode="json"),
         "seed": source.seed,
         "models": {role: models.role(role).digest for role in ("small", "large")},

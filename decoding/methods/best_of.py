@@ -44,6 +44,22 @@ class BestOfParams(MethodParams):
     ] = MARK
     artifact: Annotated[ArtifactName, Field(description="for reward: of the kind reward_model")] = "reward_model"
 
+    def scorer(self, models: ModelPool) -> RewardModelScorer | None:
+        """For reward, who finds the best; the artifact is opened.
+
+        Raises:
+            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, or it does not fit.
+        """
+        if self.rerank != "reward":
+            return None
+        scorer = RewardModelScorer(RewardModelParams(artifact=self.artifact))
+        scorer.check(models)
+        return scorer
+
+    def check_parts(self, models: ModelPool) -> None:
+        """See `MethodParams.check_parts`."""
+        self.scorer(models)
+
 
 @method(params=BestOfParams, seeds=(45,), lossless=False, needs=frozenset())
 async def best_of(request: Request, models: ModelPool, params: BestOfParams) -> AsyncIterator[Segment]:
@@ -58,10 +74,7 @@ async def best_of(request: Request, models: ModelPool, params: BestOfParams) -> 
     if seq.sampling.greedy and count > 1:
         request.notes.append(f"one answer instead of {count}: at temperature 0 they would all be the same")
         count = 1
-    scorer = None
-    if params.rerank == "reward":
-        scorer = RewardModelScorer(RewardModelParams(artifact=params.artifact))
-        scorer.check(models)
+    scorer = params.scorer(models)
     if count > 1:  # the forks share the prompt's blocks, so that it is fed once; its last place is fed by each
         await model.extend(seq, want=Want(draw=None))
     drafts = [model.fork(seq, derive_seed(seq.seed, index)) for index in range(count)]
@@ -105,10 +118,21 @@ def choose(drafts: list[Sequence], values: list[float], models: ModelPool, mark:
         models: the pool, for its texts.
         mark: what stands before a final answer; None: final answers do not count, the best of all is shown.
     """
-    candidates = list(range(len(drafts)))
-    if mark is not None:
-        texts = [text_of(draft.generated, models.tokenizer, draft.end_ids) for draft in drafts]
-        answers = [final_answer(text, mark) for text in texts]
+    if mark is None:
+        return chosen(values)
+    texts = [text_of(draft.generated, models.tokenizer, draft.end_ids) for draft in drafts]
+    return chosen(values, [final_answer(text, mark) for text in texts])
+
+
+def chosen(values: list[float], answers: list[str] | None = None) -> int:
+    """See `choose`.
+
+    Args:
+        values: how good each answer is.
+        answers: the final answer of each; None: they do not count.
+    """
+    candidates = list(range(len(values)))
+    if answers is not None:
         # An answer that says nothing wins only if all do.
         votes = Counter(answer for answer in answers if answer) or Counter(answers)
         most = max(votes.values())

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from decoding.calibrated import check_method
 from decoding.model import ModelPool, Request
 from decoding.monitors.base import PACKAGE as MONITORS
 from decoding.monitors.base import Injection, Monitor
@@ -44,6 +45,13 @@ class MonitoredParams(MethodParams):
         info.parse(self.inner.params, f"{FIELD}.inner")
         self.monitor.find(MONITORS, f"{FIELD}.monitor")
         return self
+
+    def check_parts(self, models: ModelPool) -> None:
+        """See `MethodParams.check_parts`; what is inside may be calibrated, too."""
+        inner = get_method(self.inner.name, f"{FIELD}.inner")
+        check_method(models, inner.name, inner.parse(self.inner.params, f"{FIELD}.inner"), f"{FIELD}.inner")
+        monitor: Monitor = self.monitor.make(MONITORS, f"{FIELD}.monitor")
+        monitor.check(models)
 
 
 @method(params=MonitoredParams, seeds=(21, 184), lossless=False, needs=frozenset({"small", "large"}))

@@ -97,6 +97,12 @@ class StepSpeculationParams(CalibratedParams):
             raise invalid(f"{FIELD}.speculate.verifier", "must be lossless: the large model's steps are its own")
         return self
 
+    def check_parts(self, models: ModelPool) -> None:
+        """See `MethodParams.check_parts`."""
+        self.judge().check(models)
+        if self.speculate is not None:
+            self.speculate.check_parts(models)
+
     def judge(self) -> Scorer:
         """The scorer, with the threshold where one is given.
 

@@ -63,6 +63,15 @@ class EnoughMonitor(Monitor):
     seeds = (21,)
     params: EnoughParams
 
+    def check(self, models: ModelPool) -> None:
+        """Open the artifact, where one says the threshold.
+
+        Raises:
+            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, or it does not fit.
+        """
+        if self.params.threshold is None:
+            self._calibrated(models)
+
     def begin(self, request: Request, models: ModelPool) -> None:
         """See `Monitor.begin`."""
         self.top = self.params.top

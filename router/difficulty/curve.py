@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from decoding.artifacts import Artifact
+from decoding.calibration import isotonic
 from turnout.errors import out_of_range
 
 NEVER = 2.0  # gains are differences of chances
@@ -23,8 +24,24 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Who goes to the large model: whose predicted gain is above `gain`, and of those at it, a part.
+
+    Attributes:
+        gain: the threshold.
+        of_ties: part of the requests with just this gain, which an isotonic map gives to many; 1.0: all.
+    """
+
+    gain: float
+    of_ties: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class RouterCurve:
     """Held-out prompts in a router's artifact.
+
+    Quality is first made non-decreasing in the share (pooled adjacent violators), so that a lucky point promises
+    nothing.
 
     Attributes:
         gains: quantiles of the predicted gain, rising, evenly spaced from the least to the largest.
@@ -40,17 +57,25 @@ class RouterCurve:
     def of(cls, artifact: Artifact) -> Self:
         """Of an artifact of the kind `router_probe`."""
         routing = artifact.settings["routing"]
-        points = [Point(each["share"], each["cost"], each["quality"]) for each in routing["curve"]]
+        qualities = isotonic([each["quality"] for each in routing["curve"]])
+        points = [
+            Point(each["share"], each["cost"], quality)
+            for each, quality in zip(routing["curve"], qualities, strict=True)
+        ]
         gains = tuple(artifact.settings["quantiles"]["gain"])
         return cls(gains, tuple(points), routing["large_only"]["value"])
 
-    def threshold(self, share: float) -> float:
-        """The predicted gain from which on a request goes to the large model, so that `share` of them do."""
+    def cut(self, share: float) -> Cut:
+        """What decides who goes to the large model, so that `share` of the held-out prompts would."""
         if share <= 0.0:
-            return NEVER
+            return Cut(NEVER)
         if share >= 1.0:
-            return ALWAYS
-        return quantile(self.gains, 1.0 - share)
+            return Cut(ALWAYS)
+        gain = quantile(self.gains, 1.0 - share)
+        tied = [place / (len(self.gains) - 1) for place, each in enumerate(self.gains) if each == gain]
+        if len(tied) < 2:
+            return Cut(gain)
+        return Cut(gain, (share - (1.0 - tied[-1])) / (tied[-1] - tied[0]))
 
     def share_at_cost(self, cost: float, field: str) -> float:
         """The largest share whose cost is within a limit.

@@ -11,7 +11,7 @@ from decoding.artifacts import Artifact, ArtifactName, Kept
 from decoding.model import ModelPool
 from router.allocation import Bins, SlidingWindow, marginals
 from router.base import Asked, RoutingPolicy
-from router.decision import Decision
+from router.decision import Decision, rules_version
 from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import ROUTER_PROBE, Probe
 from turnout.registry import MethodParams
@@ -66,6 +66,7 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
+        self._rules = rules_version(self.params.model_dump(mode="json"))
         self._kept = Kept(self.params.artifact, ROUTER_PROBE, self._load)
         self._window = SlidingWindow(self.params.average, self.params.window, least=1)
 
@@ -94,7 +95,7 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
             "best_of",
             {"model": params.model, "k": count, "rerank": params.rerank},
             self.name,
-            version,
+            f"{version}+{self._rules}",
             features,
             {**scores, "samples": float(count)},
             {"average": params.average, "most": float(params.most)},

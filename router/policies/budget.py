@@ -152,7 +152,7 @@ class BudgetPolicy(RoutingPolicy):
         return found
 
     def _calibrated(self, models: ModelPool) -> tuple[list[Way], str]:
-        """What the calibrations hold now, and their versions; those of the rules where there are none."""
+        """What the calibrations hold now, and a name for them with table and limits."""
         ways: list[Way] = []
         versions = []
         for place, name in enumerate(self.params.calibrations):
@@ -161,7 +161,7 @@ class BudgetPolicy(RoutingPolicy):
                 self._ways[name] = (found, _ways_of(name, found))
             ways += self._ways[name][1]
             versions.append(found.version)
-        return ways, "+".join(versions) or self._version
+        return ways, "+".join([*versions, self._version])
 
 
 def _timed(entry: Entry, max_tokens: int) -> Way:

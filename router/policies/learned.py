@@ -12,17 +12,19 @@ from decoding.artifacts import Artifact, ArtifactName, Kept
 from decoding.model import ModelPool
 from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
-from router.decision import Decision
-from router.difficulty.curve import RouterCurve
+from router.decision import Decision, rules_version
+from router.difficulty.curve import Cut, RouterCurve
 from router.difficulty.drift import GainDrift
 from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import ROUTER_PROBE, Probe
+from router.hashing import share_of
 from router.targets import Outer, Target, follow, methods_of
 from turnout.errors import out_of_range
-from turnout.registry import MethodParams
+from turnout.registry import MethodParams, get_method
 
 TARGETS = ("large_share", "cost", "quality", "threshold")
 DEFAULT_SHARE = 0.3
+TIED = 1e-6  # gains as close as this are one
 
 
 class LearnedParams(MethodParams):
@@ -59,10 +61,10 @@ class LearnedParams(MethodParams):
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What is made of an artifact; `threshold` is the gain from which on the large model answers."""
+    """What is made of an artifact."""
 
     probe: Probe
-    threshold: float
+    cut: Cut
     drift: GainDrift
 
 
@@ -72,7 +74,8 @@ class LearnedPolicy(RoutingPolicy):
     A probe on the small model's state after the prompt predicts the chance that each model is right; the gain is their
     difference. The threshold comes from the artifact's held-out prompts. A caller's `quality` is kept for the request
     itself: the small model answers where its chance is at least that share of the large one's. A caller's `max_cost`
-    below 1 leaves the small model only, and one below its share of the parameters is refused.
+    below 1 leaves the small model only, and one below its share of the parameters is refused. Where `small` is anything
+    but the small model alone, a policy there must keep them, and a limit that it does not keep is refused.
     """
 
     Params = LearnedParams
@@ -81,6 +84,7 @@ class LearnedPolicy(RoutingPolicy):
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
+        self._rules = rules_version(self.params.model_dump(mode="json"))
         self._kept = Kept(self.params.artifact, ROUTER_PROBE, self._load)
         self._inner = {name: getattr(self.params, name).policy_of(name) for name in ("small", "large")}
 
@@ -88,7 +92,7 @@ class LearnedPolicy(RoutingPolicy):
         """Raises TurnoutError: OUT_OF_RANGE: the artifact's curve does not reach the target."""
         curve = RouterCurve.of(artifact)
         drift = GainDrift(curve.gains, self.params.artifact, artifact.version)
-        return _Loaded(Probe.load(artifact), self._threshold(curve), drift)
+        return _Loaded(Probe.load(artifact), self._cut(curve), drift)
 
     def check(self, models: ModelPool) -> None:
         """Open the artifact, and find the threshold.
@@ -120,7 +124,9 @@ class LearnedPolicy(RoutingPolicy):
         features = features_of(row, asked.request.sequence.num_prompt_tokens)
         scores = loaded.probe.predict(state_of(row), features)
         scores["gain"] = scores["p_large"] - scores["p_small"]
-        limits = {"gain_from": loaded.threshold}
+        limits = {"gain_from": loaded.cut.gain}
+        if loaded.cut.of_ties < 1.0:
+            limits["of_ties"] = loaded.cut.of_ties
         drift = loaded.drift.add(scores["gain"])
         if drift is not None:
             asked.drift.append(drift)
@@ -129,45 +135,109 @@ class LearnedPolicy(RoutingPolicy):
                     f"predicted gains have left what router {self.params.artifact}, version {version}, was trained on:"
                     f" stability index {drift.index:.2f}"
                 )
-        side, reason = _side(scores, limits, asked, models)
-        outer = Outer(self.name, version, features, reason, limits)
+        side, reason = _Choice(self.params, scores, limits, asked, models).make()
+        outer = Outer(self.name, f"{version}+{self._rules}", features, reason, limits)
         decision = await follow(getattr(self.params, side), self._inner[side], outer, asked, models)
         return replace(decision, scores={**scores, **decision.scores})
 
-    def _threshold(self, curve: RouterCurve) -> float:
-        """The gain from which on the large model answers, from whichever target is set."""
+    def _cut(self, curve: RouterCurve) -> Cut:
+        """Who goes to the large model, from whichever target is set."""
         params = self.params
         if params.threshold is not None:
-            return params.threshold
+            return Cut(params.threshold)
         if params.cost is not None:
-            return curve.threshold(curve.share_at_cost(params.cost, f"{self.where}.cost"))
+            return curve.cut(curve.share_at_cost(params.cost, f"{self.where}.cost"))
         if params.quality is not None:
-            return curve.threshold(curve.share_at_quality(params.quality, f"{self.where}.quality"))
-        return curve.threshold(DEFAULT_SHARE if params.large_share is None else params.large_share)
+            return curve.cut(curve.share_at_quality(params.quality, f"{self.where}.quality"))
+        return curve.cut(DEFAULT_SHARE if params.large_share is None else params.large_share)
 
 
-def _side(scores: dict[str, float], limits: dict[str, float], asked: Asked, models: ModelPool) -> tuple[str, str]:
-    """Which of the two answers, and why; what the caller set is added to `limits`."""
-    gain, threshold = scores["gain"], limits["gain_from"]
-    side = "large" if gain >= threshold else "small"
-    sign = "at least" if side == "large" else "below"
-    reason = f"predicted gain {gain:.3f} is {sign} {threshold:.3f}"
-    quality, cost = asked.limits.quality, asked.limits.max_cost
-    asked.heeded.update(("quality", "max_cost"))
-    if quality is not None:
-        limits["quality"] = quality
-        enough = scores["p_small"] >= quality * scores["p_large"]
-        side = "small" if enough else "large"
-        reason = f"the small model is predicted to keep {'enough' if enough else 'less than'} of quality {quality:g}"
-    if cost is not None and cost < 1.0:
-        limits["max_cost"] = cost
-        cheapest = models.small.num_parameters / models.large.num_parameters
+@dataclass(slots=True)
+class _Choice:
+    """Which of the two sides answers, and why; made for one request.
+
+    A limit of the caller is kept here where what a side runs is known to keep it. A policy on that side that looks at
+    the limit keeps it otherwise, and one that nobody keeps is refused by the router.
+    """
+
+    params: LearnedParams
+    scores: dict[str, float]
+    limits: dict[str, float]
+    asked: Asked
+    models: ModelPool
+    side: str = ""
+    reason: str = ""
+
+    def make(self) -> tuple[str, str]:
+        """The side, and why; what the caller set is added to `limits`."""
+        self._by_gain()
+        quality, cost = self.asked.limits.quality, self.asked.limits.max_cost
+        if cost is not None and cost < 1.0 and self.params.small.policy is not None:
+            self.limits["max_cost"] = cost
+            return "small", f"max_cost {cost:g} leaves the small side only; {self.reason}"
+        if quality is not None:
+            self._keep_quality(quality)
+        if cost is not None and cost < 1.0:
+            self._keep_cost(cost)
+        elif cost is not None and _alone(getattr(self.params, self.side), self.side):
+            self.asked.heeded.add("max_cost")
+        return self.side, self.reason
+
+    def _by_gain(self) -> None:
+        """By the threshold; where many have just that gain, a part of the questions, always the same ones."""
+        gain, threshold = self.scores["gain"], self.limits["gain_from"]
+        of_ties = self.limits.get("of_ties", 1.0)
+        if of_ties < 1.0 and abs(gain - threshold) <= TIED:
+            sequence = self.asked.request.sequence
+            question = ",".join(map(str, sequence.tokens[: sequence.num_prompt_tokens]))
+            self.side = "large" if share_of(0, "gain tie", question) < of_ties else "small"
+            self.reason = f"predicted gain {gain:.3f} is one of many, of which {of_ties:.0%} go to the large model"
+            return
+        self.side = "large" if gain >= threshold else "small"
+        sign = "at least" if self.side == "large" else "below"
+        self.reason = f"predicted gain {gain:.3f} is {sign} {threshold:.3f}"
+
+    def _keep_quality(self, quality: float) -> None:
+        """The small side where the small model alone is good enough; `p_small` says nothing about anything else."""
+        if _alone(self.params.small, "small"):
+            self.limits["quality"] = quality
+            enough = self.scores["p_small"] >= quality * self.scores["p_large"]
+            self.side = "small" if enough else "large"
+            kept = "enough" if enough else "less than"
+            self.reason = f"the small model is predicted to keep {kept} of quality {quality:g}"
+            if enough:
+                self.asked.heeded.add("quality")
+        if self.side == "large" and _as_large(self.params.large):
+            self.limits["quality"] = quality
+            self.asked.heeded.add("quality")
+
+    def _keep_cost(self, cost: float) -> None:
+        """Below 1 only the small model alone is left."""
+        if not _alone(self.params.small, "small"):
+            return
+        self.limits["max_cost"] = cost
+        cheapest = self.models.small.num_parameters / self.models.large.num_parameters
         if cost < cheapest:
             raise out_of_range("max_cost", f"{cost:g}; the small model alone costs {cheapest:.3f} of the large one")
-        if side == "large" and quality is not None:
+        quality = self.asked.limits.quality
+        if self.side == "large" and quality is not None:
             raise out_of_range("quality", f"{quality:g} needs the large model, which costs more than max_cost {cost:g}")
-        side, reason = "small", f"max_cost {cost:g} leaves the small model only; {reason}"
-    return side, reason
+        self.asked.heeded.add("max_cost")
+        self.side, self.reason = "small", f"max_cost {cost:g} leaves the small model only; {self.reason}"
+
+
+def _alone(target: Target, role: str) -> bool:
+    """Whether the model of a role answers by itself, whose cost and chance of a right answer are known."""
+    made = target.method
+    return made is not None and made.name == "plain" and made.params.get("model", "large") == role
+
+
+def _as_large(target: Target) -> bool:
+    """Whether the answers are the large model's own, however they are come by."""
+    if target.method is None or target.method.params.get("model", "large") != "large":
+        return False
+    method = get_method(target.method.name)
+    return method.keeps_law(method.parse(target.method.params))
 
 
 PART = LearnedPolicy

@@ -11,7 +11,7 @@ from decoding.artifacts import ArtifactName, Kept
 from decoding.model import ModelPool
 from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
-from router.decision import Decision
+from router.decision import Decision, rules_version
 from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import STRATEGY_PROBE, Probe
 from router.difficulty.strategies import STRATEGIES
@@ -46,6 +46,7 @@ class StrategiesPolicy(RoutingPolicy):
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
+        self._rules = rules_version(self.params.model_dump(mode="json"))
         self._kept = Kept(self.params.artifact, STRATEGY_PROBE, Probe.load)
 
     def check(self, models: ModelPool) -> None:
@@ -80,7 +81,7 @@ class StrategiesPolicy(RoutingPolicy):
             self.params.method.name,
             self.params.method.params,
             self.name,
-            version,
+            f"{version}+{self._rules}",
             features,
             scores,
             reason=f"the question looks {strategy.name} ({scores[strategy.name]:.2f})",

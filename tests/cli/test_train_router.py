@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ def test_outcomes_are_made_by_running_the_pool(run: Any, config: Path) -> None:
     result = run("train", "outcomes", "--out", str(out), *arguments, "--json")
     assert result.code == 0, result.err
     assert json.loads(result.out)["prompts"] == 25
-    made = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    about, *made = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert sorted(about["models"]) == ["large", "small"]
     assert len({row["kind"].split()[0] for row in made}) == 5
     for row in made:
         for role in ("small", "large"):
@@ -95,7 +97,8 @@ def test_outcomes_are_made_by_running_the_pool(run: Any, config: Path) -> None:
                 assert sample["entropy_bits"] > 0 > sample["logprob"]
     again = run("train", "outcomes", "--out", str(config.parent / "again.jsonl"), *arguments)
     assert "25 prompts; right: small 0.0%, large 0.0%" in again.out
-    for row, line in zip(made, (config.parent / "again.jsonl").read_text(encoding="utf-8").splitlines(), strict=True):
+    lines = (config.parent / "again.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    for row, line in zip(made, lines, strict=True):
         for role in ("small", "large"):
             for one, two in zip(row[f"samples_{role}"], json.loads(line)[f"samples_{role}"], strict=True):
                 assert one == pytest.approx(two, abs=2e-4)
@@ -109,7 +112,7 @@ def test_outcomes_are_made_of_own_questions(run: Any, config: Path) -> None:
     arguments = ("train", "outcomes", "--out", str(out), "--config", str(config), "--max-tokens", "2")
     result = run(*arguments, "--data", str(data), "--count", "26", "--json")
     assert result.code == 0, result.err
-    made = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    _, *made = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [(row["prompt"], row["kind"]) for row in made] == [(row["prompt"], "mine") for row in asked[:26]]
     for number, row in enumerate(made):
         rewards = {sample["reward"] for role in ("small", "large") for sample in row[f"samples_{role}"]}
@@ -140,7 +143,7 @@ def test_outcomes_are_made_of_what_a_pool_was_asked(run: Any, config: Path) -> N
     arguments = ("train", "outcomes", "--out", str(out), "--config", str(config), "--max-tokens", "6")
     result = run(*arguments, "--log", str(log))
     assert result.code == 0, result.err
-    made = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    _, *made = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [(row.get("text"), row.get("messages")) for row in made] == [
         ("one", None),
         (None, [{"role": "user", "content": "two"}]),
@@ -246,3 +249,56 @@ def test_a_pool_without_a_folder_needs_a_file_name(run: Any, config: Path) -> No
     outcomes = write(config.parent / "o.jsonl", rows())
     result = run("train", "router", "--config", str(config), "--outcomes", str(outcomes), "--out", "x")
     assert "out: pool 'p' has no folder of artifacts; give a file that ends in .safetensors" in result.err
+
+
+@pytest.mark.parametrize("what", ["router", "outcomes", "judge"])
+@pytest.mark.parametrize("fault", ["a folder", "below a file"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_trained(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, fault: str
+) -> None:
+    def load(*_: Any) -> LocalPool:
+        raise AssertionError("models are loaded")
+
+    monkeypatch.setattr(LocalPool, "load", load)
+    (tmp_path / "file").write_text("x")
+    out = tmp_path / "folder.safetensors" if fault == "a folder" else tmp_path / "file" / "deep" / "new.safetensors"
+    if fault == "a folder":
+        out.mkdir()
+    more = ("--demo",) if what == "router" else ()
+    result = run("train", what, "--out", str(out), *more)
+    assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
+    assert "out: " in result.err
+    assert sorted(path.name for path in tmp_path.iterdir()) in (["file"], ["file", "folder.safetensors"])
+
+
+def test_a_full_disk_is_said_in_a_line_and_leaves_nothing(
+    run: Any, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    outcomes = write(config.parent / "o.jsonl", rows())
+    monkeypatch.setattr(Path, "write_bytes", full)
+    arguments = ("train", "router", "--config", str(config), "--outcomes", str(outcomes), "--out", "mine")
+    result = run(*arguments, "--epochs", "2")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.splitlines()[-1].endswith("mine.safetensors: No space left on device")
+    assert list((config.parent / "artifacts").iterdir()) == []
+
+
+def test_answers_of_another_pair_are_not_trained_on(run: Any, config: Path) -> None:
+    """The file says whose they are; one that a person wrote need not."""
+    outcomes = config.parent / "o.jsonl"
+    write(outcomes, [{"models": {"small": "0" * 32, "large": "1" * 32}}, *rows()])
+    arguments = ("train", "router", "--config", str(config), "--outcomes", str(outcomes), "--out", "mine")
+    result = run(*arguments, "--epochs", "2")
+    assert (result.code, result.out) == (1, "")
+    assert f"outcomes: are answers of the small model with digest {'0' * 32}; the pool's has " in result.err
+    assert not (config.parent / "artifacts").exists()
+    models = LocalPool.load("p", load_config(config)).pool
+    write(outcomes, [{"models": {role: models.role(role).digest for role in ("small", "large")}}, *rows()])
+    assert run(*arguments, "--epochs", "2").code == 0
+    write(outcomes, [{"models": {"small": "0" * 32}}, *rows(), {"models": {"small": "1" * 32}}])
+    assert "line 42 names other models than a line before it" in run(*arguments).err

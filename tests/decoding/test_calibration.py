@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from decoding.artifacts import ENTRY, Artifact, Artifacts
-from decoding.calibrated import check_calibration
+from decoding.calibrated import check_method
 from decoding.calibration import KIND, RAN, KnobCalibration, isotonic
 from decoding.drift import STORE, DriftWatch
 from decoding.fakes import pair
@@ -153,7 +153,7 @@ async def test_a_default_goes_on_with_the_last_calibration_that_fitted(models, s
     good = save(models)
     default = {"calibration": "mine", "quality": 0.96, "window": 1}
     parsed = get_method("entropy_adaptive").parse(default)
-    check_calibration(models, "entropy_adaptive", parsed, "pools.p.default.params")
+    check_method(models, "entropy_adaptive", parsed, "pools.p.default.params")
     before = await answer(models, default)
     path = models.artifacts.folder / "mine.safetensors"
     spoil(models, path)
@@ -166,6 +166,55 @@ async def test_a_default_goes_on_with_the_last_calibration_that_fitted(models, s
         await answer(models, {**default, "quality": 0.95, "window": 3})
     again = save(models, curve=replace(CURVE, grid=((0.0, 6.0), (0.5, 5.0), (1.0, 0.7))))
     assert f"version {again.version}:" in (await answer(models, default)).notes[0]
+
+
+CALIBRATED = {"name": "entropy_adaptive", "calibration": "nope"}
+LACKING = [
+    ("monitored", {"inner": CALIBRATED}, "inner.calibration"),
+    ("monitored", {"inner": {"name": "monitored", "inner": CALIBRATED}}, "inner.inner.calibration"),
+    ("monitored", {"inner": {"name": "speculative", "verifier": "judge"}}, "inner.verifier.artifact"),
+    ("monitored", {"monitor": "enough"}, "monitor.artifact"),
+    ("speculative", {"verifier": "judge"}, "verifier.artifact"),
+    ("speculative", {"drafter": "medusa"}, "drafter.artifact"),
+    ("speculative", {"length": "specdecpp"}, "length.artifact"),
+    ("step_speculation", {"scorer": "reward_model"}, "scorer.artifact"),
+    ("best_of", {"rerank": "reward"}, "scorer.artifact"),
+]
+
+
+@pytest.mark.parametrize(("name", "params", "field"), LACKING)
+def test_a_method_with_a_part_that_lacks_its_file_is_refused_at_start(models, name, params, field):
+    parsed = get_method(name).parse(params)
+    with pytest.raises(TurnoutError) as caught:
+        check_method(models, name, parsed, "pools.p.default.params")
+    assert caught.value.code == Code.NOT_FOUND
+    assert caught.value.field == f"pools.p.default.params.{field}"
+    assert caught.value.message.startswith(f"pools.p.default.params.{field}: '")
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("speculative", {"verifier": "judge", "fallback": "plain"}),
+        ("monitored", {"monitor": {"name": "enough", "threshold": 0.5}}),
+        ("best_of", {"k": 2}),
+        ("plain", {}),
+    ],
+)
+def test_a_method_that_does_without_is_not_refused(models, name, params):
+    check_method(models, name, get_method(name).parse(params), "pools.p.default.params")
+
+
+async def test_a_parameter_beside_a_default_leaves_it_its_last_calibration(models):
+    """What the calibration says nothing about is the request's to set, whatever has become of the file."""
+    save(models)
+    default = {"calibration": "mine", "quality": 0.96}
+    parsed = get_method("entropy_adaptive").parse(default)
+    check_method(models, "entropy_adaptive", parsed, "pools.p.default.params")
+    before = await answer(models, default)
+    (models.artifacts.folder / "mine.safetensors").unlink()
+    beside = await answer(models, {**default, "catch_up": "lazy"})
+    assert (beside.extra[RAN], beside.notes) == (before.extra[RAN], before.notes)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +313,10 @@ async def test_a_budget_names_the_calibration_and_promises_what_its_curve_does(m
     made = save(models, curve=replace(CURVE, points=lucky))
     budget = make_policy(PartChoice.of("budget", calibrations=["mine"]), "policy")
     budget.check(models)
+    limited = make_policy(PartChoice.of("budget", calibrations=["mine"], quality=0.5), "policy")
+    one, other = [(await each.decide(asked(max_cost=0.6), models)).version.split("+") for each in (budget, limited)]
+    assert one[0] == other[0] == made.version
+    assert one[1] != other[1]  # other limits decide otherwise
     pooled = [(0.0, 0.6), (0.3, 0.95), (0.3, 0.95)]
     for limit, (share, quality) in zip((0.2, 0.4, 0.6), pooled, strict=True):
         decision = await budget.decide(asked(max_cost=limit), models)

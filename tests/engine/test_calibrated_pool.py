@@ -14,9 +14,12 @@ from decoding.artifacts import Artifacts
 from decoding.calibration import KnobCalibration
 from decoding.drift import STORE, DriftWatch
 from engine.pool import LocalPool
+from engine.routing import PoolRouting
 from tests.decoding.curves import CURVE
 from tests.engine.harness import call_of
 from turnout.calls import GenerateCall, Usage
+from turnout.config import PolicyChoice, RoutingConfig, StickyConfig
+from turnout.errors import TurnoutError
 
 PARAMS = {"calibration": "mine", "large_share": 0.15}
 
@@ -62,6 +65,52 @@ async def test_usage_says_what_was_used_where_it_came_from_and_how_far_it_has_dr
     assert first.drift is None
     assert second.drift is not None
     assert (second.drift.calibration, second.drift.version, second.drift.answers) == ("mine", version, 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "field"),
+    [
+        ({"name": "monitored", "inner": {"name": "entropy_adaptive", "calibration": "nope"}}, "inner.calibration"),
+        ({"name": "speculative", "verifier": "judge"}, "verifier.artifact"),
+    ],
+)
+async def test_a_routing_to_a_method_that_would_refuse_every_request_does_not_start(
+    pool: LocalPool, folder: Path, method: dict[str, Any], field: str
+) -> None:
+    config = RoutingConfig(policy=PolicyChoice(name="static", params={"default": {"method": method}}))
+    routing = PoolRouting(config, pool.name, pool.pool)
+    with pytest.raises(TurnoutError) as caught:
+        routing.check(pool.intake())
+    assert caught.value.field == f"pools.{pool.name}.routing.policy.params.default.method.{field}"
+    await routing.close()
+
+
+async def test_a_session_goes_on_where_a_new_calibration_ends_below_what_it_keeps(
+    pool: LocalPool, folder: Path
+) -> None:
+    """What `budget` chose from the old curve cannot be planned by the new one; the session's next turn can."""
+    save(pool, folder)
+    config = RoutingConfig(
+        policy=PolicyChoice(name="budget", params={"calibrations": ["mine"]}), sticky=StickyConfig(seconds=60)
+    )
+    pool.routing = PoolRouting(config, pool.name, pool.pool)
+
+    async def turn() -> dict[str, Any]:
+        usage = await usage_of(pool, replace(call_of("hello there", max_tokens=8, seed=3), session="ann"))
+        assert usage.route is not None
+        return {**usage.route, "large_share": usage.route["params"]["large_share"]}
+
+    try:
+        first, second = await turn(), await turn()
+        assert (first["large_share"], bool(first["kept_from"]), bool(second["kept_from"])) == (0.5, False, True)
+        save(pool, folder, replace(CURVE, points=CURVE.points[:2]))
+        third, fourth = await turn(), await turn()
+        assert third["large_share"] == CURVE.points[1].large_share.value < 0.5
+        assert (bool(third["kept_from"]), bool(fourth["kept_from"])) == (False, True)
+        assert fourth["version"] == third["version"] != first["version"]
+    finally:
+        await pool.routing.close()
+        pool.routing = None
 
 
 async def test_a_replaced_artifact_leaves_requests_under_way_alone(pool: LocalPool, folder: Path) -> None:

@@ -275,3 +275,15 @@ def test_the_file_says_what_is_to_be_trained() -> None:
     policies = {entry["policy"] for entry in yaml.safe_load(text)["methods"] if "policy" in entry}
     head = text[: text.index("\nname:")]
     assert all(any(line.startswith("#   ") and policy in line for line in head.splitlines()) for policy in policies)
+
+
+def test_samples_are_given_by_the_chance_of_a_sample_and_not_by_that_of_a_greedy_answer() -> None:
+    """What `make train-routers` trains on samples is what `adaptive_best_of` reads."""
+    asked = yaml.safe_load(Path("ops/experiments/frontier.yaml").read_text(encoding="utf-8"))
+    read = {entry["params"]["artifact"] for entry in asked["methods"] if entry.get("policy") == "adaptive_best_of"}
+    assert read == {"samples"}
+    recipe = Path("Makefile").read_text(encoding="utf-8").partition("\ntrain-routers:")[2].partition("\n\n")[0]
+    drawn = next(line for line in recipe.splitlines() if "samples.jsonl" in line and "train outcomes" in line)
+    assert "--samples 4 --temperature 0.8" in drawn
+    assert "train router --outcomes .runs/routers/samples.jsonl --out .runs/routers/samples.safetensors" in recipe
+    assert "for name in router samples strategies;" in recipe

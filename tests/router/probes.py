@@ -12,8 +12,9 @@ import torch
 from decoding.artifacts import Artifact, Artifacts
 from decoding.fakes import TableModel, pair
 from decoding.model import ModelPool, Request, Row, Want
+from decoding.parts import PartChoice
 from decoding.sequence import Sequence
-from router.base import Asked
+from router.base import Asked, RoutingPolicy, make_policy
 from router.difficulty.features import FEATURES
 from router.difficulty.probe import ROUTER_LABELS, ROUTER_PROBE, STRATEGY_PROBE, ProbeNetwork
 from router.difficulty.strategies import STRATEGIES
@@ -21,6 +22,13 @@ from turnout.calls import RouteLimits
 from turnout.types import SamplingParams
 
 VOCAB = 10
+# Chances of small and large by the prompt's last token: the gain rises from 0.0 to 0.9.
+CHANCES = [[0.95 - 0.1 * t, 0.95] for t in range(10)]
+
+
+def policy(name: str, **params: Any) -> RoutingPolicy:
+    """A routing policy as the configuration names it."""
+    return make_policy(PartChoice.of(name, **params), "routing.policy")
 
 
 class LastToken(TableModel):
@@ -94,7 +102,7 @@ def models_of(folder: Path) -> ModelPool:
     return replace(pair(LastToken("small", 10), LastToken("large", 100)), artifacts=Artifacts(folder))
 
 
-def asked(last: int, limits: RouteLimits | None = None, **sampling: Any) -> Asked:
-    """A request whose prompt ends with a token."""
-    seq = Sequence([0, 1, 2, last], SamplingParams(**{"max_tokens": 100, **sampling}), seed=7)
+def asked(last: int, limits: RouteLimits | None = None, before: int = 2, **sampling: Any) -> Asked:
+    """A request whose prompt ends with a token, and the one before it."""
+    seq = Sequence([0, 1, before, last], SamplingParams(**{"max_tokens": 100, **sampling}), seed=7)
     return Asked(Request(f"r{last}", seq), "pair", "tenant", "", "text", limits or RouteLimits())

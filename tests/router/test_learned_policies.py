@@ -8,25 +8,12 @@ import numpy as np
 import pytest
 
 from decoding.artifacts import Artifact
-from decoding.parts import PartChoice
 from router.allocation import Bins
-from router.base import make_policy
-from router.difficulty.curve import ALWAYS, NEVER, RouterCurve
+from router.difficulty.curve import ALWAYS, NEVER, Cut, RouterCurve
 from router.difficulty.drift import LIMIT, WINDOW, GainDrift
 from router.difficulty.strategies import STRATEGIES
-from router.routing import Router
-from tests.router.probes import asked, models_of, save_router, save_strategies
-from turnout.calls import RouteLimits
-from turnout.config import POLICIES_PACKAGE
+from tests.router.probes import CHANCES, asked, models_of, policy, save_router, save_strategies
 from turnout.errors import TurnoutError
-from turnout.registry import names
-
-# Chances of small and large by the prompt's last token: the gain rises from 0.0 to 0.9.
-CHANCES = [[0.95 - 0.1 * t, 0.95] for t in range(10)]
-
-
-def policy(name: str, **params):
-    return make_policy(PartChoice.of(name, **params), "routing.policy")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 1.0])
@@ -44,7 +31,7 @@ async def test_a_decision_says_what_it_saw_predicted_and_compared(tmp_path: Path
     models, router = models_of(tmp_path), policy("learned", threshold=0.25)
     decision = await router.decide(asked(3), models)
     assert (decision.method, decision.params, decision.policy) == ("plain", {"model": "large"}, "learned")
-    assert decision.version == Artifact.load(tmp_path / "router.safetensors").version
+    assert decision.version.split("+")[0] == Artifact.load(tmp_path / "router.safetensors").version
     assert set(decision.features) == {"log_prompt_tokens", "entropy_bits", "margin_nats", "top_logprob"}
     assert decision.scores == pytest.approx({"p_small": 0.65, "p_large": 0.95, "gain": 0.3}, abs=1e-4)
     assert decision.limits == {"gain_from": 0.25}
@@ -73,7 +60,7 @@ async def test_cost_and_quality_are_read_from_the_held_out_curve(tmp_path: Path)
     assert curve.share_at_cost(1.0, "cost") == 1.0
     assert curve.share_at_quality(0.75, "quality") == pytest.approx(0.5)
     assert curve.share_at_quality(0.5, "quality") == 0.0
-    assert (curve.threshold(0.0), curve.threshold(1.0)) == (NEVER, ALWAYS)
+    assert (curve.cut(0.0), curve.cut(1.0)) == (Cut(NEVER), Cut(ALWAYS))
     decisions = [await policy("learned", **p).decide(asked(4), models) for p in ({"cost": 0.55}, {"large_share": 0.5})]
     assert decisions[0].limits == decisions[1].limits
     decisions = [
@@ -127,22 +114,6 @@ def test_wrong_parameters_are_refused_with_their_field(params: dict, said: str):
     assert said in str(refused.value)
 
 
-async def test_what_the_caller_sets_goes_before_the_pools_target(tmp_path: Path):
-    save_router(tmp_path, CHANCES)
-    models, router = models_of(tmp_path), policy("learned", large_share=0.5)
-    cheap = await router.decide(asked(9, RouteLimits(max_cost=0.5)), models)
-    assert (cheap.params, cheap.limits["max_cost"]) == ({"model": "small"}, 0.5)
-    assert cheap.reason.startswith("max_cost 0.5 leaves the small model only")
-    # Token 2: 0.75 of 0.95 is 0.79 of the large model's chance.
-    for quality, side in ((0.7, "small"), (0.9, "large")):
-        decision = await router.decide(asked(2, RouteLimits(quality=quality)), models)
-        assert decision.params == {"model": side}
-    with pytest.raises(TurnoutError, match=r"max_cost: 0.05; the small model alone costs 0.100"):
-        await router.decide(asked(9, RouteLimits(max_cost=0.05)), models)
-    with pytest.raises(TurnoutError, match=r"quality: 0.9 needs the large model, which costs more than max_cost 0.5"):
-        await router.decide(asked(9, RouteLimits(max_cost=0.5, quality=0.9)), models)
-
-
 async def test_sides_can_be_any_method_or_policy(tmp_path: Path):
     save_router(tmp_path, CHANCES)
     models = models_of(tmp_path)
@@ -166,7 +137,9 @@ async def test_a_replaced_artifact_holds_from_the_next_request_on_and_is_named(t
     save_router(tmp_path, CHANCES[::-1])
     after = await router.decide(asked(9), models)
     assert (before.params, after.params) == ({"model": "large"}, {"model": "small"})
-    assert before.version != after.version == Artifact.load(tmp_path / "router.safetensors").version
+    versions = [each.version.split("+") for each in (before, after)]
+    assert versions[0][0] != versions[1][0] == Artifact.load(tmp_path / "router.safetensors").version
+    assert versions[0][1] == versions[1][1]
 
 
 @pytest.mark.parametrize("name", ["learned", "adaptive_best_of"])
@@ -188,7 +161,7 @@ async def test_a_replacement_that_cannot_serve_changes_nothing(tmp_path: Path, c
     usable = name == "adaptive_best_of" and fault == "below the target"  # it has no target
     for _ in range(3):
         after = await router.decide(asked(9), models)
-        assert (after.version == artifact.version, after == before) == (usable, not usable)
+        assert (after.version.split("+")[0] == artifact.version, after == before) == (usable, not usable)
     told = [record.message for record in caplog.records if "going on with version" in record.message]
     assert len(told) == (0 if usable else 1)
     fresh = policy(name, **({"quality": 0.97} if name == "learned" else {}))
@@ -197,6 +170,24 @@ async def test_a_replacement_that_cannot_serve_changes_nothing(tmp_path: Path, c
     else:
         with pytest.raises(TurnoutError, match=r"^routing\.policy\.params\.(artifact|quality): "):
             fresh.check(models)
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("learned", {"large_share": 0.3}, {"large_share": 0.4}),
+        ("adaptive_best_of", {"average": 2}, {"average": 3}),
+        ("strategies", {}, {"suffixes": {"hard": ""}}),
+    ],
+)
+async def test_other_settings_of_one_artifact_have_another_version(tmp_path: Path, name: str, one: dict, other: dict):
+    """Whoever compares answers by version must not take two targets for one."""
+    save_router(tmp_path, CHANCES)
+    save_strategies(tmp_path, ["easy"] * 10)
+    models = models_of(tmp_path)
+    made = [(await policy(name, **params).decide(asked(1), models)).version for params in (one, other, one)]
+    assert made[0] == made[2] != made[1]
+    assert made[0].split("+")[0] == made[1].split("+")[0]
 
 
 async def test_drift_is_named_where_there_is_some_and_only_there(tmp_path: Path, caplog):
@@ -294,42 +285,3 @@ async def test_a_window_of_requests_keeps_its_budget(tmp_path: Path):
     given = [(await router.decide(asked(int(last)), models)).params["k"] for last in rng.integers(0, 10, 100)]
     assert max(sum(given[start : start + 10]) for start in range(91)) <= 20
     assert len(set(given)) > 2
-
-
-KEEP: dict[str, tuple[dict[str, object], set[str]]] = {
-    "learned": ({}, {"max_cost", "quality"}),
-    "strategies": ({}, set()),
-    "adaptive_best_of": ({}, set()),
-    "split": ({"arms": {"a": {"share": 1.0, "method": "plain"}}}, set()),
-    "static": (
-        {"default": {"method": "plain"}, "rules": [{"when": {"max_cost": {"min": 5}}, "method": "plain"}]},
-        {"max_cost"},
-    ),
-    "budget": (
-        {"table": [{"method": "plain", "cost": 0.5, "quality": 0.9, "seconds_per_token": 0.001}]},
-        {"max_cost", "max_latency_s", "quality"},
-    ),
-}
-LIMITS: dict[str, float] = {"max_cost": 0.9, "max_latency_s": 100.0, "quality": 0.1}
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("name", KEEP)
-async def test_a_limit_is_kept_or_refused(tmp_path: Path, name: str, limit: str):
-    save_router(tmp_path, CHANCES)
-    save_strategies(tmp_path, ["easy"] * 10)
-    params, keeps = KEEP[name]
-    request = asked(1, RouteLimits(**{limit: LIMITS[limit]}))
-    # A policy that leaves the choice to another one keeps what that one keeps.
-    outer = policy("static", default={"policy": {"name": name, **params}})
-    for each in (policy(name, **params), outer):
-        if limit in keeps:
-            await Router(each).decide(request, models_of(tmp_path))
-            continue
-        with pytest.raises(TurnoutError, match=rf"^limits\.{limit}: the routing policy .*{name} keeps none"):
-            await Router(each).decide(request, models_of(tmp_path))
-        await Router(each, heeds=False).decide(request, models_of(tmp_path))
-
-
-def test_every_policy_says_which_limits_it_keeps():
-    assert set(KEEP) == set(names(POLICIES_PACKAGE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from router.shadows import Shadows
 from router.summary import read_log, summarise
 from tests.router.asking import NO_MODELS, asked
 from turnout.config import PolicyChoice, RouteLogConfig, ShadowConfig, StickyConfig
-from turnout.errors import TurnoutError
+from turnout.errors import TurnoutError, out_of_range
 
 DECISION = Decision("plain", {"model": "small"}, "static", "0" * 12, {"x": 1.0}, {"gain": 0.25}, {}, "because")
 
@@ -74,6 +75,29 @@ async def test_what_was_decided_elsewhere_holds_here_for_answers_no_longer_than_
     longer = await router.decide(asked(session="s", max_tokens=41, id="r3"), NO_MODELS, elsewhere)
     assert (longer.reason, longer.kept_from) == ("number 1", "")
     assert (await router.decide(asked(session="s", max_tokens=99, id="r4"), NO_MODELS)).kept_from == "r3"
+
+
+async def test_what_a_session_keeps_is_decided_anew_where_it_cannot_be_run_any_more() -> None:
+    """As after a new calibration that does not reach so far; the new decision is kept from then on."""
+    router = Router(Counting(), StickyConfig())
+    reachable = {"number 1"}
+
+    def check(decision: Decision) -> None:
+        if not any(decision.reason.endswith(each) for each in reachable):
+            raise out_of_range("large_share", "reachable: 0 to 0.5")
+
+    def made(id: str, **more: object) -> Awaitable[Decision]:
+        return router.decide(asked(session="s", id=id), NO_MODELS, check=check, **more)  # type: ignore[arg-type]
+
+    assert [(await made(id)).kept_from for id in ("r1", "r2")] == ["", "r1"]
+    reachable = {"number 2"}
+    again = await made("r3")
+    assert (again.reason, again.kept_from) == ("number 2", "")
+    assert (await made("r4")).kept_from == "r3"
+    # What whoever takes requests in remembers of the session is no better; what was decided about the request binds.
+    old = replace(DECISION, reason="number 1", kept_from="r1")
+    assert (await made("r5", before=old)).reason == "number 3"
+    assert await made("r6", before=replace(old, kept_from="")) == replace(old, kept_from="")
 
 
 def entry(number: int, **given: object) -> dict[str, object]:

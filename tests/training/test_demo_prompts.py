@@ -48,4 +48,7 @@ def test_no_prompt_to_train_on_is_held_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_lines_of_a_file_are_questions(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("one\n\ntwo\nthree\n", encoding="utf-8")
-    assert [(each.text, each.is_chat) for each in read_lines(tmp_path / "lines.txt", 2)] == [("one", True), ("two", True)]
+    assert [(each.text, each.is_chat) for each in read_lines(tmp_path / "lines.txt", 2)] == [
+        ("one", True),
+        ("two", True),
+    ]

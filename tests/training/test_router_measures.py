@@ -81,6 +81,14 @@ def test_the_curve_ends_with_the_models_alone():
     assert (last["quality"], last["cost"]) == pytest.approx((large.mean(), 1.0))
     assert all(point["oracle"] >= max(point["quality"], point["random"]) - 1e-9 for point in report["curve"])
     assert report["large_only"]["low"] < report["large_only"]["value"] < report["large_only"]["high"]
+    for point in report["curve"]:
+        low, high = point["quality_interval"]
+        assert low < point["quality"] < high
+        assert 0.05 < high - low < 0.2  # 300 prompts
+        assert point["cost_interval"][0] <= point["cost"] <= point["cost_interval"][1]
+    assert last["quality_interval"] == pytest.approx(
+        [report["large_only"]["low"], report["large_only"]["high"]], abs=0.02
+    )
 
 
 def test_thresholds_lie_between_the_prompts_they_part():

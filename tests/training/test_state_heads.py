@@ -155,6 +155,7 @@ async def test_the_judge_learns_to_take_words_and_refuse_digits(tmp_path: Path) 
 
     trained = await train_state_head(models, questions, JUDGE, mine)
     assert trained.heldout.auc > 0.95
+    assert trained.artifact.settings["data"] == questions.digest != source(161).digest
     trained.artifact.save(tmp_path / "judge.safetensors")
     models.artifacts = Artifacts(tmp_path)
     accepted, rounds, right = {}, {}, {}
@@ -361,6 +362,7 @@ async def test_entropies_are_of_the_answers_and_calibration_and_report_are_apart
     assert made.gate == calibrate(entropies[used], right[used])
     alone = replace(made.reports["mean"], against_all_rounds=None)
     assert alone == report(made.gate, "mean", entropies[~used], right[~used])
+    assert made.artifact.settings["data"] == questions.digest
     made.artifact.save(tmp_path / "enough.safetensors")
     models.artifacts = Artifacts(tmp_path)
     for number, rounds in ((2, 1), (3, 2)):

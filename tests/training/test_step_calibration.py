@@ -151,7 +151,8 @@ NOT_CALIBRATED = {
     "lengths": "how long a draft is changes the speed and no text; `turnout train disco` and `bandits` tune it",
     "drafters": "as lengths",
     "verifiers": "judge, typical: trained or set with their artifact; `turnout train judge` reports the trade",
-    "monitors": "set by `turnout train enough` for a target accuracy",
+    "monitors": "a share of the large model is not theirs to set: enough's comes from the entropies of right and wrong"
+    " answers (`turnout train enough`, four estimators and no target), and says when to stop",
     "scorers": "set by step_speculation's own threshold",
     "selectors": "speed only",
 }
