@@ -38,7 +38,9 @@ Precision = Annotated[Literal["bfloat16", "float32"], typer.Option(help="Of weig
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of a forward; absent: all cores.")]
 Out = Annotated[Path, typer.Option(help="Folder of the cells; what it holds is not measured again.")]
 Cache = Annotated[Path, typer.Option(help="Where the widened target is kept.")]
-Results = Annotated[Path | None, typer.Option(help="Folder of the page; absent: docs/results, nowhere with --quick.")]
+Results = Annotated[
+    Path | None, typer.Option(help="Folder of the target's page; absent: docs/results, nowhere with --quick.")
+]
 Peers = Annotated[bool, typer.Option(help="Measure Hugging Face generate beside ours as well.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Few prompts and short answers: to see that it works.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

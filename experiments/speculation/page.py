@@ -10,7 +10,7 @@ from typing import Any
 from experiments.machine import describe, one_line
 from experiments.speculation.bench import PANEL, Report
 from experiments.speculation.contenders import PLAIN, contenders
-from experiments.speculation.grid import Axes
+from experiments.speculation.grid import WIDENED, Axes
 from experiments.speculation.plot import plot
 from experiments.speculation.summary import Figures
 from experiments.speculation.tasks import GROUPS
@@ -20,6 +20,7 @@ NAME = "speculation"
 GOAL = 0.95  # of plain decoding's speed, at least, for whoever chooses by itself how much to draft
 # Over plain decoding, of the best method, greedily and one prompt at a time, by kind of text; and of ours over theirs.
 BEST_GOALS = {"edit": 2.5, "code": 1.6, "arithmetic": 1.6}
+LEAST_PARAMETERS = 200e6
 PEER_GOAL = 1.3
 PEERS_WITH_GOAL = ("assistant_model", "prompt_lookup_num_tokens")
 # The cells that a goal for all of them is about.
@@ -31,9 +32,15 @@ ByGroup = dict[str, Figures]
 def save(report: Report, folder: Path) -> None:
     """Write the page, the plot and the numbers."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{NAME}.md").write_text(to_markdown(report), encoding="utf-8")
-    (folder / f"{NAME}.json").write_text(json.dumps(as_dict(report), indent=1) + "\n", encoding="utf-8")
-    plot(report, folder / f"{NAME}.png")
+    name = page_name(report.grid.setting.target)
+    (folder / f"{name}.md").write_text(to_markdown(report), encoding="utf-8")
+    (folder / f"{name}.json").write_text(json.dumps(as_dict(report), indent=1) + "\n", encoding="utf-8")
+    plot(report, folder / f"{name}.png")
+
+
+def page_name(target: str) -> str:
+    """What a target's files are called: the widened one's have the plain name, for the goals are about it."""
+    return NAME if target == WIDENED else f"{NAME}-{Path(target).name}"
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -62,7 +69,9 @@ def to_markdown(report: Report) -> str:
     lines += ["", "## Beside Hugging Face `generate`", "", *_peers(report)]
     if report.grid.missing:
         lines += ["", "## Not run", "", *(f"- `{name}`: {why}" for name, why in report.grid.missing.items())]
-    return "\n".join([*lines, "", f"![speed-up by method and kind of text]({NAME}.png)", ""])
+    return "\n".join(
+        [*lines, "", f"![speed-up by method and kind of text]({page_name(report.grid.setting.target)}.png)", ""]
+    )
 
 
 def condition(temperature: float, batch: int) -> str:
@@ -167,6 +176,12 @@ def _goals(report: Report) -> list[str]:
     for peer in PEERS_WITH_GOAL:
         measured = {name: mine[""].speedup for name, mine in report.peers().items() if name.endswith(peer)}
         lines.append(_goal(f"all texts, over `generate` with `{peer}`", measured, PEER_GOAL))
+    if report.grid.shared["parameters"]["large"] < LEAST_PARAMETERS:
+        lines = [
+            f"The first three are goals for a target of {LEAST_PARAMETERS / 1e6:.0f} M parameters or more.",
+            "",
+            *lines,
+        ]
     return [
         *lines,
         "",

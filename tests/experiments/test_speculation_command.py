@@ -54,12 +54,12 @@ def test_it_prints_a_table_and_writes_the_page(command: Callable[..., Outcome], 
     assert "not run: medusa" in result.out
     assert "0 of 2 cells; arithmetic" in result.err
     written = {path.name for path in (tmp_path / "results").iterdir()}
-    assert written == {"speculation.md", "speculation.json", "speculation.png"}
+    assert written == {"speculation-target.md", "speculation-target.json", "speculation-target.png"}
 
     again = command(*QUICK, "--json")  # from what is saved
     assert "2 of 2 cells are there already" in again.err
     found = json.loads(again.out)
-    assert found == json.loads((tmp_path / "results" / "speculation.json").read_text(encoding="utf-8"))
+    assert found == json.loads((tmp_path / "results" / "speculation-target.json").read_text(encoding="utf-8"))
     assert {each["contender"] for each in found["figures"]} == {"plain", "copyspec"}
     assert found["setting"]["max_tokens"] == 16
 

@@ -56,6 +56,23 @@ def report(*cells: Cell) -> Report:
     return Report(grid, list(cells), 100)
 
 
+def test_each_target_has_a_page_of_its_own(tmp_path: Path) -> None:
+    found = report(cell("copyspec"))
+    save(found, tmp_path)
+    found.grid.setting = Setting("widened")
+    save(found, tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"speculation{end}.{kind}" for end in ("", "-demo") for kind in ("md", "json", "png")}
+    assert "](speculation-demo.png)" in (tmp_path / "speculation-demo.md").read_text(encoding="utf-8")
+
+
+def test_goals_of_a_large_target_are_marked_beside_a_small_one() -> None:
+    found = report(cell("copyspec"))
+    assert "for a target of 200 M" not in to_markdown(found)
+    found.grid.shared = {**SHARED, "parameters": {"small": 5e5, "large": 6e6}}
+    assert "for a target of 200 M" in to_markdown(found)
+
+
 def test_a_speedup_is_a_ratio_of_rates_over_all_turns() -> None:
     turns = np.array([[2.0, 10, 1.0, 10], [4.0, 20, 2.0, 20]])
     assert speedup(turns) == Interval(2.0, 2.0, 2.0)
@@ -175,11 +192,11 @@ def test_the_page_has_a_table_for_each_condition_and_says_what_did_not_run(tmp_p
         cell("plain"), cell("copyspec"), cell("copyspec", temperature=1.0), cell("model_chain", baseline=ASSISTED)
     )
     save(found, tmp_path)
-    page = (tmp_path / "speculation.md").read_text(encoding="utf-8")
+    page = (tmp_path / "speculation-demo.md").read_text(encoding="utf-8")
     assert page.index("## Greedy, one prompt at a time") < page.index("## Temperature 1, one prompt at a time")
     assert "| `copyspec` | 2.00 [2.00, 2.00] | 2.00 | 2.50 | 1.75 | 50% | 25% | 2 equal |" in page
     assert f"| model_chain over {ASSISTED} | 2.00 [2.00, 2.00] | 2.00 | 5 | 2 of 2 |" in page
     assert "- `medusa`: no artifact" in page
     assert "`plain`: best" not in page
-    assert (tmp_path / "speculation.png").stat().st_size > 1000
+    assert (tmp_path / "speculation-demo.png").stat().st_size > 1000
     assert as_dict(found)["cells"] == {"measured": 4, "of": 100}
