@@ -317,14 +317,14 @@ async def test_a_failing_forward_fails_its_requests_only(pool: LocalPool, monkey
 async def test_a_fault_while_planning_reaches_everybody_who_waits(
     pool: LocalPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batcher = pool.engines["large"].batcher
-    original = batcher._plan
+    planner = pool.engines["large"].batcher._planner
+    original = planner.plan
 
     def planning() -> Any:
-        monkeypatch.setattr(batcher, "_plan", original)
+        monkeypatch.setattr(planner, "plan", original)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(batcher, "_plan", planning)
+    monkeypatch.setattr(planner, "plan", planning)
     outcomes = await asyncio.gather(*(ask(pool, [i, 70]) for i in range(3)), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [ZeroDivisionError] * 3
     assert (await ask(pool, PROMPT)).ids
