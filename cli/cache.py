@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from kvstore.desk import Desk, Report
     from kvstore.tenants.registry import Prefix
     from turnout.config import TurnoutConfig
+    from turnout.types import SharingPolicy
 
 app = typer.Typer(help="Look into the shared prefix store, empty it, register shared prefixes.", no_args_is_help=True)
 
@@ -98,16 +100,20 @@ def pin(
     root_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the chunks of a tenant's prefix from expiring; nobody else gets to use them.
+    """Keep the chunks of a tenant's prefix from expiring; nobody gets to use them who could not before.
 
-    At least one of them must be there. They still count towards the tenant's quota, and go when it is exceeded.
+    They are those of where the tenant's are now, by its entry in the tenants file, else by kvstore.tenants: when the
+    entry comes to say something else, pin again. At least one of them must be there. They still count towards the
+    quota, and go when it is exceeded.
     """
     settings = read_config(config)
     with _open(settings, url, root_key_file) as desk:
         if remove:
             _removed(desk.unregister(name), as_json)
             return
-        prefix = _prefix(name, "private", tenant, text, tokens, settings)
+        prefix = replace(
+            _prefix(name, "private", tenant, text, tokens, settings), sharing=_told_sharing(tenant, settings)
+        )
         if not prefix.tokens:
             raise invalid("text", "no tokenizer of the configuration's pools is at hand; give --config with the models")
         kept = desk.pin(prefix)
@@ -208,6 +214,19 @@ def _prefix(
     if not isinstance(given, list) or not given or not all(type(each) is int and each >= 0 for each in given):
         raise invalid("tokens", f"{tokens} must hold a JSON list of token ids")
     return Prefix(name, policy, whose, {digest: tuple(given) for digest, _ in _tokenizers(config)})
+
+
+def _told_sharing(tenant: str, config: TurnoutConfig) -> SharingPolicy | None:
+    """With whom the tenants file has a tenant share; None: it does not say, or there is none.
+
+    Raises:
+        TurnoutError: the file cannot be read.
+    """
+    from deployments.access.tenants_file import read_tenants
+
+    file = config.access.tenants_file if config.access is not None else None
+    entry = read_tenants(Path(file).expanduser()).tenants.get(tenant) if file is not None else None
+    return entry.limits.sharing if entry is not None else None
 
 
 def _read(path: Path, field: str) -> str:

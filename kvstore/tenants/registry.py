@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from threading import Lock
+from typing import Any
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.tenants.sealed import SealBroken, Sealer
 from turnout.errors import invalid, not_found
-from turnout.types import Namespace
+from turnout.types import Namespace, SharingPolicy
 
 PLACE = b"to1:{reg}:doc"
 VERSION = b"to1:{reg}:ver"
@@ -45,6 +46,7 @@ class Prefix:
         id: group or tenant; "" for public.
         tokens: token ids, by tokenizer digest.
         text: that the tokens stand for, where that is known: another tokenizer's ids are made from it.
+        sharing: of a private one, with whom the tenants file has the tenant share; None: as kvstore.tenants says.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Prefix:
     id: str
     tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     text: str | None = None
+    sharing: SharingPolicy | None = None
 
     @property
     def shares(self) -> bool:
@@ -226,8 +229,13 @@ PUBLIC = Namespace("public", "registered")  # one for all registered prefixes: w
 
 
 def _pack(version: int, prefixes: tuple[Prefix, ...], begins: bool) -> bytes:
-    document = {"version": version, "begins": begins, "prefixes": [asdict(each) for each in prefixes]}
+    document = {"version": version, "begins": begins, "prefixes": [_packed(each) for each in prefixes]}
     return json.dumps(document).encode()
+
+
+def _packed(prefix: Prefix) -> dict[str, Any]:
+    sharing = prefix.sharing.model_dump() if prefix.sharing is not None else None
+    return {**asdict(prefix), "sharing": sharing}
 
 
 def _unpack(text: bytes) -> tuple[int, tuple[Prefix, ...], bool]:
@@ -237,6 +245,7 @@ def _unpack(text: bytes) -> tuple[int, tuple[Prefix, ...], bool]:
         Prefix(
             str(each["name"]), str(each["policy"]), str(each["id"]),
             {str(name): tuple(int(i) for i in ids) for name, ids in each["tokens"].items()}, each["text"],
+            SharingPolicy(**each["sharing"]) if each.get("sharing") else None,  # absent: an older process wrote it
         )
         for each in document["prefixes"]
     )  # fmt: skip

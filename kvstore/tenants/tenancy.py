@@ -96,7 +96,7 @@ class Tenancy:
         if prefix.policy == "public":
             return Sharing(namespace_of(prefix))
         if prefix.policy == "private":
-            return self.sharing(prefix.id, tokens)
+            return self.sharing(prefix.id, tokens, prefix.sharing)
         spans = self._shared(None)
         end = max((common_length(each, tokens) for _, fits in spans for each in fits), default=0)
         return Sharing(namespace_of(prefix), ((end, PUBLIC),) if end else ())

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.access.tenants_file import Tenant, Tenants, write_tenants
 from kvstore.exchange import ModelLayout
 from kvstore.redis.embedded import EmbeddedServer
 from tests.kvstore.prefixes import FOUR, LAYOUT, ROOT, Engine, redis_store, shared, soon, start_server
+from turnout.access_config import TenantLimits
 from turnout.kvstore_config import TenantSharing
+from turnout.types import SharingPolicy
 
 TENANTS = {
     "ann": TenantSharing(quota_bytes=1_000_000),
@@ -68,12 +71,12 @@ def tokens_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def serve(server: EmbeddedServer, layout: ModelLayout, *tenants: str) -> list[int]:
+def serve(server: EmbeddedServer, layout: ModelLayout, *tenants: str, told: SharingPolicy | None = None) -> list[int]:
     """Have a server answer the prompt for each of the tenants; how many chunks each found."""
 
     async def answer() -> list[int]:
         with redis_store(server) as store, shared(store, layout=layout, tenants=TENANTS) as stores:
-            return [len((await Engine(stores, tenant, layout).serve(FOUR)).chunks) for tenant in tenants]
+            return [len((await Engine(stores, tenant, layout, told).serve(FOUR)).chunks) for tenant in tenants]
 
     return asyncio.run(answer())
 
@@ -204,6 +207,25 @@ def test_pinned_chunks_do_not_expire_until_they_are_unpinned(
     assert serve(server, layout, "zoe", "ann")[:1] == [0]  # pinned, not shared
     asked(run, "pin", "mine", "--remove", *place)
     assert all(life > 0 for life in lives())
+
+
+def test_a_pin_is_of_where_the_tenants_file_puts_the_tenant(
+    run: Any, server: EmbeddedServer, place: list[str], layout: ModelLayout, tokens_file: str, tmp_path: Path
+) -> None:
+    """kvstore.tenants has bea in a group; her entry goes before it."""
+    alone = SharingPolicy(policy="private")
+    file, config = tmp_path / "tenants.yaml", Path(place[1])
+    values = yaml.safe_load(config.read_text()) | {"access": {"tenants_file": str(file)}}
+    config.write_text(yaml.safe_dump(values))
+    write_tenants(file, Tenants(tenants={"bea": Tenant(limits=TenantLimits(sharing=alone))}))
+    pin = ["pin", "hers", "--tenant", "bea", "--tokens", tokens_file, *place]
+    serve(server, layout, "bea")  # as one of the group
+    assert "nothing to pin" in run("cache", *pin).err
+    serve(server, layout, "bea", told=alone)
+    assert asked(run, *pin)["kept"] == 4
+    assert asked(run, "flush", "--group", "team", *place) == {"removed": 4}
+    write_tenants(file, Tenants(tenants={"bea": Tenant()}))  # which says nothing
+    assert "nothing to pin" in run("cache", *pin).err
 
 
 @pytest.mark.parametrize(

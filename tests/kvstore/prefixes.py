@@ -21,6 +21,7 @@ from kvstore.redis.nodes import parse_url
 from kvstore.redis.redis_store import RedisStore
 from kvstore.store import PrefixStore
 from turnout.kvstore_config import KVStoreConfig
+from turnout.types import SharingPolicy
 
 BLOCK, CHUNK = 4, 8
 LAYOUT = ModelLayout({"weights": "w", "tokenizer": "t"}, 3, 2, 4, torch.float32, BLOCK)
@@ -79,16 +80,23 @@ def shared(
 class Engine:
     """Serves prompts over a store: what is found must be right, what is not is computed and offered."""
 
-    def __init__(self, stores: SharedStore, tenant: str = "alice", layout: ModelLayout = LAYOUT) -> None:
+    def __init__(
+        self,
+        stores: SharedStore,
+        tenant: str = "alice",
+        layout: ModelLayout = LAYOUT,
+        told: SharingPolicy | None = None,
+    ) -> None:
         self.stores = stores
         self.store: PrefixStore = stores.of(MODEL)
         self.tenant = tenant
         self.layout = layout
+        self.told = told
         self.freed = 0
         self.offered = 0
 
     def wanted(self, prompt: list[int], held: int = 0, lossy: bool = False, seconds: Any = slow) -> Wanted:
-        chain = self.store.chain(self.stores.sharing(self.tenant, prompt))
+        chain = self.store.chain(self.stores.sharing(self.tenant, prompt, self.told))
         return Wanted(prompt, chain, held, lossy, self.tenant, seconds)
 
     async def find(self, prompt: list[int], **how: Any) -> Found:
@@ -101,7 +109,7 @@ class Engine:
 
     def compute(self, prompt: list[int], start: int = 0) -> int:
         """Pretend to compute the full chunks from `start` on, and offer what the store wants; how many it took."""
-        chain = self.store.chain(self.stores.sharing(self.tenant, prompt))
+        chain = self.store.chain(self.stores.sharing(self.tenant, prompt, self.told))
         links = chain.links(prompt, len(prompt) // CHUNK)
         taken = 0
         for link in links[start:]:

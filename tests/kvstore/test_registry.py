@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +21,8 @@ from kvstore.tenants.usage import NAMES, Accounts
 from kvstore.value import VERSION as VALUES
 from tests.kvstore.prefixes import CHUNK, FOUR, LAYOUT, ROOT, Engine, config, fill, shared, soon, tokens, until
 from turnout.errors import TurnoutError
-from turnout.types import Namespace, Sharing
+from turnout.kvstore_config import TenantSharing
+from turnout.types import Namespace, Sharing, SharingPolicy
 
 OTHER = bytes(32)
 SET = "return redis.call('set', KEYS[1], ARGV[1])"
@@ -255,11 +258,11 @@ def head(name: str, policy: str, count: int, *more: int) -> Prefix:
     return Prefix(name, policy, "alice" if policy == "private" else "", {"t": (*FOUR[:count], *more)})
 
 
-def lives(store: RedisStore, of: Prefix) -> list[int]:
-    """Milliseconds that the chunks of a prefix live; -1: for ever."""
+def lives(store: RedisStore, of: Prefix, where: Namespace | None = None) -> list[int]:
+    """Milliseconds that the chunks of a prefix live, where they usually are or elsewhere; -1: for ever."""
     forms = Forms(Keyring(ROOT), LAYOUT, ("raw",), CHUNK)
     ids = list(of.tokens["t"])
-    links = forms.chain(Sharing(namespace_of(of))).links(ids, len(ids) // CHUNK)
+    links = forms.chain(Sharing(where or namespace_of(of))).links(ids, len(ids) // CHUNK)
     return [store.script(TTL, forms.keys(link, forms.forms[0]), [], soon()) for link in links]
 
 
@@ -305,3 +308,36 @@ async def test_upkeep_has_chunks_of_a_prefix_that_vanished_expire_again(store: R
     registry(store).remove("a", soon())
     upkeep.keep()
     assert min(lives(store, pinned)) > 0
+
+
+async def test_a_pin_keeps_chunks_where_the_tenants_file_has_them(store: RedisStore, opened: Any) -> None:
+    """Upkeep knows nothing of that file: the pin says it, and pinned again it lets the others expire."""
+    grouped = {"alice": TenantSharing(policy="group", group="team")}
+    alone, team = SharingPolicy(policy="private"), Namespace("group", "team")
+    stores = opened(store, tenants=grouped)
+    for told in (None, alone):
+        await Engine(stores, told=told).serve(FOUR)
+    upkeep = stores._upkeep
+    upkeep.stop()  # its thread: each task is run from here
+    desk, pinned = Desk(config(tenants=grouped), store, Keyring(ROOT)), head("a", "private", 2 * CHUNK)
+    assert desk.pin(pinned) == 2
+    upkeep.keep()
+    assert lives(store, pinned, team) == [-1, -1]
+    assert min(lives(store, pinned)) > 0
+    assert desk.pin(replace(pinned, sharing=alone)) == 2
+    for _ in range(2):  # the first one finds that another is to be kept, and the second one that it still is
+        upkeep.keep()
+        assert lives(store, pinned) == [-1, -1]
+        assert min(lives(store, pinned, team)) > 0
+
+
+def test_pins_of_a_process_that_knew_no_sharing_are_read(store: RedisStore) -> None:
+    writer = registry(store)
+    older = head("a", "private", CHUNK)
+    writer.put(replace(older, sharing=SharingPolicy(policy="group", group="team")), soon())
+    document = json.loads(Sealer(Keyring(ROOT)).open(PLACE, store.script(GET, [PLACE], [], soon())))
+    assert document["prefixes"][0].pop("sharing") == {"policy": "group", "group": "team"}
+    store.script(SET, [PLACE], [Sealer(Keyring(ROOT)).seal(PLACE, json.dumps(document).encode())], soon())
+    reader = registry(store)
+    assert reader.refresh(soon())
+    assert reader.prefixes == (older,)
