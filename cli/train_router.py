@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 CURVE = ("cost", "quality")  # numbers of a curve's points that have intervals
+ERRORS = ("hard_sent_small", "easy_sent_large")  # the like, but None where no prompt could be sent wrongly
 Count = Annotated[int, typer.Option(min=25, help="Questions of the demo's kinds; rounded up to as many of each.")]
 Samples = Annotated[int, typer.Option(min=1, max=64, help="Answers of each model to each question.")]
 
@@ -244,6 +245,14 @@ def _interval(found: dict[str, float]) -> str:
     return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
 
 
+def _point(point: dict[str, Any], name: str) -> str:
+    """A number of a curve's point with its interval."""
+    if point[name] is None:
+        return "-"
+    low, high = point[f"{name}_interval"]
+    return f"{point[name]:.3f} [{low:.3f}, {high:.3f}]"
+
+
 def _show(report: dict[str, Any], place: Path) -> None:
     """Tables of what was measured on held-out prompts."""
     chances = {name: each for name, each in report["predictions"].items() if "auc" in each}
@@ -299,11 +308,19 @@ def _show_routing(routing: dict[str, Any]) -> None:
             [
                 f"{p['share']:.0%}",
                 f"{p['threshold']:.3f}",
-                *(f"{p[key]:.3f} [{p[f'{key}_interval'][0]:.3f}, {p[f'{key}_interval'][1]:.3f}]" for key in CURVE),
+                *(_point(p, key) for key in CURVE),
                 *(f"{p[key]:.3f}" for key in ("random", "oracle")),
             ]
             for p in routing["curve"][::2]
         ],
+    )
+    print_table(
+        [">large share", ">hard sent small", ">easy sent large"],
+        [[f"{p['share']:.0%}", *(_point(p, key) for key in ERRORS)] for p in routing["curve"][::2]],
+    )
+    typer.echo(
+        f"hard, only the large model is right: {routing['hard']:.1%} of the prompts;"
+        f" easy, the small one is right: {routing['easy']:.1%}"
     )
     found = routing["recovered"]
     typer.echo(

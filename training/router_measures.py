@@ -64,7 +64,7 @@ def reliability(scores: Floats, labels: Floats) -> list[Bin]:
     return bins
 
 
-def _wilson(share: float, count: int) -> Interval:
+def _wilson(share: float, count: float) -> Interval:
     scale = 1 + Z95**2 / count
     centre = (share + Z95**2 / (2 * count)) / scale
     half = Z95 * float(np.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2))) / scale
@@ -121,6 +121,16 @@ class Routed:
         """[n] what the large model adds."""
         return self.large - self.small
 
+    @property
+    def hard(self) -> Floats:
+        """[n] chance that only the large model is right: 1 or 0 where each answered once."""
+        return (1.0 - self.small) * self.large
+
+    @property
+    def order(self) -> Ints:
+        """[n] places in falling order of predicted gain."""
+        return np.argsort(-self.predicted, kind="stable")
+
     def curve(self, order: Ints) -> tuple[Floats, Floats]:
         """Extra cost and added reward when the first prompts of an order go to the large model.
 
@@ -135,7 +145,7 @@ class Routed:
     @property
     def router(self) -> tuple[Floats, Floats]:
         """The curve in order of predicted gain."""
-        return self.curve(np.argsort(-self.predicted, kind="stable"))
+        return self.curve(self.order)
 
     @property
     def oracle(self) -> tuple[Floats, Floats]:
@@ -166,7 +176,10 @@ def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
 
     Every point of `curve` says: to send this share of prompts to the large model, send those with a predicted gain
     above `threshold`; then `cost` is the mean relative to sending all, `quality` the mean reward, both with intervals,
-    beside which stand random routing's and the oracle's at the same cost.
+    beside which stand random routing's and the oracle's at the same cost. Of the prompts that only the large model gets
+    right, `hard_sent_small` is the share that the small one answers; of those that the small one gets right,
+    `easy_sent_large` is the share that the large one answers; both with Wilson's intervals, and None where there are no
+    such prompts. `hard` and `easy` say how many there are, as shares of all.
     """
     num = len(routed.small)
     ranked = np.sort(routed.predicted)[::-1]
@@ -174,7 +187,7 @@ def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
     spread = float(np.maximum(routed.dear - routed.cheap, 1e-12).sum())
     base, mean = float(routed.small.mean()), float(routed.gain.mean())
     x, added = routed.router
-    ends = _curve_ends(routed, seed)
+    ends, errors = _curve_ends(routed, seed), _errors(routed)
     curve = []
     for place, share in enumerate(SHARES):
         count = round(share * num)
@@ -189,11 +202,14 @@ def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
                 "quality_interval": ends[:, 1, place].tolist(),
                 "random": base + part * mean,
                 "oracle": base + float(np.interp(part, *routed.oracle)),
+                **errors[place],
             }
         )
     shares = {"0.1-0.5": (0.1, 0.2, 0.3, 0.4, 0.5), "all": None}
     return {
         "num_prompts": num,
+        "hard": float(routed.hard.mean()),
+        "easy": base,
         "small_only": asdict(bootstrap(num, lambda at: float(routed.small[at].mean()), seed)),
         "large_only": asdict(bootstrap(num, lambda at: float(routed.large[at].mean()), seed)),
         "recovered": {
@@ -217,6 +233,32 @@ def _curve_ends(routed: Routed, seed: int) -> Floats:
         drawn.append([(cheap + x[counts] * spread) / float(part.dear.sum()), part.small.mean() + added[counts]])
     ends: Floats = np.quantile(np.array(drawn), [0.025, 0.975], axis=0)
     return ends
+
+
+def _errors(routed: Routed) -> list[dict[str, Any]]:
+    """By share: how much of what needs the large model goes to the small one, and of what does not to the large."""
+    num, order = len(routed.small), routed.order
+    hard, easy = routed.hard[order], routed.small[order]
+    counts = [round(share * num) for share in SHARES]
+    return [
+        {**_rate("hard_sent_small", hard[count:], hard), **_rate("easy_sent_large", easy[:count], easy)}
+        for count in counts
+    ]
+
+
+def _rate(name: str, wrong: Floats, of: Floats) -> dict[str, Any]:
+    """The part of some weights that is in the wrong place, with its interval, as fields of a point of the curve.
+
+    Weights below 1, of prompts that were answered several times, count as as many whole ones as would vary as much.
+    """
+    total = float(of.sum())
+    if total == 0.0:
+        return {name: None, f"{name}_interval": None}
+    share = min(float(wrong.sum()) / total, 1.0)
+    # Where all or none are sent there, no other prompts would show anything else.
+    sure = len(wrong) in (0, len(of))
+    found = Interval(share, share, share) if sure else _wilson(share, total**2 / float(np.square(of).sum()))
+    return {name: share, f"{name}_interval": [found.low, found.high]}
 
 
 def threshold_for(ranked: Floats, share: float) -> float:

@@ -1,14 +1,14 @@
-"""What a router's artifact promises: for each share of requests that the large model answers, cost and quality."""
+"""What a router's artifact promises: for each share of requests that the large model answers, cost, quality, errors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from decoding.artifacts import Artifact
 from decoding.calibration import isotonic
-from turnout.errors import out_of_range
+from turnout.errors import invalid, out_of_range
 
 NEVER = 2.0  # gains are differences of chances
 ALWAYS = -1.0
@@ -16,11 +16,22 @@ ALWAYS = -1.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What held-out prompts showed at one share; `cost` is relative to the large model answering all of them."""
+    """What held-out prompts showed at one share.
+
+    Attributes:
+        share: of requests that the large model answers.
+        cost: relative to the large model answering all of them.
+        quality: mean reward.
+        missed: share of all prompts that only the large model gets right, and the small one answers; None where the
+            artifact does not say.
+        wasted: share of all prompts that the small model gets right, and the large one answers; None likewise.
+    """
 
     share: float
     cost: float
     quality: float
+    missed: float | None = None
+    wasted: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +70,7 @@ class RouterCurve:
         routing = artifact.settings["routing"]
         qualities = isotonic([each["quality"] for each in routing["curve"]])
         points = [
-            Point(each["share"], each["cost"], quality)
+            Point(each["share"], each["cost"], quality, *_errors(each, routing))
             for each, quality in zip(routing["curve"], qualities, strict=True)
         ]
         gains = tuple(artifact.settings["quantiles"]["gain"])
@@ -110,6 +121,36 @@ class RouterCurve:
                 return before.share + part * (after.share - before.share)
         best = max(point.quality for point in self.points) / self.large if self.large else 0.0
         raise out_of_range(field, f"{quality:g} cannot be reached; reachable: at most {best:.3f}")
+
+    def share_of_least_loss(self, miss_weight: float, field: str) -> float:
+        """The share that loses least; of several the smallest.
+
+        A wasted large answer loses 1, a missed prompt the weight. Between two points the loss is a straight line, so
+        that no share loses less than the best point's.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: the artifact does not say how often either error is made.
+        """
+        losses = [
+            (miss_weight * point.missed + point.wasted, point.share)
+            for point in self.points
+            if point.missed is not None and point.wasted is not None
+        ]
+        if not losses:
+            raise invalid(
+                field,
+                "needs error rates, and the artifact has none: train it anew with turnout train router, or set"
+                " large_share, cost, quality or threshold instead",
+            )
+        return min(losses)[1]
+
+
+def _errors(point: dict[str, Any], routing: dict[str, Any]) -> tuple[float | None, float | None]:
+    """Missed and wasted at a point, as shares of all prompts; a rate of nothing is None in the artifact."""
+    if "hard" not in routing or "easy" not in routing:
+        return None, None
+    missed = routing["hard"] * (point["hard_sent_small"] or 0.0)
+    return missed, routing["easy"] * (point["easy_sent_large"] or 0.0)
 
 
 def quantile(values: Sequence[float], part: float) -> float:

@@ -22,7 +22,7 @@ from router.targets import Outer, Target, follow, methods_of
 from turnout.errors import out_of_range
 from turnout.registry import MethodParams, get_method
 
-TARGETS = ("large_share", "cost", "quality", "threshold")
+TARGETS = ("large_share", "cost", "quality", "threshold", "miss_weight")
 DEFAULT_SHARE = 0.3
 TIED = 1e-6  # gains as close as this are one
 
@@ -43,6 +43,10 @@ class LearnedParams(MethodParams):
     ] = None
     threshold: Annotated[
         FiniteFloat | None, Field(ge=-1, le=2, description="predicted gain from which on the large model answers")
+    ] = None
+    miss_weight: Annotated[
+        FiniteFloat | None,
+        Field(ge=0, description="wasted large answers that one request is worth that only the large model gets right"),
     ] = None
     small: Annotated[Target, Field(description="how a request is answered that gains too little")] = Target(
         method=PartChoice.of("plain", model="small")
@@ -89,7 +93,7 @@ class LearnedPolicy(RoutingPolicy):
         self._inner = {name: getattr(self.params, name).policy_of(name) for name in ("small", "large")}
 
     def _load(self, artifact: Artifact) -> _Loaded:
-        """Raises TurnoutError: OUT_OF_RANGE: the artifact's curve does not reach the target."""
+        """Raises TurnoutError: the artifact's curve does not reach the target, or lacks what it is read from."""
         curve = RouterCurve.of(artifact)
         drift = GainDrift(curve.gains, self.params.artifact, artifact.version)
         return _Loaded(Probe.load(artifact), self._cut(curve), drift)
@@ -99,7 +103,8 @@ class LearnedPolicy(RoutingPolicy):
 
         Raises:
             TurnoutError: NOT_FOUND or INVALID_ARGUMENT: no such artifact, or for other models; OUT_OF_RANGE: a target
-                that no threshold reaches, with the reachable range.
+                that no threshold reaches, with the reachable range; INVALID_ARGUMENT: `miss_weight` with an artifact
+                that has no error rates.
         """
         self._kept.get(models, f"{self.where}.artifact")
         for inner in self._inner.values():
@@ -149,6 +154,8 @@ class LearnedPolicy(RoutingPolicy):
             return curve.cut(curve.share_at_cost(params.cost, f"{self.where}.cost"))
         if params.quality is not None:
             return curve.cut(curve.share_at_quality(params.quality, f"{self.where}.quality"))
+        if params.miss_weight is not None:
+            return curve.cut(curve.share_of_least_loss(params.miss_weight, f"{self.where}.miss_weight"))
         return curve.cut(DEFAULT_SHARE if params.large_share is None else params.large_share)
 
 

@@ -57,6 +57,9 @@ def test_a_router_is_trained_by_name_and_its_pool_routes_by_it(run: Any, config:
     assert report["rows"] == {"train": 24, "calibration": 8, "heldout": 8}
     assert report["predictions"]["p_small"]["auc"]["value"] == 1.0  # the prompt's length tells
     assert report["routing"]["recovered"]["all"]["value"] == pytest.approx(1.0)
+    assert report["routing"]["hard"] + report["routing"]["easy"] == 1.0
+    [parted, *_] = [p for p in report["routing"]["curve"] if round(p["share"] * 8) == report["routing"]["hard"] * 8]
+    assert (parted["hard_sent_small"], parted["easy_sent_large"]) == (0.0, 0.0)
     assert {"low", "high", "predicted", "observed"} <= set(report["predictions"]["p_small"]["reliability"][0])
     artifact = Artifact.load(place)
     assert (artifact.kind, sorted(artifact.models)) == ("router_probe", ["large", "small"])
@@ -72,11 +75,14 @@ def test_an_artifact_of_the_trainer_fits_the_pool_it_was_trained_for(run: Any, c
     assert result.code == 0, result.err
     assert "recovered share of the oracle's gain over random" in result.out
     assert "calibration error" in result.out
+    assert "hard sent small" in result.out
+    assert "% of the prompts; easy, the small one is right: " in result.out
     (config.parent / "artifacts").mkdir()
     place.rename(config.parent / "artifacts" / "router.safetensors")
     pool = LocalPool.load("p", load_config(config))
     policy = make_policy(PartChoice.of("learned"), "pools.p.routing.policy")
     policy.check(pool.pool)
+    make_policy(PartChoice.of("learned", miss_weight=5), "pools.p.routing.policy").check(pool.pool)
     assert pool.pool.artifacts.names == ["router"]
 
 

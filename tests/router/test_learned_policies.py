@@ -13,7 +13,7 @@ from router.difficulty.curve import ALWAYS, NEVER, Cut, RouterCurve
 from router.difficulty.drift import LIMIT, WINDOW, GainDrift
 from router.difficulty.strategies import STRATEGIES
 from tests.router.probes import CHANCES, asked, models_of, policy, save_router, save_strategies
-from turnout.errors import TurnoutError
+from turnout.errors import Code, TurnoutError
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 1.0])
@@ -69,6 +69,45 @@ async def test_cost_and_quality_are_read_from_the_held_out_curve(tmp_path: Path)
     assert decisions[0].limits == pytest.approx(decisions[1].limits)
 
 
+def with_errors(folder: Path, hard: float = 0.3, easy: float = 0.5) -> Artifact:
+    """A router whose rates at share s are (1 - s)^2 of what is hard and s^2 of what is easy."""
+    save_router(folder, CHANCES)
+    artifact = Artifact.load(folder / "router.safetensors")
+    routing = artifact.settings["routing"]
+    routing.update(hard=hard, easy=easy)
+    for point in routing["curve"]:
+        point["hard_sent_small"] = (1.0 - point["share"]) ** 2 if hard else None
+        point["easy_sent_large"] = point["share"] ** 2 if easy else None
+    artifact.save(folder / "router.safetensors")
+    return artifact
+
+
+@pytest.mark.parametrize(("weight", "share"), [(0.0, 0.0), (1.0, 0.4), (4.0, 0.7), (1e6, 1.0)])
+async def test_the_share_of_least_weighted_loss_goes_to_the_large_model(tmp_path: Path, weight: float, share: float):
+    """At weight 1 the losses of 0.3, 0.4 and 0.5 are 0.192, 0.188 and 0.2; at 4, of 0.6 to 0.8, 0.372, 0.353, 0.368."""
+    curve = RouterCurve.of(with_errors(tmp_path))
+    assert curve.share_of_least_loss(weight, "miss_weight") == pytest.approx(share)
+    models = models_of(tmp_path)
+    for last in range(10):
+        weighed, shared = policy("learned", miss_weight=weight), policy("learned", large_share=share)
+        made, same = [await each.decide(asked(last), models) for each in (weighed, shared)]
+        assert (made.params, made.limits) == (same.params, pytest.approx(same.limits))
+
+
+def test_an_error_that_no_prompt_allows_weighs_nothing(tmp_path: Path):
+    assert RouterCurve.of(with_errors(tmp_path, hard=0.0)).share_of_least_loss(9.0, "miss_weight") == 0.0
+    assert RouterCurve.of(with_errors(tmp_path, easy=0.0)).share_of_least_loss(0.1, "miss_weight") == 1.0
+
+
+def test_an_artifact_without_error_rates_is_refused_for_a_weight_alone(tmp_path: Path):
+    save_router(tmp_path, CHANCES)
+    models = models_of(tmp_path)
+    policy("learned", large_share=0.3).check(models)
+    with pytest.raises(TurnoutError, match=r"^routing\.policy\.params\.miss_weight: .*train it anew") as refused:
+        policy("learned", miss_weight=5.0).check(models)
+    assert refused.value.code is Code.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize(
     ("params", "said"),
     [
@@ -101,8 +140,10 @@ def test_a_quality_beyond_the_curve_is_refused_with_what_can_be_reached(tmp_path
     [
         (
             {"large_share": 0.3, "cost": 0.5},
-            "give one of large_share, cost, quality, threshold, not large_share and cost",
+            "give one of large_share, cost, quality, threshold, miss_weight, not large_share and cost",
         ),
+        ({"large_share": 0.3, "miss_weight": 5.0}, "not large_share and miss_weight"),
+        ({"miss_weight": -1.0}, "greater than or equal to 0"),
         ({"large_share": 1.2}, "less than or equal to 1"),
         ({"small": {"method": "nobody"}}, "routing.policy.params.small.method.name: 'nobody' is not known"),
         ({"large": {"method": {"name": "plain", "model": "tiny"}}}, "routing.policy.params.large.method"),

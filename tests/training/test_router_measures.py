@@ -91,6 +91,38 @@ def test_the_curve_ends_with_the_models_alone():
     )
 
 
+def test_both_errors_by_hand():
+    """In falling order of predicted gain: hard, easy, easy, hard."""
+    report = routing_report(routed([0, 1, 0, 1], [1, 1, 1, 0], [0.9, 0.5, -0.2, 0.1]))
+    points = {point["share"]: point for point in report["curve"]}
+    assert (report["hard"], report["easy"]) == (0.5, 0.5)
+    found = [(points[s]["hard_sent_small"], points[s]["easy_sent_large"]) for s in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert found == [(1.0, 0.0), (0.5, 0.0), (0.5, 0.5), (0.5, 1.0), (0.0, 1.0)]
+    # Wilson's of one of two and of none of two; where nothing is decided, nothing is uncertain.
+    assert points[0.5]["hard_sent_small_interval"] == pytest.approx([0.0945, 0.9055], abs=1e-4)
+    assert points[0.25]["easy_sent_large_interval"] == pytest.approx([0.0, 0.6576], abs=1e-4)
+    assert points[0.0]["hard_sent_small_interval"] == [1.0, 1.0]
+    assert points[1.0]["easy_sent_large_interval"] == [1.0, 1.0]
+
+
+def test_errors_of_prompts_that_were_answered_several_times_are_weighed():
+    """Hard with chances 0.25 and 0, easy with 0.5 and 1; the first prompt goes to the large model."""
+    report = routing_report(routed([0.5, 1.0], [0.5, 0.5], [1.0, 0.0]))
+    half = next(point for point in report["curve"] if point["share"] == 0.5)
+    assert (report["hard"], report["easy"]) == (0.125, 0.75)
+    assert (half["hard_sent_small"], half["easy_sent_large"]) == pytest.approx((0.0, 0.5 / 1.5))
+    # As 1.5^2 / (0.5^2 + 1^2) = 1.8 whole prompts.
+    assert half["easy_sent_large_interval"] == pytest.approx([0.0416, 0.8520], abs=1e-4)
+
+
+def test_an_error_that_no_prompt_allows_has_no_rate():
+    report = routing_report(routed([1, 1], [1, 0], [0.2, 0.1]))
+    assert report["hard"] == 0.0
+    assert {point["hard_sent_small"] for point in report["curve"]} == {None}
+    assert {point["hard_sent_small_interval"] for point in report["curve"]} == {None}
+    assert report["curve"][-1]["easy_sent_large"] == 1.0
+
+
 def test_thresholds_lie_between_the_prompts_they_part():
     ranked = np.array([0.9, 0.5, 0.1, -0.2])
     assert threshold_for(ranked, 0.5) == pytest.approx(0.3)
