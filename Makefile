@@ -30,7 +30,7 @@ BENCH_ARGS ?=
 CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 
-.PHONY: help venv lint format test test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch experiments bench-frontier bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -158,6 +158,9 @@ bench-cluster: venv ## measure models in actors beside models in one process, an
 bench-batch: venv ## measure interactive first tokens beside a batch that saturates the pool (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m experiments.bench_batch $(BENCH_ARGS)
 
+bench-flood: venv ## measure first tokens of two tenants beside a third one that floods the server (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m experiments.bench_flood $(BENCH_ARGS)
+
 experiments: venv ## every registered method on every demo task, with intervals; what is there is not computed again (90 minutes at most)
 	$(BIN)/turnout experiment run ops/experiments/standing.yaml --yes --out docs/results $(EXPERIMENT_ARGS)
 
@@ -194,8 +197,8 @@ train-demo: venv ## train the demo model pair anew (hours on 2 cores; TRAIN_ARGS
 	$(BIN)/python -m training.evaluate_demo
 	$(BIN)/python -m training.model_card
 
-train-heads: venv ## train anew what goes with the demo pair: draft heads, exits, length predictors, judges (25 minutes on 2 cores for the heads and exits alone)
-	for kind in medusa redrafter kangaroo eesd disco specdecpp judge reward_model enough; do \
+train-heads: venv ## train anew what goes with the demo pair: draft heads, exits, length predictors, a judge of steps, a monitor (half an hour on 2 cores)
+	for kind in medusa redrafter kangaroo eesd disco specdecpp reward_model enough; do \
 		$(BIN)/turnout train $$kind --out .runs/heads/$$kind.safetensors || exit; \
 		install -D -m 644 -t turnout/demo/artifacts .runs/heads/$$kind.safetensors .runs/heads/$$kind.report.json; \
 	done

@@ -30,12 +30,13 @@ def on_free_ports(config: TurnoutConfig) -> TurnoutConfig:
 
 
 @contextmanager
-def running_server(config: TurnoutConfig, program: str = "cli.main") -> Iterator[tuple[int, float]]:
+def running_server(config: TurnoutConfig, program: str = "cli.main", api_key: str = "") -> Iterator[tuple[int, float]]:
     """`turnout serve` in a process of its own; yields its process id and the seconds it took to answer.
 
     Args:
         config: what it serves.
         program: the module that is run as `turnout`.
+        api_key: of a tenant who may ask it; "" where it asks for none.
     """
     with tempfile.TemporaryDirectory(prefix="turnout-bench-") as folder:
         path = Path(folder) / "turnout.yaml"
@@ -45,20 +46,20 @@ def running_server(config: TurnoutConfig, program: str = "cli.main") -> Iterator
             [sys.executable, "-m", program, "serve", str(path)], stdout=subprocess.DEVNULL, start_new_session=True
         )
         try:
-            _wait_until_it_answers(process, config.server.grpc_port)
+            _wait_until_it_answers(process, config.server.grpc_port, api_key)
             yield process.pid, time.monotonic() - started
         finally:
             process.terminate()  # nothing happens when it has ended by itself
             process.wait(timeout=60)
 
 
-def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, api_key: str) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with status {process.returncode}")
         try:
-            with Client(f"127.0.0.1:{port}") as client:
+            with Client(f"127.0.0.1:{port}", api_key=api_key) as client:
                 client.models()
         except TurnoutError:
             time.sleep(0.2)

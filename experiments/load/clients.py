@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from experiments.load.records import Plan
+from experiments.load.records import Plan, Used
 from turnout.calls import ChatMessage
 from turnout.client import AsyncClient
 from turnout.errors import TurnoutError
@@ -78,11 +78,24 @@ class GrpcClient:
 
 
 class HttpClient:
-    """/v1/chat/completions with `stream`."""
+    """/v1/chat/completions with `stream`.
 
-    def __init__(self, plan: Plan) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx.AsyncClient(base_url=f"http://{plan.address}", timeout=REQUEST_LIMIT_S, limits=limits)
+    Args:
+        plan: what is asked.
+        api_key: "" where the server asks for none. No part of the plan, which is written down with the results.
+
+    Attributes:
+        used: by all answers so far.
+    """
+
+    def __init__(self, plan: Plan, api_key: str = "") -> None:
+        self.used = Used()
+        self._client = httpx.AsyncClient(
+            base_url=f"http://{plan.address}",
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=REQUEST_LIMIT_S,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        )
         self._body: dict[str, Any] = {
             "model": plan.model,
             "temperature": 0.0,
@@ -109,6 +122,7 @@ class HttpClient:
                         output()
                     if event.get("usage"):
                         tokens = event["usage"]["completion_tokens"]
+                        self.used.add(event["usage"])
         except httpx.HTTPError as error:
             raise Refused(type(error).__name__) from None
         return tokens

@@ -76,6 +76,25 @@ class Record:
         return (self.last_s - self.first_s) / (self.tokens - 1)
 
 
+@dataclass(slots=True)
+class Used:
+    """What answers said of their tokens, added up."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, usage: dict[str, int]) -> None:
+        """Count one more answer.
+
+        Args:
+            usage: as the answer has it.
+        """
+        self.requests += 1
+        self.prompt_tokens += usage["prompt_tokens"]
+        self.completion_tokens += usage["completion_tokens"]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     """All records of a run, and cores the client used: while it sent or over the whole run, whichever is more."""

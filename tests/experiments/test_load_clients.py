@@ -62,7 +62,7 @@ async def http_server() -> AsyncIterator[tuple[int, list[dict[str, Any]]]]:
             writer.write(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         else:
             events = [{"choices": [{"delta": {"content": "a"}}], "usage": None}] * TOKENS
-            events.append({"choices": [], "usage": {"completion_tokens": TOKENS}})
+            events.append({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": TOKENS}})
             lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
             writer.write(lines.encode())
