@@ -138,7 +138,8 @@ def live(
     logs: Annotated[list[Path], typer.Argument(help="Files of the route log.", metavar="LOG...")],
     control: Annotated[str, typer.Option(help="Arm of the split that others are compared with.")] = "",
     metric: Annotated[
-        str, typer.Option(help="What the stop rule watches: answered, large_share, paper, flops, ttft_s, wall_s.")
+        str,
+        typer.Option(help="What the stop rule watches: answered, score, large_share, paper, flops, ttft_s, wall_s."),
     ] = "paper",
     most: Annotated[float, typer.Option(min=0.0, help="No value counts as more than this.")] = 2.0,
     margin: Annotated[float, typer.Option(min=0.0, help="A difference that matters.")] = 0.0,
@@ -149,6 +150,10 @@ def live(
     decide: Annotated[
         Path | None, typer.Option(help="File that the split names as `decided`: written once one arm is left.")
     ] = None,
+    scorer: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with `scorer`, as of a dataset, that scores answers; the log must hold texts."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the arms of a split on a served endpoint, and shadows with their requests.
@@ -156,7 +161,10 @@ def live(
     The unit is what the split keeps together. The stop rule may be asked as often as one likes, of sessions that are
     over.
     """
-    from experiments.live import METRICS, LiveRule
+    import asyncio
+
+    from experiments.live import METRICS, LiveRule, of_pool
+    from experiments.live_scores import Scored, read_scorer, score_entries
     from experiments.reports.live import make_live_report, winner
     from router.decided import write_decided
     from router.summary import read_log
@@ -165,8 +173,12 @@ def live(
         raise invalid("metric", f"must be one of {', '.join(METRICS)} (got {metric!r})")
     if most <= 0:
         raise invalid("most", "must be above 0")
-    entries = (entry for path in logs for entry in read_log(path))
-    report = make_live_report(entries, control, LiveRule(metric, most, margin), pool)
+    if metric == "score" and scorer is None:
+        raise invalid("metric", "score needs --scorer FILE.yaml")
+    found = Scored([entry for path in logs for entry in read_log(path)], [])
+    if scorer is not None:
+        found = asyncio.run(score_entries(of_pool(found.entries, pool), read_scorer(scorer), control))
+    report = make_live_report(found.entries, control, LiveRule(metric, most, margin), pool, found.told)
     show_live(report, out, as_json)
     if decide is not None and (arm := winner(report)):
         write_decided(decide, {"arm": arm, "metric": metric, "why": report.ends})

@@ -86,11 +86,14 @@ def show_live(report: LiveReport, out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(json.loads(to_json(report)))
         return
+    scores = [">score", ">score, difference"] if report.scores else []
     if report.arms:
         print_table(
-            ["pool", "arm", ">units", ">requests", ">answered", ">paper", ">first token", ">p (paper)", "stop rule"],
+            ["pool", "arm", ">units", ">requests", ">answered", *scores, ">paper", ">first token", ">p (paper)",
+             "stop rule"],
             [
                 [line.pool, line.arm, line.units, line.requests, line.means.get("answered", "-"),
+                 *(shown.get("score", "-") for shown in (line.means, line.differences)[: len(scores)]),
                  line.means.get("paper", "-"), line.means.get("ttft_s", "-"),
                  f"{line.p['paper']:.3g}" if "paper" in line.p else "-", line.verdict]
                 for line in report.arms
@@ -98,12 +101,13 @@ def show_live(report: LiveReport, out: Path | None, as_json: bool) -> None:
         )  # fmt: skip
     if report.shadows:
         print_table(
-            ["pool", "shadow policy", ">pairs", ">same text", ">paper", ">p"],
+            ["pool", "shadow policy", ">pairs", ">same text", *scores[1:], ">paper", ">p"],
             [
-                [line.pool, line.policy, line.pairs, line.same_text, line.differences.get("paper", "-"),
+                [line.pool, line.policy, line.pairs, line.same_text,
+                 *(line.differences.get("score", "-") for _ in scores[1:]), line.differences.get("paper", "-"),
                  f"{line.p['paper']:.3g}" if "paper" in line.p else "-"]
                 for line in report.shadows
             ],
         )  # fmt: skip
-    for line in (*report.ends, *report.power):
+    for line in (*report.ends, *report.scores, *report.power):
         typer.echo(line)

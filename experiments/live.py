@@ -16,20 +16,27 @@ import numpy as np
 
 from experiments.statistics import Interval
 from experiments.stats.hypotheses import ALPHA, corrected, paired_permutation, unpaired_permutation
-from experiments.stats.intervals import Floats, bca_mean, mean_score, score_difference, unpaired_difference
+from experiments.stats.intervals import (
+    Floats,
+    bca_mean,
+    mean_score,
+    paired_difference,
+    score_difference,
+    unpaired_difference,
+)
 from experiments.stats.power import detectable, detectable_between
 from experiments.stats.sequential import ConfidenceSequence
 from router.decided import DECIDED
 from turnout.errors import Code, TurnoutError, invalid, not_found
 
 Entry = dict[str, Any]
-Metric = Literal["answered", "large_share", "paper", "flops", "ttft_s", "wall_s"]
-METRICS: tuple[Metric, ...] = ("answered", "large_share", "paper", "flops", "ttft_s", "wall_s")
+Metric = Literal["answered", "score", "large_share", "paper", "flops", "ttft_s", "wall_s"]
+METRICS: tuple[Metric, ...] = ("answered", "score", "large_share", "paper", "flops", "ttft_s", "wall_s")
 OK = "OK"
 # Where more of it is better.
-GOOD = {"answered"}
+GOOD = {"answered", "score"}
 # From 0 to 1 by what they are.
-SHARES = {"answered", "large_share"}
+SHARES = {"answered", "score", "large_share"}
 LOOKS = 60  # places of the log at which a report shows what the stop rule knew
 
 
@@ -37,15 +44,15 @@ LOOKS = 60  # places of the log at which a report shows what the stop rule knew
 class LiveRule:
     """When to stop a live experiment.
 
-    The difference of the means of two arms is followed by confidence sequences, half the alpha each, so that the rule
-    may be asked as often as one likes, as long as the units that were counted are over: a session that goes on changes
-    what was counted. It holds for each arm by itself.
+    The mean of each arm is followed by a confidence sequence, and all arms share the alpha, the control among them: so
+    the rule may be asked as often as one likes and holds for all arms of a split together, as long as the units that
+    were counted are over: a session that goes on changes what was counted.
 
     Attributes:
         metric: what is watched.
         most: no value counts as more than this.
         margin: a difference that matters, in the unit of the metric.
-        alpha: chance of a wrong stop, over all looks.
+        alpha: chance of a wrong stop, over all looks and all arms of a split.
     """
 
     metric: Metric = "paper"
@@ -186,19 +193,20 @@ def _pool_arms(pool: str, by_arm: dict[str, list[Entry]], control: str, rule: Li
             means={metric: _mean(metric, each) for metric, each in values[arm].items() if len(each)},
             verdict="control",
         )
-        lines.append(line if arm == control else _beside(line, values[arm], values[control], adjusted, rule))
+        lines.append(line if arm == control else _beside(line, values, control, adjusted, rule))
     return lines
 
 
 def _beside(
     line: LiveLine,
-    mine: dict[Metric, Floats],
-    control: dict[Metric, Floats],
+    values: dict[str, dict[Metric, Floats]],
+    against: str,
     adjusted: dict[tuple[str, Metric], float],
     rule: LiveRule,
 ) -> LiveLine:
-    """The same arm, with how it differs from the control."""
-    looks = _looks(mine[rule.metric], control[rule.metric], rule)
+    """The same arm, with how it differs from the control, of the values of all arms."""
+    mine, control = values[line.arm], values[against]
+    looks = followed(mine[rule.metric], control[rule.metric], rule, len(values))
     metrics = [metric for arm, metric in adjusted if arm == line.arm]
     apart = {metric: detectable_between(mine[metric], control[metric], ALPHA / len(adjusted)) for metric in metrics}
     return replace(
@@ -218,6 +226,10 @@ def _mean(metric: str, values: Floats) -> Interval:
 
 def _difference(metric: str, mine: Floats, control: Floats) -> Interval:
     return score_difference(mine, control) if metric in SHARES else unpaired_difference(mine, control)
+
+
+def _paired(metric: str, differences: Floats) -> Interval:
+    return paired_difference(differences, np.zeros_like(differences)) if metric == "score" else bca_mean(differences)
 
 
 def _by_unit(members: list[Entry], metric: Metric) -> Floats:
@@ -244,19 +256,27 @@ def _value(entry: Entry, metric: Metric) -> float | None:
         return float(outcome.get("status") == OK)
     if outcome.get("status") != OK:
         return None
+    if metric == "score":  # of what `experiments.live_scores` scored
+        return entry.get("score")
     if metric == "flops":
         alone = outcome["flops_large_only"]
         return outcome["flops"] / alone if alone else None
     return float(outcome[metric])
 
 
-def _looks(mine: Floats, control: Floats, rule: LiveRule) -> list[Look]:
+def followed(mine: Floats, control: Floats, rule: LiveRule, num_arms: int) -> list[Look]:
     """Difference of two means by a confidence sequence each, as the arms grew beside each other.
 
     Values beyond the bounds count as the bounds.
+
+    Args:
+        mine: [n] a value of each unit of an arm, in the order they came.
+        control: [m] of the control.
+        rule: when to stop.
+        num_arms: of the split; as many sequences share the rule's alpha, since the control's is the same for all.
     """
     most = min(rule.most, 1.0) if rule.metric in SHARES else rule.most
-    sequences = [ConfidenceSequence(0.0, most, rule.alpha / 2) for _ in range(2)]
+    sequences = [ConfidenceSequence(0.0, most, rule.alpha / num_arms) for _ in range(2)]
     values = [np.clip(each, 0.0, most).tolist() for each in (mine, control)]
     found: list[Look] = []
     for start, end in pairwise(range(LOOKS + 1)):
@@ -309,7 +329,7 @@ def _shadow(pool: str, policy: str, pairs: list[tuple[Entry, Entry]]) -> ShadowL
         policy,
         pairs=len(pairs),
         same_text=mean_score(np.array([float(bool(shadow.get("same_text"))) for shadow, _ in pairs])),
-        differences={metric: bca_mean(each) for metric, each in known.items()},
+        differences={metric: _paired(metric, each) for metric, each in known.items()},
         p=dict(zip(known, p, strict=True)),
         apart={
             metric: detectable(len(each), float(np.std(each)), ALPHA / len(known))

@@ -111,7 +111,7 @@ def logged_questions(paths: list[Path], pool: str, count: int | None = None) -> 
                 continue
             if "request" not in entry:
                 raise invalid("log", f"{path} holds no texts: set routing.log.texts, and let it fill anew")
-            asked = _asked(entry["request"])
+            asked = asked_in(entry["request"])
             if asked is None:
                 passed_over += 1
             else:
@@ -122,7 +122,8 @@ def logged_questions(paths: list[Path], pool: str, count: int | None = None) -> 
     return Logged(_unique(found[::-1])[: count or len(found)], passed_over)
 
 
-def _asked(body: dict[str, Any]) -> Asked | None:
+def asked_in(body: dict[str, Any]) -> Asked | None:
+    """What a logged request asked; None where it was asked with tools, or with token ids for a prompt."""
     if "tools" in body:
         return None
     try:

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from decoding.noise import derive_seed
 from engine.pool import LocalPool
 from experiments.grid.cells import Cell, Record
-from experiments.grid.scoring import Item, Scorer
+from experiments.grid.scoring import Item, Score, Scorer
 from turnout.calls import ChatMessage, Chunk, GenerateCall, TokenOut, Usage
 from turnout.errors import Code, TurnoutError
 
@@ -83,18 +83,25 @@ async def scored(pool: LocalPool, cell: Cell, item: Item, record: Record, scorer
         record.score = 0.0
         return record
     model = pool.roles[str(cell.params.get("model", "large"))] if cell.method == "plain" else pool.name
+    score = await score_of(scorer, item, record.text, pool, model)
+    if isinstance(score, Score):
+        record.score, record.note = score.value, score.note
+    else:
+        record.note = score
+    return record
+
+
+async def score_of(scorer: Scorer, item: Item, text: str, pool: LocalPool | None, model: str) -> Score | str:
+    """The score of an answer to a row, or why it has none."""
     try:
         async with asyncio.timeout(SCORE_S):
-            score = await scorer.score(item, record.text, pool, model)
+            return await scorer.score(item, text, pool, model)
     except TurnoutError as error:
-        record.note = error.message
+        return error.message
     except TimeoutError:
-        record.note = f"the scorer came to no end within {SCORE_S:g} s"
+        return f"the scorer came to no end within {SCORE_S:g} s"
     except Exception as error:  # a scorer is somebody's code: it costs its prompt, not the cell
-        record.note = f"the scorer failed: {type(error).__name__}: {error}"
-    else:
-        record.score, record.note = score.value, score.note
-    return record
+        return f"the scorer failed: {type(error).__name__}: {error}"
 
 
 async def _answered(pool: LocalPool, cell: Cell, item: Item, number: int) -> Record:

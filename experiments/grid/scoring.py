@@ -184,13 +184,13 @@ class Scorer(Protocol):
 
     generates: bool
 
-    async def score(self, item: Item, answer: str, pool: LocalPool, model: str) -> Score:
+    async def score(self, item: Item, answer: str, pool: LocalPool | None, model: str) -> Score:
         """Score one answer.
 
         Args:
             item: what was asked.
             answer: the text; empty where the scorer needs none.
-            pool: that answered.
+            pool: that answered; None where none is loaded, as of answers in a log.
             model: of the pool, that answers alone; the pool's name where several answer together.
 
         Raises:

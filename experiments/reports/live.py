@@ -28,6 +28,7 @@ TITLE = "live"
 UNITS = "sessions, tenants or requests of both arms, in the order they came"
 NAMES = {
     "answered": "answered",
+    "score": "score",
     "large_share": "large tokens",
     "paper": "paper",
     "flops": "FLOPs",
@@ -48,6 +49,7 @@ class LiveReport:
         shadows: beside their requests.
         power: what so many units or pairs can tell apart, and what a margin would take.
         ends: of each split that the rule has decided, how its configuration ends it.
+        scores: who scored how many answers, and why others have no score; empty where nobody scores.
     """
 
     title: str
@@ -57,9 +59,12 @@ class LiveReport:
     shadows: list[ShadowLine]
     power: list[str]
     ends: list[str]
+    scores: list[str]
 
 
-def make_live_report(entries: Iterable[Entry], control: str, rule: LiveRule, pool: str = "") -> LiveReport:
+def make_live_report(
+    entries: Iterable[Entry], control: str, rule: LiveRule, pool: str = "", scores: Iterable[str] = ()
+) -> LiveReport:
     """Work out the figures of a route log.
 
     Args:
@@ -67,6 +72,7 @@ def make_live_report(entries: Iterable[Entry], control: str, rule: LiveRule, poo
         control: name of the arm that others are compared with; "" leaves splits out.
         rule: when to stop.
         pool: the only one that is looked at; "" looks at all.
+        scores: what is to be said of the scores that entries have.
 
     Raises:
         TurnoutError: NOT_FOUND: no such pool, or a pool without such an arm; INVALID_ARGUMENT: there is nothing to
@@ -82,7 +88,7 @@ def make_live_report(entries: Iterable[Entry], control: str, rule: LiveRule, poo
         raise invalid("log", f"holds nothing to compare: no shadow beside its request, and no arm that is named{hint}")
     title = f"{TITLE}-{pool}" if pool else TITLE
     power = [*_power(lines, rule), *_shadow_power(beside, rule)]
-    return LiveReport(title, control, rule, lines, beside, power, list(_ends(lines, control, rule)))
+    return LiveReport(title, control, rule, lines, beside, power, list(_ends(lines, control, rule)), list(scores))
 
 
 def _power(lines: list[LiveLine], rule: LiveRule) -> Iterator[str]:
@@ -172,6 +178,7 @@ def figure_table(report: LiveReport) -> Shown:
         )
         for line in report.arms
         for metric in METRICS
+        if metric != "score" or report.scores
     ]
     return Shown(columns, tuple(rows), "")
 
@@ -212,15 +219,15 @@ def method(report: LiveReport) -> str:
     return (
         f"{figures} Differences of arms are from {report.control}. The stop rule follows {NAMES[rule.metric]}, where no"
         f" value counts as more than {rule.most:g}, by confidence sequences that hold at any time: it says stop where a"
-        f" difference is beyond {rule.margin:g}. However often it is asked of units that are over, it is wrong about an"
-        f" arm with a chance of at most {rule.alpha:.0%}."
+        f" difference is beyond {rule.margin:g}. However often it is asked of units that are over, it is wrong about"
+        f" any arm of a split with a chance of at most {rule.alpha:.0%}."
     )
 
 
 def to_markdown(report: LiveReport) -> str:
     """The page as text."""
     lines = [f"# {report.title}", "", method(report), ""]
-    lines += [f"- {line}" for line in (*report.ends, *report.power)]
+    lines += [f"- {line}" for line in (*report.ends, *report.scores, *report.power)]
     if report.arms:
         lines += ["", "## Arms", "", *table_lines(arm_table(report)), "", "## Figures", ""]
         lines += table_lines(figure_table(report))

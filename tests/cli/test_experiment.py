@@ -107,6 +107,21 @@ def test_live_reads_route_logs(run: Any, tmp_path: Path) -> None:
     assert json.loads(decided.read_text(encoding="utf-8"))["arm"] == "new"
 
 
+def test_live_scores_answers(run: Any, tmp_path: Path) -> None:
+    texts = {"request": {"prompt": "x"}, "answers": ["12"]}
+    log, scorer = tmp_path / "route.jsonl", tmp_path / "scorer.yaml"
+    log.write_text("".join(json.dumps({**each, **texts}) + "\n" for each in split(0.0, 20)), encoding="utf-8")
+    scorer.write_text("scorer: {kind: regex, pattern: '[0-9]'}", encoding="utf-8")
+    given = ("experiment", "live", str(log), "--control", "old")
+    found = json.loads(run(*given, "--scorer", str(scorer), "--metric", "score", "--json").out)
+    assert found["scores"] == ["scored by regex: 40 of 40 answers"]
+    assert found["arms"][1]["means"]["score"]["value"] == 1.0
+    shown = run(*given, "--scorer", str(scorer))
+    assert "scored by regex: 40 of 40 answers" in shown.out
+    assert "score" not in run(*given).out
+    assert "metric: score needs --scorer FILE.yaml" in run(*given, "--metric", "score").err
+
+
 def test_tune_refuses_what_it_cannot_search(run: Any, config_file: Path) -> None:
     given = ("experiment", "tune", "entropy_adaptive", "--config", str(config_file), "--budget", "0.5")
     assert "search.window: must be LOW:HIGH" in run(*given, "--search", "window=5:1", "--demo", "lists").err

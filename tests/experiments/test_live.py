@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.live import LiveRule, arms, shadows
+from experiments.live import LiveRule, arms, followed, shadows
 from tests.experiments.route_logs import Entry, entry, split
 from turnout.errors import TurnoutError
 
@@ -23,6 +23,29 @@ def test_two_equal_arms_go_on() -> None:
     _, new = arms(split(0.0), "old", LiveRule())
     assert new.verdict == "go on"
     assert min(new.p.values()) > 0.05
+
+
+def test_more_arms_share_the_chance_of_a_wrong_stop() -> None:
+    """With a third arm a difference is known as well as without it at two thirds of the alpha."""
+    two = split(-0.05)
+    third = [{**each, "request_id": f"x{each['request_id']}", "decision": {**each["decision"], "arm": "third"}}
+             for each in two if each["decision"]["arm"] == "old"]  # fmt: skip
+    alone, beside = (arms(log, "old", LiveRule())[1].interval for log in (two, [*two, *third]))
+    assert alone is not None
+    assert beside is not None
+    assert beside.low < alone.low < alone.high < beside.high
+    assert arms(two, "old", LiveRule(alpha=0.05 * 2 / 3))[1].interval == beside
+
+
+def test_arms_that_are_all_alike_are_seldom_told_apart() -> None:
+    """200 splits of three arms, looked at 60 times each; costs are as far from even as they get: nothing or all."""
+    rng = np.random.default_rng(5)
+    rule, alarms = LiveRule(most=1.0), 0
+    for _ in range(200):
+        control, *others = (rng.random((3, 200)) < 0.5).astype(float)
+        looks = [look.interval for each in others for look in followed(each, control, rule, 3)]
+        alarms += any(interval.low > 0.0 or interval.high < 0.0 for interval in looks)
+    assert alarms <= 0.05 * 200
 
 
 def test_requests_of_one_session_are_one_observation() -> None:

@@ -16,7 +16,7 @@ class DemoScorer:
     def __init__(self, choice: DemoChoice) -> None:
         self._task = DEMO[choice.task]
 
-    async def score(self, item: Item, answer: str, pool: LocalPool, model: str) -> Score:
+    async def score(self, item: Item, answer: str, pool: LocalPool | None, model: str) -> Score:
         """See `Scorer.score`."""
         fields = {name: item.fields[name] for name in ("answer", "result", "difficulty", "task")}
         return Score(float(self._task.is_correct(Problem(prompt=item.prompt, **fields), answer)))

@@ -15,7 +15,7 @@ class ExactScorer:
     def __init__(self, choice: ExactChoice) -> None:
         self._choice = choice
 
-    async def score(self, item: Item, answer: str, pool: LocalPool, model: str) -> Score:
+    async def score(self, item: Item, answer: str, pool: LocalPool | None, model: str) -> Score:
         """See `Scorer.score`."""
         wanted, got = str(item.fields[self._choice.answer]).strip(), final(answer)
         if self._choice.ignore_case:

@@ -24,7 +24,7 @@ class JudgeScorer:
     def __init__(self, choice: JudgeChoice) -> None:
         self._choice = choice
 
-    async def score(self, item: Item, answer: str, pool: LocalPool, model: str) -> Score:
+    async def score(self, item: Item, answer: str, pool: LocalPool | None, model: str) -> Score:
         """See `Scorer.score`."""
         given = {name: item.fields[name] for name in self._choice.fields}
         try:
@@ -58,7 +58,9 @@ class JudgeScorer:
         path = self._choice.key_file
         return read_api_key(Path(path).expanduser() if path is not None else None, "scorer.key_file")
 
-    async def _local(self, question: str, item: Item, pool: LocalPool) -> str:
+    async def _local(self, question: str, item: Item, pool: LocalPool | None) -> str:
+        if pool is None:
+            raise invalid("scorer.address", "is missing, and no pool is loaded that could judge")
         sampling = SamplingParams(temperature=0.0, max_tokens=self._choice.max_tokens, seed=0)
         call = GenerateCall(
             f"judge-{item.id}",

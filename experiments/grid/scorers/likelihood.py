@@ -16,8 +16,10 @@ class LikelihoodScorer:
     def __init__(self, choice: LikelihoodChoice) -> None:
         self._choice = choice
 
-    async def score(self, item: Item, answer: str, pool: LocalPool, model: str) -> Score:
+    async def score(self, item: Item, answer: str, pool: LocalPool | None, model: str) -> Score:
         """See `Scorer.score`."""
+        if pool is None:
+            raise invalid("scorer.kind", "likelihood needs a pool, and none is loaded")
         text = str(item.fields[self._choice.text])
         [scored] = await pool.score(ScoreCall(f"likelihood-{item.id}", model, item.prompt, (text,)))
         logprobs = [token.logprob for token in scored.tokens if token.logprob is not None]

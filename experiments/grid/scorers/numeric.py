@@ -18,7 +18,7 @@ class NumericScorer:
     def __init__(self, choice: NumericChoice) -> None:
         self._choice = choice
 
-    async def score(self, item: Item, answer: str, pool: LocalPool, model: str) -> Score:
+    async def score(self, item: Item, answer: str, pool: LocalPool | None, model: str) -> Score:
         """See `Scorer.score`."""
         wanted = number(str(item.fields[self._choice.answer]))
         if wanted is None:

@@ -24,7 +24,7 @@ class RegexScorer:
     def __init__(self, choice: RegexChoice) -> None:
         self._choice = choice
 
-    async def score(self, item: Item, answer: str, pool: LocalPool, model: str) -> Score:
+    async def score(self, item: Item, answer: str, pool: LocalPool | None, model: str) -> Score:
         """See `Scorer.score`."""
         pattern = self._choice.pattern if self._choice.pattern is not None else str(item.fields[self._choice.field])
         try:

@@ -27,7 +27,7 @@ class UnitTestsScorer:
             processes=choice.processes,
         )
 
-    async def score(self, item: Item, answer: str, pool: LocalPool, model: str) -> Score:
+    async def score(self, item: Item, answer: str, pool: LocalPool | None, model: str) -> Score:
         """See `Scorer.score`."""
         prefix = str(item.fields[self._choice.prefix]) if self._choice.prefix else ""
         program = "\n\n".join((prefix, code_of(answer), str(item.fields[self._choice.tests])))
