@@ -303,7 +303,7 @@ def _show_chances(chances: dict[str, Any]) -> None:
 def _show_routing(routing: dict[str, Any]) -> None:
     """What sending requests to the large model is worth."""
     print_table(
-        [">large share", ">gain from", ">cost", ">quality", ">random", ">oracle"],
+        [">large share", ">worth from", ">cost", ">quality", ">random", ">oracle"],
         [
             [
                 f"{p['share']:.0%}",

@@ -101,7 +101,7 @@ class Routed:
     Attributes:
         small: [n] reward of the small model's answer.
         large: [n] of the large model's.
-        predicted: [n] predicted gain; prompts are sent to the large model in falling order of it.
+        predicted: [n] predicted worth; prompts are sent to the large model in falling order of it.
         cheap: [n] cost of the small model's answer.
         dear: [n] of the large model's.
     """
@@ -128,7 +128,7 @@ class Routed:
 
     @property
     def order(self) -> Ints:
-        """[n] places in falling order of predicted gain."""
+        """[n] places in falling order of predicted worth."""
         return np.argsort(-self.predicted, kind="stable")
 
     def curve(self, order: Ints) -> tuple[Floats, Floats]:
@@ -144,7 +144,7 @@ class Routed:
 
     @property
     def router(self) -> tuple[Floats, Floats]:
-        """The curve in order of predicted gain."""
+        """The curve in order of predicted worth."""
         return self.curve(self.order)
 
     @property
@@ -172,9 +172,9 @@ def recovered(routed: Routed, shares: tuple[float, ...] | None = None) -> float:
 
 
 def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
-    """What routing by predicted gain is worth on held-out prompts, as plain values.
+    """What routing by predicted worth brings on held-out prompts, as plain values.
 
-    Every point of `curve` says: to send this share of prompts to the large model, send those with a predicted gain
+    Every point of `curve` says: to send this share of prompts to the large model, send those with a predicted worth
     above `threshold`; then `cost` is the mean relative to sending all, `quality` the mean reward, both with intervals,
     beside which stand random routing's and the oracle's at the same cost. Of the prompts that only the large model gets
     right, `hard_sent_small` is the share that the small one answers; of those that the small one gets right,
@@ -262,7 +262,7 @@ def _rate(name: str, wrong: Floats, of: Floats) -> dict[str, Any]:
 
 
 def threshold_for(ranked: Floats, share: float) -> float:
-    """The gain above which `share` of prompts lie; `ranked` [n] falls."""
+    """The worth above which `share` of prompts lie; `ranked` [n] falls."""
     count = round(share * len(ranked))
     if count == 0:
         return float(ranked[0])

@@ -172,16 +172,17 @@ def confidence_report(rows: list[Outcome], routed: Routed, seed: int = 0) -> dic
     return report or None
 
 
-def kinds_report(rows: list[Outcome], routed: Routed) -> dict[str, dict[str, float]]:
-    """Held-out prompts by the kind the file gives them: how many, mean rewards, mean gain predicted and true."""
+def kinds_report(rows: list[Outcome], routed: Routed, gains: Floats) -> dict[str, dict[str, float]]:
+    """Held-out prompts by the kind the file gives them: how many, mean rewards, mean gain predicted ([n]) and true."""
     report = {}
     for kind in sorted({row.kind for row in rows}):
-        part = routed.at(np.array([place for place, row in enumerate(rows) if row.kind == kind], dtype=np.int64))
+        places = np.array([place for place, row in enumerate(rows) if row.kind == kind], dtype=np.int64)
+        part = routed.at(places)
         report[kind] = {
             "num_prompts": len(part.small),
             "small": float(part.small.mean()),
             "large": float(part.large.mean()),
             "gain": float(part.gain.mean()),
-            "predicted_gain": float(part.predicted.mean()),
+            "predicted_gain": float(gains[places].mean()),
         }
     return report

@@ -16,17 +16,18 @@ from decoding.model import ModelPool
 from decoding.sequence import Sequence
 from router.base import PROMPT_WANT
 from router.difficulty.features import FEATURES, features_of, inputs_of, state_of
-from router.difficulty.probe import ROUTER_LABELS, ROUTER_PROBE, ProbeNetwork
+from router.difficulty.probe import EXTRA_COST, ROUTER_LABELS, ROUTER_PROBE, ProbeNetwork, extra_costs
 from training.fitting import Schedule, fit
 from training.router_calibration import Way, fit_scaling
+from training.router_costs import Costs, cost_loss
 from training.router_measures import Floats, Routed, prediction_report, routing_report
-from training.router_outcomes import ROLES, Outcomes, Role
+from training.router_outcomes import ROLES, Outcome, Outcomes, Role
 from training.router_samples import allocation_report, confidence_report, kinds_report
 from training.router_targets import Target, labels_of
-from turnout.cost import paper_cost
 from turnout.errors import invalid
 from turnout.types import SamplingParams
 
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and labels [n, k]: a scalar
 Advance = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
 
 AT_ONCE = 16
@@ -148,16 +149,20 @@ def train_probe(
     labels = labels_of(target, outcomes)
     train, tune, heldout = split(outcomes, recipe.seed)
     target.check(labels[train])
-    network, losses = _fit(inputs, labels, (train, tune), target, recipe, advance)
+    network, losses = _fit(inputs, labels, (train, tune), target.loss, recipe, advance)
     with torch.inference_mode():
         outputs = network(inputs)
     scaling = fit_scaling(recipe.calibration, target.law, outputs[tune], labels[tune])
     predicted = scaling(outputs).double().numpy()
-    measured = _measure(models, outcomes, target, predicted, labels.double().numpy(), (train, heldout), recipe)
+    priced = None
+    if target.kind == ROUTER_PROBE:
+        priced = _price(models, outcomes, inputs, (train, tune), recipe, advance)
+    measured = _measure(outcomes, target, predicted, labels.double().numpy(), (train, heldout), priced, recipe)
     parts = {"train": len(train), "calibration": len(tune), "heldout": len(heldout)}
     report = {"kind": target.kind, "rows": parts, "data": outcomes.digest, "losses": losses, **measured}
     settings = {
         "head": network.settings,
+        **({EXTRA_COST: priced.network.settings} if priced is not None and priced.network is not None else {}),
         "features": list(FEATURES),
         "labels": list(target.labels),
         "scaling": scaling.settings,
@@ -167,17 +172,55 @@ def train_probe(
         **target.settings,
         **measured,
     }
-    tensors = {name: each.detach().clone() for name, each in network.state_dict().items()}
+    tensors = _tensors(network)
+    if priced is not None and priced.network is not None:
+        tensors |= {f"{EXTRA_COST}.{name}": each for name, each in _tensors(priced.network).items()}
     return Trained(
         Artifact(target.kind, "training.router_training", settings, dict[str, str](digests.items()), tensors), report
     )
+
+
+def _tensors(network: ProbeNetwork) -> dict[str, torch.Tensor]:
+    return {name: each.detach().clone() for name, each in network.state_dict().items()}
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """What answers cost, and what the large model's are predicted to cost more.
+
+    Attributes:
+        costs: of all rows.
+        network: predicts the extra cost; None: all cost the same.
+        extra: [n] predicted for all rows, the mean being 1.
+    """
+
+    costs: Costs
+    network: ProbeNetwork | None
+    extra: Floats
+
+
+def _price(
+    models: ModelPool,
+    outcomes: Outcomes,
+    inputs: torch.Tensor,
+    parts: tuple[list[int], list[int]],
+    recipe: Recipe,
+    advance: Advance,
+) -> _Priced:
+    costs = Costs.of(models, outcomes)
+    labels = costs.labels(parts[0])
+    if labels is None:
+        return _Priced(costs, None, np.ones(len(outcomes.rows)))
+    network, _ = _fit(inputs, labels, parts, cost_loss, recipe, advance)
+    with torch.inference_mode():
+        return _Priced(costs, network, extra_costs(network, inputs).double().numpy())
 
 
 def _fit(
     inputs: torch.Tensor,
     labels: torch.Tensor,
     parts: tuple[list[int], list[int]],
-    target: Target,
+    loss_of: Loss,
     recipe: Recipe,
     advance: Advance,
 ) -> tuple[ProbeNetwork, dict[str, Any]]:
@@ -193,14 +236,14 @@ def _fit(
     tuned: list[float] = []
 
     def loss(batch: torch.Tensor) -> torch.Tensor:
-        return target.loss(network(learnt[batch]), wanted[batch])
+        return loss_of(network(learnt[batch]), wanted[batch])
 
     def on_step(step: int, value: float) -> None:
         nonlocal best
         if step % every:
             return
         with torch.no_grad():
-            tuned.append(float(target.loss(network(inputs[tune]), labels[tune])))
+            tuned.append(float(loss_of(network(inputs[tune]), labels[tune])))
         if tuned[-1] < best[0]:
             best = (tuned[-1], step // every, {name: each.clone() for name, each in network.state_dict().items()})
         advance(f"fitting, loss {value:.3f}", step // every, recipe.epochs)
@@ -211,12 +254,12 @@ def _fit(
 
 
 def _measure(
-    models: ModelPool,
     outcomes: Outcomes,
     target: Target,
     predicted: Floats,
     labels: Floats,
     parts: tuple[list[int], list[int]],
+    priced: _Priced | None,
     recipe: Recipe,
 ) -> dict[str, Any]:
     """What is measured on held-out rows, and the quantiles of what is predicted for them."""
@@ -235,16 +278,19 @@ def _measure(
     report["quantiles"] = {
         name: _quantiles(scores[:, place]) for place, name in enumerate(target.labels) if target.law != "choice"
     }
-    if target.kind == ROUTER_PROBE:
-        routed = _routed(models, outcomes, scores, heldout)
-        report["quantiles"]["gain"] = _quantiles(routed.predicted)
-        report["routing"] = routing_report(routed, seed)
+    if priced is not None:
         rows = [outcomes.rows[place] for place in heldout]
+        gains, extra = scores[:, 1] - scores[:, 0], priced.extra[heldout]
+        routed = _routed(rows, gains / extra, priced.costs, heldout)
+        report["quantiles"] |= {"gain": _quantiles(gains), "worth": _quantiles(routed.predicted)}
+        if priced.network is not None:
+            report["predictions"][EXTRA_COST] = _cost_report(routed, extra)
+        report["routing"] = routing_report(routed, seed)
         report["allocation"] = {
             role: allocation_report(rows, role, scores[:, ROUTER_LABELS.index(f"p_{role}")], seed) for role in ROLES
         }
         report["confidence"] = confidence_report(rows, routed, seed)
-        report["kinds"] = kinds_report(rows, routed)
+        report["kinds"] = kinds_report(rows, routed, gains)
     elif target.law == "choice":
         hits = scores.argmax(1) == true.argmax(1)
         most = int(labels[train].sum(0).argmax())
@@ -257,16 +303,17 @@ def _quantiles(values: Floats) -> list[float]:
     return [float(each) for each in np.quantile(values, np.linspace(0.0, 1.0, NUM_QUANTILES))]
 
 
-def _routed(models: ModelPool, outcomes: Outcomes, scores: Floats, heldout: list[int]) -> Routed:
-    """Held-out rows with their predicted gain; costs are parameters times tokens, where the file knows the tokens."""
-    rows = [outcomes.rows[place] for place in heldout]
-    small = np.array([row.reward("small") for row in rows])
-    large = np.array([row.reward("large") for row in rows])
-    tokens = {role: [row.mean(role, "tokens") for row in rows] for role in ROLES}
-    sizes: dict[Role, int] = {role: models.role(role).num_parameters for role in ROLES}
-    if None in tokens["small"] or None in tokens["large"]:
-        cheap = np.full(len(rows), paper_cost(0.0, sizes["small"], sizes["large"]))
-        dear = np.ones(len(rows))
-    else:
-        cheap, dear = (np.array(tokens[role], dtype=np.float64) * sizes[role] for role in ROLES)
-    return Routed(small, large, scores[:, 1] - scores[:, 0], cheap, dear)
+def _routed(rows: list[Outcome], worths: Floats, costs: Costs, heldout: list[int]) -> Routed:
+    """Held-out rows in the order of their predicted worth."""
+    small, large = (np.array([row.reward(role) for row in rows]) for role in ROLES)
+    return Routed(small, large, worths, costs.cheap[heldout], costs.dear[heldout])
+
+
+def _cost_report(routed: Routed, predicted: Floats) -> dict[str, float]:
+    """Mean error of the predicted extra cost, and of one constant, both as parts of the mean extra cost."""
+    extra = np.maximum(routed.dear - routed.cheap, 0.0)
+    true = extra / extra.mean()
+    return {
+        "absolute_error": float(np.abs(predicted - true).mean()),
+        "constant_absolute_error": float(np.abs(1.0 - true).mean()),
+    }

@@ -8,10 +8,11 @@ from typing import Any, Self
 
 from decoding.artifacts import Artifact
 from decoding.calibration import isotonic
+from router.difficulty.probe import LEAST_EXTRA
 from turnout.errors import invalid, out_of_range
 
-NEVER = 2.0  # gains are differences of chances
-ALWAYS = -1.0
+NEVER = 1.0 + 1.0 / LEAST_EXTRA  # gains are differences of chances
+ALWAYS = -NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Who goes to the large model: whose predicted gain is above `gain`, and of those at it, a part.
+    """Who goes to the large model: whose predicted worth is above `worth`, and of those at it, a part.
 
     Attributes:
-        gain: the threshold.
-        of_ties: part of the requests with just this gain, which an isotonic map gives to many; 1.0: all.
+        worth: the threshold.
+        of_ties: part of the requests with just this worth, which an isotonic map gives to many; 1.0: all.
     """
 
-    gain: float
+    worth: float
     of_ties: float = 1.0
 
 
@@ -56,11 +57,13 @@ class RouterCurve:
 
     Attributes:
         gains: quantiles of the predicted gain, rising, evenly spaced from the least to the largest.
+        worths: likewise of the predicted worth, which is the gain for its cost.
         points: by share, from 0 to 1.
         large: quality of the large model on them.
     """
 
     gains: tuple[float, ...]
+    worths: tuple[float, ...]
     points: tuple[Point, ...]
     large: float
 
@@ -73,8 +76,8 @@ class RouterCurve:
             Point(each["share"], each["cost"], quality, *_errors(each, routing))
             for each, quality in zip(routing["curve"], qualities, strict=True)
         ]
-        gains = tuple(artifact.settings["quantiles"]["gain"])
-        return cls(gains, tuple(points), routing["large_only"]["value"])
+        gains, worths = (tuple(artifact.settings["quantiles"][name]) for name in ("gain", "worth"))
+        return cls(gains, worths, tuple(points), routing["large_only"]["value"])
 
     def cut(self, share: float) -> Cut:
         """What decides who goes to the large model, so that `share` of the held-out prompts would."""
@@ -82,11 +85,11 @@ class RouterCurve:
             return Cut(NEVER)
         if share >= 1.0:
             return Cut(ALWAYS)
-        gain = quantile(self.gains, 1.0 - share)
-        tied = [place / (len(self.gains) - 1) for place, each in enumerate(self.gains) if each == gain]
+        worth = quantile(self.worths, 1.0 - share)
+        tied = [place / (len(self.worths) - 1) for place, each in enumerate(self.worths) if each == worth]
         if len(tied) < 2:
-            return Cut(gain)
-        return Cut(gain, (share - (1.0 - tied[-1])) / (tied[-1] - tied[0]))
+            return Cut(worth)
+        return Cut(worth, (share - (1.0 - tied[-1])) / (tied[-1] - tied[0]))
 
     def share_at_cost(self, cost: float, field: str) -> float:
         """The largest share whose cost is within a limit.

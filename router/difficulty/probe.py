@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -19,6 +19,8 @@ STRATEGY_PROBE = "strategy_probe"
 MARGINALS_PROBE = "marginals_probe"
 
 ROUTER_LABELS = ("p_small", "p_large")
+EXTRA_COST = "extra_cost"  # its network's name in an artifact, and that of its prediction
+LEAST_EXTRA = 0.05  # of the mean extra cost: no answer counts as cheaper, so that worths stay within 1 / LEAST_EXTRA
 
 FARTHEST = 6.0  # standard deviations; beyond what training saw, a straight line must not run on
 
@@ -72,11 +74,14 @@ class Probe:
         network: see there.
         labels: names of what it predicts.
         scaling: from the network's outputs to predictions.
+        extra: a router's second network, whose one output is the logarithm of what the large model's answer costs more,
+            the mean being 1; None: whoever trained it did not know what answers cost.
     """
 
     network: ProbeNetwork
     labels: tuple[str, ...]
     scaling: Scaling
+    extra: ProbeNetwork | None = None
 
     @classmethod
     def load(cls, artifact: Artifact) -> Self:
@@ -89,11 +94,13 @@ class Probe:
         if found != FEATURES:
             raise invalid("artifact", f"its probe sees {', '.join(found)}; this version computes {', '.join(FEATURES)}")
         scaling = Scaling(**artifact.settings["scaling"])
-        return cls(ProbeNetwork.of(artifact), tuple(artifact.settings["labels"]), scaling)
+        main, extra = _parts(artifact)
+        costs = None if extra is None else ProbeNetwork.of(extra)
+        return cls(ProbeNetwork.of(main), tuple(artifact.settings["labels"]), scaling, costs)
 
     @torch.inference_mode()
     def predict(self, hidden: torch.Tensor, features: dict[str, float]) -> dict[str, float]:
-        """Calibrated predictions for one prompt, by label.
+        """Calibrated predictions for one prompt, by label, and `extra_cost` where the probe predicts it.
 
         Args:
             hidden: the small model's state after the prompt, float32 [width].
@@ -105,5 +112,29 @@ class Probe:
         inputs = inputs_of(hidden, features)
         if len(inputs) != self.network.first.in_features:
             raise ValueError(f"the probe is fed {self.network.first.in_features} numbers, not {len(inputs)}")
-        values = self.scaling(self.network(inputs[None]))[0].tolist()
-        return dict(zip(self.labels, values, strict=True))
+        found = dict(zip(self.labels, self.scaling(self.network(inputs[None]))[0].tolist(), strict=True))
+        if self.extra is not None:
+            found[EXTRA_COST] = float(extra_costs(self.extra, inputs[None]))
+        return found
+
+
+def extra_costs(network: ProbeNetwork, inputs: torch.Tensor) -> torch.Tensor:
+    """What the large model's answers are predicted to cost more, the mean being 1: float32 [n, width] -> [n]."""
+    logarithms: torch.Tensor = network(inputs)[:, 0]
+    return logarithms.exp().clamp(LEAST_EXTRA, 1.0 / LEAST_EXTRA)
+
+
+def worth_of(scores: dict[str, float]) -> float:
+    """What the large model's answer is predicted to gain for what it costs more: in this order requests go to it."""
+    return (scores["p_large"] - scores["p_small"]) / scores.get(EXTRA_COST, 1.0)
+
+
+def _parts(artifact: Artifact) -> tuple[Artifact, Artifact | None]:
+    """An artifact with the tensors of the network of labels, and one with those of the network of costs, if any."""
+    prefix = f"{EXTRA_COST}."
+    main = {name: each for name, each in artifact.tensors.items() if not name.startswith(prefix)}
+    extra = {name.removeprefix(prefix): each for name, each in artifact.tensors.items() if name.startswith(prefix)}
+    if not extra:
+        return artifact, None
+    settings = {**artifact.settings, "head": artifact.settings[EXTRA_COST]}
+    return replace(artifact, tensors=main), replace(artifact, tensors=extra, settings=settings)

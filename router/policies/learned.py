@@ -13,10 +13,10 @@ from decoding.model import ModelPool
 from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
-from router.difficulty.curve import Cut, RouterCurve
+from router.difficulty.curve import ALWAYS, NEVER, Cut, RouterCurve
 from router.difficulty.drift import GainDrift
 from router.difficulty.features import features_of, state_of
-from router.difficulty.probe import ROUTER_PROBE, Probe
+from router.difficulty.probe import EXTRA_COST, ROUTER_PROBE, Probe, worth_of
 from router.hashing import share_of
 from router.targets import Outer, Target, follow, methods_of
 from turnout.errors import out_of_range
@@ -24,7 +24,7 @@ from turnout.registry import MethodParams, get_method
 
 TARGETS = ("large_share", "cost", "quality", "threshold", "miss_weight")
 DEFAULT_SHARE = 0.3
-TIED = 1e-6  # gains as close as this are one
+TIED = 1e-6  # worths as close as this are one
 
 
 class LearnedParams(MethodParams):
@@ -42,7 +42,8 @@ class LearnedParams(MethodParams):
         FiniteFloat | None, Field(ge=0, le=1, description="mean quality, as a share of the large model's")
     ] = None
     threshold: Annotated[
-        FiniteFloat | None, Field(ge=-1, le=2, description="predicted gain from which on the large model answers")
+        FiniteFloat | None,
+        Field(ge=ALWAYS, le=NEVER, description="predicted gain for its cost from which on the large model answers"),
     ] = None
     miss_weight: Annotated[
         FiniteFloat | None,
@@ -76,10 +77,12 @@ class LearnedPolicy(RoutingPolicy):
     """Seed 45 (Learning How Hard to Think), its routing: the requests with the largest predicted gain go to it.
 
     A probe on the small model's state after the prompt predicts the chance that each model is right; the gain is their
-    difference. The threshold comes from the artifact's held-out prompts. A caller's `quality` is kept for the request
-    itself: the small model answers where its chance is at least that share of the large one's. A caller's `max_cost`
-    below 1 leaves the small model only, and one below its share of the parameters is refused. Where `small` is anything
-    but the small model alone, a policy there must keep them, and a limit that it does not keep is refused.
+    difference. Where it also predicts what the large model's answer costs more, the gain for its cost decides: with it
+    a given cost buys most. The paper's answers all cost the same. The threshold comes from the artifact's held-out
+    prompts. A caller's `quality` is kept for the request itself: the small model answers where its chance is at least
+    that share of the large one's. A caller's `max_cost` below 1 leaves the small model only, and one below its share of
+    the parameters is refused. Where `small` is anything but the small model alone, a policy there must keep them, and a
+    limit that it does not keep is refused.
     """
 
     Params = LearnedParams
@@ -129,7 +132,8 @@ class LearnedPolicy(RoutingPolicy):
         features = features_of(row, asked.request.sequence.num_prompt_tokens)
         scores = loaded.probe.predict(state_of(row), features)
         scores["gain"] = scores["p_large"] - scores["p_small"]
-        limits = {"gain_from": loaded.cut.gain}
+        scores["worth"] = worth_of(scores)
+        limits = {"worth_from": loaded.cut.worth}
         if loaded.cut.of_ties < 1.0:
             limits["of_ties"] = loaded.cut.of_ties
         drift = loaded.drift.add(scores["gain"])
@@ -191,18 +195,21 @@ class _Choice:
         return self.side, self.reason
 
     def _by_gain(self) -> None:
-        """By the threshold; where many have just that gain, a part of the questions, always the same ones."""
-        gain, threshold = self.scores["gain"], self.limits["gain_from"]
+        """By the threshold; where many have just that worth, a part of the questions, always the same ones."""
+        worth, threshold = self.scores["worth"], self.limits["worth_from"]
+        said = f"predicted gain {self.scores['gain']:.3f}"
+        if (extra := self.scores.get(EXTRA_COST)) is not None:
+            said += f" for {extra:.2f} of the mean extra cost, {worth:.3f},"
         of_ties = self.limits.get("of_ties", 1.0)
-        if of_ties < 1.0 and abs(gain - threshold) <= TIED:
+        if of_ties < 1.0 and abs(worth - threshold) <= TIED:
             sequence = self.asked.request.sequence
             question = ",".join(map(str, sequence.tokens[: sequence.num_prompt_tokens]))
-            self.side = "large" if share_of(0, "gain tie", question) < of_ties else "small"
-            self.reason = f"predicted gain {gain:.3f} is one of many, of which {of_ties:.0%} go to the large model"
+            self.side = "large" if share_of(0, "worth tie", question) < of_ties else "small"
+            self.reason = f"{said} is one of many, of which {of_ties:.0%} go to the large model"
             return
-        self.side = "large" if gain >= threshold else "small"
+        self.side = "large" if worth >= threshold else "small"
         sign = "at least" if self.side == "large" else "below"
-        self.reason = f"predicted gain {gain:.3f} is {sign} {threshold:.3f}"
+        self.reason = f"{said} is {sign} {threshold:.3f}"
 
     def _keep_quality(self, quality: float) -> None:
         """The small side where the small model alone is good enough; `p_small` says nothing about anything else."""

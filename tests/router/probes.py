@@ -63,7 +63,7 @@ def routing_settings(gains: list[float]) -> dict[str, Any]:
     quantiles = np.quantile(gains, np.linspace(0.0, 1.0, 101)).tolist()
     curve = [{"share": s / 10, "cost": 0.1 + 0.9 * s / 10, "quality": 0.4 + 0.4 * s / 10} for s in range(11)]
     return {
-        "quantiles": {"gain": quantiles, "p_small": [0.5] * 101, "p_large": [0.5] * 101},
+        "quantiles": {"gain": quantiles, "worth": quantiles, "p_small": [0.5] * 101, "p_large": [0.5] * 101},
         "routing": {"curve": curve, "large_only": {"value": 0.8, "low": 0.7, "high": 0.9}},
     }
 

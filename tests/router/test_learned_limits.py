@@ -35,7 +35,7 @@ async def test_of_equal_gains_as_many_go_to_the_large_model_as_were_asked_for(tm
     chances = [[0.9, 0.9]] * 6 + [[0.8 - 0.1 * place, 0.9] for place in range(4)]
     save_router(tmp_path, chances)
     artifact = Artifact.load(tmp_path / "router.safetensors")
-    artifact.settings["quantiles"]["gain"] = [0.0] * 61 + [0.1] * 10 + [0.2] * 10 + [0.3] * 10 + [0.4] * 10
+    artifact.settings["quantiles"]["worth"] = [0.0] * 61 + [0.1] * 10 + [0.2] * 10 + [0.3] * 10 + [0.4] * 10
     artifact.save(tmp_path / "router.safetensors")
     models, router = models_of(tmp_path), policy("learned", large_share=share)
     made = [[await router.decide(asked(last, before=number), models) for last in range(10)] for number in range(100)]

@@ -33,8 +33,8 @@ async def test_a_decision_says_what_it_saw_predicted_and_compared(tmp_path: Path
     assert (decision.method, decision.params, decision.policy) == ("plain", {"model": "large"}, "learned")
     assert decision.version.split("+")[0] == Artifact.load(tmp_path / "router.safetensors").version
     assert set(decision.features) == {"log_prompt_tokens", "entropy_bits", "margin_nats", "top_logprob"}
-    assert decision.scores == pytest.approx({"p_small": 0.65, "p_large": 0.95, "gain": 0.3}, abs=1e-4)
-    assert decision.limits == {"gain_from": 0.25}
+    assert decision.scores == pytest.approx({"p_small": 0.65, "p_large": 0.95, "gain": 0.3, "worth": 0.3}, abs=1e-4)
+    assert decision.limits == {"worth_from": 0.25}
     assert decision.reason == "predicted gain 0.300 is at least 0.250"
     assert decision == await policy("learned", threshold=0.25).decide(asked(3), models)
 

@@ -246,6 +246,57 @@ async def test_a_trained_router_routes_its_share(tmp_path: Path):
     assert sides.count("large") / 300 == pytest.approx(0.4, abs=0.12)
 
 
+def priced(num: int) -> tuple[Outcomes, list[list[int]]]:
+    """Prompts of which half take ten times as many tokens, and gain as much; which ones is in the state."""
+    states = models().small.states
+    rng = np.random.default_rng(3)
+    rows, prompts = [], []
+    for number in range(num):
+        token = int(rng.integers(0, VOCAB))
+        tokens = 100 if states[token, 1] > 0 else 10
+        drawn = {
+            f"samples_{role}": (Sample(reward=float(rng.random() < chance), tokens=tokens),)
+            for role, chance in (("small", 0.3), ("large", 0.9))
+        }
+        rows.append(Outcome(prompt=f"question {number}", **drawn))
+        prompts.append([number % VOCAB, 3, token])
+    return Outcomes.of(rows), prompts
+
+
+async def test_of_equal_gains_the_cheaper_ones_go_first(tmp_path: Path):
+    outcomes, prompts = priced(600)
+    run, pool = await trained(outcomes, prompts, WhoIsRight())
+    costs = run.report["predictions"]["extra_cost"]
+    assert costs["absolute_error"] < 0.2 * costs["constant_absolute_error"]
+    # By the gain alone nothing would be recovered, for all prompts gain the same.
+    assert run.report["routing"]["recovered"]["0.1-0.5"]["low"] > 0.2
+    run.artifact.save(tmp_path / "router.safetensors")
+    pool = replace(pool, artifacts=Artifacts(tmp_path))
+    policy = make_policy(PartChoice.of("learned", large_share=0.4), "routing.policy")
+    cheap = pool.small.states[:, 1] <= 0
+    made = {token: await policy.decide(asked(token), pool) for token in range(VOCAB)}
+    large = [token for token, each in made.items() if each.params["model"] == "large"]
+    assert len(large) > VOCAB / 4
+    assert np.mean([bool(cheap[token]) for token in large]) > 0.9
+    for token, each in made.items():
+        assert each.scores["worth"] == pytest.approx(each.scores["gain"] / each.scores["extra_cost"])
+    extra = np.array([made[token].scores["extra_cost"] for token in range(VOCAB)])
+    assert (extra[cheap.numpy()].mean(), extra[~cheap.numpy()].mean()) == pytest.approx((0.18, 1.8), rel=0.25)
+    assert "of the mean extra cost" in made[0].reason
+
+
+async def test_without_the_tokens_of_answers_all_cost_the_same(tmp_path: Path):
+    outcomes, prompts = planted(100)
+    rows = [
+        row.model_copy(update={"samples_small": (row.samples_small[0].model_copy(update={"tokens": None}),)})
+        for row in outcomes.rows
+    ]
+    run, _ = await trained(Outcomes.of(rows), prompts, WhoIsRight(), epochs=5)
+    assert not any("extra_cost" in name for name in run.artifact.tensors)
+    quantiles = run.artifact.settings["quantiles"]
+    assert quantiles["worth"] == quantiles["gain"]
+
+
 async def test_training_again_gives_the_same_artifact(tmp_path: Path):
     outcomes, prompts = planted(100)
     files = []
