@@ -9,11 +9,12 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from decoding.artifacts import Artifact, ArtifactName, Kept
 from decoding.model import ModelPool
-from router.allocation import Bins, SlidingWindow, marginals
+from router.allocation import Bins, SlidingWindow, falling, marginals
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from router.difficulty.features import features_of, state_of
-from router.difficulty.probe import ROUTER_PROBE, Probe
+from router.difficulty.probe import MARGINALS_PROBE, ROUTER_PROBE, Probe
+from turnout.errors import invalid
 from turnout.registry import MethodParams
 
 
@@ -25,14 +26,15 @@ class AdaptiveBestOfParams(MethodParams):
     average: Annotated[FiniteFloat, Field(ge=1, le=64, description="samples a request, on average")] = 3.0
     most: Annotated[int, Field(ge=1, le=64, description="samples of one request")] = 8
     by: Annotated[
-        Literal["bins", "window"],
+        Literal["bins", "window", "marginals"],
         Field(
             description="bins: by predicted difficulty alone, solved over the artifact's held-out prompts;"
-            " window: beside the last requests, never more than their budget"
+            " window: beside the last requests, never more than their budget;"
+            " marginals: as window, by an artifact of `--predict marginals`, for rewards of any size"
         ),
     ] = "bins"
     bins: Annotated[int, Field(ge=2, le=50, description="for bins: how many")] = 10
-    window: Annotated[int, Field(ge=1, le=1024, description="for window: requests")] = 64
+    window: Annotated[int, Field(ge=1, le=1024, description="for window and marginals: requests")] = 64
     rerank: Annotated[Literal["majority", "logprob"], Field(description="see the method best_of")] = "majority"
     temperature: Annotated[
         FiniteFloat, Field(gt=0, le=2, description="of several samples, where the caller asked for temperature 0")
@@ -47,17 +49,18 @@ class AdaptiveBestOfParams(MethodParams):
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What is made of an artifact."""
+    """What is made of an artifact; without bins where requests share a window."""
 
     probe: Probe
-    bins: Bins
+    bins: Bins | None = None
 
 
 class AdaptiveBestOfPolicy(RoutingPolicy):
     """Seed 45 (Learning How Hard to Think): samples go where another one is predicted to bring the most.
 
     From the predicted chance of success follows what each further sample adds; hopeless and sure requests get one.
-    By window, a decision also depends on the requests before it.
+    Where rewards are more than right and wrong, a probe predicts what each sample adds itself. By window and by
+    marginals, a decision also depends on the requests before it.
     """
 
     Params = AdaptiveBestOfParams
@@ -67,12 +70,27 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
         self._rules = rules_version(self.params.model_dump(mode="json"))
-        self._kept = Kept(self.params.artifact, ROUTER_PROBE, self._load)
+        kind = MARGINALS_PROBE if self.params.by == "marginals" else ROUTER_PROBE
+        self._kept = Kept(self.params.artifact, kind, self._load)
         self._window = SlidingWindow(self.params.average, self.params.window, least=1)
 
     def _load(self, artifact: Artifact) -> _Loaded:
-        params, chances = self.params, artifact.settings["quantiles"][f"p_{self.params.model}"]
-        return _Loaded(Probe.load(artifact), Bins.solve(chances, params.average, params.most, params.bins, least=1))
+        params, probe = self.params, Probe.load(artifact)
+        if params.by == "marginals":
+            self._check_marginals(probe, artifact.settings["role"])
+        if params.by != "bins":
+            return _Loaded(probe)
+        chances = artifact.settings["quantiles"][f"p_{params.model}"]
+        return _Loaded(probe, Bins.solve(chances, params.average, params.most, params.bins, least=1))
+
+    def _check_marginals(self, probe: Probe, role: str) -> None:
+        """Refuse marginals of the other model, and fewer than samples may be asked for."""
+        if role != self.params.model:
+            raise invalid(f"{self.where}.model", f"is {self.params.model}; the artifact is about samples of {role}")
+        if self.params.most > len(probe.labels):
+            raise invalid(
+                f"{self.where}.most", f"is {self.params.most}; the artifact predicts {len(probe.labels)} samples"
+            )
 
     def check(self, models: ModelPool) -> None:
         """Open the artifact.
@@ -89,8 +107,7 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
         row = await asked.read(models)
         features = features_of(row, asked.request.sequence.num_prompt_tokens)
         scores = loaded.probe.predict(state_of(row), features)
-        chance = scores[f"p_{params.model}"]
-        count = loaded.bins.of(chance) if params.by == "bins" else self._window.give(marginals(chance, params.most))
+        count, reason = self._samples(loaded, scores)
         return Decision(
             "best_of",
             {"model": params.model, "k": count, "rerank": params.rerank},
@@ -99,9 +116,22 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
             features,
             {**scores, "samples": float(count)},
             {"average": params.average, "most": float(params.most)},
-            f"{count} samples at a predicted chance of success of {chance:.2f} each",
+            f"{count} samples {reason}",
             {"greedy_temperature": params.temperature} if count > 1 else {},
         )
+
+    def _samples(self, loaded: _Loaded, scores: dict[str, float]) -> tuple[int, str]:
+        """How many samples a request gets, and by what."""
+        params = self.params
+        if params.by == "marginals":
+            first, *others = (scores[label] for label in loaded.probe.labels[: params.most])
+            # Everybody gets a first sample: its reward, which may be negative, bounds nothing.
+            added = [first, *falling(others)]
+            gain = sum(added[1:])
+            return self._window.give(added), f"where further ones are predicted to add {gain:.3g} to the reward"
+        chance = scores[f"p_{params.model}"]
+        count = self._window.give(marginals(chance, params.most)) if loaded.bins is None else loaded.bins.of(chance)
+        return count, f"at a predicted chance of success of {chance:.2f} each"
 
 
 PART = AdaptiveBestOfPolicy

@@ -16,7 +16,8 @@ from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from router.base import Asked, RoutingPolicy, make_policy
 from router.difficulty.features import FEATURES
-from router.difficulty.probe import ROUTER_LABELS, ROUTER_PROBE, STRATEGY_PROBE, ProbeNetwork
+from router.difficulty.probe import MARGINALS_PROBE, ROUTER_LABELS, ROUTER_PROBE, STRATEGY_PROBE, ProbeNetwork
+from router.difficulty.scaling import Law
 from router.difficulty.strategies import STRATEGIES
 from turnout.calls import RouteLimits
 from turnout.types import SamplingParams
@@ -48,13 +49,17 @@ class LastToken(TableModel):
 
 def network_of(chances: list[list[float]]) -> ProbeNetwork:
     """A network whose logits after token t are those of `chances[t]`."""
-    logits = torch.logit(torch.tensor(chances).clamp(1e-6, 1 - 1e-6))  # [tokens, outputs]
-    num, outputs = logits.shape
+    return network_saying(torch.logit(torch.tensor(chances).clamp(1e-6, 1 - 1e-6)))
+
+
+def network_saying(said: torch.Tensor) -> ProbeNetwork:
+    """A network whose outputs after token t are `said[t]`; [tokens, outputs]."""
+    num, outputs = said.shape
     network = ProbeNetwork(num + len(FEATURES), num, outputs)
     for parameter in network.parameters():
         torch.nn.init.zeros_(parameter)
     network.first.weight.data[:, :num] = torch.eye(num)
-    network.last.weight.data[:] = logits.T
+    network.last.weight.data[:] = said.T
     return network.requires_grad_(False)
 
 
@@ -72,8 +77,13 @@ def save_probe(
     folder: Path, name: str, kind: str, labels: list[str], chances: list[list[float]], **settings: Any
 ) -> None:
     """An artifact as the trainer makes them, for `models`."""
-    network = network_of(chances)
-    law = "choice" if kind == STRATEGY_PROBE else "chances"
+    law: Law = "choice" if kind == STRATEGY_PROBE else "chances"
+    _save(folder, name, kind, labels, network_of(chances), law, **settings)
+
+
+def _save(
+    folder: Path, name: str, kind: str, labels: list[str], network: ProbeNetwork, law: Law, **settings: Any
+) -> None:
     about = {
         "head": network.settings,
         "features": list(FEATURES),
@@ -95,6 +105,12 @@ def save_strategies(folder: Path, best: list[str], name: str = "strategies") -> 
     """A strategy probe: the strategy by the prompt's last token."""
     chances = [[0.9 if each == wanted else 0.1 for each in STRATEGIES] for wanted in best]
     save_probe(folder, name, STRATEGY_PROBE, list(STRATEGIES), chances)
+
+
+def save_marginals(folder: Path, added: list[list[float]], role: str = "small", name: str = "marginals") -> None:
+    """A marginals probe: what each sample of a role adds, by the prompt's last token."""
+    labels = [f"delta_{number}" for number in range(1, len(added[0]) + 1)]
+    _save(folder, name, MARGINALS_PROBE, labels, network_saying(torch.tensor(added)), "values", role=role)
 
 
 def models_of(folder: Path) -> ModelPool:
