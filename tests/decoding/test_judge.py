@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from decoding.fakes import TableModel, markov
 from decoding.model import ModelPool
-from tests.decoding.step_models import ID, VOCAB, LastTokenModel, answer, ids, pool, scripted, text, with_head
+from tests.decoding.step_models import ALPHABET, ID, VOCAB, LastTokenModel, answer, ids, pool, scripted, text, with_head
 from turnout.errors import TurnoutError
 from turnout.registry import get_method
 from turnout.types import TokenKind
@@ -119,6 +121,57 @@ async def test_without_its_artifact_it_is_refused_before_the_first_token(tmp_pat
     seq, _, request = await answer(models, "speculative", {"verifier": "judge", "fallback": "plain"}, max_tokens=4)
     assert len(seq.generated) == 4
     assert "decoded plainly" in request.notes[0]
+
+
+# The direction: words are free, digits are strict
+
+COUNT, COUNTS = 9, 20
+
+
+def counting(letters: str, slips: bool) -> Callable[[str], str]:
+    """Counts up from the prompt's last digit, a letter before each; the letter means nothing, the digit all."""
+
+    def script(written: str) -> str:
+        prompt, _, rest = written.partition("?")
+        pairs = [prompt[-2:], *(rest[at : at + 2] for at in range(0, len(rest), 2))]
+        chance = random.Random(written)
+        if len(pairs[-1]) == 1:
+            slip = slips and chance.random() < 0.1
+            return str((int(pairs[-2][1]) + (2 if slip else 1)) % 10)
+        return "$" if len(pairs) > COUNT else chance.choice(letters)
+
+    return script
+
+
+async def counted(folder: Path, verifier: dict[str, Any] | str, draft_length: int) -> tuple[int, int]:
+    """How many counts are right, and the rounds of all; the head approves of letters and of no digit."""
+    small, large = (scripted("small", counting("abc", True)), scripted("large", counting("a", False)))
+    chances = [0.9 if char in "abc" else 0.1 for char in ALPHABET]
+    models = with_head(
+        pool(small, LastTokenModel("large", large.next_logits, VOCAB)), "judge", "large", folder, chances
+    )
+    right = rounds = 0
+    for number in range(COUNTS):
+        params = {"draft_length": draft_length, "verifier": verifier}
+        seq, _, _ = await answer(models, "speculative", params, prompt=f"{'h' * (1 + number // 10)}{number % 10}?")
+        digits = text([token.id for token in seq.generated])[1::2]
+        right += digits == "".join(str((number + place) % 10) for place in range(1, COUNT + 1))
+        rounds += seq.meter.speculation.rounds
+    return right, rounds
+
+
+async def test_long_drafts_pay_with_the_judge_alone_and_the_answers_stay_right(tmp_path: Path) -> None:
+    """What the method is for: a draft of 16 gets through as long as its digits are right, whatever its words are."""
+    match = {length: await counted(tmp_path, "match", length) for length in (4, 16)}
+    judge = {length: await counted(tmp_path, "judge", length) for length in (4, 16)}
+    assert {right for right, _ in (*match.values(), *judge.values())} == {COUNTS}
+    assert match[16][1] > 0.9 * match[4][1]
+    assert judge[16][1] < 0.7 * judge[4][1]
+    assert judge[16][1] < 0.5 * match[16][1]
+    # A head that approves of everything is quicker still, and wrong.
+    right, rounds = await counted(tmp_path, {"name": "judge", "threshold": -1.0}, 16)
+    assert right < COUNTS / 2
+    assert rounds < judge[16][1]
 
 
 def test_it_says_that_it_is_not_lossless() -> None:
