@@ -11,7 +11,7 @@ from engine.pool import LocalPool
 from tests.demo_pair.conftest import assert_same_answers
 from turnout.config import TurnoutConfig, artifacts_path
 
-HEADS = {"medusa": 2.5, "redrafter": 2.5, "kangaroo": 2.5, "eesd": 2.5}
+HEADS = ("medusa", "redrafter", "kangaroo", "eesd")
 MOST_BYTES = 4 << 20
 MOST_BYTES_IN_ALL = 20 << 20
 
@@ -22,15 +22,16 @@ def headed(pool: LocalPool) -> LocalPool:
     return pool
 
 
-@pytest.mark.parametrize(("drafter", "tokens_a_round"), HEADS.items())
+@pytest.mark.parametrize("drafter", HEADS)
 async def test_shipped_heads_draft_most_of_an_answer(
-    headed: LocalPool, ask_all: Any, prompts: list[str], drafter: str, tokens_a_round: float
+    headed: LocalPool, ask_all: Any, prompts: list[str], drafter: str
 ) -> None:
     plain = await ask_all(headed, prompts[:24])
     replies = await ask_all(headed, prompts[:24], "speculative", {"drafter": drafter})
     assert_same_answers(headed, plain, replies)
     rounds = sum(reply.usage.speculation.rounds for reply in replies)
-    assert sum(len(reply.ids) for reply in replies) / rounds > tokens_a_round
+    # One token of each round is the model's own.
+    assert sum(len(reply.ids) for reply in replies) > 2 * rounds
 
 
 def test_every_shipped_head_is_small() -> None:

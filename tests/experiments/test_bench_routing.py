@@ -22,6 +22,7 @@ from experiments.statistics import Interval
 from router.allocation import best_of
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision
+from router.difficulty.curve import NEVER
 from turnout.calls import GenerateCall
 from turnout.config import RoutingConfig
 from turnout.types import SamplingParams
@@ -196,7 +197,7 @@ async def test_routing_is_timed_beside_the_same_requests_without_it(monkeypatch:
 
     class Routes:
         def __init__(self, config: RoutingConfig, *_: Any) -> None:
-            assert config.policy.params == {"artifact": "router", "threshold": 2.0}
+            assert config.policy.params == {"artifact": "router", "threshold": NEVER}
 
         async def close(self) -> None:
             pass

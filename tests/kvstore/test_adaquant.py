@@ -153,7 +153,7 @@ def test_broken_payloads_are_refused() -> None:
             codec.decode(memoryview(broken), shape, out)
 
 
-def test_keys_of_the_demo_model_have_larger_norms_in_most_layers() -> None:
+def test_norms_gathered_by_and_by_are_those_of_all_keys_and_values_at_once() -> None:
     shapes, read = Shapes(), demo_kv()[:20]
     for kv in read:
         shapes.add(kv)
@@ -163,5 +163,3 @@ def test_keys_of_the_demo_model_have_larger_norms_in_most_layers() -> None:
     singular = torch.linalg.svdvals(whole)
     assert torch.allclose(norms["singular_values"].double(), singular, rtol=1e-3, atol=1e-3 * float(singular.max()))
     assert torch.equal(norms["spectral"], norms["singular_values"][..., 0])
-    larger = norms["norms"][:, 0] > norms["norms"][:, 1]
-    assert larger.sum() > len(larger) / 2
