@@ -278,7 +278,7 @@ async def test_of_equal_gains_the_cheaper_ones_go_first(tmp_path: Path):
     large = [token for token, each in made.items() if each.params["model"] == "large"]
     assert len(large) > VOCAB / 4
     assert np.mean([bool(cheap[token]) for token in large]) > 0.9
-    for token, each in made.items():
+    for each in made.values():
         assert each.scores["worth"] == pytest.approx(each.scores["gain"] / each.scores["extra_cost"])
     extra = np.array([made[token].scores["extra_cost"] for token in range(VOCAB)])
     assert (extra[cheap.numpy()].mean(), extra[~cheap.numpy()].mean()) == pytest.approx((0.18, 1.8), rel=0.25)
