@@ -74,8 +74,10 @@ class SmartSpecLength(LengthPolicy):
     batch and context, measured on this machine; a free drafter's steps take no time. k = 0 decodes plainly.
 
     The acceptance rate a is the ratio of two moving averages, accepted and judged tokens: the average of the
-    rounds' own ratios would be too low for long drafts, because short failures weigh as much as long successes. It
-    is kept by tenant, drafter and pair of models beyond a request, and does not change while nothing is drafted.
+    rounds' own ratios would be too low for long drafts, because short failures weigh as much as long successes. One
+    step's drafts of a whole batch weigh together as much as one alone: else the averages would follow the luck of the
+    last few sequences, and a batch that stopped for bad luck is long without a draft to learn better from. It is kept
+    by tenant, drafter and pair of models beyond a request, and does not change while nothing is drafted.
     For trees, k is the depth; what a level costs the target follows the trees seen.
     """
 
@@ -90,6 +92,7 @@ class SmartSpecLength(LengthPolicy):
         self._known = round.target.stores.open(kind, round.seq.tenant, lambda: Acceptance(self.params.acceptance))
         self._sequences = max(round.target.busy().sequences, 1)
         depth = self._best(round, self._known)
+        self._drafting = self._sequences if depth else 1  # of one step; a probe is alone
         if depth == 0 and 0 < self.params.probe <= self._known.idle:
             self._known.idle -= self.params.probe  # at once, so that not all requests of a batch probe together
             return 1
@@ -98,10 +101,15 @@ class SmartSpecLength(LengthPolicy):
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Update what is known of the drafter; a round without a draft says nothing about acceptance."""
         if len(draft):
-            self._known.observe(draft, verdict, self.params.update)
+            self._known.observe(draft, verdict, self._weight())
         else:
             # Under load a probe disturbs many: then steps of the whole batch count, once acceptance is no mere guess.
             self._known.idle += len(verdict.tokens) / (self._sequences if self._known.seen >= TRUSTED else 1)
+
+    def _weight(self) -> float:
+        """Of one draft in the averages: its part of a step's, or of what was seen so far while that is little."""
+        part: float = 1.0 - (1.0 - self.params.update) ** (1.0 / self._drafting)
+        return min(self.params.update, max(part, 1.0 / (self._known.seen + 1)))
 
     def _best(self, round: Round, known: Acceptance) -> int:
         best, best_goodput = 0, 0.0

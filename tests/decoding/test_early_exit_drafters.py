@@ -169,8 +169,8 @@ def test_the_posterior_counts_accepted_tokens_and_rejections_of_its_own_drafts()
     assert drafter.control.mean == pytest.approx(9 / 12)
 
 
-def mean_length(acceptance: float, control: str) -> float:
-    """Mean drafted tokens over rounds whose tokens are accepted with one chance each, by the real drafter."""
+def outcomes(acceptance: float, control: str) -> list[tuple[int, int]]:
+    """Drafted and accepted tokens of rounds whose tokens are accepted with one chance each, by the real drafter."""
     drafter = drawn(EesdDrafter, control=control)
     model = Exits(DRAFT)
     generator = np.random.default_rng(5)
@@ -178,15 +178,21 @@ def mean_length(acceptance: float, control: str) -> float:
     start = verdict_of(0, False, ())
     seq.extend(start.tokens, {"m": 1, "large": 1})
     drafter.observe(model, seq, DraftTree.empty("m"), start)  # type: ignore[arg-type]
-    lengths = []
+    found = []
     for _ in range(300):
         draft = now(drafter.propose(model, seq, Room(16, 16), FixedLength(FixedParams(most=16))))  # type: ignore[arg-type]
         accepted = int((generator.random(len(draft)) < acceptance).cumprod().sum())
         verdict = verdict_of(accepted, accepted < len(draft), draft.tokens)
         seq.extend(verdict.tokens, {"m": 1, "large": 1})
         drafter.observe(model, seq, draft, verdict)  # type: ignore[arg-type]
-        lengths.append(len(draft))
-    return sum(lengths) / len(lengths)
+        found.append((len(draft), accepted))
+    return found
+
+
+def mean_length(acceptance: float, control: str) -> float:
+    """Mean drafted tokens of a round."""
+    found = outcomes(acceptance, control)
+    return sum(drafted for drafted, _ in found) / len(found)
 
 
 @pytest.mark.parametrize("control", ["beta", "calibrated"])
@@ -196,6 +202,33 @@ def test_drafts_are_longer_where_more_is_accepted(control: str) -> None:
     assert often == pytest.approx((1 - 0.9**16) / 0.1, rel=0.2)
     assert rarely == pytest.approx(1 / 0.7, rel=0.2)
     assert mean_length(0.3, "none") > 15
+
+
+DRAFT_COST = 0.1  # of a drafted token, in forwards of the whole model
+
+
+def speed(found: list[tuple[int, int]]) -> float:
+    """Tokens for each forward's worth of work."""
+    work = sum(1.0 + DRAFT_COST * drafted for drafted, _ in found)
+    return sum(accepted + 1 for _, accepted in found) / work
+
+
+def fixed_speed(acceptance: float, length: int) -> float:
+    """The same, expected, of drafts of one length."""
+    tokens = sum(acceptance**place for place in range(length + 1))
+    return tokens / (1.0 + DRAFT_COST * length)
+
+
+@pytest.mark.parametrize("control", ["beta", "calibrated"])
+def test_sampled_lengths_keep_up_with_the_best_fixed_one_of_every_class_of_prompts(control: str) -> None:
+    """No fixed length does that: the best of one class is far too short or too long for another."""
+    classes = (0.2, 0.6, 0.9, 0.95)
+    swept = [{length: fixed_speed(each, length) for length in range(1, 17)} for each in classes]
+    best = [max(fixed.values()) for fixed in swept]
+    sampled = [speed(outcomes(each, control)) / most for each, most in zip(classes, best, strict=True)]
+    assert min(sampled) > 0.85
+    for length in range(1, 17):
+        assert min(fixed[length] / most for fixed, most in zip(swept, best, strict=True)) < 0.8
 
 
 @pytest.mark.parametrize(("threshold", "length"), [(0.0, 5), (0.55, 2), (1.01, 1)])

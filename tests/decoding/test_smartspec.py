@@ -1,5 +1,7 @@
 """Goodput: the depth of the most expected tokens per second, under the load of the moment."""
 
+import random
+
 import pytest
 import torch
 
@@ -51,6 +53,9 @@ def judged(num_accepted: int, num_rejected: int = 0) -> tuple[DraftTree, Verdict
     tokens = [Token(0, "small", TokenKind.ACCEPTED)] * num_accepted + [Token(0, "large", kind)]
     nodes = num_accepted + num_rejected
     return DraftTree.chain([0] * nodes, "small"), Verdict(tuple(range(num_accepted)), tuple(tokens))
+
+
+UNDRAFTED = DraftTree.empty("large"), judged(0)[1]
 
 
 @pytest.mark.parametrize(
@@ -196,3 +201,61 @@ def test_one_request_of_a_batch_probes_and_under_load_steps_of_the_batch_count()
     assert undrafted(policies, 2) == 6
     assert 4 <= undrafted(policies, 1) <= 6
     assert 4 <= undrafted(policies, 50) <= 6
+
+
+def served(loads: list[int], fixed: int | None = None, acceptance: float = 0.7) -> float:
+    """Tokens a second of steps under these loads, in the card's time; every sequence has a policy of its own.
+
+    Args:
+        loads: sequences of each step.
+        fixed: how far all draft; None: as their policies say, from a first guess of acceptance that is wrong.
+        acceptance: of a drafted token.
+    """
+    scene, chance = Scene(), random.Random(0)
+    policies = [smart(acceptance=0.4, most=8) for _ in range(max(loads))]
+    emitted, seconds = 0, 0.0
+    for sequences in loads:
+        batch = policies[:sequences]
+        depths = [scene.depth(policy, sequences) if fixed is None else fixed for policy in batch]
+        for level in range(max(depths)):
+            drafting = sum(depth > level for depth in depths)
+            seconds += scene.draft.forward_seconds(drafting, 0, drafting)
+        seconds += scene.target.forward_seconds(sequences + sum(depths), 0, sequences)
+        for policy, depth in zip(batch, depths, strict=True):
+            accepted = 0
+            while accepted < depth and chance.random() < acceptance:
+                accepted += 1
+            emitted += accepted + 1
+            if fixed is None:
+                policy.observe(*(judged(accepted, int(accepted < depth)) if depth else UNDRAFTED), 0.1)
+    return emitted / seconds
+
+
+@pytest.mark.parametrize(
+    ("sequences", "steps", "idle", "plain", "best"),
+    # Against the best depth of an idle server, against plain decoding, and against the best depth of this load.
+    [(1, 2_000, 0.98, 1.8, 0.98), (32, 200, 1.05, 1.2, 0.98), (96, 300, 1.2, 1.05, 0.98), (512, 20, 1.5, 0.99, 0.99)],
+)
+def test_goodput_is_that_of_the_best_fixed_depth_at_every_load(sequences, steps, idle, plain, best):
+    """So that it is above both plain decoding and what is best for one request, where neither is right."""
+    loads = [sequences] * steps
+    fixed, alone = [served(loads, depth) for depth in range(6)], [served([1] * 2_000, depth) for depth in range(6)]
+    ours = served(loads)
+    assert ours > idle * fixed[alone.index(max(alone))]
+    assert ours > plain * fixed[0]
+    assert ours > best * max(fixed)
+
+
+def test_one_sequence_of_a_batch_moves_the_averages_little():
+    """But what is first seen moves them as much as that of a sequence alone."""
+    scene, policy = Scene(), smart(acceptance=0.7, update=0.15)
+    moved = []
+    for _ in range(300):
+        assert scene.depth(policy, 32) > 0
+        known = scene.target.stores.open("smartspec/model_chain/small/0.7", "t", lambda: None)
+        before = known.accepted
+        policy.observe(*judged(5, 1), 0.1)
+        moved.append((known.accepted - before) / (5 - before))
+    assert moved[:3] == pytest.approx([0.15] * 3)
+    # Together the drafts of a step move them as one draft alone does.
+    assert 1 - (1 - moved[-1]) ** 32 == pytest.approx(0.15)

@@ -53,6 +53,25 @@ def test_thresholds_at_the_extremes():
     assert owners(start, rows) == "L" + "S" * 39
 
 
+def test_a_small_model_that_need_not_stay_writes_no_token_that_it_is_unsure_of():
+    rule = MeanEntropySwitch(window=1, min_stay=2, min_stay_small=0, threshold=1.0, effect="current", clear=False)
+    decisions = [rule.observe(0, row) for row in entropies(2.0, 3.0, 3.0, 0.5, 1.5, 0.2)]
+    # Its first token is dropped; the large model stays for two, and its third is dropped; then again.
+    go_on, drop = Decision.GO_ON, Decision.DROP
+    assert decisions == [drop, go_on, go_on, drop, drop, go_on]
+    bound = MeanEntropySwitch(window=1, min_stay=2, threshold=1.0, effect="current")
+    assert owners(bound, entropies(2.0, 3.0, 0.5)) == "SSS"  # the published stay has it write both
+
+
+def test_the_large_model_can_hand_back_without_a_token_to_drop():
+    rule = MeanEntropySwitch(
+        window=1, min_stay=1, min_stay_small=0, threshold=1.0, effect="current", effect_back="next"
+    )
+    decisions = [rule.observe(0, row) for row in entropies(0.1, 2.0, 0.5, 0.3, 2.0, 1.5, 0.2)]
+    go_on, drop, stop = Decision.GO_ON, Decision.DROP, Decision.STOP
+    assert decisions == [go_on, drop, stop, go_on, drop, go_on, stop]
+
+
 def test_equality_does_not_tip_upwards_but_does_downwards():
     assert owners(MeanEntropySwitch(window=1, min_stay=1, threshold=1.0), entropies(1.0, 1.0)) == "SS"
     rule = MeanEntropySwitch(window=1, min_stay=1, threshold=1.0, active="large")

@@ -1,8 +1,10 @@
 """Length policies with trained heads: when they stop, and whom they refuse."""
 
 import math
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,8 +40,7 @@ def ready(policy: TrainedLength, artifact: Artifact, folder: Path) -> tuple[Trai
     """The policy before a round, and the depth it allows."""
     pool = models(artifact, folder)
     policy.check(pool)
-    seq = Sequence([0], SamplingParams(), 0)
-    return policy, policy.before_round(Round(seq, pool.small, pool.large, False, "model_chain"))
+    return policy, policy.before_round(a_round(pool))
 
 
 def always(chance: float, depth: int = 3) -> AcceptanceHead:
@@ -49,6 +50,10 @@ def always(chance: float, depth: int = 3) -> AcceptanceHead:
         head.last.weight.zero_()
         head.last.bias.copy_(torch.tensor([0.0, math.log(chance / (1 - chance))]))
     return head
+
+
+def a_round(pool: ModelPool) -> Round:
+    return Round(Sequence([0], SamplingParams(), 0), pool.small, pool.large, False, "model_chain")
 
 
 def states(count: int) -> list[Step]:
@@ -174,3 +179,47 @@ async def test_without_its_artifact_a_request_is_refused_or_decoded_plainly(run,
     plain = await run("plain", small, large)
     fallen = await run("speculative", small, large, {"length": "disco", "fallback": "plain"})
     assert fallen.ids == plain.ids
+
+
+EASY, SURE, UNSURE = 0.75, 0.98, 0.3  # share of easy tokens; acceptance of these and of the others
+
+
+def knowing() -> AcceptanceHead:
+    """Says of tokens whose state is 1 that they are easy, and of those whose state is 0 that they are not."""
+    head, (high, low) = AcceptanceHead(WIDTH, 0), (math.log(each / (1 - each)) for each in (SURE, UNSURE))
+    with torch.no_grad():
+        head.last.weight.zero_()
+        head.last.weight[1, 0] = high - low
+        head.last.bias.copy_(torch.tensor([0.0, low]))
+    return head
+
+
+def traded(policy: TrainedLength, most: int) -> tuple[float, float]:
+    """Drafted and emitted tokens a round, where the draft's states tell which of its tokens are easy."""
+    chance, pool, rounds = random.Random(0), models(), 1_500
+    drafted = emitted = 0
+    rows = [Row(hidden={-1: torch.full((WIDTH,), float(state))}) for state in (0, 1)]
+    for _ in range(rounds):
+        policy.before_round(a_round(pool))
+        path, easy = [Step(0, rows[1])], [chance.random() < EASY]
+        while len(path) < most and policy.goes_on(path):
+            # What is read at a token stands with the next one.
+            path.append(Step(0, rows[easy[-1]]))
+            easy.append(chance.random() < EASY)
+        lucky = [chance.random() < (SURE if each else UNSURE) for each in easy]
+        drafted += len(path)
+        emitted += [*lucky, False].index(False) + 1
+    return drafted / rounds, emitted / rounds
+
+
+def test_specdecpp_emits_more_for_what_it_drafts_than_any_fixed_length(tmp_path):
+    artifact, curve = stored("specdecpp", knowing()), []
+    for threshold in (0.0, 0.03, 0.05, 0.5, 0.75, 0.9):
+        params = SpecDecPlusPlusParams(threshold=threshold, least=1)
+        curve.append(traded(*ready(SpecDecPlusPlusLength(params), artifact, tmp_path)))
+    assert curve == sorted(curve)
+    shortest, rate = curve[0][0], EASY * SURE + (1 - EASY) * UNSURE
+    assert shortest < 3 < 8 < curve[-1][0]
+    for most in range(3, 9):
+        emitted = sum(rate**place for place in range(most + 1))
+        assert np.interp(most, *zip(*curve, strict=True)) > 1.04 * emitted

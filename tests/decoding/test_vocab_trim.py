@@ -110,6 +110,23 @@ async def test_acceptance_grows_with_what_is_kept(run):
     assert accepted[0] < accepted[1] < accepted[2]
 
 
+async def test_a_draft_bound_by_its_bytes_pays_most_with_a_part_of_its_head(run):
+    """Frequent ids are worth their rows and rare ones are not: tokens a round over 1 + depth times the draft's bytes,
+    in those of the target, have their maximum between the smallest head and the whole one."""
+    size, depth = 64, 4
+    table = (1 / torch.arange(1.0, size + 1) ** 1.5).expand(size, size)
+    small, large = (TableModel(name, markov(table / table.sum(-1, keepdim=True)), size) for name in ("small", "large"))
+    layers, row, whole = 4.0, 0.5, 200.0  # bytes, in any unit: the draft's layers, a row of its head, the target
+    keeps, worth = (1, 4, 16, 64), []
+    for keep in keeps:
+        params = {"drafter": {"name": "vocab_trim", "keep": keep}, "verifier": "rejection", "draft_length": depth}
+        done = [await run("speculative", small, large, params, prompt=(0,), seed=s, max_tokens=100) for s in range(6)]
+        per_round = 600 / sum(each.seq.meter.speculation.rounds for each in done)
+        worth.append(per_round / (1 + depth * (layers + keep * row) / whole))
+    assert worth[0] < worth[1] < worth[2]
+    assert worth[2] > 1.08 * worth[3]
+
+
 SMALL = ["model_chain", "model_tree", "model_sequences", "rsd_c", "rsd_s", "sequoia", "dyspec", "staged", "rasd"]
 
 
