@@ -28,7 +28,7 @@ from experiments.placements.sides import Cores, Side, Turn, Work, open_actors, o
 from experiments.report import note, publish
 from experiments.statistics import Interval, spread
 from training.data import arithmetic
-from turnout.config import ModelConfig, PoolConfig, TurnoutConfig
+from turnout.config import DEMO_METHOD, ModelConfig, PoolConfig, TurnoutConfig
 
 RESULT = Path("docs/results/cluster.md")
 CONCURRENT = 16
@@ -40,7 +40,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("plain", {}),
     DRAFTED: ("speculative", {}),
     "speculative, rejection": ("speculative", {"verifier": "rejection"}),
-    SWITCHED: ("entropy_adaptive", {"threshold": 0.016, "window": 1, "min_stay": 2, "effect": "current"}),
+    SWITCHED: (DEMO_METHOD.name, DEMO_METHOD.params),
     "random_switch": ("random_switch", {"share": 0.5, "mean_run": 6.0, "min_stay": 2}),
     "pearl": ("pearl", {}),
 }

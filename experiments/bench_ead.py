@@ -39,23 +39,49 @@ RESULT = Path("docs/results/ead.md")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What stays the same over a sweep: window and minimum stay in tokens, and when a switch acts."""
+    """What stays the same over a sweep: window and minimum stays in tokens, and when a switch acts.
+
+    `min_stay_small` is the small model's and `effect_back` the large one's, where they have ones of their own.
+    """
 
     title: str
     window: int
     min_stay: int
     effect: str
+    min_stay_small: int | None = None
+    effect_back: str | None = None
 
     @property
     def params(self) -> dict[str, Any]:
         """As parameters of `entropy_adaptive`."""
-        return {"window": self.window, "min_stay": self.min_stay, "effect": self.effect}
+        own = {"min_stay_small": self.min_stay_small, "effect_back": self.effect_back}
+        found = {"window": self.window, "min_stay": self.min_stay, "effect": self.effect}
+        return {**found, **{name: each for name, each in own.items() if each is not None}}
+
+    @property
+    def stay(self) -> str:
+        """Of both models in words."""
+        return str(self.min_stay) if self.min_stay_small is None else f"{self.min_stay}, small {self.min_stay_small}"
+
+    @property
+    def small_stay(self) -> int:
+        """Tokens that the small model writes before it may hand over, the one that tips the mean among them."""
+        least = self.min_stay if self.min_stay_small is None else self.min_stay_small
+        return max(least, 1)
 
 
 SETTINGS = {
     "paper": Setting("the paper's setting", window=5, min_stay=10, effect="next"),
     "short": Setting("a setting for short answers", window=2, min_stay=3, effect="next"),
     "current": Setting("the uncertain token itself is written again", window=1, min_stay=2, effect="current"),
+    "each": Setting(
+        "every uncertain token is written again",
+        window=1,
+        min_stay=1,
+        effect="current",
+        min_stay_small=0,
+        effect_back="next",
+    ),
 }
 
 
@@ -73,7 +99,7 @@ async def calibrate(
         for place, token in enumerate(outcome.tokens, start=1):
             assert token.entropy_bits is not None
             recent.append(token.entropy_bits)
-            if place >= setting.min_stay:
+            if place >= setting.small_stay:
                 means.append(sum(recent) / len(recent))
     return [round(float(value), 4) for value in np.quantile(means, quantiles)]
 
@@ -262,7 +288,7 @@ def to_markdown(table: Table) -> str:
     """One setting's table, and whether it meets the goals."""
     setting = table.setting
     text = [
-        f"## {setting.title[0].upper()}{setting.title[1:]}: window {setting.window}, minimum stay {setting.min_stay},"
+        f"## {setting.title[0].upper()}{setting.title[1:]}: window {setting.window}, minimum stay {setting.stay},"
         f" effect {setting.effect}",
         "",
         "| arm | accuracy | of large | large tokens | paper cost | FLOPs | wall clock | mean run | above random |",
@@ -296,7 +322,7 @@ def plot(tables: list[Table], path: Path) -> None:
             _errorbars(axes, [line for line in lines if line.name.startswith(prefix)], marker, label)
         _errorbars(axes, ends, "^", "one model alone")
         axes.plot([line.large_share for line in ends], [line.accuracy.value for line in ends], ":", color="grey")
-        axes.set_title(f"window {setting.window}, stay {setting.min_stay}, effect {setting.effect}", fontsize=10)
+        axes.set_title(f"window {setting.window}, stay {setting.stay}, effect {setting.effect}", fontsize=10)
         axes.set_xlabel("share of tokens written by the large model")
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel("accuracy, 95% interval")

@@ -90,7 +90,7 @@ async def arms(pool: LocalPool, calibration: int) -> list[Arm]:
 
 
 def _words(setting: Setting, threshold: float) -> str:
-    return f"window {setting.window}, stay {setting.min_stay}, {setting.effect}, threshold {threshold:g}"
+    return f"window {setting.window}, stay {setting.stay}, {setting.effect}, threshold {threshold:g}"
 
 
 async def compare(

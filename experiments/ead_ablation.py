@@ -33,6 +33,7 @@ from turnout.types import SamplingParams
 
 WINDOWS = (1, 2, 5)
 STAYS = (1, 3, 10)
+SMALL_STAYS = (None, 0)  # of the small model: the same, or none at all
 EFFECTS = ("next", "current")
 SHARE = 0.3
 # The lower threshold of a band, as a part of the upper one; 1 is one threshold.
@@ -123,8 +124,10 @@ def _questions(problems: list[Problem]) -> QuestionSet:
 def settings() -> list[Setting]:
     """Every combination."""
     return [
-        Setting(f"window {window}, stay {stay}, {effect}", window, stay, effect)
-        for effect, window, stay in itertools.product(EFFECTS, WINDOWS, STAYS)
+        Setting(
+            f"window {window}, stay {stay}{'' if small is None else ', small 0'}, {effect}", window, stay, effect, small
+        )
+        for effect, window, stay, small in itertools.product(EFFECTS, WINDOWS, STAYS, SMALL_STAYS)
     ]
 
 
@@ -155,10 +158,16 @@ def effects(cells: list[Cell]) -> list[tuple[str, Interval]]:
     """What each choice is worth: the mean difference to random switching over all combinations that have it."""
     single = [cell for cell in cells if cell.band == 1.0]
     found: list[tuple[str, Interval]] = []
-    for name, of in (("window", "window"), ("minimum stay", "min_stay"), ("effect", "effect")):
+    for name, of in (
+        ("window", "window"),
+        ("minimum stay", "min_stay"),
+        ("stay of the small model", "min_stay_small"),
+        ("effect", "effect"),
+    ):
         for level in dict.fromkeys(getattr(cell.setting, of) for cell in single):
             chosen = [cell.above for cell in single if getattr(cell.setting, of) == level]
-            found.append((f"{name} {level}", bootstrap_mean(np.mean(chosen, axis=0), seed=len(found))))
+            told = "the same" if level is None else level
+            found.append((f"{name} {told}", bootstrap_mean(np.mean(chosen, axis=0), seed=len(found))))
     return found
 
 
@@ -201,9 +210,7 @@ def verdict(cells: list[Cell]) -> str:
     """The best combination, and whether it is told apart from the paper's."""
     single = [cell for cell in cells if cell.band == 1.0]
     best = max(single, key=lambda cell: cell.above.mean())
-    paper = next(
-        cell for cell in single if (cell.setting.window, cell.setting.min_stay, cell.setting.effect) == (5, 10, "next")
-    )
+    paper = next(cell for cell in single if cell.setting.params == {"window": 5, "min_stay": 10, "effect": "next"})
     gain = bootstrap_mean(best.above - paper.above, seed=1)
     apart = "above" if gain.low > 0 else "not told apart from"
     return (
@@ -216,7 +223,7 @@ def verdict(cells: list[Cell]) -> str:
 def _row(cell: Cell, large: ArmResult, seed: int) -> str:
     result, setting = cell.adaptive, cell.setting
     return (
-        f"| {setting.window} | {setting.min_stay} | {setting.effect} | {cell.band:g} | {cell.threshold:.4g}"
+        f"| {setting.window} | {setting.stay} | {setting.effect} | {cell.band:g} | {cell.threshold:.4g}"
         f" | {result.large_share:.1%} | {_accuracy(result)} | {result.correct.mean() / large.correct.mean():.1%}"
         f" | {_signed(bootstrap_mean(cell.above, seed=seed))} | {result.mean_run:.1f} | {result.paper_cost:.3f}"
         f" | {result.flops / large.flops:.3f} |"

@@ -103,9 +103,17 @@ class MethodChoice(Section):
     params: Annotated[dict[str, Any], Field(description="as in `turnout methods NAME`; absent ones: defaults")] = {}
 
 
-# Calibrated for the demo pair's short answers (docs/results/ead.md): about a quarter of the tokens by the large model.
+# Calibrated for the demo pair (docs/results/ead.md): every token that the small model is unsure of is the large one's.
 DEMO_METHOD = MethodChoice(
-    name="entropy_adaptive", params={"threshold": 0.016, "window": 1, "min_stay": 2, "effect": "current"}
+    name="entropy_adaptive",
+    params={
+        "threshold": 0.1,
+        "window": 1,
+        "min_stay": 1,
+        "min_stay_small": 0,
+        "effect": "current",
+        "effect_back": "next",
+    },
 )
 
 

@@ -22,7 +22,16 @@ class EntropyAdaptiveParams(SwitchParams, CalibratedParams):
 
     knob: ClassVar[Knob] = Knob(
         "threshold",
-        fixed=("window", "min_stay", "effect", "threshold_down", "start", "clear_on_switch"),
+        fixed=(
+            "window",
+            "min_stay",
+            "min_stay_small",
+            "effect",
+            "effect_back",
+            "threshold_down",
+            "start",
+            "clear_on_switch",
+        ),
         never=64.0,  # bits; no mean entropy is above it
         falling=True,
     )
@@ -31,6 +40,15 @@ class EntropyAdaptiveParams(SwitchParams, CalibratedParams):
     min_stay: Annotated[int, Field(ge=1, le=1_000_000, description="tokens a model writes before it may hand over")] = (
         10
     )
+    min_stay_small: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description="the same for the small model alone; with effect current, 0 lets its first token be dropped;"
+            " absent: min_stay",
+        ),
+    ] = None
     threshold: Annotated[
         FiniteFloat, Field(ge=-1.0, le=64.0, description="mean entropy above which the large model takes over, bits")
     ] = 0.5
@@ -43,8 +61,12 @@ class EntropyAdaptiveParams(SwitchParams, CalibratedParams):
         Literal["next", "current"],
         Field(description="whether a switch acts on the next token, or drops the current one and draws it again"),
     ] = "next"
+    effect_back: Annotated[
+        Literal["next", "current"] | None,
+        Field(description="the same where the large model hands back; absent: effect"),
+    ] = None
     clear_on_switch: Annotated[
-        bool | None, Field(description="empty the window at a switch; absent: only if min_stay is smaller")
+        bool | None, Field(description="empty the window at a switch; absent: only if a stay is shorter")
     ] = None
 
     @model_validator(mode="after")
@@ -67,10 +89,12 @@ async def entropy_adaptive(
     rule = MeanEntropySwitch(
         window=params.window,
         min_stay=params.min_stay,
+        min_stay_small=params.min_stay_small,
         threshold=params.threshold,
         threshold_down=params.threshold_down,
         active=params.start,
         effect=params.effect,
+        effect_back=params.effect_back,
         clear=params.clear_on_switch,
         tally=recorder(request, watched),
     )

@@ -22,12 +22,17 @@ class MeanEntropySwitch:
     Args:
         window: entropies in the rolling mean.
         min_stay: tokens a model writes before it may hand over, at least 1.
+        min_stay_small: the same of the small model, which may be 0: with `current` the first token that it proposes
+            may then be dropped. None is `min_stay`, as published; but a small model that must stay writes what it
+            is unsure of as well, and the more of that the lower the threshold, which hands over to it more often.
         threshold: small hands over above this mean, in bits.
         threshold_down: large hands back at or below this mean, in bits; None is `threshold`.
         active: who writes first.
         effect: `next` keeps the token whose entropy tipped the mean; `current` drops it and the other model
             chooses it again.
-        clear: empty the window at a switch; None does so when `min_stay < window`, where one mean would
+        effect_back: the same where the large model hands back; None is `effect`. With `next` it is not asked for a
+            token that is only looked at and dropped.
+        clear: empty the window at a switch; None does so when a stay is shorter than the window, where one mean would
             otherwise mix two models' entropies.
         tally: told every mean of the small model's at which it might have handed over, if given.
     """
@@ -41,21 +46,25 @@ class MeanEntropySwitch:
         *,
         window: int,
         min_stay: int,
+        min_stay_small: int | None = None,
         threshold: float,
         threshold_down: float | None = None,
         active: Role = "small",
         effect: Effect = "next",
+        effect_back: Effect | None = None,
         clear: bool | None = None,
         tally: Recorder | None = None,
     ) -> None:
         if min_stay < 1:
             raise ValueError("min_stay must be at least 1")
         self.active: Role = active
-        self.min_stay = min_stay
+        self.min_stay: dict[Role, int] = {"large": min_stay, "small": min_stay}
+        if min_stay_small is not None:
+            self.min_stay["small"] = min_stay_small
         self.threshold = threshold
         self.threshold_down = threshold if threshold_down is None else threshold_down
-        self.drops = effect == "current"
-        self.clear = min_stay < window if clear is None else clear
+        self.drops: dict[Role, bool] = {"small": effect == "current", "large": (effect_back or effect) == "current"}
+        self.clear = min(self.min_stay.values()) < window if clear is None else clear
         self.tally = tally
         self.entropies: deque[float] = deque(maxlen=window)
         self.stay = 0
@@ -65,15 +74,16 @@ class MeanEntropySwitch:
         if row.entropy_bits is None:
             raise ValueError("mean_entropy needs the entropy of every row")
         self.entropies.append(row.entropy_bits)
-        kept = self.stay if self.drops else self.stay + 1
-        if kept < self.min_stay or not self._tips(sum(self.entropies) / len(self.entropies)):
+        drops = self.drops[self.active]
+        kept = self.stay if drops else self.stay + 1
+        if kept < self.min_stay[self.active] or not self._tips(sum(self.entropies) / len(self.entropies)):
             self.stay += 1
             return Decision.GO_ON
         self.active = other(self.active)
         self.stay = 0
         if self.clear:
             self.entropies.clear()
-        return Decision.DROP if self.drops else Decision.STOP
+        return Decision.DROP if drops else Decision.STOP
 
     def _tips(self, mean: float) -> bool:
         if self.active == "large":

@@ -99,6 +99,26 @@ async def test_every_token_is_its_claimants_choice_and_runs_are_long_enough(
         assert all(length >= 5 for _, length in reply.runs[:-1])
 
 
+async def test_without_a_stay_the_small_model_writes_nothing_that_it_is_unsure_of(
+    pool: LocalPool, ask_all: Any, prompts: list[str]
+) -> None:
+    """And its answers are the large model's own, which they are not where it must stay."""
+    free = {"threshold": 0.1, "effect": "current", "window": 1, "min_stay": 1, "min_stay_small": 0}
+    alone = await ask_all(pool, prompts[:25])
+    same, shares = [], []
+    for params in ({**free, "effect_back": "next"}, free, {**free, "min_stay_small": 6}):
+        replies = await ask_all(pool, prompts[:25], "entropy_adaptive", params)
+        tokens = [token for reply in replies for token in reply.tokens]
+        for reply in replies:
+            assert_greedy_of_claimants(pool, reply)
+        unsure = [token for token in tokens if token.source == "small" and (token.entropy_bits or 0.0) > 0.1]
+        assert bool(unsure) == (params["min_stay_small"] == 6)
+        same.append(sum(reply.text == own.text for reply, own in zip(replies, alone, strict=True)))
+        shares.append(sum(token.source == "large" for token in tokens) / len(tokens))
+    assert min(same[:2]) > same[2]
+    assert max(shares[:2]) < 0.3
+
+
 async def test_meters_add_up(pool: LocalPool, ask_all: Any, prompts: list[str]) -> None:
     replies = await ask_all(pool, prompts[:25], "entropy_adaptive", {"threshold": 0.3, **SWITCHING})
     sizes = {name: engine.num_parameters for name, engine in pool.engines.items()}

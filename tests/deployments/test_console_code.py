@@ -20,7 +20,7 @@ from tests.deployments.console.held_stream import HeldStreams, token
 from turnout.registry import all_methods
 
 NODE = Path(playwright.__file__).parent / "driver" / "node"
-OWN = {"threshold": 0.016, "window": 1, "min_stay": 2}
+OWN = {"threshold": 0.1, "window": 1, "min_stay": 2}
 METHODS = [{"name": info.name, "params": with_parts(info.params.model_json_schema())} for info in all_methods()]
 
 

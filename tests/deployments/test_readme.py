@@ -42,7 +42,7 @@ def test_the_first_requests(server: Served) -> None:
         else:
             answers.append(httpx.get(url, timeout=30))
     assert [answer.status_code for answer in answers] == [200] * len(answers)
-    assert answers[0].json()["usage"]["turnout"]["params"] == {"threshold": 0.016}
+    assert answers[0].json()["usage"]["turnout"]["params"] == {"threshold": 0.1}
 
 
 def test_the_first_request_from_python(server: Served, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.arms import Arm, ArmResult, Outcome
 from experiments.bench_ead import Setting
-from experiments.ead_ablation import EFFECTS, STAYS, WINDOWS, Cell, effects, settings, to_markdown, verdict
+from experiments.ead_ablation import EFFECTS, SMALL_STAYS, STAYS, WINDOWS, Cell, effects, settings, to_markdown, verdict
 from turnout.calls import TokenOut, Usage
 from turnout.cost import Cost, CostReport, SpeculationMeter
 from turnout.types import TokenKind
@@ -30,7 +30,7 @@ def cell(setting: Setting, gain: float, band: float = 1.0) -> Cell:
 
 def test_every_combination_is_tried_and_effects_are_means_over_the_others() -> None:
     tried = settings()
-    assert len(tried) == len(WINDOWS) * len(STAYS) * len(EFFECTS)
+    assert len(tried) == len(WINDOWS) * len(STAYS) * len(SMALL_STAYS) * len(EFFECTS)
     cells = [cell(setting, 0.5 if setting.effect == "current" else 0.25) for setting in tried]
     found = dict(effects([*cells, cell(tried[0], -1.0, band=0.5)]))
     assert found["effect current"].value == pytest.approx(0.5)
@@ -42,10 +42,10 @@ def test_every_combination_is_tried_and_effects_are_means_over_the_others() -> N
 def test_the_verdict_says_whether_the_paper_is_beaten() -> None:
     even = [cell(setting, 0.25) for setting in settings()]
     assert "not told apart from the paper's choice" in verdict(even)
-    better = [cell(s, 0.75 if (s.window, s.min_stay, s.effect) == (1, 1, "current") else 0.25) for s in settings()]
+    better = [cell(s, 0.75 if (s.window, s.stay, s.effect) == (1, "1", "current") else 0.25) for s in settings()]
     assert verdict(better).startswith("Best combination: window 1, stay 1, current, +0.750")
     assert "; above the paper's choice" in verdict(better)
     page = to_markdown("small a, large b", [result("small only", 10), result("large only", 36)], better)
-    assert page.count("\n| 1 | 1 | current |") == 1
+    assert page.count("\n| 1 | 1 | current |") == page.count("\n| 1 | 1, small 0 | current |") == 1
     assert "(small a, large b)" in page
     assert "Large model alone: 0.900 [" in page

@@ -28,7 +28,7 @@ REPORT = {
     "points": [
         {"label": "small alone", "method": "plain", "dataset": "arithmetic", "quality": 0.61, "cost": 0.13,
          "quality_low": 0.57, "quality_high": 0.65},
-        {"label": "entropy 0.016", "method": "entropy_adaptive", "dataset": "arithmetic", "quality": 0.91, "cost": 0.36,
+        {"label": "entropy 0.1", "method": "entropy_adaptive", "dataset": "arithmetic", "quality": 0.91, "cost": 0.36,
          "quality_low": 0.88, "quality_high": 0.93},
         {"label": "random 0.26", "method": "random_switch", "dataset": "arithmetic", "quality": 0.68, "cost": 0.36,
          "quality_low": 0.64, "quality_high": 0.72},

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 
 
 def test_an_answer_is_coloured_by_the_model_that_wrote_it(page: Page, site: Site) -> None:
-    choose(page, "A", "entropy_adaptive", threshold="0.016", window="1", min_stay="2", effect="current")
+    choose(page, "A", "entropy_adaptive", threshold="0.1", window="1", min_stay="2", effect="current")
     ask(page, max_tokens="60", seed="5", temperature="0")
     wait_done(page)
     body = {
@@ -25,7 +25,7 @@ def test_an_answer_is_coloured_by_the_model_that_wrote_it(page: Page, site: Site
         "temperature": 0,
         "decoding": {
             "tokens": True, "method": "entropy_adaptive",
-            "params": {"threshold": 0.016, "window": 1, "min_stay": 2, "effect": "current"},
+            "params": {"threshold": 0.1, "window": 1, "min_stay": 2, "effect": "current"},
         },
     }  # fmt: skip
     said = httpx.post(f"{site.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]
@@ -44,7 +44,7 @@ def test_an_answer_is_coloured_by_the_model_that_wrote_it(page: Page, site: Site
     )
     assert {tuple(each) for each in lines} == {("m0", "solid"), ("m1", "double")}
     expect(pane(page).get_by_role("table", name="Cost of this answer").get_by_role("row")).to_have_count(4)
-    expect(pane(page).locator("figcaption")).to_contain_text("the switch threshold, 0.016 bits")
+    expect(pane(page).locator("figcaption")).to_contain_text("the switch threshold, 0.1 bits")
     expect(page.locator("#live")).to_contain_text("tokens.")
 
 

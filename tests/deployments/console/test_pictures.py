@@ -12,7 +12,7 @@ from tests.deployments.console.driving import ask, choose, wait_done
 pytestmark = pytest.mark.browser
 
 MAX_BYTES = 150_000
-EAD = {"threshold": "0.016", "window": "1", "min_stay": "2", "effect": "current"}
+EAD = {"threshold": "0.1", "window": "1", "min_stay": "2", "effect": "current"}
 WIDE = {"viewport": {"width": 1200, "height": 740}}
 TWO = {"viewport": {"width": 1140, "height": 640}}
 PHONE = {"viewport": {"width": 360, "height": 780}}

@@ -56,7 +56,7 @@ def state(page: Page, side: str = "A") -> Any:
     return pane(page, side).locator(".state")
 
 
-@pytest.mark.parametrize(("method", "threshold"), [("", "0.016"), ("entropy_adaptive", "0.016"), ("plain", None)])
+@pytest.mark.parametrize(("method", "threshold"), [("", "0.1"), ("entropy_adaptive", "0.1"), ("plain", None)])
 def test_the_threshold_is_drawn_while_the_text_grows(
     page: Page, streams: HeldStreams, usage: dict[str, Any], method: str, threshold: str | None
 ) -> None:
