@@ -53,10 +53,8 @@ class Setting:
 
     @property
     def params(self) -> dict[str, Any]:
-        """As parameters of `entropy_adaptive`."""
-        own = {"min_stay_small": self.min_stay_small, "effect_back": self.effect_back}
-        found = {"window": self.window, "min_stay": self.min_stay, "effect": self.effect}
-        return {**found, **{name: each for name, each in own.items() if each is not None}}
+        """As parameters of `entropy_adaptive`, none left for the pool's own setting to fill."""
+        return {name: each for name, each in asdict(self).items() if name != "title"}
 
     @property
     def stay(self) -> str:

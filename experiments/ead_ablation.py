@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from engine.pool import LocalPool
 from experiments.arms import Arm, ArmResult, run_arm
-from experiments.bench_ead import CALIBRATION_SEED, TEST_SEED, Setting, matched, random_line
+from experiments.bench_ead import CALIBRATION_SEED, SETTINGS, TEST_SEED, Setting, matched, random_line
 from experiments.report import note, show
 from experiments.statistics import Interval, bootstrap_mean, wilson
 from training.calibration_data import Question, QuestionSet
@@ -35,6 +35,7 @@ WINDOWS = (1, 2, 5)
 STAYS = (1, 3, 10)
 SMALL_STAYS = (None, 0)  # of the small model: the same, or none at all
 EFFECTS = ("next", "current")
+PAPER = SETTINGS["paper"]
 SHARE = 0.3
 # The lower threshold of a band, as a part of the upper one; 1 is one threshold.
 BANDS = (1.0, 0.5, 0.2)
@@ -210,7 +211,7 @@ def verdict(cells: list[Cell]) -> str:
     """The best combination, and whether it is told apart from the paper's."""
     single = [cell for cell in cells if cell.band == 1.0]
     best = max(single, key=lambda cell: cell.above.mean())
-    paper = next(cell for cell in single if cell.setting.params == {"window": 5, "min_stay": 10, "effect": "next"})
+    paper = next(cell for cell in single if replace(cell.setting, title=PAPER.title) == PAPER)
     gain = bootstrap_mean(best.above - paper.above, seed=1)
     apart = "above" if gain.low > 0 else "not told apart from"
     return (
