@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.deployments.conftest import poll
-from tests.deployments.console.driving import PROBLEM, ask, choose, pane, text, tokens, wait_done
+from tests.deployments.console.driving import HARD, PROBLEM, ask, choose, pane, text, tokens, wait_done
 from tests.deployments.console.site import Site
 
 pytestmark = pytest.mark.browser
@@ -82,7 +82,7 @@ def test_two_methods_run_at_once_and_part_where_they_part(page: Page) -> None:
     page.get_by_label("Compare two methods").check()
     choose(page, "A", "plain", model="small")
     choose(page, "B", "plain", model="large")
-    ask(page, max_tokens="60", seed="2", temperature="0")
+    ask(page, HARD, max_tokens="60", temperature="0")
     wait_done(page, "A", "B")
     a, b = tokens(page, "A"), tokens(page, "B")
     place = next(place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x["text"] != y["text"])
