@@ -94,7 +94,7 @@ class EngineModel:
         self.store = plan.cache(num_blocks * engine.block_size, device.torch_device)
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)
         device.floor.share = engine.batch_share
-        pace = (engine.max_slowdown, engine.order, engine.max_overtaken, engine.batch_slowdown)
+        pace = (engine.max_slowdown, engine.order, engine.max_overtaken, engine.batch_slowdown, engine.short_step_s)
         limits = Limits(engine.token_budget, engine.max_batch, *pace)
         self.step_time = profile(Probe(runner, num_blocks, self.max_length, engine.max_batch, engine.token_budget))
         self.batcher = Batcher(name, self.num_parameters, runner, device, limits, self.step_time)

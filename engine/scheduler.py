@@ -3,8 +3,8 @@
 Stall-free batches (seed 239, Sarathi-Serve): running requests that need one token, and drafts, first, then what they
 have to catch up on, then prompts begun, then new ones, then background work. The budget of a step is a
 time, not only a number of tokens: while requests are decoding, whatever is fed beside them may stretch their step to
-at most `max_slowdown` times its own length, so chunks of a prompt shrink as it attends to more. Several prompts share
-one forward (seed 186, Prepacking: on ragged batches, one long row). Where tenants compete, `engine.fairness` bounds
+at most `max_slowdown` times its own length, so chunks of a prompt shrink as it attends to more; a step shorter than
+anybody notices may be stretched further. Several prompts share one forward (seed 186, Prepacking: on ragged batches, one long row). Where tenants compete, `engine.fairness` bounds
 the step as well. Pure decisions: no tensors, no event loop.
 """
 
@@ -65,6 +65,7 @@ class Limits:
         order: which prompts start first; see `engine.ordering`.
         max_overtaken: how often a prompt may be overtaken.
         patient_slowdown: how many times longer than one of a single token a step of work in no hurry may take.
+        short_s: seconds that a step may take whatever `max_slowdown` says: so short a wait is noticed by nobody.
     """
 
     token_budget: int
@@ -73,6 +74,7 @@ class Limits:
     order: Order = "fifo"
     max_overtaken: int = DEFAULT_MAX_OVERTAKEN
     patient_slowdown: float = 4.0
+    short_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +353,7 @@ class _Plan:
         if own + elsewhere == 0.0:
             return inf
         sharers = 1 + sum(load.has_prompts for load in self._neighbours)
-        limit = own + (self._limits.max_slowdown - 1.0) * (own + elsewhere) / sharers
+        limit = max(own + (self._limits.max_slowdown - 1.0) * (own + elsewhere) / sharers, self._limits.short_s)
         # Beside decodes of other models only, a step takes what a token takes: a little more is fed for little more.
         return limit if own else max(limit, FREE_STRETCH * self._times.seconds(1, 1, 1))
 

@@ -63,6 +63,13 @@ class EngineConfig(Section):
             "requests that another model of its device will bring it",
         ),
     ] = 1.75
+    short_step_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="a step may take so long in any case, seconds: where tokens come faster than anybody reads",
+        ),
+    ] = 0.005
     order: Annotated[
         Literal["fifo", "hit_rate"],
         Field(description="prompts start as they come, or those first of which most is cached"),

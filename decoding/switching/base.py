@@ -84,11 +84,13 @@ async def alternate(
     try:
         if catch_up is not CatchUp.LAZY:
             reader.start(models.role(other(rule.active)), seq)
+        length = next(lengths)
         while not seq.finished:
             role = rule.active
-            segment = await models.role(role).decode(seq, Until((rule,), max_tokens=next(lengths)))
+            segment = await models.role(role).decode(seq, Until((rule,), max_tokens=length))
             if segment.tokens:
                 yield segment
+                length = next(lengths)  # a token that was dropped brought the client nothing
             if rule.active != role and not seq.finished:
                 seq.meter.switches += 1
                 await reader.stop()

@@ -80,6 +80,15 @@ async def test_thresholds_at_the_extremes(run, models):
     assert always.seq.meter.switches == 1
 
 
+async def test_the_first_token_leaves_at_once_though_the_small_models_was_dropped(run, models):
+    small, large = models
+    params = {"threshold": -1, "window": 1, "min_stay": 24, "min_stay_small": 0, "effect": "current"}
+    done = await run("entropy_adaptive", small, large, params)
+    assert done.owners == "L" * 24
+    assert done.seq.meter.models["small"].discarded_tokens == 1
+    assert [len(segment.tokens) for segment in done.segments[:4]] == [1, 2, 4, 8]
+
+
 @pytest.mark.parametrize(("method", "params"), SWITCHING, ids=IDS)
 async def test_catch_up_changes_the_work_and_not_the_tokens(run, make_model, method, params):
     done = {}

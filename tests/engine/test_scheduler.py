@@ -187,6 +187,17 @@ def test_a_step_beside_decodes_is_bounded_in_time_not_in_tokens() -> None:
     assert chunks(LinearTime(per_token=1.0), 20, 8 / 3, 3) == [5, 5, 5, 5]
 
 
+def test_a_step_that_nobody_notices_is_not_cut_shorter() -> None:
+    times, queue = LinearTime(base=0.0005, per_token=0.0001), [decode(), Item(400, order=1, started=True)]
+    assert plan_step(queue, Limits(512, 64)) == [Share(0, 1), Share(1, 400)]
+    assert plan_step(queue, Limits(512, 64), times) == [Share(0, 1), Share(1, 4)]
+    limits = Limits(512, 64, short_s=0.00501)
+    assert plan_step(queue, limits, times) == [Share(0, 1), Share(1, 44)]
+    # Where decodes take longer than that by themselves, it changes nothing.
+    slow = LinearTime(base=0.05, per_token=0.001)
+    assert plan_step(queue, limits, slow) == plan_step(queue, Limits(512, 64), slow)
+
+
 def test_chunks_shrink_as_a_prompt_attends_to_more() -> None:
     times = LinearTime(base=4.0, per_token=0.05, per_position=1e-4)
     found = chunks(times, 4000, 2.0, 4)
