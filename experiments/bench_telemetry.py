@@ -2,7 +2,8 @@
 
 Servers run on this machine and take turns: while one works the others are idle. The one that the others are compared
 with counts nothing either: `scripts/serve_uncounted.py` takes the counting out of its ingress. The others are scraped
-while they work. The order changes from turn to turn, and only runs of the same turn are compared.
+while they work. The order changes from turn to turn, and only runs of the same turn are compared. A forward has one
+thread: with more, whether they run at the same time beside a front end decides more than anything measured here.
 """
 
 from __future__ import annotations
@@ -150,7 +151,8 @@ def page(names: list[str], found: list[list[Run]], rounds: int, tokens: int, mac
         "# What telemetry costs",
         "",
         f"`make bench-telemetry`; demo pair, `speculative`, greedy, {STREAMS} streams over gRPC, {rounds} requests of"
-        f" {tokens} tokens each, {len(found)} turns in changing order. Tokens/s and CPU: median [smallest, largest]."
+        f" {tokens} tokens each, {len(found)} turns in changing order, forwards of one"
+        " thread. Tokens/s and CPU: median [smallest, largest]."
         " Differences: mean [95% interval] of the turns, each beside the server in the same turn that tells nothing and"
         f" counts nothing; that of all others is scraped every {SCRAPE_S:g} s. Goal: at most {100 * GOAL:.0f}% less"
         " throughput with metrics and traces of 1%. It is met where the whole interval says so, missed where none of"
@@ -199,8 +201,10 @@ def main(turns: int, rounds: int, tokens: int, out: Path | None) -> None:
     machine = describe()
     with tempfile.TemporaryDirectory(prefix="turnout-telemetry-") as folder, ExitStack() as stack:
         servers = []
+        demo = TurnoutConfig.demo()
+        engine = demo.engine.model_copy(update={"threads": 1})
         for side in sides(Path(folder)):
-            config = on_free_ports(TurnoutConfig.demo().model_copy(update={"telemetry": side.telemetry}))
+            config = on_free_ports(demo.model_copy(update={"telemetry": side.telemetry, "engine": engine}))
             pid, _ = stack.enter_context(running_server(config, side.program))
             servers.append(Server(side, config, pid))
         found = uvloop.run(measure(servers, turns, rounds, tokens))
