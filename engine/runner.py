@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from decoding.constraints.ahead import Ahead
+from decoding.constraints.ahead import Ahead, spares_core
 from decoding.logits import History
 from decoding.model import Row, Want
 from decoding.readout import read
@@ -71,7 +72,7 @@ class Runner:
         self.store = store
         self.block_size = block_size
         self.device = device
-        self._ahead = Ahead()
+        self._ahead = Ahead(partial(spares_core, device))
 
     @torch.inference_mode()
     def run(self, feeds: Sequence[Feed]) -> list[list[Row]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+
+import torch
 
 from decoding.constraints.base import Constraint
 from decoding.logits import History, bound_rows
@@ -17,14 +20,27 @@ LEAST = 60_000
 Asked = tuple[Constraint, list[int], list[tuple[int, ...]]]
 
 
+def spares_core(device: torch.device) -> bool:
+    """Whether a forward on the device leaves a core to a thread beside it.
+
+    On the CPU a forward's own threads wait for each other several times a layer: where they have all cores, one that
+    loses its core for a mask stops the others, and a step takes up to twice as long.
+    """
+    return device.type != "cpu" or torch.get_num_threads() < (os.cpu_count() or 1)
+
+
 class Ahead:
     """Asks constraints what they will be asked after a forward, on a thread of its own.
 
     A constraint remembers its answers; whoever asks before the thread did works it out itself. Nothing depends on
     what the thread has done, or that it has done anything. The thread ends when this is forgotten.
+
+    Args:
+        spare: whether there is a core for the thread; asked before each forward, on the forward's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spare: Callable[[], bool]) -> None:
+        self._spare = spare
         self._thread: ThreadPoolExecutor | None = None
 
     @contextmanager
@@ -35,7 +51,8 @@ class Ahead:
             for seq, places in bound_rows(rows).items()
             if seq.constraint is not None
         ]
-        if not asked or sum(constraint.vocab_size * len(paths) for constraint, _, paths in asked) < LEAST:
+        worth = sum(constraint.vocab_size * len(paths) for constraint, _, paths in asked) >= LEAST
+        if not (asked and worth and self._spare()):
             yield
             return
         if self._thread is None:

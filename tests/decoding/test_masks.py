@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import string
 import threading
 import time
 from collections.abc import Sequence as Rows
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from decoding.constraints import ahead
-from decoding.constraints.ahead import Ahead
+from decoding.constraints.ahead import Ahead, spares_core
 from decoding.constraints.base import Constraint, Mask, allows, keep_allowed
 from decoding.constraints.grammar import Compiler
 from decoding.logits import History, process
@@ -128,7 +130,7 @@ def test_masks_are_asked_for_beside_the_forward(monkeypatch: pytest.MonkeyPatch,
     watched = seq.constraint = Watched(char_compiler().compile(Structure(kind="regex", value="[a-c]+;")).clone(), fails)
     rows = [History(seq), History(free), History(seq, (2, 3)), History(seq, (30,), free=True)]
     logits = torch.randn(4, 40)
-    with Ahead().of(rows):
+    with Ahead(lambda: True).of(rows):
         assert watched.come.wait(10)
     [(thread, answer, paths)] = watched.asked
     assert thread.startswith("masks")
@@ -143,8 +145,23 @@ def test_masks_are_asked_for_beside_the_forward(monkeypatch: pytest.MonkeyPatch,
 def test_no_thread_where_nothing_or_little_is_constrained() -> None:
     free, bound = [Sequence([5], SamplingParams(), 0) for _ in range(2)]
     watched = bound.constraint = Watched(char_compiler().compile(Structure(kind="regex", value="[a-c]+;")).clone())
-    made = Ahead()
+    made = Ahead(lambda: True)
     with made.of([History(free), History(bound)]):
         pass
     assert made._thread is None
     assert watched.asked == []
+
+
+def test_no_thread_where_the_forward_has_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "LEAST", 0)
+    seq = Sequence([5], SamplingParams(), 0)
+    watched = seq.constraint = Watched(char_compiler().compile(Structure(kind="regex", value="[a-c]+;")).clone())
+    made = Ahead(partial(spares_core, torch.device("cpu")))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: os.cpu_count())
+    with made.of([History(seq)]):
+        pass
+    assert made._thread is None
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 0)
+    with made.of([History(seq)]):
+        assert watched.come.wait(10)
+    assert spares_core(torch.device("cuda"))
