@@ -33,6 +33,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "digit", "schema": DIGIT,
 TOOL = {"type": "function", "function": {"name": "press", "description": "Presses a key.", "parameters": DIGIT}}
 TOOLS: dict[str, Any] = {"model": "tools", "tools": [TOOL], "tool_choice": "required", "max_tokens": 200}
 SIXES = ids("6")[0]
+STOP = " "  # in whatever a model of texts writes
 
 
 def lists_all(got: Result, _: Others) -> None:
@@ -121,7 +122,7 @@ def echo_scored(got: Result, _: Others) -> None:
 def stopped(got: Result, others: Others) -> None:
     [choice] = choices(got)
     whole = texts(others["completions: a text"])[0]
-    assert choice.text == whole.partition("=")[0] != whole
+    assert choice.text == whole.partition(STOP)[0] != whole
     assert choice.reasons == ["stop"]
 
 
@@ -271,8 +272,8 @@ COMPLETIONS = [
     completion("echo", echoed, echo=True),
     completion("echo of token ids", echoed_ids, echo=True, prompt=ids(QUESTION)),
     completion("echo with logprobs", echo_scored, echo=True, logprobs=1, max_tokens=1),
-    completion("stop", stopped, stop="="),
-    completion("several stops", stopped, stop=["never this", "="]),
+    completion("stop", stopped, stop=STOP),
+    completion("several stops", stopped, stop=["never this", STOP]),
     completion("logit_bias for a token", only_sixes, logit_bias={str(SIXES): 100}, max_tokens=5),
     completion("logit_bias against a token", no_sixes, logit_bias={str(SIXES): -100}),
     completion("stream", both(in_pieces, no_usage, same_as("completions: a text")), **STREAM),
@@ -283,7 +284,7 @@ COMPLETIONS = [
                prompt=[QUESTION, OTHER], **SEEDED, **STREAM),
     completion("stream with logprobs", same_as("completions: logprobs"), logprobs=3, **STREAM),
     completion("stream with echo", same_as("completions: echo"), echo=True, **STREAM),
-    completion("stream with stop", same_as("completions: stop"), stop="=", **STREAM),
+    completion("stream with stop", same_as("completions: stop"), stop=STOP, **STREAM),
     completion("a member alone", same_as("completions: a decoding method"), model="large"),
     completion("a decoding method", one_text, decoding={"method": "speculative"}),
 ]  # fmt: skip
