@@ -3,7 +3,7 @@
 Servers run on this machine and take turns: while one works the others are idle. The one that the others are compared
 with counts nothing either: `scripts/serve_uncounted.py` takes the counting out of its ingress. The others are scraped
 while they work. The order changes from turn to turn, and only runs of the same turn are compared. A forward has one
-thread: with more, whether they run at the same time beside a front end decides more than anything measured here.
+thread: how many serve best a server tries out as it works, each of them for itself, and that is not to be compared.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import gc
 import resource
 import threading
 from collections import defaultdict
@@ -53,19 +53,19 @@ def own_bytes(pid: int) -> int:
 def watched_growth() -> Iterator[Callable[[], int]]:
     """Watch this process's resident memory, allocations of native code included, by sampling it.
 
-    Files it maps are left out: the kernel may take their pages back meanwhile, and growth would be hidden by that.
+    Garbage is collected first: freed meanwhile, it would hide as much growth.
 
     Yields:
         A function that says by how many bytes the process was ever larger than at the start.
     """
-    own = os.getpid()
-    before = peak = own_bytes(own)
+    gc.collect()
+    before = peak = resident_bytes()
     ended = threading.Event()
 
     def watch() -> None:
         nonlocal peak
         while not ended.wait(SAMPLING_S):
-            peak = max(peak, own_bytes(own))
+            peak = max(peak, resident_bytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -24,7 +24,7 @@ def spares_core(device: torch.device) -> bool:
     """Whether a forward on the device leaves a core to a thread beside it.
 
     On the CPU a forward's own threads wait for each other several times a layer: where they have all cores, one that
-    loses its core for a mask stops the others, and a step takes up to twice as long.
+    loses its core for a mask stops the others.
     """
     return device.type != "cpu" or torch.get_num_threads() < (os.cpu_count() or 1)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+
 import pytest
 import torch
 
@@ -29,6 +32,19 @@ def test_a_quadratic_mask_would_be_seen(length: int) -> None:
             mask.logical_not_()
         del mask
     assert grown() > bound(length)
+
+
+def test_garbage_of_earlier_work_does_not_hide_growth() -> None:
+    left: list[object] = [torch.ones(64 << 20, dtype=torch.uint8)]
+    left.append(left)
+    del left
+    with watched_growth() as grown:
+        gc.collect()
+        kept = torch.ones(48 << 20, dtype=torch.uint8)
+        until = time.monotonic() + 5.0
+        while grown() <= kept.nbytes // 2 and time.monotonic() < until:
+            kept.add_(1)
+    assert grown() > kept.nbytes // 2
 
 
 @pytest.mark.parametrize("length", LENGTHS)
