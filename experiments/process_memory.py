@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import resource
 import threading
@@ -53,12 +54,14 @@ def own_bytes(pid: int) -> int:
 def watched_growth() -> Iterator[Callable[[], int]]:
     """Watch this process's resident memory, allocations of native code included, by sampling it.
 
-    Garbage is collected first: freed meanwhile, it would hide as much growth.
+    Garbage is collected first, and memory that the allocator kept from earlier work given back: freed or used again
+    meanwhile, it would hide as much growth.
 
     Yields:
         A function that says by how many bytes the process was ever larger than at the start.
     """
     gc.collect()
+    give_back_freed_memory()
     before = peak = resident_bytes()
     ended = threading.Event()
 
@@ -74,6 +77,13 @@ def watched_growth() -> Iterator[Callable[[], int]]:
     finally:
         ended.set()
         watcher.join()
+
+
+def give_back_freed_memory() -> None:
+    """Return what was freed but is still resident to the system, where the C library can (glibc's `malloc_trim`)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def resident_bytes() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -34,10 +35,22 @@ def test_a_quadratic_mask_would_be_seen(length: int) -> None:
     assert grown() > bound(length)
 
 
-def test_garbage_of_earlier_work_does_not_hide_growth() -> None:
+def garbage() -> object:
     left: list[object] = [torch.ones(64 << 20, dtype=torch.uint8)]
     left.append(left)
-    del left
+    return None
+
+
+def kept_by_the_allocator() -> object:
+    freed = [bytearray(100_000) for _ in range(900)]
+    pin = bytearray(100_000)
+    del freed
+    return pin
+
+
+@pytest.mark.parametrize("earlier_work", [garbage, kept_by_the_allocator])
+def test_earlier_work_does_not_hide_growth(earlier_work: Callable[[], object]) -> None:
+    pin = earlier_work()
     with watched_growth() as grown:
         gc.collect()
         kept = torch.ones(48 << 20, dtype=torch.uint8)
@@ -45,6 +58,7 @@ def test_garbage_of_earlier_work_does_not_hide_growth() -> None:
         while grown() <= kept.nbytes // 2 and time.monotonic() < until:
             kept.add_(1)
     assert grown() > kept.nbytes // 2
+    del pin
 
 
 @pytest.mark.parametrize("length", LENGTHS)
