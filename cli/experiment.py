@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,6 +104,14 @@ def rm(name: Name, store: Folder = STORE) -> None:
 
 
 @app.command()
+def prune(store: Folder = STORE) -> None:
+    """Delete cells that no experiment has any more: those of code, models or prompts that were changed since."""
+    from experiments.grid.store import Store
+
+    typer.echo(f"{Store(store).prune()} cells deleted")
+
+
+@app.command()
 def compare(
     then: Annotated[str, typer.Argument(help="The experiment to compare with.", metavar="THEN")],
     now: Annotated[str, typer.Argument(help="The experiment that may have become worse.", metavar="NOW")],
@@ -184,6 +194,22 @@ def live(
         write_decided(decide, {"arm": arm, "metric": metric, "why": report.ends})
 
 
+@contextmanager
+def _on_cluster(plan: Plan) -> Iterator[None]:
+    """The configured cluster, where there is one and it is needed; else the run has a Ray of its own, or none."""
+    address = plan.config.ray.address
+    if address is None or not plan.spec.workers or not (plan.todo or plan.references):
+        yield
+        return
+    from deployments.cluster import connect, leave
+
+    connect(address)
+    try:
+        yield
+    finally:
+        leave()
+
+
 def _run(spec: ExperimentSpec, folder: Path, yes: bool, again: bool, out: Path | None, as_json: bool) -> None:
     from experiments.grid.planning import make_plan
     from experiments.grid.runner import run_plan
@@ -193,7 +219,7 @@ def _run(spec: ExperimentSpec, folder: Path, yes: bool, again: bool, out: Path |
     _ask_before_planning(spec, store, yes)
     plan = make_plan(spec, store, again)
     _ask(plan, store, yes)
-    with shown_progress() as advance:
+    with _on_cluster(plan), shown_progress() as advance:
         ran = run_plan(plan, store, advance)
     console(stderr=True).print(
         f"{len(plan.cells)} cells: {len(plan.cells) - len(plan.todo)} were there, {ran.done} computed,"

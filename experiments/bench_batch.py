@@ -114,15 +114,15 @@ async def measure(url: str, rate: float, seconds: float, rows: int) -> dict[str,
     """TTFT without a batch, beside one, and without again, so that a drift of the machine is seen."""
     async with httpx.AsyncClient(base_url=url, timeout=120.0) as client:
         await interactive(client, rate, WARM_UP, seed=0)
-        before = await interactive(client, rate, seconds, seed=1)
+        before = await interactive(client, rate, seconds, seed=1)  # other prompts each time: none is cached yet
         async with saturating(client, rows) as batch_id:
             done = (await _batch(client, batch_id))["request_counts"]["completed"]
             started = time.monotonic()
-            beside = await interactive(client, rate, seconds, seed=1)
+            beside = await interactive(client, rate, seconds, seed=2)
             counts = (await _batch(client, batch_id))["request_counts"]
             speed = (counts["completed"] - done) / (time.monotonic() - started)
             saturated = counts["completed"] < counts["total"]
-        after = await interactive(client, rate, seconds, seed=1)
+        after = await interactive(client, rate, seconds, seed=3)
     alone = before + after
     return {
         "alone": _known(alone),

@@ -18,9 +18,11 @@ from decoding.calibrated import CalibratedParams
 from training.calibration_data import QuestionSet
 from training.knob_calibration import Calibrator, Outcome, Target
 from training.question_runs import Bench, Run
-from turnout.errors import TurnoutError, invalid
+from turnout.errors import Code, TurnoutError, invalid
 from turnout.registry import get_method
 
+# Of a setting that the method would refuse again; all else says something about the machine.
+REFUSED = {Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.NOT_FOUND}
 Meter = Literal["paper", "flops", "wall"]
 Tell = Callable[[str, int, int], None]
 
@@ -165,7 +167,10 @@ class Tuner:
         try:
             get_method(self.method).parse(params, "search")
             run = await self.bench.run(self.asked.questions, self.method, params)
-        except TurnoutError as error:  # a combination the method refuses; the search goes round it
+        except TurnoutError as error:
+            if error.code not in REFUSED:
+                raise  # an outage says nothing about the setting: run again, the search goes on from its journal
+            # A combination the method refuses; the search goes round it.
             self._refused.append(error.message)
             study.tell(trial, state=TrialState.FAIL)
             return

@@ -169,7 +169,7 @@ def run(job: Job, tell: Callable[[Progress], None] = lambda _: None, fresh: bool
 
 def _run(job: Job, place: Workplace, tell: Callable[[Progress], None], fresh: bool) -> Summary:
     started = time.monotonic()
-    check_places(job.target, job.errors)
+    check_places(job.source, job.target, job.errors)
     with named(f"the models of pool {job.pool}"):
         described = job.described()
     place.open(described, fresh)
@@ -180,6 +180,7 @@ def _run(job: Job, place: Workplace, tell: Callable[[Progress], None], fresh: bo
         if not all(map(place.is_done, place.blocks())):
             with _connected(job), _watched(place, staged, tell):
                 _answer(job, place)
+    check_done(place)
     answered, failed = write_outputs(
         job.target, job.errors, place.records(answered=True), place.records(answered=False)
     )
@@ -187,6 +188,19 @@ def _run(job: Job, place: Workplace, tell: Callable[[Progress], None], fresh: bo
     tell(after)
     seconds = time.monotonic() - started
     return _summary(job, place, before, after, (answered, failed), seconds)
+
+
+def check_done(place: Workplace) -> None:
+    """Whether every block has been answered: what is written is the whole job or nothing.
+
+    Raises:
+        TurnoutError: UNAVAILABLE, saying how many are left.
+    """
+    blocks = place.blocks()
+    left = [block for block in blocks if not place.is_done(block)]
+    if left:
+        message = f"{len(left)} of {len(blocks)} blocks were not answered, the first is {left[0]}"
+        raise TurnoutError(Code.UNAVAILABLE, f"{message}; what is done is kept: run it again")
 
 
 def _stage(job: Job, place: Workplace, described: dict[str, Any], tell: Callable[[Progress], None]) -> Staged:
@@ -203,6 +217,7 @@ def _stage(job: Job, place: Workplace, described: dict[str, Any], tell: Callable
         config = best_of.looking(job.config, job.pool, params)
         with _watched(looked, staged, tell):
             _answer(replace(job, work=looked.folder, config=config), looked)
+    check_done(looked)
     counts = best_of.shared_out(best_of.chances_of(looked.records(answered=True), params.model), params)
     again = read_input(job.source, job.defaults, job.config.server.max_body_bytes)
     return place.stage(best_of.with_samples(again, counts, params), job.block_rows, job.limit)

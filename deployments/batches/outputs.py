@@ -18,13 +18,17 @@ ROW_GROUP = 4096
 Records = Iterable[dict[str, Any]]
 
 
-def check_places(target: str, errors: str) -> None:
-    """Refuse what cannot be written to, before anything is answered for it.
+def check_places(source: str, target: str, errors: str) -> None:
+    """Refuse what cannot be written to, or is another of the three files, before anything is answered for it.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT, naming the one at fault.
     """
+    taken = {_identity("IN", source): f"IN, {source}"}
     for field, path in (("OUT", target), ("errors", errors)):
+        other = taken.setdefault(_identity(field, path), field)
+        if other != field:
+            raise invalid(field, f"{path} is {other} as well; one would replace the other")
         filesystem, place = located(field, path)
         if _is_here(filesystem):
             if not Path(place).parent.is_dir():
@@ -83,6 +87,14 @@ def opened(path: str) -> Iterator[IO[bytes]]:
         file.discard()
         raise
     file.commit()
+
+
+def _identity(field: str, path: str) -> tuple[str, str]:
+    """What two names of one file have in common."""
+    filesystem, place = located(field, path)
+    protocol = filesystem.protocol
+    kind = protocol if isinstance(protocol, str) else protocol[0]
+    return kind, str(Path(place).resolve()) if _is_here(filesystem) else place
 
 
 def _is_here(filesystem: Any) -> bool:

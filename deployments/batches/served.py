@@ -24,6 +24,7 @@ from turnout.whole_files import whole, write_whole
 
 LOOK_S = 0.5
 TIMEOUT_S = 120.0
+AWAY_S = 300.0  # a server that is started anew is there again by then
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 OVER = (400, 404)  # what a server answers that is to cancel a batch which has ended, or which it has forgotten
 
@@ -82,13 +83,13 @@ def run(
         Workplace(job.work).held(),
         httpx.Client(base_url=job.server, headers=headers, timeout=TIMEOUT_S) as client,
     ):
-        check_places(job.target, job.errors)
+        check_places(job.source, job.target, job.errors)
         batch_id = _cancelled(job, client) if cancel else _batch(job, client, fresh)
-        batch = _ask(client, "GET", f"/v1/batches/{batch_id}")
+        batch = _seen(client, batch_id)
         while batch["status"] not in ENDED:
             tell(batch)
             time.sleep(LOOK_S)
-            batch = _ask(client, "GET", f"/v1/batches/{batch_id}")
+            batch = _seen(client, batch_id)
         tell(batch)
         batch["turnout"] = _used(_fetch(job, client, batch))
     if batch["status"] == "failed":
@@ -240,6 +241,26 @@ def _ask(client: httpx.Client, method: str, path: str, **content: Any) -> dict[s
         raise _refusal(answer)
     found: dict[str, Any] = answer.json()
     return found
+
+
+def _seen(client: httpx.Client, batch_id: str) -> dict[str, Any]:
+    """The batch object; a server that is started again meanwhile goes on with its batches, and is waited for."""
+    until = time.monotonic() + AWAY_S
+    while True:
+        try:
+            answer = client.get(f"/v1/batches/{batch_id}")
+        except httpx.TransportError as error:
+            failure = _silent(client, error)
+        else:
+            if answer.is_success:
+                found: dict[str, Any] = answer.json()
+                return found
+            failure = _refusal(answer)
+            if answer.status_code < 500:
+                raise failure
+        if time.monotonic() > until:
+            raise failure
+        time.sleep(LOOK_S)
 
 
 def _silent(client: httpx.Client, error: httpx.TransportError) -> TurnoutError:

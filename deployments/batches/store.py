@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -28,6 +29,9 @@ IDS = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 LEFT_OVER_S = 86400.0  # no upload takes longer
 Record = TypeVar("Record", FileRecord, BatchRecord)
 Kind = Literal["files", "batches"]
+_TOLD: set[Path] = set()  # records that were logged as unknown: they are looked at several times a second
+
+log = logging.getLogger("ray.serve")
 
 
 class BatchStore:
@@ -189,7 +193,7 @@ class BatchStore:
         paths, found = set(self._root.glob("*/batches/*.json")), list[BatchRecord]()
         self._ended &= paths
         for path in paths - self._ended:
-            record = _read(path, BatchRecord)
+            record = _readable(path)
             if record is not None and record.ended:
                 self._ended.add(path)
             elif record is not None:
@@ -220,8 +224,10 @@ class BatchStore:
                     if batch.created_at < oldest:
                         (tenant / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
                 read = {each.input_file_id for each in batches if not each.ended}
+                # A batch that another version wrote may still read any of them.
+                known = len(batches) == len(list((tenant / "batches").glob("*.json")))
                 for file in self._records(tenant / "files", FileRecord):
-                    if file.created_at < oldest and file.id not in read:
+                    if known and file.created_at < oldest and file.id not in read:
                         self._remove_file(tenant / "files", file.id)
                 for path in (tenant / "files").glob("*"):
                     # What a process that ended in an upload left: half a file, or one without its record.
@@ -255,14 +261,16 @@ class BatchStore:
 
     def _record(self, owner: str, kind: Kind, name: str, form: type[Record]) -> Record:
         path = self._folder(owner, kind) / f"{name}.json"
-        record = _read(path, form) if IDS.fullmatch(name) else None
+        with named(KEPT):
+            record = _read(path, form) if IDS.fullmatch(name) else None
         if record is None or record.owner != owner:
             field = "file_id" if kind == "files" else "batch_id"
             raise TurnoutError(Code.NOT_FOUND, f"{field}: there is no {name[:100]!r}", field)
         return record
 
     def _records(self, folder: Path, form: type[Record]) -> list[Record]:
-        found = [record for path in folder.glob("*.json") if (record := _read(path, form)) is not None]
+        with named(KEPT):
+            found = [record for path in folder.glob("*.json") if (record := _read(path, form)) is not None]
         return sorted(found, key=lambda each: (-each.created_at, each.id))
 
     def _save(self, path: Path, record: BaseModel) -> None:
@@ -285,9 +293,27 @@ def _kept(folder: Path) -> list[int]:
     return found
 
 
+def _readable(path: Path) -> BatchRecord | None:
+    """A record; None also where it cannot be read just now: it is looked at again soon."""
+    try:
+        return _read(path, BatchRecord)
+    except OSError as error:
+        log.error("%s cannot be read just now: %s", path, error)
+        return None
+
+
 def _read(path: Path, form: type[Record]) -> Record | None:
-    """A record; None where it is gone, or is none of ours."""
+    """A record; None where it is gone, or is none that this version knows.
+
+    Raises:
+        OSError: it is there and cannot be read.
+    """
     try:
         return form.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        if path not in _TOLD:
+            _TOLD.add(path)
+            log.error("%s is left as it is, this version cannot read it: %s", path, error.errors()[0]["msg"])
         return None

@@ -335,7 +335,10 @@ class Workplace:
         """The same with their numbers, of what was asked; of each block that is read, one is held."""
         for _, blocks in _windows(self.blocks()):
             with ExitStack() as journals:
-                opened = [journals.enter_context(closing(Journal(self.folder / "done" / block))) for block in blocks]
+                opened = [
+                    journals.enter_context(closing(_finished(self.folder / "done" / block, self.spent(block).rows)))
+                    for block in blocks
+                ]
                 yield from merge(*(journal.entries(answered) for journal in opened), key=itemgetter(0))
 
     def partly(self) -> int:
@@ -346,6 +349,18 @@ class Workplace:
             with suppress(FileNotFoundError), path.open("rb") as file:
                 total += sum(piece.count(b"\n") for piece in iter(lambda: file.read(1 << 20), b""))
         return total
+
+
+def _finished(path: Path, rows: int) -> Journal:
+    """The journal of a block that is done; one that has lost results since must not pass for all there is."""
+    journal = Journal(path) if path.exists() else None
+    found = 0 if journal is None else len(journal)
+    if journal is not None and found == rows:
+        return journal
+    if journal is not None:
+        journal.close()
+    message = f"{path} holds {found} results of {rows}: it was changed from outside; --fresh begins anew"
+    raise TurnoutError(Code.UNAVAILABLE, message)
 
 
 def _windows(blocks: list[str]) -> Iterator[tuple[str, list[str]]]:

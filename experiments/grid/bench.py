@@ -103,7 +103,7 @@ class CellBench:
                     for each, kept in held.items():
                         store.save_chunk(cell, each, kept, facts)
                     known, held = known | held, {}
-            facts.stopped = watch.look(records)
+            facts.stopped, facts.sequence = watch.look(records), watch.ends
             if facts.stopped and start + cell.chunk < len(rows):
                 break
             facts.stopped = ""
@@ -240,6 +240,13 @@ class _Watch:
             known = store.records(job.baseline)
             self._baseline = {record.id: record.score for record in known if record.score is not None}
         self._sequence = ConfidenceSequence(-1.0, 1.0, job.stop.alpha) if job.stop is not None else None
+
+    @property
+    def ends(self) -> list[float] | None:
+        """Of the interval that holds the difference however often one looked; None: nobody looks."""
+        if self._sequence is None or not self._sequence.count:
+            return None
+        return [self._sequence.interval.low, self._sequence.interval.high]
 
     def look(self, records: list[Record]) -> str:
         """Why enough is known; empty: it is not."""

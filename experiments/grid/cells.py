@@ -202,6 +202,7 @@ class Facts:
         wall_s: seconds that answering took, all chunks together.
         energy_j: joules that the machine's meters counted meanwhile; None: it has none.
         stopped: why it ended before its last prompt; empty where it did not.
+        sequence: ends of the stop rule's interval of the difference, which holds whenever it stops; None: no rule.
         load: figures of an open-loop run (`experiments.load.metrics.Summary`), or None.
         machine: what it ran on, for people.
         utilisation: what the machine gave meanwhile; None: it was not watched.
@@ -210,6 +211,7 @@ class Facts:
     wall_s: float = 0.0
     energy_j: float | None = None
     stopped: str = ""
+    sequence: list[float] | None = None
     load: dict[str, Any] | None = None
     machine: dict[str, str] = field(default_factory=dict)
     utilisation: Utilisation | None = None

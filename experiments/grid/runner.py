@@ -26,6 +26,7 @@ from turnout.errors import Code, TurnoutError
 # A cell that is refused would be refused again as long as nothing it depends on changes.
 FINAL = {Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.NOT_FOUND}
 STORE = "store"
+UNSEEN = "was computed, but its results are not in {}: the store must lie on a disk that all nodes share"
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,8 @@ class _Tally:
             TurnoutError: the store itself failed: whatever comes next would fail too.
         """
         self._ended += 1
+        if fault is None and self._store.state(job.cell) != "done":
+            fault = Fault(Code.UNAVAILABLE, UNSEEN.format(self._store.root), None)
         if fault is None:
             self.done += 1
         else:
@@ -185,7 +188,7 @@ class _RayRun:
         self._running: dict[Any, tuple[Any, Job]] = {}
 
     def run(self) -> Ran:
-        with _joined(self._plan.config, self._plan.spec.workers):
+        with _joined(self._plan.spec.workers):
             return self._work()
 
     def _work(self) -> Ran:
@@ -252,19 +255,10 @@ def _outcome(ended: Any) -> tuple[Fault | None, bool]:
 
 
 @contextmanager
-def _joined(config: TurnoutConfig, workers: int) -> Iterator[None]:
-    """The Ray that this process is in already, else the configured cluster, else one of this run's own."""
+def _joined(workers: int) -> Iterator[None]:
+    """The Ray that this process is in already, else one of this run's own."""
     if ray.is_initialized():
         yield
-    elif config.ray.address is None:
+    else:
         with ray_of_its_own(workers + 1):
             yield
-    else:
-        try:
-            ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
-        except (RuntimeError, ConnectionError, ValueError) as error:
-            raise TurnoutError(Code.UNAVAILABLE, f"ray: {' '.join(str(error).split())}", "ray.address") from None
-        try:
-            yield
-        finally:
-            ray.shutdown()

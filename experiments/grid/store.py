@@ -38,7 +38,7 @@ class Store:
     """
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = root.expanduser().absolute()  # actors work in folders of their own
 
     def _cell(self, address: str) -> Path:
         return self.root / "cells" / address[:2] / address
@@ -159,9 +159,16 @@ class Store:
             TurnoutError: NOT_FOUND.
         """
         mine = {cell.address for cell in self.load(name).cells}
-        others = {cell.address for other in self.names() if other != name for cell in self.load(other).cells}
         shutil.rmtree(self._experiment(name))
-        gone = [folder for address in mine - others if (folder := self._cell(address)).is_dir()]
+        return self._delete(mine)
+
+    def prune(self) -> int:
+        """Delete cells that no experiment has any more, as after its code changed; how many these are."""
+        return self._delete({path.name for path in (self.root / "cells").glob("*/*")})
+
+    def _delete(self, addresses: set[str]) -> int:
+        kept = {cell.address for name in self.names() for cell in self.load(name).cells}
+        gone = [folder for address in addresses - kept if (folder := self._cell(address)).is_dir()]
         for folder in gone:
             shutil.rmtree(folder)
         return len(gone)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiments.grid.cells import Cell
 from experiments.grid.store import Saved, Store
 from experiments.reports.table import Column, read_table
 from experiments.statistics import Interval
@@ -14,6 +15,7 @@ from experiments.stats.intervals import Floats, bca_mean, paired_difference, rat
 from experiments.stats.power import UNSEEN_SPREAD, statement, statement_of_nats
 
 COSTS = ("paper", "flops")
+OTHER_DATA = "other prompts or another scorer: answers cannot be paired"
 TIMES = {"time": "wall_s", "first token": "ttft_s"}  # the second tells under open-loop load, where answers wait
 
 
@@ -44,7 +46,7 @@ class Comparison:
     """All changes, and ways that only one of the two has.
 
     Attributes:
-        lost: by way, why NOW, which asks for it, has not all of it: that is a regression too.
+        lost: by way, why NOW, which asks for it, has not all of it, or other prompts: that is a regression too.
         power: by dataset, pool and load, which change of quality is likely to be seen, whichever way has it.
     """
 
@@ -75,11 +77,13 @@ def compare(then: Saved, now: Saved, store: Store, time_tolerance: float | None 
         time_tolerance: share by which time may grow; None: time is not looked at.
     """
     before, after = _columns(then, store), _columns(now, store)
-    both = [name for name in before if name in after]
+    other = _other_data(then, now)
+    both = [name for name in before if name in after and name not in other]
     drafts = [draft for name in both for draft in _drafts(name, before[name], after[name], time_tolerance)]
     adjusted = corrected([draft.p for draft in drafts])
     changes = [draft.judged(p, time_tolerance) for draft, p in zip(drafts, adjusted, strict=True)]
-    lost = {name: why for name, why in _unfinished(now, store).items() if name in before}
+    lost = {name: OTHER_DATA for name in before if name in after and name in other}
+    lost |= {name: why for name, why in _unfinished(now, store).items() if name in before}
     gone = [name for name in before if name not in after and name not in lost]
     power = _power([draft for draft in drafts if draft.measure == "quality"], len(drafts))
     return Comparison(changes, gone, [name for name in after if name not in before], lost, power)
@@ -100,11 +104,23 @@ def _power(drafts: list[_Draft], comparisons: int) -> list[str]:
 def _unfinished(saved: Saved, store: Store) -> dict[str, str]:
     """By way, why a cell of it is not done."""
     return {
-        f"{cell.dataset.label}, {cell.pool}, {cell.load.label}: {cell.label}": store.failure(cell)
-        or f"not run ({store.state(cell)})"
+        _way(cell): store.failure(cell) or f"not run ({store.state(cell)})"
         for cell in saved.cells
         if store.state(cell) != "done"
     }
+
+
+def _other_data(then: Saved, now: Saved) -> set[str]:
+    """Ways whose prompts or scorer differ: a row's number, or even its id, may stand for another prompt by now."""
+    asked: dict[str, set[str]] = {}
+    for saved in (then, now):
+        for cell in saved.cells:
+            asked.setdefault(_way(cell), set()).add(cell.depends.get("dataset", ""))
+    return {way for way, digests in asked.items() if len(digests) > 1}
+
+
+def _way(cell: Cell) -> str:
+    return f"{cell.dataset.label}, {cell.pool}, {cell.load.label}: {cell.label}"
 
 
 def _columns(saved: Saved, store: Store) -> dict[str, Column]:

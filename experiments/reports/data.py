@@ -40,7 +40,8 @@ class Line:
         unscored: without one.
         errors: answers that were refused; they count as wrong.
         quality: mean score.
-        difference: from the baseline, over the prompts both have; None for the baseline.
+        difference: from the baseline, over the prompts both have; None for the baseline. Where a cell stopped early,
+            with the ends of the stop rule's interval.
         p: of no difference, adjusted for all comparisons of the report; None where a cell stopped early.
         verdict: better, worse, or no difference told apart; "no worse" where a loss below the margin is shown, which
             has no meaning of likelihoods.
@@ -254,7 +255,20 @@ def _line(group: Group, column: Column, base: Column | None) -> Line:
         if column is not base:
             mine, theirs = column.mean("score", shared), base.mean("score", shared)
             line.difference = bca_mean(mine - theirs) if group.nats else paired_difference(mine, theirs)
+            if line.stopped:
+                line.difference = _whenever(line.difference.value, [facts.sequence for facts in column.facts])
     return line
+
+
+def _whenever(value: float, ends: list[list[float] | None]) -> Interval:
+    """A difference whose prompts were ended by looking at it: no interval of a fixed number of prompts holds then.
+
+    Args:
+        value: of the difference.
+        ends: of the stop rule's interval, of each seed's cell; where they differ, the widest.
+    """
+    known = [each or [-1.0, 1.0] for each in ends]
+    return Interval(value, min(value, *(low for low, _ in known)), max(value, *(high for _, high in known)))
 
 
 def _acceptance(records: Sequence[Any]) -> list[float]:
@@ -271,7 +285,8 @@ def _judge(lines: list[Line], table: Table, baseline: str, margin: float) -> Non
     for line in lines:
         verdicts = {stopped.partition(" after ")[0] for stopped in line.stopped}
         if line.stopped:
-            line.verdict = verdicts.pop() if len(verdicts) == 1 else "not told apart"
+            agreed = len(verdicts) == 1 and len(line.stopped) == line.seeds  # of one seed nothing follows for others
+            line.verdict = verdicts.pop() if agreed else "not told apart"
     compared = [line for line in lines if line.difference is not None and not line.stopped]
     groups = [table.groups[line.pool, line.dataset, line.load] for line in compared]
     found = [differences(g.columns[line.label], g.columns[baseline]) for line, g in zip(compared, groups, strict=True)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import fsspec
 import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from deployments.batches.outputs import opened
+from deployments.batches.outputs import check_places, opened
+from turnout.errors import Code, TurnoutError
 
 
 class Upload(AbstractBufferedFile):  # type: ignore[misc]
@@ -60,3 +62,25 @@ def test_an_output_elsewhere_is_there_when_all_of_it_is_written(store: dict[str,
         file.write(b"new")
         assert store == {"out": b"old"}
     assert store == {"out": b"new"}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "errors", "field"),
+    [
+        ("{here}/a", "{here}/a", "{here}/e", "OUT"),
+        ("{here}/a", "{here}/b", "{here}/b", "errors"),
+        ("{here}/a", "{here}/b", "{here}/sub/../a", "errors"),
+        ("{here}/a", "file://{here}/a", "{here}/e", "OUT"),
+        ("{here}/link", "{here}/a", "{here}/e", "OUT"),
+        ("memory://a", "memory://a", "memory://e", "OUT"),
+    ],
+)
+def test_no_file_is_two_of_input_output_and_errors(
+    tmp_path: Path, source: str, target: str, errors: str, field: str
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    with pytest.raises(TurnoutError, match="one would replace the other") as refused:
+        check_places(*(path.format(here=tmp_path) for path in (source, target, errors)))
+    assert (refused.value.code, refused.value.field) == (Code.INVALID_ARGUMENT, field)
+    check_places(f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/c")

@@ -34,6 +34,7 @@ class Server:
         self.uploads: list[bytes] = []
         self.files = {"out": b'{"custom_id": "a"}\n', "err": b""}
         self.loses = False
+        self.away: list[int] = []  # statuses that looking at a batch gets instead; 0: no answer at all
         self.status, self.no_file = "completed", False
         self.reasons: dict[str, Any] | None = None
         client = partial(httpx.Client, transport=httpx.MockTransport(self.answer))
@@ -60,6 +61,10 @@ class Server:
             return httpx.Response(200, json=self.batches[-1])
         if path == "/v1/batches":
             return httpx.Response(200, json={"data": self.batches, "has_more": False})
+        if self.away and request.method == "GET":
+            if (status := self.away.pop(0)) == 0:
+                raise httpx.ConnectError("nobody is there")
+            return httpx.Response(status)
         return httpx.Response(200, json=next(each for each in self.batches if path.endswith(each["id"])))
 
     def cancel(self, batch_id: str) -> httpx.Response:
@@ -92,6 +97,23 @@ def test_a_batch_whose_answer_never_came_is_not_sent_again(server: Server, job: 
     assert run(job)["id"] == "b0"
     assert len(server.batches) == 1
     assert run(job, fresh=True)["id"] == "b1"
+
+
+def test_a_server_that_is_started_anew_is_waited_for_and_a_refusal_is_not(
+    server: Server, job: ServedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "LOOK_S", 0.0)
+    server.away = [0, 503, 0]
+    assert run(job)["id"] == "b0"
+    assert not server.away
+    server.away = [404]
+    with pytest.raises(TurnoutError, match="status 404"):
+        run(job)
+    monkeypatch.setattr(served, "AWAY_S", -1.0)
+    server.away = [0, 0]
+    with pytest.raises(TurnoutError, match="does not answer: nobody is there"):
+        run(job)
+    assert server.away == [0]
 
 
 def test_seeds_are_those_of_a_job_without_a_server(server: Server, job: ServedJob) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 
+import pytest
+
+from deployments.batches.records import BatchRecord
 from deployments.batches.store import BatchStore
 from turnout.batches_config import BatchesConfig
+from turnout.errors import Code, TurnoutError
 
 
 def test_what_an_upload_that_was_killed_left_is_forgotten(tmp_path: Path) -> None:
@@ -19,3 +24,50 @@ def test_what_an_upload_that_was_killed_left_is_forgotten(tmp_path: Path) -> Non
     assert len(list(folder.iterdir())) == 4
     store.sweep(time.time() + 90_000)
     assert {path.name for path in folder.iterdir()} == {f"{kept.id}.json", f"{kept.id}.data"}
+
+
+def batch(store: BatchStore, file_id: str, created_at: int = 0) -> BatchRecord:
+    record = BatchRecord(
+        id=f"batch_{created_at:024x}", tenant="a", key_id="k", entry="", seed=0, endpoint="/v1/completions",
+        input_file_id=file_id, completion_window="24h", created_at=created_at, expires_at=1 << 40,
+    )  # fmt: skip
+    store.add_batch(record)
+    return record
+
+
+def test_what_a_batch_of_another_version_reads_is_kept(tmp_path: Path) -> None:
+    store = BatchStore(BatchesConfig(folder=str(tmp_path), retention_s=1.0))
+    file = store.add_file("a", "in", "batch", [b"x"])
+    record = batch(store, file.id)
+    path = store.work_folder(record).with_suffix(".json")
+    path.write_text(path.read_text().replace('"seed"', '"seed_of_next_version"'))
+    assert store.unfinished() == []
+    store.sweep(time.time() + 10.0)
+    assert store.files("a") == [file]
+    path.unlink()
+    store.sweep(time.time() + 10.0)
+    assert store.files("a") == []
+
+
+def test_a_record_that_cannot_be_read_just_now_is_not_called_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BatchStore(BatchesConfig(folder=str(tmp_path)))
+    record = batch(store, store.add_file("a", "in", "batch", [b"x"]).id)
+    other = batch(store, record.input_file_id, created_at=1)
+    read = Path.read_bytes
+
+    def busy(path: Path) -> bytes:
+        if path.stem == record.id:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", busy)
+    with pytest.raises(TurnoutError, match="Too many open files") as refused:
+        store.batch("a", record.id)
+    assert refused.value.code is Code.UNAVAILABLE
+    assert [each.id for each in store.unfinished()] == [other.id]
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert [each.id for each in store.unfinished()] == [record.id, other.id]
+    with pytest.raises(TurnoutError, match="there is no"):
+        store.batch("a", "batch_" + "f" * 24)

@@ -16,6 +16,7 @@ from deployments.batches import journal as journal_module
 from deployments.batches.answerer import Answerer, Task
 from deployments.batches.inputs import Fault
 from deployments.batches.lines import Line, Result
+from deployments.batches.offline import check_done
 from deployments.batches.outputs import write_outputs
 from deployments.batches.reading import WINDOW_BYTES
 from deployments.batches.workplace import Spent, Workplace
@@ -74,6 +75,27 @@ def test_answers_come_in_the_order_of_the_input_each_once(tmp_path: Path) -> Non
     assert (sum(each.rows for each in spent), sum(each.answered for each in spent)) == (90, 90)
     assert sum(each.completion_tokens for each in spent) == 180
     assert place.num_redone() == 0
+
+
+def test_a_job_that_is_not_whole_is_never_written_out(tmp_path: Path) -> None:
+    place = place_of(tmp_path)
+    first, *others = place.blocks()
+    made = answerer(tmp_path)
+    for block in others:
+        made({"block": [block]})
+    with pytest.raises(TurnoutError, match=f"1 of {len(others) + 1} blocks were not answered, the first is {first}"):
+        check_done(place)
+    made({"block": [first]})
+    check_done(place)
+    journal = tmp_path / "work" / "done" / first
+    kept = journal.read_bytes()
+    for damaged in (kept[: kept.index(b"\n") + 1], b"", None):
+        journal.unlink() if damaged is None else journal.write_bytes(damaged)
+        with pytest.raises(TurnoutError, match=r"holds \d+ results of 8: it was changed from outside"):
+            write_both(place, str(tmp_path / "out.jsonl"), str(tmp_path / "err.jsonl"))
+        assert not (tmp_path / "out.jsonl").exists()
+    journal.write_bytes(kept)
+    assert write_both(place, str(tmp_path / "out.jsonl"), str(tmp_path / "err.jsonl")) == (90, 10)
 
 
 def test_lines_that_begin_alike_lie_beside_each_other(tmp_path: Path) -> None:

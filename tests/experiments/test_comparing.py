@@ -17,7 +17,7 @@ import pytest
 from experiments.grid.cells import Cell, Facts, Record
 from experiments.grid.spec import DatasetChoice, ExperimentSpec, LoadChoice
 from experiments.grid.store import Saved, Store
-from experiments.reports.comparing import Comparison, compare
+from experiments.reports.comparing import OTHER_DATA, Comparison, compare
 from experiments.reports.data import make_report
 from experiments.reports.html import front, to_html
 from experiments.reports.svg import Axes, Mark, Series, chart
@@ -252,6 +252,39 @@ def test_a_report_says_who_is_worse_and_who_is_no_worse(tmp_path: Path) -> None:
     assert unclosed(page) == []
     assert "| worse |" in to_markdown(report)
     assert json.loads(to_json(report))["lines"][0]["joules_per_token"] is None
+
+
+def test_other_prompts_are_named_and_never_paired() -> None:
+    """A row more at the top of a file gives each row's number to another prompt."""
+    held = changed(0, prompts=200, lost=0.2)
+    then, now = held.then, held.now
+    moved = [replace(cell, depends={**cell.depends, "dataset": "other"}) for cell in now.cells[-1:]]
+    held._held.update({cell: held.records(now.cells[-1]) for cell in moved})
+    held.now = Saved(now.spec, (*now.cells[:-1], *moved), {})
+    assert compare(then, now, held).regressions
+    found = held.compared()
+    assert not found.regressions
+    assert {change.way.rpartition(": ")[2] for change in found.changes} == {"way 0", "way 1"}
+    assert [(way.rpartition(": ")[2], why) for way, why in found.lost.items()] == [("bad", OTHER_DATA)]
+
+
+def test_what_a_stop_rule_ended_has_the_rules_interval_and_one_seed_does_not_speak_for_all(tmp_path: Path) -> None:
+    scores, store = np.ones(40), Store(tmp_path)
+    save_made(store, "made", {"plain": scores, "a": scores * 0.5}, run=0)
+    cell = store.load("made").cells[1]
+    ended = Facts(stopped="worse after 40 prompts (x), confidence sequence", sequence=[-0.9, -0.2])
+    store.finish(cell, ended)
+    line = make_report(store.load("made"), store).lines[1]
+    assert line.difference == Interval(-0.5, -0.9, -0.2)
+    assert line.verdict == "worse"
+    other = replace(cell, seed=cell.seed + 1)
+    store.save_chunk(other, 0, store.records(cell), Facts())
+    store.finish(other, Facts(sequence=[-0.7, 0.3]))
+    saved = store.load("made")
+    store.save(saved.spec, [*saved.cells, other], {})
+    line = make_report(store.load("made"), store).lines[1]
+    assert line.difference == Interval(-0.5, -0.9, 0.3)
+    assert (line.verdict, line.p) == ("not told apart", None)
 
 
 def test_where_there_is_nothing_to_lose_nothing_is_called_no_worse(tmp_path: Path) -> None:

@@ -259,6 +259,7 @@ def test_a_stop_rule_ends_a_cell_early_and_is_part_of_its_address(pair: Path, st
     assert facts["plain"].stopped == ""
     assert facts["speculative"] is not None
     assert facts["speculative"].stopped.startswith("no worse after 40 prompts")
+    assert -0.5 < (facts["speculative"].sequence or [-1.0])[0] <= 0.0
     assert make_report(store.load("small"), store).lines[1].prompts == 40
 
 

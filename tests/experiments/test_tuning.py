@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -17,7 +18,7 @@ from training.calibration_data import Question, QuestionSet
 from training.knob_calibration import TRAINER, Target
 from training.question_runs import Bench
 from turnout.config import load_config
-from turnout.errors import TurnoutError
+from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
 
 ASKED = QuestionSet(tuple(Question(f"question {n}", None) for n in range(12)), "agreement", "made", "0" * 32)
@@ -50,6 +51,24 @@ async def test_a_search_that_was_cut_off_goes_on(bench: Bench, tmp_path: Path) -
         tuner = Tuner(bench, ASKED, "entropy_adaptive", {}, space, journal, lambda what, done, total: told.append(done))
         await tuner.search(Target(budget=1.5), trials)
     assert told == [0, 1, 2, 3, 3, 4, 5]
+
+
+async def test_an_outage_is_no_bad_setting(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, run = tmp_path / "trials.journal", Bench.run
+
+    async def away(self: Bench, questions: Any, method: str, params: Any) -> Any:
+        if method == "entropy_adaptive":
+            raise TurnoutError(Code.UNAVAILABLE, "the models are lost")
+        return await run(self, questions, method, params)
+
+    def tuner() -> Tuner:
+        return Tuner(bench, ASKED, "entropy_adaptive", {}, {"threshold": Range(0.5, 8.0)}, journal)
+
+    monkeypatch.setattr(Bench, "run", away)
+    with pytest.raises(TurnoutError, match="the models are lost"):
+        await tuner().search(Target(budget=1.5), 2)
+    monkeypatch.setattr(Bench, "run", run)
+    assert (await tuner().search(Target(budget=1.5), 2)).retained > 0.0
 
 
 async def test_another_range_is_another_search_and_one_that_goes_on_draws_anew(bench: Bench, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import re
 
 from training.data.problem import final_answer
 
-NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
+# A sign belongs to a number unless something that counts stands right before it, and a comma where thousands do.
+NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def final(text: str) -> str:
@@ -17,11 +18,9 @@ def final(text: str) -> str:
 
 
 def number(text: str) -> float | None:
-    """A number with or without commas; None where it is none."""
-    try:
-        value = float(text.strip().replace(",", ""))
-    except ValueError:
-        return None
+    """A number, its thousands with commas or without; None where it is none."""
+    found = NUMBER.fullmatch(text.strip().removesuffix("."))
+    value = float(found[0].replace(",", "")) if found else math.nan
     return value if math.isfinite(value) else None
 
 
