@@ -15,6 +15,7 @@ from actors.model_host import ModelHost as ModelHost
 from actors.wire import MemberSpec, ModelCard
 from engine.hosting import listen
 from engine.member_loading import Ranks, follow_leader
+from turnout.garbage import freeze_loaded
 from turnout.tracing import set_up
 
 
@@ -48,7 +49,9 @@ class ModelActor:
             spec = replace(spec, listen_fd=self._listener.detach())
         module, _, name = spec.host.partition(":")
         self._host = getattr(importlib.import_module(module), name)(spec, address, node_id)
-        return await asyncio.to_thread(self._there.load)
+        card = await asyncio.to_thread(self._there.load)
+        freeze_loaded()
+        return card
 
     async def begin(self, vocab_size: int) -> ModelCard:
         """See `ModelHost.begin`."""

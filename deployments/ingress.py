@@ -12,6 +12,7 @@ from deployments.remote import RemoteBackend
 from deployments.service import GenerationService
 from deployments.telemetry.request_log import RequestLog
 from turnout.config import TurnoutConfig
+from turnout.garbage import freeze_loaded
 from turnout.tracing import set_up
 
 
@@ -25,6 +26,7 @@ class Ingress(GrpcServicer):
         set_up(told.traces, "ingress")
         log = RequestLog(told.logs) if told.logs is not None else None
         self.service = GenerationService(config, backends, Metrics(told.slo, config.pools), log)
+        freeze_loaded()
 
     def __del__(self) -> None:
         """Serve calls this before it ends the process."""

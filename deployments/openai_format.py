@@ -52,7 +52,8 @@ def model_object(model: ModelDescription, created: int) -> dict[str, Any]:
 
 def usage_object(usage: Usage) -> dict[str, Any]:
     """OpenAI's counts, and `turnout`: work by model and the three cost meters beside the large model alone."""
-    models = {name: {**asdict(meter), "flops": meter.flops} for name, meter in usage.models.items()}
+    models = {name: {**_flat(meter), "flops": meter.flops} for name, meter in usage.models.items()}
+    cost = _flat(usage.cost) | {"spent": _flat(usage.cost.spent), "large_only": _flat(usage.cost.large_only)}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -65,7 +66,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
             "models": models,
             "speculation": speculation_details(usage.speculation),
             "switches": usage.switches,
-            "cost": asdict(usage.cost),
+            "cost": cost,
             "ttft_s": usage.ttft_s,
             "wall_s": usage.wall_s,
             "queue_s": usage.queue_s,
@@ -83,7 +84,12 @@ def speculation_details(meter: SpeculationMeter) -> dict[str, Any]:
         "acceptance": meter.acceptance,
         "draft_time_share": meter.draft_time_share,
     }
-    return asdict(meter) | rates
+    return _flat(meter) | rates
+
+
+def _flat(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass as they are. `asdict` copies each value, which takes most of an answer's accounting."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 class Format(Protocol):

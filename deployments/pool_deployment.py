@@ -33,6 +33,7 @@ from turnout.calls import (
 )
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
+from turnout.garbage import freeze_loaded
 from turnout.registry import all_methods
 from turnout.tracing import flush, set_up
 
@@ -170,6 +171,7 @@ class ServedPool(PoolReplica):
         if digests:  # other pools than an engine's need not have models
             application = serve.get_replica_context().app_name
             agree(application, name, origin.version, digests, self._place, config)
+        freeze_loaded()
         self._closed = False
 
     def stats(self) -> PoolStats:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from experiments.batch_chaos import write_prompts
 from turnout.calls import ChatMessage, GenerateCall
+from turnout.garbage import freeze_loaded
 from turnout.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ async def rate(rows: int, max_tokens: int, concurrency: int) -> float:
         write_prompts(path, rows + WARM_UP)
         prompts = [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
     pool = load()
+    freeze_loaded()  # as processes that serve do
     try:
         await _answer(pool, prompts[:WARM_UP], max_tokens, concurrency)
         started = time.perf_counter()

@@ -29,6 +29,7 @@ from deployments.service import GenerationService
 from turnout.calls import GenerateCall, Usage
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
+from turnout.garbage import freeze_loaded
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Answerer:
         self._task = task
         self._place = Workplace(task.folder)
         self._job = self._place.job_id
-        self._name = uuid4().hex
+        self._asked = self._place.asking(uuid4().hex)
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="answers").start()
         self._service = self._loaded(load or load_engine)
@@ -111,6 +112,7 @@ class Answerer:
     async def _open(self, load: Callable[[str, TurnoutConfig], Any]) -> GenerationService:
         task = self._task
         replica = PoolReplica(task.pool, task.alone, load)
+        freeze_loaded()
         return GenerationService(task.alone, {task.pool: LocalBackend(replica)}, Metrics())
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +199,7 @@ class Answerer:
             nonlocal noted
             async with room:
                 if not noted:
-                    self._place.ask(self._name, line.number)
+                    self._asked.write(f"{line.number}\n".encode())
                     noted = True
                 return await answer_line(
                     self._service, line, request_id, self._attributed, seed_of(self._task.seed, line.number)

@@ -219,13 +219,13 @@ class BatchStore:
         with named(KEPT):
             for tenant in [path for path in self._root.iterdir() if path.is_dir()]:
                 batches = self._records(tenant / "batches", BatchRecord)
+                # A batch that another version wrote may still read any file.
+                known = len(batches) == len(list((tenant / "batches").glob("*.json")))
                 for batch in [each for each in batches if each.ended]:
                     shutil.rmtree(tenant / "batches" / f"{batch.id}.work", ignore_errors=True)
                     if batch.created_at < oldest:
                         (tenant / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
                 read = {each.input_file_id for each in batches if not each.ended}
-                # A batch that another version wrote may still read any of them.
-                known = len(batches) == len(list((tenant / "batches").glob("*.json")))
                 for file in self._records(tenant / "files", FileRecord):
                     if known and file.created_at < oldest and file.id not in read:
                         self._remove_file(tenant / "files", file.id)

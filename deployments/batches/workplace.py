@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from heapq import merge
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from deployments.batches.disk import named
 from deployments.batches.inputs import Fault
@@ -268,14 +268,13 @@ class Workplace:
             return None
         return journal
 
-    def ask(self, process: str, number: int) -> None:
-        """Note that a process now asks a line, before it does.
+    def asking(self, process: str) -> BinaryIO:
+        """Where a process notes the number of each line that it asks, a line each, before it does; not buffered.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be opened.
         """
-        with (self.folder / "asked" / process).open("ab", buffering=0) as file:
-            file.write(f"{number}\n".encode())
+        return (self.folder / "asked" / process).open("ab", buffering=0)
 
     def num_redone(self) -> int:
         """Lines that were asked again, because a process had ended before it had their answer."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from deployments.batches.inputs import Defaults
@@ -89,8 +90,12 @@ def test_places_that_cannot_be_are_named_before_anything_is_answered(
 
 
 def test_a_scheme_whose_package_is_absent_is_named(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(path: str) -> None:
-        raise ImportError("Install s3fs to access S3")
+    known = fsspec.core.url_to_fs
+
+    def absent(path: str) -> Any:
+        if path == job.target:
+            raise ImportError("Install s3fs to access S3")
+        return known(path)
 
     monkeypatch.setattr("deployments.batches.disk.fsspec.core.url_to_fs", absent)
     with pytest.raises(TurnoutError, match=r"OUT: .*Install s3fs"):
