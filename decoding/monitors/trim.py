@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
@@ -18,6 +18,7 @@ from turnout.registry import MethodParams
 from turnout.types import Segment
 
 WHERE = "method.params.monitor"
+PROMPT_END = 64  # tokens of a prompt in which its template may begin the thinking
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
@@ -51,6 +52,14 @@ class TrimParams(MethodParams):
     loop_period: Annotated[int, Field(ge=1, le=512, description="longest repeated block looked for, tokens")] = 32
     loop_repeats: Annotated[int, Field(ge=2, le=64, description="times a block stands in a row: a loop")] = 4
     loop_tokens: Annotated[int, Field(ge=2, le=4096, description="least tokens of a whole loop")] = 48
+    thinking_start: Annotated[
+        str,
+        Field(
+            max_length=64,
+            description="text that begins the thinking, at the prompt's end or in the answer; until it or a cue stands"
+            " there, nothing steps in; empty: all of it is thinking",
+        ),
+    ] = "<think>"
     thinking_end: Annotated[
         str, Field(max_length=64, description="text that ends the thinking: nothing is watched after it; empty: none")
     ] = "</think>"
@@ -68,7 +77,8 @@ class TrimMonitor(Monitor):
     Thoughts are split at cues; the last sentences of each are a candidate conclusion. Those that state an answer are
     compared with the one before: enough equal ones in a row, and the thinking has converged. Questions are asked in a
     task of their own, at most one at a time, and what they find applies to the answer as it then is: writing never
-    waits. After one intervention, or the end of the thinking, nothing is watched any more.
+    waits. After one intervention, or the end of the thinking, nothing is watched any more. An answer without any
+    thinking is left as it is, however long it gets.
     """
 
     Params = TrimParams
@@ -87,7 +97,8 @@ class TrimMonitor(Monitor):
             self._questions = ModelQuestions(models.small, codec, request, *texts)
         self._loops = LoopFinder(params.loop_period, params.loop_repeats, params.loop_tokens)
         self._most = params.give_up_share * request.sequence.sampling.max_tokens
-        self._reach = max(map(len, (*params.cues, params.thinking_end)))
+        self._reach = max(map(len, (*params.cues, params.thinking_start, params.thinking_end)))
+        self._thinking = self._begun_in(request.sequence.tokens[-PROMPT_END:])
         self._thought = ""  # text since the last cue
         self._thoughts = self._tokens = self._unsent = 0
         self._waiting: list[str] = []
@@ -109,8 +120,9 @@ class TrimMonitor(Monitor):
             if self.params.thinking_end and self.params.thinking_end in self._thought[fresh:]:
                 self._done = True
                 return
+            self._thinking = self._thinking or self.params.thinking_start in self._thought[fresh:]
             self._split(fresh)
-            if self._loops.feed(token.id) is not None:
+            if self._loops.feed(token.id) is not None and self._thinking:
                 self._found = self._found or "loop"
         self._unsent += len(segment.tokens)
         if self._unsent >= self.params.send_every and self._waiting and (self._task is None or self._task.done()):
@@ -119,12 +131,19 @@ class TrimMonitor(Monitor):
             waiting, self._waiting = self._waiting, []
             self._task = asyncio.create_task(self._look(waiting))
 
+    def _begun_in(self, prompt: Sequence[int]) -> bool:
+        """Whether thinking has begun, and not ended, in the last tokens of a prompt."""
+        written = "".join(self._codec.text(token) for token in prompt)
+        start, end = self.params.thinking_start, self.params.thinking_end
+        return not start or written.rfind(start) > (written.rfind(end) if end else -1)
+
     def _split(self, fresh: int) -> None:
         """Close a thought at a cue, which begins the next one; characters before `fresh` hold none but its own."""
         places = [self._thought.find(cue, max(fresh, 1)) for cue in self.params.cues]
         cut = min((place for place in places if place >= 0), default=None)
         if cut is None:
             return
+        self._thinking = True
         thought, self._thought = self._thought[:cut], self._thought[cut:]
         if thought.strip():
             sentences = [each for each in SENTENCE.split(thought) if each.strip()]
@@ -145,7 +164,7 @@ class TrimMonitor(Monitor):
 
     def intervene(self) -> Injection | None:
         """See `Monitor.intervene`."""
-        if self._done:
+        if self._done or not self._thinking:
             return None
         if self._found is None and (self._tokens >= self._most or self._thoughts >= self.params.give_up_thoughts):
             self._found = "given_up"
@@ -153,7 +172,7 @@ class TrimMonitor(Monitor):
 
     def again(self, then: Callable[[tuple[int, ...]], bool], ended: bool) -> Injection | None:
         """See `Monitor.again`."""
-        if self._done or ended:
+        if self._done or ended or not self._thinking:
             return None
         if then(self._conclude):
             return self._end("converged")

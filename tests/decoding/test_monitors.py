@@ -115,10 +115,37 @@ async def test_a_loop_is_cut() -> None:
         return "f" if "g" in written else "abc"[len(written) % 3]
 
     models = pool(scripted("small", line("a")), scripted("large", script))
-    seq, _, request = await answer(models, "monitored", trim(loop_tokens=12), max_tokens=40)
+    seq, _, request = await answer(models, "monitored", trim(loop_tokens=12, thinking_start=""), max_tokens=40)
     assert 12 <= text(seq.tokens).index("g") <= 20
     assert set(text(seq.tokens).partition("g")[2]) == {"f"}
     assert "loop" in request.notes[0]
+
+
+async def test_an_answer_without_thinking_is_left_as_it_is() -> None:
+    """Neither its length nor a loop in it is a thought: what closes the thinking would only spoil it."""
+    steps_in: dict[str, Any] = {"cues": ["?"], "give_up_share": 0.5, "loop_tokens": 12}
+    large = scripted("large", lambda written: "abc"[len(written) % 3])
+    models = pool(scripted("small", line("a")), large)
+    for prompt in ("d", "egfd"):  # no thinking; one that has ended
+        alone, _, _ = await answer(models, "plain", {}, prompt=prompt, max_tokens=40)
+        params = trim(**steps_in, thinking_start="eg", thinking_end="f")
+        watched, _, request = await answer(models, "monitored", params, prompt=prompt, max_tokens=40)
+        assert [token.id for token in watched.generated] == [token.id for token in alone.generated]
+        assert not request.notes
+
+
+async def test_thinking_begins_in_the_prompt_or_in_the_answer() -> None:
+    """Words of three letters each, of which the first may say that thinking begins."""
+    for prompt, first in (("deg", "abc"), ("d", "eg"), ("d", "?b")):
+
+        def script(written: str, prompt: str = prompt, first: str = first) -> str:
+            after = written[len(prompt) :]
+            return "h" if "g" in after[3:] else (first + "abcabcab")[len(after) % 8]
+
+        models = pool(scripted("small", line("a")), scripted("large", script))
+        params = trim(cues=["?"], give_up_share=0.5, loop_tokens=200, thinking_start="eg", force="gh")
+        _, _, request = await answer(models, "monitored", params, prompt=prompt, max_tokens=40)
+        assert "given_up" in "".join(request.notes), (prompt, first)
 
 
 async def test_nothing_is_watched_after_the_thinking() -> None:

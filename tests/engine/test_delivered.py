@@ -276,7 +276,14 @@ async def test_words_that_a_monitor_put_in_are_put_in_again_where_they_were(pool
     """The verdict of the first time is late the second time: here, it never comes."""
 
     def call(share: float) -> GenerateCall:
-        monitor = {"name": "trim", "asks": "number", "give_up_share": share, "force": "#!", "loop_tokens": 400}
+        monitor = {
+            "name": "trim",
+            "asks": "number",
+            "give_up_share": share,
+            "force": "#!",
+            "loop_tokens": 400,
+            "thinking_start": "",
+        }
         return call_of(PROMPT, "monitored", {"monitor": monitor}, max_tokens=40, ignore_eos=True)
 
     whole, never = await answer(pool, call(0.4)), await answer(pool, call(1.0))

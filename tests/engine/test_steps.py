@@ -13,7 +13,14 @@ from tests.engine.margin import assert_same_tokens
 from turnout.types import FinishReason
 
 STEPS = {"separators": ["a", "e", "i"], "max_step_tokens": 6, "rest": "large"}
-NEVER = {"name": "trim", "asks": "number", "give_up_share": 1.0, "loop_tokens": 4096, "give_up_thoughts": 10_000}
+NEVER = {
+    "name": "trim",
+    "asks": "number",
+    "give_up_share": 1.0,
+    "loop_tokens": 4096,
+    "give_up_thoughts": 10_000,
+    "thinking_start": "",
+}
 
 
 def scores(folder: Path, role: str, reply: Reply, prompt: list[int], call: Any) -> Any:
