@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from cli.asking import pool_for, read_config
 from cli.generate import parse_params
 from cli.output import console, print_json, print_table
+from cli.train_options import check_out, write_report, writing
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ def artifact_path(settings: TurnoutConfig, pool: str, name: str) -> Path:
         raise invalid(
             "out", f"must be a name of letters, digits and . _ - without folder or ending (got {name!r})"
         ) from None
-    return folder / f"{name}{SUFFIX}"
+    path = folder / f"{name}{SUFFIX}"
+    check_out(path)
+    return path
 
 
 def questions(data: Path | None, demo: str | None, count: int) -> QuestionSet:
@@ -125,10 +127,8 @@ async def _measure(
         bench.check(asked.questions)
         outcome = await _with_progress(Calibrator(bench, asked, **fixed), target)
         digests = {role: pool.pool.role(role).digest for role in ("small", "large")}
-        try:
+        with writing(path):
             outcome.calibration.to_artifact(digests, TRAINER).save(path)
-        except OSError as error:
-            raise invalid("out", f"cannot write {path}: {error.strerror or error}") from None
         return outcome
     finally:
         await pool.close()
@@ -171,7 +171,7 @@ def _report(outcome: Outcome, path: Path) -> dict[str, Any]:
         "wall": [asdict(each) for each in outcome.wall],
         "wall_large_s": outcome.wall_large_s,
     }
-    path.with_suffix(".report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_report(path, report)
     return report
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from cli import train_codecs, train_judges, train_lengths, train_router
 from cli.asking import read_config
 from cli.output import print_json, print_table, shown_progress
-from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Out, Seed, Temperature
+from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Out, Seed, Temperature, check_out, write_report
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -181,6 +180,7 @@ def _run(
     """Train, write the artifact and NAME.report.json, and show what was measured."""
     if out.suffix != SUFFIX:
         raise invalid("out", f"must end in {SUFFIX}, got {out.name!r}")
+    check_out(out)
     from training.fitting import Schedule
     from training.head_runs import Plan, Questions
     from turnout.types import SamplingParams
@@ -189,7 +189,7 @@ def _run(
     questions = Questions.of_demo(count) if file is None else Questions.of_file(file, count)
     plan = Plan(recipe, Schedule(**schedule), questions, SamplingParams(**sampling))
     report = asyncio.run(_train(settings, plan, out))
-    out.with_suffix(".report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_report(out, report)
     if as_json:
         print_json(report)
         return

@@ -24,10 +24,10 @@ from cli.train_options import (
     Seed,
     Temperature,
     check_out,
+    write_report,
     writing,
 )
 from turnout.errors import invalid, not_found
-from turnout.whole_files import write_whole
 
 if TYPE_CHECKING:
     from engine.pool import LocalPool
@@ -167,7 +167,9 @@ def _run(
     made = asyncio.run(loaded())
     with writing(out):
         made.artifact.save(out)
-        write_whole(out.with_suffix(".report.json"), (json.dumps(made.report, indent=2) + "\n").encode())
+    write_report(out, made.report)
+    if made.report.get("warning"):
+        typer.echo(f"warning: {made.report['warning']}", err=True)
     if as_json:
         print_json(made.report)
         return

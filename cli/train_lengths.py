@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,20 @@ import typer
 
 from cli.asking import read_config
 from cli.output import print_json, shown_progress
-from cli.train_options import SUFFIX, AsJson, Config, Epochs, MaxTokens, Out, Pool, Seed, Temperature
+from cli.train_options import (
+    SUFFIX,
+    AsJson,
+    Config,
+    Epochs,
+    MaxTokens,
+    Out,
+    Pool,
+    Seed,
+    Temperature,
+    check_out,
+    write_report,
+    writing,
+)
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -78,13 +90,15 @@ def _run(
     """Train, write the artifact and NAME.report.json, and say how good the head is."""
     if out.suffix != SUFFIX:
         raise invalid("out", f"must end in {SUFFIX}, got {out.name!r}")
+    check_out(out)
     settings = read_config(chosen[0])
     name = chosen[1] or next(iter(settings.pools))
     if name not in settings.pools:
         raise not_found("pool", name, list(settings.pools))
     trained = asyncio.run(_train(recipe, name, settings, out, asked))
-    trained.artifact.save(out)
-    out.with_suffix(".report.json").write_text(json.dumps(trained.report, indent=2) + "\n", encoding="utf-8")
+    with writing(out):
+        trained.artifact.save(out)
+    write_report(out, trained.report)
     if as_json:
         print_json(trained.report)
         return

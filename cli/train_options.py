@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from turnout.errors import invalid
+from turnout.whole_files import write_whole
 
 SUFFIX = ".safetensors"
 
@@ -40,6 +42,16 @@ def check_out(path: Path) -> None:
     there = next(folder for folder in path.absolute().parents if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise invalid("out", f"cannot write {path}: {there} is no folder that can be written in")
+
+
+def write_report(out: Path, report: dict[str, Any]) -> None:
+    """Write what was measured beside an artifact, as NAME.report.json: whole, or not at all.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: it cannot be written.
+    """
+    with writing(out):
+        write_whole(out.with_suffix(".report.json"), (json.dumps(report, indent=2) + "\n").encode())
 
 
 @contextmanager

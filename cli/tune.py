@@ -12,6 +12,7 @@ from cli.asking import pool_for, read_config
 from cli.calibrate import artifact_path, questions, without_default
 from cli.generate import parse_params
 from cli.output import print_json, shown_progress
+from cli.train_options import writing
 from turnout.errors import not_found
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ async def _search(
             outcome = await tuner.calibrate(best, target) if path is not None else None
         if outcome is not None and path is not None:
             digests = {role: pool.pool.role(role).digest for role in ("small", "large")}
-            outcome.calibration.to_artifact(digests, TRAINER).save(path)
+            with writing(path):
+                outcome.calibration.to_artifact(digests, TRAINER).save(path)
         return best
     finally:
         await pool.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from engine.scheduler import Limits, Load
 from engine.threads import Threads
 
 T = TypeVar("T")
+LATELY_S = 5.0
 
 
 class Member(Protocol):
@@ -77,6 +79,7 @@ class Device:
         threads: decides how many CPU threads a forward uses; None: as many as torch is set to.
 
     Attributes:
+        clock: seconds.
         turn: held by whose forward is being planned or runs.
         changed: set when an operation has come, gone or run.
         members: queues of the models that live here.
@@ -87,6 +90,8 @@ class Device:
 
     def __init__(self, name: str, threads: Threads | None = None) -> None:
         self.threads = threads
+        self.clock: Callable[[], float] = time.monotonic
+        self._hurried_at = -math.inf
         self.torch_device = torch.device(name)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"forward-{name}")
         self.turn = asyncio.Lock()
@@ -109,8 +114,15 @@ class Device:
         """Whether operations in no hurry may be in the next step: nobody waits for others, or it is their turn."""
         return not self._has(patient=False) or (self.floor.due and self._has(patient=True))
 
+    @property
+    def hurried(self) -> bool:
+        """Whether operations in a hurry were here lately: more of them may come any moment."""
+        return self.clock() < self._hurried_at + LATELY_S
+
     def took(self, patient: bool, seconds: float) -> None:
-        """Account for a step, where both kinds of operations wait."""
+        """Account for a step: of operations in no hurry alone, or of others."""
+        if not patient:
+            self._hurried_at = self.clock()
         if self.floor.share and self._has(patient=True) and self._has(patient=False):
             self.floor.took(patient, seconds)
 

@@ -94,8 +94,16 @@ class EngineModel:
         self.store = plan.cache(num_blocks * engine.block_size, device.torch_device)
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)
         device.floor.share = engine.batch_share
-        pace = (engine.max_slowdown, engine.order, engine.max_overtaken, engine.batch_slowdown, engine.short_step_s)
-        limits = Limits(engine.token_budget, engine.max_batch, *pace)
+        limits = Limits(
+            engine.token_budget,
+            engine.max_batch,
+            max_slowdown=engine.max_slowdown,
+            order=engine.order,
+            max_overtaken=engine.max_overtaken,
+            patient_slowdown=engine.batch_slowdown,
+            patient_slowdown_beside=engine.batch_slowdown_beside,
+            short_s=engine.short_step_s,
+        )
         self.step_time = profile(Probe(runner, num_blocks, self.max_length, engine.max_batch, engine.token_budget))
         self.batcher = Batcher(name, self.num_parameters, runner, device, limits, self.step_time)
         self.batcher.step_seconds = self.step_time.seconds(fed=1, attended=1, sequences=1)

@@ -41,21 +41,16 @@ class _Work(Protocol):
     def patient(self) -> bool: ...
 
 
-class _Limits(Protocol):
-    @property
-    def patient_slowdown(self) -> float: ...
-
-
 class _StepTime(Protocol):
     def seconds(self, fed: int, attended: int, sequences: int) -> float: ...
 
 
-def longest_step(candidates: Iterable[_Work], limits: _Limits, times: _StepTime | None) -> float:
+def longest_step(candidates: Iterable[_Work], slowdown: float, times: _StepTime | None) -> float:
     """Seconds a step may take: who comes in a hurry waits for the end of the step that is under way.
 
     Args:
         candidates: what may be in it.
-        limits: how many times longer it may be than a step of one token.
+        slowdown: how many times longer it may be than a step of one token.
         times: how long steps take; None: nobody knows.
 
     Returns:
@@ -63,4 +58,4 @@ def longest_step(candidates: Iterable[_Work], limits: _Limits, times: _StepTime 
     """
     if times is None or not any(work.patient for work in candidates):
         return inf
-    return limits.patient_slowdown * times.seconds(1, 1, 1)
+    return slowdown * times.seconds(1, 1, 1)

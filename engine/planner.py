@@ -31,6 +31,12 @@ class Planner:
         self._waiting = waiting
         self._device = device
 
+    @property
+    def _patient_slowdown(self) -> float:
+        """Shorter steps where somebody in a hurry may come any moment; longer ones serve more of the others."""
+        limits = self._member.limits
+        return limits.patient_slowdown_beside if self._device.hurried else limits.patient_slowdown
+
     def plan(self) -> Steps:
         """Choose the step's operations, reserve their memory, and lay out what each feeds."""
         patient = self._device.patient
@@ -52,7 +58,7 @@ class Planner:
             self._device.owed,
             contested,
             lambda: [member.load() for member in self._device.members if member is not self._member],
-            longest_step(candidates if patient else (), self._member.limits, self._member.times),
+            longest_step(candidates if patient else (), self._patient_slowdown, self._member.times),
         )
         steps: Steps = []
         for work, tokens in memory.in_turn([(candidates[share.index], share.tokens) for share in shares]):

@@ -65,6 +65,7 @@ class Limits:
         order: which prompts start first; see `engine.ordering`.
         max_overtaken: how often a prompt may be overtaken.
         patient_slowdown: how many times longer than one of a single token a step of work in no hurry may take.
+        patient_slowdown_beside: the same where work in a hurry was here lately.
         short_s: seconds that a step may take whatever `max_slowdown` says: so short a wait is noticed by nobody.
     """
 
@@ -74,6 +75,7 @@ class Limits:
     order: Order = "fifo"
     max_overtaken: int = DEFAULT_MAX_OVERTAKEN
     patient_slowdown: float = 4.0
+    patient_slowdown_beside: float = 1.5
     short_s: float = 0.0
 
 

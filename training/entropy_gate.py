@@ -177,7 +177,23 @@ class Calibrated:
     @property
     def report(self) -> dict[str, Any]:
         """Everything measured, as plain values."""
-        return {**asdict(self.gate), "heldout": {name: asdict(each) for name, each in self.reports.items()}}
+        heldout = {name: asdict(each) for name, each in self.reports.items()}
+        return {**asdict(self.gate), "heldout": heldout, "warning": self.warning}
+
+    @property
+    def warning(self) -> str:
+        """Empty where being reconsidered does this model's answers no harm.
+
+        Tokens are saved against all rounds: where these spoil answers, the most is saved by having one round only.
+        """
+        for each in self.reports.values():
+            rounds = each.against_all_rounds
+            if rounds is not None and rounds.accuracy_all.high < each.accuracy:
+                return (
+                    f"further rounds spoil this model's answers: {each.accuracy:.1%} are right after the first,"
+                    f" {rounds.accuracy_all.value:.1%} after all; do not use the monitor enough with it"
+                )
+        return ""
 
 
 async def calibrate_enough(

@@ -44,8 +44,11 @@ def fit_scaling(way: Way, law: Law, outputs: torch.Tensor, labels: torch.Tensor)
 def temperature(outputs: torch.Tensor, labels: torch.Tensor, law: Law) -> float:
     """What logits must be divided by to make the labels likeliest; within 0.05 to 50.
 
-    The loss is convex in the inverse, so its lowest point is closed in on from both sides.
+    The loss is convex in the inverse, so its lowest point is closed in on from both sides. Labels that are all alike
+    say nothing about how sure to be (the surest would always be likeliest), so they leave the logits as they are.
     """
+    if bool((labels == labels[:1]).all()):
+        return 1.0
     low, high = 1.0 / _HOTTEST, 1.0 / _COLDEST
 
     def loss(inverse: float) -> float:

@@ -87,6 +87,9 @@ class EngineConfig(Section):
         float,
         Field(ge=1, description="how many times longer than one of a single token a step of batches may take"),
     ] = 4.0
+    batch_slowdown_beside: Annotated[
+        float, Field(ge=1, description="the same within five seconds of an interactive request")
+    ] = 1.5
     threads: Annotated[
         int | None,
         Field(

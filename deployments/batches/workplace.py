@@ -91,8 +91,8 @@ class Spent:
 
     def add(self, other: Spent) -> None:
         """Take over what others used."""
-        for name, value in asdict(other).items():
-            setattr(self, name, getattr(self, name) + value)
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
     def cached_share(self) -> float:

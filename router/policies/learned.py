@@ -19,7 +19,7 @@ from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import EXTRA_COST, ROUTER_PROBE, Probe, worth_of
 from router.hashing import share_of
 from router.targets import Outer, Target, follow, methods_of
-from turnout.errors import out_of_range
+from turnout.errors import invalid, out_of_range
 from turnout.registry import MethodParams, get_method
 
 TARGETS = ("large_share", "cost", "quality", "threshold", "miss_weight")
@@ -124,6 +124,17 @@ class LearnedPolicy(RoutingPolicy):
         """See `RoutingPolicy.check_params`."""
         params.small.check(f"{field}.small")
         params.large.check(f"{field}.large")
+        promised = {
+            "cost": _alone(params.large, "large"),
+            "quality": _as_large(params.large),
+        }
+        for name, known in promised.items():
+            if getattr(params, name) is not None and not (known and _alone(params.small, "small")):
+                raise invalid(
+                    f"{field}.{name}",
+                    "is read from answers of each model alone, and says nothing of another `small` or `large`;"
+                    " set large_share or threshold",
+                )
 
     async def decide(self, asked: Asked, models: ModelPool) -> Decision:
         """See `RoutingPolicy.decide`."""

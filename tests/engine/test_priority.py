@@ -40,6 +40,7 @@ async def make(folder: Path, **engine: float) -> tuple[LocalPool, Clock]:
 
 def by_clock(device: Device, clock: Clock) -> None:
     """Let the share that batches get be of the clock's time: a busy machine's own is anybody's guess."""
+    device.clock = lambda: clock.now
     took = device.took
     device.took = lambda patient, _: took(patient, clock.times.of(clock.steps[-1][1]))  # type: ignore[method-assign]
 
@@ -110,6 +111,27 @@ async def test_a_step_of_a_batch_is_short(timed: tuple[LocalPool, Clock]) -> Non
     assert max(clock.times.of(feeds) for _, feeds in clock.steps) <= limit
     # ... and no shorter than it must be: the crowd shares its steps.
     assert max(len(feeds) for _, feeds in clock.steps) > 20
+
+
+async def test_it_is_shorter_while_interactive_requests_come(
+    timed: tuple[LocalPool, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.device.LATELY_S", 0.5)
+    pool, clock = timed
+    plain: tuple[str, dict[str, object]] = ("plain", {"model": "large"})
+    crowd = [asyncio.create_task(answer(pool, each)) for each in batch_calls(60, *plain)]
+    await until(clock, 12)
+    await answer(pool, call_of([9] * 40, *plain, tenant="other", max_tokens=8, ignore_eos=True))
+    came, before = clock.now, len(clock.steps)
+    await asyncio.gather(*crowd)
+    limits, single = pool.engines["large"].batcher.limits, clock.times.seconds(1, 1, 1)
+    row = single - TIMES["base"]  # a prompt is fed one token in any case
+    at, beside, later = came, [], []
+    for _, feeds in clock.steps[before + 1 :]:  # the first one may have been planned before it ended
+        (beside if at < came + 0.4 else later).append(took := clock.times.of(feeds))
+        at += took
+    assert max(beside) <= limits.patient_slowdown_beside * single + row
+    assert limits.patient_slowdown_beside * single + row < max(later) <= limits.patient_slowdown * single
 
 
 async def test_with_a_share_a_batch_goes_on_beside_interactive_requests(pair_folder: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from decoding.artifacts import Artifact
 from router.difficulty.curve import RouterCurve
+from router.policies.learned import LearnedParams, LearnedPolicy
 from router.routing import Router
 from tests.router.probes import CHANCES, asked, models_of, policy, save_router, save_strategies
 from turnout.calls import RouteLimits
@@ -149,3 +151,27 @@ async def test_a_limit_is_kept_or_refused(tmp_path: Path, name: str, limit: str)
 
 def test_every_policy_says_which_limits_it_keeps():
     assert set(KEEP) == set(names(POLICIES_PACKAGE))
+
+
+@pytest.mark.parametrize("target", [{"cost": 0.5}, {"quality": 0.9}])
+@pytest.mark.parametrize(
+    ("sides", "refused"),
+    [
+        ({}, ()),
+        ({"large": {"method": {"name": "speculative"}}}, ("cost",)),
+        ({"large": {"method": {"name": "entropy_adaptive"}}}, ("cost", "quality")),
+        ({"small": {"method": {"name": "entropy_adaptive"}}}, ("cost", "quality")),
+        ({"small": {"policy": {"name": "static", "default": {"method": "plain"}}}}, ("cost", "quality")),
+    ],
+)
+def test_a_target_that_was_read_from_other_answers_is_refused(
+    target: dict[str, float], sides: dict[str, Any], refused: tuple[str, ...]
+) -> None:
+    params = LearnedParams(**target, **sides)
+    [name] = target
+    if name in refused:
+        with pytest.raises(TurnoutError, match=f"^where.{name}: is read from answers of each model alone"):
+            LearnedPolicy.check_params(params, "where")
+    else:
+        LearnedPolicy.check_params(params, "where")
+    LearnedPolicy.check_params(LearnedParams(large_share=0.5, **sides), "where")

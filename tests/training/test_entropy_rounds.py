@@ -115,3 +115,13 @@ async def test_where_entropy_tells_right_from_wrong_stopping_costs_nothing_and_e
     assert abs(sure.gate.effect_size) < 0.1
     answers = await all_rounds(models, source(40), [*range(1, 40, 2)], is_right, 20, 3, CUE)
     assert savings(answers, sure.gate.thresholds["mean"] + 1e-9).difference.high < 0.0
+
+
+async def test_a_model_that_spoils_its_answers_by_reconsidering_them_is_named() -> None:
+    def only_at_first(index: int, tokens: tuple[int, ...]) -> bool:
+        return CUE not in text(list(tokens)) and is_right(index, tokens)
+
+    helped = await calibrate_enough(reconsidering(), source(40), is_right, top=20, rounds=3, cue=CUE)
+    assert helped.report["warning"] == ""
+    spoilt = await calibrate_enough(reconsidering(), source(40), only_at_first, top=20, rounds=3, cue=CUE)
+    assert "50.0% are right after the first, 0.0% after all" in spoilt.report["warning"]

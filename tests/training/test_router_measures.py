@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from training.router_calibration import fit_scaling, isotonic, temperature
-from training.router_measures import Routed, prediction_report, recovered, reliability, routing_report, threshold_for
+from training.router_measures import (
+    Interval,
+    Routed,
+    calibration_interval,
+    prediction_report,
+    recovered,
+    reliability,
+    routing_report,
+    threshold_for,
+)
 from turnout.errors import TurnoutError
 
 
@@ -18,6 +27,15 @@ def test_temperature_undoes_a_scale():
     assert temperature(logits * 3.0, labels, "chances") == pytest.approx(3.0, rel=0.1)
     scaled = fit_scaling("temperature", "chances", logits * 3.0, labels)(logits * 3.0)
     assert torch.allclose(scaled, logits.sigmoid(), atol=0.05)
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_labels_that_are_all_alike_make_nobody_surer(label: float):
+    """Four prompts that all came out the same would turn a chance of 0.4 into 0.0003."""
+    outputs, labels = torch.tensor([-0.4, 0.3, 0.1, -0.2]), torch.full((4,), label)
+    assert temperature(outputs, labels, "chances") == 1.0
+    assert temperature(torch.randn(4, 3), torch.tensor([[0.0, 1.0, 0.0]] * 4), "choice") == 1.0
+    assert temperature(outputs, torch.tensor([0.0, 1.0, 0.0, 1.0]), "chances") != 1.0
 
 
 def test_an_isotonic_map_undoes_any_rising_one():
@@ -44,6 +62,22 @@ def routed(small, large, predicted, cheap=None, dear=None) -> Routed:
     num = len(small)
     arrays = (small, large, predicted, cheap or [0.0] * num, dear or [1.0] * num)
     return Routed(*(np.array(each, dtype=np.float64) for each in arrays))
+
+
+@pytest.mark.parametrize(("tilt", "true"), [(0.8, 0.05), (0.4, 0.15), (1.0, 0.0)])
+def test_the_interval_of_a_calibration_error_holds_the_true_one(tilt: float, true: float) -> None:
+    """Chances that are pulled towards a half: by bins of a tenth, |s - p(s)| is (1 - tilt) / 4 on average."""
+    rng, num, held = np.random.default_rng(3), 600, 0
+
+    def interval(trial: int) -> Interval:
+        scores = rng.random(num)
+        labels = (rng.random(num) < 0.5 + tilt * (scores - 0.5)).astype(np.float64)
+        return calibration_interval(scores, labels, trial, rounds=100)
+
+    for found in map(interval, range(100)):
+        assert found.low <= found.value <= found.high
+        held += found.low <= true <= found.high
+    assert held >= 90
 
 
 def test_recovered_gain_by_hand():
