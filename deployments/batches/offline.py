@@ -299,7 +299,7 @@ def quiet(checkpoint: Path) -> None:
         id_column="block", checkpoint_path=str(checkpoint), delete_checkpoint_on_success=False
     )
     context.enable_progress_bars = False
-    context.memory_usage_poll_interval_s = None  # reading its own maps once a second takes an actor a fifth of its time
+    context.memory_usage_poll_interval_s = None  # else a thread of each actor reads all its maps once a second
     logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 
