@@ -67,7 +67,7 @@ async def test_a_long_prompt_is_read_right_in_linear_memory(kernels: Kernels, le
     config = llama_config(
         num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=length
     )
-    model, plain = twins(config, seed=4, kernels=kernels, token_budget=512)
+    model, plain = twins(config, seed=4, kernels=kernels, token_budget=256)  # scores of a chunk: 32 MiB at 16,384
     assert model.max_length == length
     prompt = torch.randint(0, 256, (length - 1,), generator=torch.Generator().manual_seed(0)).tolist()
     seq = Sequence(prompt, SamplingParams(temperature=0.0), seed=0)
