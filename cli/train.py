@@ -11,8 +11,8 @@ import typer
 from cli import train_codecs, train_judges, train_lengths, train_router
 from cli.asking import read_config
 from cli.output import print_json, print_table, shown_progress
-from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Out, Seed, Temperature, check_out, write_report
-from turnout.errors import invalid, not_found
+from cli.train_options import AsJson, Config, MaxTokens, Out, Seed, Temperature, check_artifact, write_report
+from turnout.errors import not_found
 
 if TYPE_CHECKING:
     from training.head_runs import Plan
@@ -178,9 +178,7 @@ def _run(
     as_json: bool,
 ) -> None:
     """Train, write the artifact and NAME.report.json, and show what was measured."""
-    if out.suffix != SUFFIX:
-        raise invalid("out", f"must end in {SUFFIX}, got {out.name!r}")
-    check_out(out)
+    check_artifact(out)
     from training.fitting import Schedule
     from training.head_runs import Plan, Questions
     from turnout.types import SamplingParams

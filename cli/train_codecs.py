@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from cli.asking import read_config
 from cli.output import print_json, print_table, shown_progress
-from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Pool, Seed, Temperature
+from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Pool, Seed, Temperature, write_report
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def kv_codecs(
     for family, artifact in made.artifacts.items():
         artifact.save(out / f"{family}{SUFFIX}")
         sizes[family] = (out / f"{family}{SUFFIX}").stat().st_size
-    (out / "kv-codecs.report.json").write_text(json.dumps(made.report, indent=2) + "\n", encoding="utf-8")
+    write_report(out / "kv-codecs", made.report)
     if as_json:
         print_json(made.report)
         return

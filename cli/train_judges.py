@@ -14,7 +14,6 @@ import typer
 from cli.asking import read_config
 from cli.output import print_json, shown_progress
 from cli.train_options import (
-    SUFFIX,
     AsJson,
     Config,
     Epochs,
@@ -23,11 +22,11 @@ from cli.train_options import (
     Pool,
     Seed,
     Temperature,
-    check_out,
+    check_artifact,
     write_report,
     writing,
 )
-from turnout.errors import invalid, not_found
+from turnout.errors import not_found
 
 if TYPE_CHECKING:
     from engine.pool import LocalPool
@@ -145,9 +144,7 @@ def _run(
     as_json: bool,
 ) -> None:
     """Do the work, write the artifact and NAME.report.json, and say what was measured."""
-    if out.suffix != SUFFIX:
-        raise invalid("out", f"must end in {SUFFIX}, got {out.name!r}")
-    check_out(out)
+    check_artifact(out)
     settings = read_config(chosen[0])
     name = chosen[1] or next(iter(settings.pools))
     if name not in settings.pools:

@@ -12,7 +12,6 @@ import typer
 from cli.asking import read_config
 from cli.output import print_json, shown_progress
 from cli.train_options import (
-    SUFFIX,
     AsJson,
     Config,
     Epochs,
@@ -21,11 +20,11 @@ from cli.train_options import (
     Pool,
     Seed,
     Temperature,
-    check_out,
+    check_artifact,
     write_report,
     writing,
 )
-from turnout.errors import invalid, not_found
+from turnout.errors import not_found
 
 if TYPE_CHECKING:
     from training.length_predictors import Disco, SpecDecPlusPlus, Trained
@@ -88,9 +87,7 @@ def _run(
     recipe: Disco | SpecDecPlusPlus, chosen: tuple[Path | None, str | None], out: Path, asked: Asked, as_json: bool
 ) -> None:
     """Train, write the artifact and NAME.report.json, and say how good the head is."""
-    if out.suffix != SUFFIX:
-        raise invalid("out", f"must end in {SUFFIX}, got {out.name!r}")
-    check_out(out)
+    check_artifact(out)
     settings = read_config(chosen[0])
     name = chosen[1] or next(iter(settings.pools))
     if name not in settings.pools:

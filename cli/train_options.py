@@ -44,6 +44,17 @@ def check_out(path: Path) -> None:
         raise invalid("out", f"cannot write {path}: {there} is no folder that can be written in")
 
 
+def check_artifact(path: Path) -> None:
+    """Refuse a file that is not to be an artifact, or cannot be written.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: as `check_out`, or it ends in something else.
+    """
+    if path.suffix != SUFFIX:
+        raise invalid("out", f"must end in {SUFFIX}, got {path.name!r}")
+    check_out(path)
+
+
 def write_report(out: Path, report: dict[str, Any]) -> None:
     """Write what was measured beside an artifact, as NAME.report.json: whole, or not at all.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,9 +11,19 @@ import typer
 
 from cli.asking import read_config
 from cli.output import print_json, print_table, shown_progress
-from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Pool, Seed, Temperature, check_out, writing
+from cli.train_options import (
+    SUFFIX,
+    AsJson,
+    Config,
+    MaxTokens,
+    Pool,
+    Seed,
+    Temperature,
+    check_out,
+    write_report,
+    writing,
+)
 from turnout.errors import invalid, not_found
-from turnout.whole_files import write_whole
 
 if TYPE_CHECKING:
     from engine.pool import LocalPool
@@ -163,7 +172,7 @@ def _keep(trained: Trained, place: Path, as_json: bool) -> None:
     """Write the artifact and its report, and show what was measured."""
     with writing(place):
         trained.artifact.save(place)
-        write_whole(place.with_suffix(".report.json"), (json.dumps(trained.report, indent=2) + "\n").encode())
+    write_report(place, trained.report)
     if as_json:
         print_json(trained.report)
     else:
