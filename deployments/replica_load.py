@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from deployments.prompt_prefix import BYTES_PER_TOKEN, Held, prefixes
 from turnout.calls import GenerateCall, PoolStats
 
-SMOOTHING = 0.1  # weight of the last call in the running mean
+MEMORY_S = 30.0  # busy time after which what was counted weighs 1/e
 
 
 class ReplicaLoad:
@@ -28,10 +29,10 @@ class ReplicaLoad:
         self._clock = clock
         self._held = Held(_room(stats(), block_size) * BYTES_PER_TOKEN)
         self._active = 0
-        self._busy_s = 0.0
         self._since = 0.0
-        self._busy_at_last = 0.0
-        self._call_s: float | None = None
+        self._unanswered_s = 0.0
+        self._busy_s = 0.0  # this and the calls answered in it: both fade with busy time, not with each call, so that
+        self._answered = 0.0  # many calls that end at once count as what they are
 
     def begun(self) -> None:
         """A call has come."""
@@ -42,15 +43,16 @@ class ReplicaLoad:
     def ended(self, call: GenerateCall, answered: bool) -> None:
         """A call has gone; where it was answered, its prompt is cached."""
         now = self._clock()
-        self._busy_s += now - self._since
+        self._unanswered_s += now - self._since
         self._since = now
         self._active -= 1
         if not answered:
             return
         self._held.note(prefixes(call))
-        took = self._busy_s - self._busy_at_last
-        self._busy_at_last = self._busy_s
-        self._call_s = took if self._call_s is None else self._call_s + SMOOTHING * (took - self._call_s)
+        took, self._unanswered_s = self._unanswered_s, 0.0
+        kept = math.exp(-took / MEMORY_S)
+        self._busy_s = kept * self._busy_s + took
+        self._answered = kept * self._answered + 1
 
     def autoscaling(self) -> dict[str, float]:
         """For `deployments.autoscaling.PoolPolicy`: the names are what it reads."""
@@ -67,7 +69,7 @@ class ReplicaLoad:
 
         Returns:
             held: digests of the beginnings of prompts that are cached here, packed.
-            call_s: time between two finished calls while there is work: what one call costs this replica, in seconds.
+            call_s: busy time by answered calls, lately: what one call costs this replica, in seconds.
             byte_s: time to compute one byte of a prompt, in seconds.
             waiting_s: time that what waits will take, in seconds.
             requests: calls in progress.
@@ -75,7 +77,7 @@ class ReplicaLoad:
         stats = self._stats()
         return {
             "held": self._held.packed(),
-            "call_s": self._call_s or 0.0,
+            "call_s": self._busy_s / self._answered if self._answered else 0.0,
             "byte_s": stats.prompt_token_s / BYTES_PER_TOKEN,
             "waiting_s": stats.waiting_s,
             "requests": stats.requests,

@@ -134,6 +134,25 @@ def test_what_a_call_costs_is_the_busy_time_between_two_ends() -> None:
     assert set(load.autoscaling()) == set(METRICS)
 
 
+def test_calls_that_end_at_once_cost_what_they_do_together() -> None:
+    now = 0.0
+    load = ReplicaLoad(lambda: PoolStats(2, 0, 0, 0, 10, 0, 7.0, {}), 16, lambda: now)
+
+    def burst(calls: int, seconds: float) -> float:
+        nonlocal now
+        for _ in range(calls):
+            load.begun()
+        now += seconds
+        for _ in range(calls):
+            load.ended(call("a prompt"), answered=True)
+        cost: float = load.routing()["call_s"]
+        return cost
+
+    assert [burst(20, 4.0) for _ in range(3)] == [pytest.approx(0.2)] * 3
+    first, *_, last = [burst(1, 1.0) for _ in range(150)]
+    assert first < 0.3 and last == pytest.approx(1.0, rel=0.05)  # what was long ago fades
+
+
 def config_with(**pool: Any) -> TurnoutConfig:
     pair = {"small": "small", "large": "large"}
     models = {"small": {"path": "none"}, "large": {"path": "none"}}

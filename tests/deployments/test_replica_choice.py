@@ -372,8 +372,12 @@ async def test_served_prompts_gather_and_spread(pool: ServedPool) -> None:
         return len({await where(f"{LONG} step=0.001 {i}", max_tokens=2) for i in range(6)}) == 1
 
     await until(gathered, "a prompt stays where it is cached")
-    hot = [where(f"{LONG} step=0.05 {i}", max_tokens=40) for i in range(24)]
-    assert min(Counter(await asyncio.gather(*hot)).values(), default=0) >= 6
+
+    async def spread() -> bool:
+        """Once it is known what such calls cost: how many go elsewhere, the cases made by hand above say."""
+        return len(set(await asyncio.gather(*[where(f"{LONG} step=0.05 {i}", max_tokens=20) for i in range(24)]))) == 2
+
+    await until(spread, "a replica that is busier than reading the prompt again costs is passed over")
     assert len({await where("step=0.001", max_tokens=2, session=f"s{i % 3}") for i in range(12)}) <= 2
 
 
