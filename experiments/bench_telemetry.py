@@ -215,8 +215,8 @@ def main(turns: int, rounds: int, tokens: int, out: Path | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two short turns, results printed and not saved")
-    parser.add_argument("--turns", type=int, default=24)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
     chosen = parser.parse_args()
