@@ -41,6 +41,7 @@ SHARE = 0.3
 BANDS = (1.0, 0.5, 0.2)
 MAX_TOKENS = 160
 NUM_POINTS = 4
+HALVINGS = 6
 AT_ONCE = 32
 
 
@@ -102,16 +103,39 @@ class Ablation:
             found = (await calibrator.measure(Target(budget=1e9))).calibration
         return found.setting(found.chosen)
 
+    async def band_threshold(self, setting: Setting, band: float, single: float) -> float:
+        """The upper threshold of a band that gives the share on the calibration problems: halving, on a log scale.
+
+        Args:
+            setting: the rest.
+            band: the lower threshold as a part of the upper one.
+            single: what gives the share where both are one. A lower lower one makes the large model stay longer, so
+                that the upper one lies above.
+        """
+        low, high = single, single / band**2
+        found, off = single, 1.0
+        for _ in range(HALVINGS):
+            tried = (low * high) ** 0.5
+            share = (await self._run(_banded(setting, band, tried), self.calibration)).large_share
+            if abs(share - self.share) < off:
+                found, off = tried, abs(share - self.share)
+            low, high = (tried, high) if share > self.share else (low, tried)
+        return found
+
     async def cell(self, setting: Setting, band: float, threshold: float, ends: list[ArmResult]) -> Cell:
         """Run a combination, and random switching beside it."""
-        params = {"threshold": threshold, "threshold_down": band * threshold, **setting.params}
-        adaptive = await self._run(Arm(f"{setting.title}, band {band:g}", "entropy_adaptive", params))
-        random = await self._run(matched(adaptive, setting))
+        adaptive = await self._run(_banded(setting, band, threshold), self.test)
+        random = await self._run(matched(adaptive, setting), self.test)
         line = random_line([*ends, adaptive, random], random, adaptive.large_share)
         return Cell(setting, band, threshold, adaptive, adaptive.correct - line)
 
-    async def _run(self, arm: Arm) -> ArmResult:
-        return await run_arm(self.pool, self.test, arm, AT_ONCE, MAX_TOKENS)
+    async def _run(self, arm: Arm, problems: list[Problem]) -> ArmResult:
+        return await run_arm(self.pool, problems, arm, AT_ONCE, MAX_TOKENS)
+
+
+def _banded(setting: Setting, band: float, threshold: float) -> Arm:
+    params = {"threshold": threshold, "threshold_down": band * threshold, **setting.params}
+    return Arm(f"{setting.title}, band {band:g}", "entropy_adaptive", params)
 
 
 def _questions(problems: list[Problem]) -> QuestionSet:
@@ -149,8 +173,10 @@ async def measure(count: int, calibration: int) -> tuple[str, list[ArmResult], l
             note(setting.title)
             cells.append(await ablation.cell(setting, 1.0, await ablation.threshold(setting), ends))
         best = max(cells, key=lambda cell: cell.above.mean())
-        bands = [await ablation.cell(best.setting, band, best.threshold, ends) for band in BANDS[1:]]
-        return pair, ends, cells + bands
+        for band in BANDS[1:]:
+            threshold = await ablation.band_threshold(best.setting, band, best.threshold)
+            cells.append(await ablation.cell(best.setting, band, threshold, ends))
+        return pair, ends, cells
     finally:
         await pool.close()
 
@@ -194,7 +220,8 @@ def to_markdown(pair: str, ends: list[ArmResult], cells: list[Cell]) -> str:
     text += [_row(cell, large, seed) for seed, cell in enumerate(cells)]
     text += [
         "",
-        "A band of 0.5 means that the large model hands back at half the threshold at which it takes over.",
+        "A band of 0.5 means that the large model hands back at half the threshold at which it takes over; both are"
+        f" moved until it writes {SHARE:.0%} on the calibration problems, {HALVINGS} times halving where they may lie.",
         "",
         "## What each choice is worth",
         "",

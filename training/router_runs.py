@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from turnout.types import SamplingParams
 # In the order of the questions, by which each has its seed.
 KINDS = ("arithmetic", "lists", "passages", "templates", "edits")
 AT_ONCE = 8
+SHIPPED_COUNT, SHIPPED_SEED = 4000, 0  # the most questions that `make train-routers` asks, and their seed
 DIGITS = 4  # what lies beyond them depends on which answers shared a forward
 
 
@@ -53,15 +54,27 @@ def questions(count: int, seed: int, kinds: tuple[str, ...] = KINDS) -> list[Que
     """
     found = []
     for kind in kinds:
-        data = DEMO[kind]
-        each = -(-count // (len(kinds) * len(data.DIFFICULTIES)))
-        for difficulty in data.DIFFICULTIES:
-            problems: list[Problem] = data.heldout(difficulty, each, seed=seed)
-            name = f"{kind} {difficulty}"
-            found += [
-                Question(name, Asked(prompt=problem.prompt), partial(is_right, data, problem)) for problem in problems
-            ]
+        for problem in _problems(kind, -(-count // len(kinds)), seed):
+            name = f"{kind} {problem.difficulty}"
+            found.append(Question(name, Asked(prompt=problem.prompt), partial(is_right, DEMO[kind], problem)))
     return _unique(found)
+
+
+@cache
+def asked_for_shipped(kind: str) -> frozenset[str]:
+    """Keys of the problems that the routers of the demo pair learnt from: who measures them asks others.
+
+    Args:
+        kind: a name in `KINDS`.
+    """
+    return frozenset(problem.key for problem in _problems(kind, SHIPPED_COUNT // len(KINDS), SHIPPED_SEED))
+
+
+def _problems(kind: str, count: int, seed: int) -> list[Problem]:
+    """Of one kind, as many of each grade."""
+    data = DEMO[kind]
+    each = -(-count // len(data.DIFFICULTIES))
+    return [problem for difficulty in data.DIFFICULTIES for problem in data.heldout(difficulty, each, seed=seed)]
 
 
 def file_questions(path: Path, count: int | None = None) -> list[Question]:

@@ -13,6 +13,8 @@ from typing import Any
 from experiments.grid.scoring import DemoChoice, Item, ScorerChoice
 from experiments.grid.spec import DatasetChoice
 from training.calibration_data import DEMO
+from training.data.problem import Problem
+from training.router_runs import asked_for_shipped
 from turnout.errors import TurnoutError, invalid
 
 DEMO_COUNT = 40
@@ -56,18 +58,29 @@ def open_dataset(choice: DatasetChoice) -> Dataset:
 
 
 def _demo(choice: DatasetChoice) -> tuple[tuple[Item, ...], ScorerChoice]:
-    """Problems of all difficulties alike."""
+    """Problems of all difficulties alike, none of which the pair or its routers learnt from."""
     assert choice.demo is not None
     task: Any = DEMO[choice.demo]
     count = choice.count or DEMO_COUNT
     each = -(-count // len(task.DIFFICULTIES))
     try:
-        grades = [task.heldout(grade, each, seed=DEMO_SEED) for grade in task.DIFFICULTIES]
+        grades = [_unseen(choice.demo, grade, each) for grade in task.DIFFICULTIES]
     except ValueError as error:
         raise invalid(f"datasets.{choice.label}.count", str(error)) from None
     problems = [problem for level in zip(*grades, strict=True) for problem in level][:count]
     items = tuple(Item(f"{choice.demo}-{number}", each.prompt, asdict(each)) for number, each in enumerate(problems))
     return items, DemoChoice(kind="demo", task=choice.demo)
+
+
+def _unseen(kind: str, grade: int, count: int) -> list[Problem]:
+    """Held-out problems of one grade, but for those that the pair's routers learnt from."""
+    task: Any = DEMO[kind]
+    asked, found = count, list[Problem]()
+    while len(found) < count:
+        problems = task.heldout(grade, asked, seed=DEMO_SEED)
+        found = [problem for problem in problems if problem.key not in asked_for_shipped(kind)][:count]
+        asked += count
+    return found
 
 
 def _rows(choice: DatasetChoice, where: str) -> tuple[tuple[Item, ...], ScorerChoice]:

@@ -107,9 +107,11 @@ def test_the_shipped_pair_is_deepened_under_its_own_name(tmp_path: Path) -> None
     assert deep.config.pools["demo"].default == DEMO_METHOD
 
 
-def speed(name: str, ratio: float, share: float, spread: float = 0.01, switches: bool = True) -> Speed:
-    ends = Interval(ratio, ratio - spread, ratio + spread)
-    return Speed("pair", 8, name, switches, Interval(10.0 * ratio, 9.0, 11.0), ends, share, 0.95, 40.0)
+def speed(
+    name: str, ratio: float, share: float, spread: float = 0.01, switches: bool = True, kept: float = 0.95
+) -> Speed:
+    ends, good = Interval(ratio, ratio - spread, ratio + spread), Interval(kept, kept - 0.02, kept + 0.02)
+    return Speed("pair", 8, name, switches, Interval(10.0 * ratio, 9.0, 11.0), ends, share, good, 40.0)
 
 
 def rows(cost: float, *ways: Speed) -> list[Speed]:
@@ -119,13 +121,21 @@ def rows(cost: float, *ways: Speed) -> list[Speed]:
 def test_only_ways_with_the_share_of_the_goal_are_judged() -> None:
     cheap = speed("too cheap", 3.0, BAND[0] - 0.05)
     slow = verdict(rows(12.0, cheap, speed("a", 0.9, 0.3), speed("b", 1.1, 0.4)))
-    assert slow.endswith(": 1.10 [1.09, 1.11] times, by b with 40.0% large tokens and 95.0% of the accuracy;"
-                         " goal at least 1.3: missed.")  # fmt: skip
+    assert " 1.10 [1.09, 1.11] times, by b with 40.0% large tokens and 95.0% [93.0%, 97.0%] of the accuracy; " in slow
+    assert slow.endswith("; goal at least 1.3: missed.")
     assert slow.startswith("- pair, 8 at once, cost 12.0 [")
     assert verdict(rows(12.0, cheap, speed("a", 1.4, 0.3))).endswith(f"goal at least {GOAL:g}: met.")
     unsure = verdict(rows(12.0, speed("a", 1.32, 0.3, spread=0.1)))
     assert unsure.endswith("met, but the interval holds the goal.")
     assert verdict(rows(12.0, cheap)) == "- pair, 8 at once: not measured: the shares of large tokens were 20.0%."
+
+
+def test_a_fast_way_to_worse_answers_is_not_what_is_judged() -> None:
+    fast, good = speed("fast", 2.0, 0.3, kept=0.8), speed("good", 1.2, 0.3)
+    assert " by good with" in verdict(rows(12.0, fast, good))
+    worse = verdict(rows(12.0, fast, speed("bad", 1.4, 0.3, kept=0.85)))
+    assert " by bad with" in worse
+    assert worse.endswith(": met, and none of them keeps 92.9% of the accuracy.")
 
 
 def test_a_large_model_that_is_not_dear_enough_is_said_to_be() -> None:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from experiments import ead_ablation
 from experiments.arms import Arm, ArmResult, Outcome
 from experiments.bench_ead import Setting
-from experiments.ead_ablation import EFFECTS, SMALL_STAYS, STAYS, WINDOWS, Cell, effects, settings, to_markdown, verdict
+from experiments.ead_ablation import (
+    EFFECTS,
+    HALVINGS,
+    SMALL_STAYS,
+    STAYS,
+    WINDOWS,
+    Ablation,
+    Cell,
+    effects,
+    settings,
+    to_markdown,
+    verdict,
+)
 from turnout.calls import TokenOut, Usage
 from turnout.cost import Cost, CostReport, SpeculationMeter
 from turnout.types import TokenKind
@@ -49,3 +65,23 @@ def test_the_verdict_says_whether_the_paper_is_beaten() -> None:
     assert page.count("\n| 1 | 1 | current |") == page.count("\n| 1 | 1, small 0 | current |") == 1
     assert "(small a, large b)" in page
     assert "Large model alone: 0.900 [" in page
+
+
+async def test_a_band_is_moved_until_the_large_model_writes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if at threshold t and band b the large model wrote 0.3 / sqrt(100 t sqrt(b)) of the tokens."""
+    seen: list[Arm] = []
+
+    async def ran(pool: Any, problems: Any, arm: Arm, at_once: int, max_tokens: int) -> Any:
+        seen.append(arm)
+        upper, lower = arm.params["threshold"], arm.params["threshold_down"]
+        return SimpleNamespace(large_share=0.3 * ((upper * lower) ** 0.5 / 0.01) ** -0.5)
+
+    monkeypatch.setattr(ead_ablation, "run_arm", ran)
+    pool: Any = None
+    ablation = Ablation(pool, [], [], share=0.3)
+    for band in (0.5, 0.2):
+        found = await ablation.band_threshold(settings()[0], band, 0.01)
+        assert found * band**0.5 == pytest.approx(0.01, rel=0.05)
+        assert [arm.params["threshold_down"] for arm in seen] == [band * arm.params["threshold"] for arm in seen]
+        assert len(seen) == HALVINGS
+        seen.clear()
