@@ -29,6 +29,7 @@ class Point:
     Attributes:
         quality: mean score.
         share: of all tokens, written by the large model.
+        tokens: of an answer, on average.
         costs: by meter, relative to the large model alone.
         above: by meter, quality less that of sending so many prompts, by chance, to the large model that it costs the
             same.
@@ -38,6 +39,7 @@ class Point:
     family: str
     quality: Interval
     share: float
+    tokens: float
     costs: dict[str, Interval]
     above: dict[str, Interval]
 
@@ -106,6 +108,7 @@ def _point(prompts: Prompts, label: str) -> Point:
         prompts.families[label],
         mean_score(way.scores),
         float(way.by_large.sum() / way.tokens.sum()) if way.tokens.sum() else 0.0,
+        float(way.tokens.mean()),
         {m: over(lambda rows, m=m: float(way.costs[m][rows].mean() / large.costs[m][rows].mean())) for m in METERS},  # type: ignore[misc]
         {m: over(lambda rows, m=m: _above(prompts, way, m, rows)) for m in METERS},  # type: ignore[misc]
     )

@@ -110,12 +110,14 @@ def _families(found: Figures) -> list[str]:
 def _points(points: list[Point]) -> list[str]:
     heads = [f"{what}, {name}" for name in METERS.values() for what in ("cost", "above random")]
     lines = [
-        f"| setting | quality | large tokens | {' | '.join(heads)} |",
-        f"| --- | --- | --- |{' --- |' * len(heads)}",
+        f"| setting | quality | tokens | large tokens | {' | '.join(heads)} |",
+        f"| --- | --- | --- | --- |{' --- |' * len(heads)}",
     ]
     for point in sorted(points, key=lambda each: each.costs["paper"].value):
         cells = [cell for meter in METERS for cell in (f"{point.costs[meter].value:.2f}", _gain(point.above[meter]))]
-        lines.append(f"| {point.label} | {_rate(point.quality)} | {point.share:.0%} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {point.label} | {_rate(point.quality)} | {point.tokens:.1f} | {point.share:.0%} | {' | '.join(cells)} |"
+        )
     return lines
 
 
