@@ -31,7 +31,7 @@ class Pace:
         self._fixed = fixed
         self._rounds = 0
         now = Round(seq, small, large, free=False, drafter="model_chain")
-        self._token_s = now.draft_s or small.step_seconds()
+        self._token_s = now.draft_s() or small.step_seconds()
         self._verify_s = now.target_s(USUAL) or large.step_seconds()
 
     @property

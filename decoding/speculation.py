@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from decoding.drafters.base import NOTHING, Drafter, Room
 from decoding.lengths.base import LengthPolicy, Round
 from decoding.model import Model, ModelPool, Request, Until, Want
+from decoding.parts import Part
 from decoding.selectors.base import Gain, Selector
 from decoding.sequence import Sequence
 from decoding.stretch import stretch_lengths
@@ -21,7 +23,7 @@ from turnout.types import Segment
 WARM_AFTER = 32
 
 
-@dataclass(slots=True)
+@dataclass
 class Arm:
     """A drafter, the policy that says how deep it drafts, and its most nodes (None: its own, or as many as deep)."""
 
@@ -29,11 +31,15 @@ class Arm:
     length: LengthPolicy
     nodes: int | None = None
 
+    @cached_property
+    def drafts(self) -> str:
+        """Which drafter, with all its parameters, and its nodes: equal for arms that draft alike."""
+        return f"{named(self.drafter)} {self.nodes}"
+
     @property
     def name(self) -> str:
-        """Which drafter and policy, with all their parameters: equal for arms that do the same."""
-        parts = (self.drafter, self.length)
-        return " ".join([*(f"{part.name}{part.params.model_dump_json()}" for part in parts), str(self.nodes)])
+        """The same with the policy: equal for arms that do the same."""
+        return f"{self.drafts} {named(self.length)}"
 
 
 @dataclass(slots=True)
@@ -86,6 +92,7 @@ class Speculation:
         self._arms = arms
         self._selector = selector
         self._verifier = verifier
+        self._judge = f"{named(verifier)} {'greedy' if self._seq.sampling.greedy else 'drawn'}"
         self._stretches = stretch_lengths()
         self._reader = BackgroundReader()
         self._read_to: int | None = None  # where the draft model was last asked to read; None: it never drafted
@@ -152,7 +159,7 @@ class Speculation:
                 break
             beside = self._beside(arm)
             share = arm.drafter.share
-            round = Round(seq, beside, self._target, share == 0.0, arm.drafter.name, share)
+            round = Round(seq, beside, self._target, share == 0.0, arm.drafts, share, self._judge)
             wanted = arm.length.before_round(round)
             plain = plain and wanted <= 0
             # One place is the target's own token's.
@@ -198,3 +205,8 @@ class Speculation:
 
     def _beside(self, arm: Arm) -> Model:
         return self._models.role("small" if arm.drafter.beside == "small" else "large")
+
+
+def named(part: Part) -> str:
+    """A part with all its parameters."""
+    return f"{part.name}{part.params.model_dump_json()}"

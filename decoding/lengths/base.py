@@ -52,8 +52,9 @@ class Round:
         draft: the model that drafts, or the target where the drafter needs none.
         target: the model that verifies.
         free: whether drafting costs no forward pass.
-        drafter: name of the drafter.
+        drafter: who drafts, and how; equal for those that draft alike.
         share: how much of a forward of `draft` a drafted level takes, where it takes any.
+        judge: by what a draft is judged; equal where the same share of like drafts is accepted.
     """
 
     seq: Sequence
@@ -62,11 +63,15 @@ class Round:
     free: bool
     drafter: str
     share: float = 1.0
+    judge: str = ""
 
-    @cached_property
-    def draft_s(self) -> float:
-        """Predicted wall time of drafting a level, in seconds; 0.0 where nothing is known, or nothing is needed."""
-        return 0.0 if self.free else self.share * step_seconds(self.draft, self.draft.busy(), len(self.seq), 1.0)
+    def draft_s(self, width: float = 1.0) -> float:
+        """Predicted wall time of drafting a level, in seconds; 0.0 where nothing is known, or nothing is needed.
+
+        Args:
+            width: nodes of a level, all read in one forward.
+        """
+        return 0.0 if self.free else self.share * step_seconds(self.draft, self.draft.busy(), len(self.seq), width)
 
     def target_s(self, tokens: float) -> float:
         """Predicted wall time of verification with so many tokens fed for each sequence, in seconds."""

@@ -14,6 +14,7 @@ from turnout.types import TokenKind
 
 # Judged drafts after which the averages consist mostly of what was seen.
 TRUSTED = 8
+LEAST_FOUND = 0.01  # of rounds with a draft: so that depths are told apart
 
 
 class SmartSpecParams(LengthParams):
@@ -39,6 +40,8 @@ class Acceptance:
         accepted: accepted tokens of a round.
         judged: judged ones: the accepted, and one more where a candidate was rejected.
         width: nodes of a draft for each of its levels.
+        extra: rows fed along that are no nodes.
+        found: part of the rounds that were to draft and had a draft.
         idle: undrafted steps since a draft was judged.
         seen: drafts judged so far.
     """
@@ -46,6 +49,8 @@ class Acceptance:
     accepted: float
     judged: float = 1.0
     width: float = 1.0
+    extra: float = 0.0
+    found: float = 1.0
     idle: float = 0.0
     seen: int = 0
 
@@ -53,6 +58,11 @@ class Acceptance:
     def rate(self) -> float:
         """Acceptance rate of a token that is judged."""
         return self.accepted / self.judged
+
+    def observe_search(self, draft: DraftTree, update: float) -> None:
+        """Take note of a round that was to draft, whether it has a draft or not."""
+        self.extra += update * (len(draft.fed_tokens) - len(draft) - self.extra)
+        self.found += update * (bool(len(draft)) - self.found)
 
     def observe(self, draft: DraftTree, verdict: Verdict, update: float) -> None:
         """Take note of a round that had a draft."""
@@ -77,8 +87,9 @@ class SmartSpecLength(LengthPolicy):
     rounds' own ratios would be too low for long drafts, because short failures weigh as much as long successes. One
     step's drafts of a whole batch weigh together as much as one alone: else the averages would follow the luck of the
     last few sequences, and a batch that stopped for bad luck is long without a draft to learn better from. It is kept
-    by tenant, drafter and pair of models beyond a request, and does not change while nothing is drafted.
-    For trees, k is the depth; what a level costs the target follows the trees seen.
+    by tenant, drafter, verifier and pair of models beyond a request, and does not change while nothing is drafted.
+    For trees, k is the depth; what a level costs draft and target follows the trees seen. Where a drafter feeds the
+    target rows besides (Lookahead), these are paid in every round that is to draft, also in one without a candidate.
     """
 
     Params = SmartSpecParams
@@ -88,18 +99,22 @@ class SmartSpecLength(LengthPolicy):
 
     def before_round(self, round: Round) -> int:
         """The depth of the largest goodput, the smallest such; `most` where no time is known."""
-        kind = f"smartspec/{round.drafter}/{round.draft.name}/{self.params.acceptance}"
+        kind = f"smartspec/{round.drafter}/{round.judge}/{round.draft.name}/{self.params.acceptance}"
         self._known = round.target.stores.open(kind, round.seq.tenant, lambda: Acceptance(self.params.acceptance))
         self._sequences = max(round.target.busy().sequences, 1)
         depth = self._best(round, self._known)
         self._drafting = self._sequences if depth else 1  # of one step; a probe is alone
+        self._asked = depth > 0
         if depth == 0 and 0 < self.params.probe <= self._known.idle:
             self._known.idle -= self.params.probe  # at once, so that not all requests of a batch probe together
+            self._asked = True
             return 1
         return depth
 
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Update what is known of the drafter; a round without a draft says nothing about acceptance."""
+        if self._asked and seconds > 0.0:
+            self._known.observe_search(draft, self._weight())
         if len(draft):
             self._known.observe(draft, verdict, self._weight())
         else:
@@ -112,16 +127,21 @@ class SmartSpecLength(LengthPolicy):
         return min(self.params.update, max(part, 1.0 / (self._known.seen + 1)))
 
     def _best(self, round: Round, known: Acceptance) -> int:
-        best, best_goodput = 0, 0.0
-        tokens, chance = 0.0, 1.0
-        for depth in range(self.params.most + 1):
-            tokens += chance
+        plain_s, level_s = round.target_s(1.0), round.draft_s(known.width)
+        if plain_s <= 0.0:
+            return self.params.most
+        best, best_goodput = 0, 1.0 / plain_s
+        # Without extra rows a round that finds nothing costs what plain decoding does: only the others count.
+        found = max(known.found, LEAST_FOUND) if known.extra else 1.0
+        nothing_s = round.target_s(1.0 + known.extra) if known.extra else plain_s
+        tokens, chance = 1.0, 1.0
+        for depth in range(1, self.params.most + 1):
             chance *= known.rate
-            seconds = depth * round.draft_s + round.target_s(1.0 + depth * known.width)
-            if seconds <= 0.0:
-                return self.params.most
-            if tokens / seconds > best_goodput:
-                best, best_goodput = depth, tokens / seconds
+            tokens += chance
+            draft_s = depth * level_s + round.target_s(1.0 + depth * known.width + known.extra)
+            goodput = (found * tokens + 1.0 - found) / (found * draft_s + (1.0 - found) * nothing_s)
+            if goodput > best_goodput:
+                best, best_goodput = depth, goodput
         return best
 
 

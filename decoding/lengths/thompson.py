@@ -102,7 +102,7 @@ class ThompsonLength(LengthPolicy):
             return True
         accepted, rejected = self._posterior
         noise = np.random.default_rng(noise_key(self._seed, self._root, Purpose.LENGTH))
-        return (1.0 + noise.beta(accepted, rejected)) * plain_s > round.draft_s + round.target_s(2.0)
+        return (1.0 + noise.beta(accepted, rejected)) * plain_s > round.draft_s() + round.target_s(2.0)
 
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Count what was accepted, and whether a candidate was rejected."""

@@ -1,6 +1,7 @@
 """Goodput: the depth of the most expected tokens per second, under the load of the moment."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from decoding.lengths.base import Round
 from decoding.lengths.smartspec import Acceptance, SmartSpecLength, SmartSpecParams
 from decoding.model import Busy
 from decoding.sequence import Sequence
-from decoding.tree import DraftTree
+from decoding.tree import DraftTree, ExtraRows
 from decoding.verifiers.base import Verdict
 from turnout.types import SamplingParams, Token, TokenKind
 
@@ -38,10 +39,12 @@ class Scene:
         self.draft = TimedModel("small", 1.0, 0.01)
         self.target = TimedModel("large", 10.0, 0.1)
 
-    def depth(self, policy: SmartSpecLength, sequences: int, free=False, drafter="model_chain", tenant="t") -> int:
+    def depth(
+        self, policy: SmartSpecLength, sequences: int, free=False, drafter="model_chain", tenant="t", judge=""
+    ) -> int:
         self.draft.load = self.target.load = Busy(sequences, sequences * 10)
         seq = Sequence([0] * 10, SamplingParams(), 0, tenant=tenant)
-        return policy.before_round(Round(seq, self.draft, self.target, free, drafter))
+        return policy.before_round(Round(seq, self.draft, self.target, free, drafter, judge=judge))
 
 
 def smart(acceptance: float = 0.7, most: int = 16, **params) -> SmartSpecLength:
@@ -95,7 +98,7 @@ def test_the_average_of_a_round():
     scene, policy = Scene(), smart(update=0.15)
     scene.depth(policy, 1)
     policy.observe(*judged(1), 0.1)
-    rate = scene.target.stores.open("smartspec/model_chain/small/0.7", "t", lambda: None).rate
+    rate = scene.target.stores.open("smartspec/model_chain//small/0.7", "t", lambda: None).rate
     assert rate == pytest.approx(0.85 * 0.7 + 0.15 * 1.0)
 
 
@@ -121,6 +124,59 @@ def test_a_trees_width_counts_at_the_target():
         policy.observe(bush, verdict, 0.1)
     # Everything is accepted now, but eight nodes a level are fed for it.
     assert scene.depth(policy, 32) < narrow
+
+
+def test_a_trees_width_counts_at_the_draft_model():
+    def depth_of(per_token_s: float, nodes: int) -> int:
+        scene, policy = Scene(), smart(0.8)
+        scene.draft.times = (1.0, per_token_s, 0.0)
+        scene.target.times = (10.0, 0.0, 0.0)
+        scene.depth(policy, 1)
+        policy._known.width = nodes
+        return scene.depth(policy, 1)
+
+    # A level of eight nodes takes 5 s instead of 1.5, and what the target reads costs nothing.
+    assert depth_of(0.0, 8) == depth_of(0.0, 1)
+    assert depth_of(0.5, 8) < depth_of(0.5, 1)
+    tokens = [sum(0.8**i for i in range(k + 1)) for k in range(17)]
+    assert depth_of(0.5, 8) == max(range(17), key=lambda k: tokens[k] / (10.0 + 5.0 * k))
+
+
+def windowed(num_accepted: int, nodes: int, rows: int) -> tuple[DraftTree, Verdict]:
+    """A draft with rows besides, as Lookahead's."""
+    tree, verdict = judged(num_accepted, nodes - num_accepted)
+    extra = ExtraRows(tokens=(0,) * rows, depths=(0,) * rows, mask=torch.ones(rows, nodes + rows, dtype=torch.bool))
+    return replace(tree, extra=extra), verdict
+
+
+@pytest.mark.parametrize(("found", "drafts"), [(1.0, True), (0.05, False)])
+def test_rows_besides_are_paid_in_every_round_that_looks_for_a_draft(found: float, drafts: bool):
+    """Twenty rows make a step half as long again: more than they are worth where one round of twenty has a draft."""
+    scene, policy = Scene(), smart(0.9, probe=0)
+    scene.target.times = (10.0, 0.25, 0.0)
+    for number in range(400):
+        if scene.depth(policy, 1, free=True) == 0:
+            break
+        hit = (number + 1) * found % 1.0 < found
+        policy.observe(*windowed(4 if hit else 0, 5 if hit else 0, 20), 0.1)
+    assert (scene.depth(policy, 1, free=True) > 0) is drafts
+
+
+def test_a_draft_that_costs_nothing_besides_is_tried_however_rarely_it_is_found():
+    scene, policy = Scene(), smart(0.9, probe=0)
+    for _ in range(400):
+        assert scene.depth(policy, 1, free=True) > 0
+        policy.observe(*UNDRAFTED, 0.1)
+
+
+def test_what_one_verifier_accepts_says_nothing_of_another():
+    scene = Scene()
+    policy = smart()
+    scene.depth(policy, 1, judge="match greedy")
+    for _ in range(40):
+        policy.observe(*judged(0, 1), 0.1)
+    assert scene.depth(smart(), 1, judge="match greedy") == 0
+    assert scene.depth(smart(), 1, judge="typical drawn") == 4
 
 
 def test_what_was_learned_outlives_the_request_by_drafter_and_tenant():
@@ -252,7 +308,7 @@ def test_one_sequence_of_a_batch_moves_the_averages_little():
     moved = []
     for _ in range(300):
         assert scene.depth(policy, 32) > 0
-        known = scene.target.stores.open("smartspec/model_chain/small/0.7", "t", lambda: None)
+        known = scene.target.stores.open("smartspec/model_chain//small/0.7", "t", lambda: None)
         before = known.accepted
         policy.observe(*judged(5, 1), 0.1)
         moved.append((known.accepted - before) / (5 - before))

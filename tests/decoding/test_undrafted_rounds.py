@@ -154,9 +154,9 @@ def test_undrafted_tokens_bring_the_next_probe_nearer() -> None:
 
 def test_what_a_level_costs_is_the_drafters_share_of_a_forward() -> None:
     model = Timed("m", lambda _: torch.zeros(4), 4)
-    assert Round(sequence(), model, model, False, "x").draft_s == 1.0
-    assert Round(sequence(), model, model, False, "x", 0.25).draft_s == 0.25
-    assert Round(sequence(), model, model, True, "x").draft_s == 0.0
+    assert Round(sequence(), model, model, False, "x").draft_s() == 1.0
+    assert Round(sequence(), model, model, False, "x", 0.25).draft_s() == 0.25
+    assert Round(sequence(), model, model, True, "x").draft_s() == 0.0
     assert drafter_of("copyspec").share == drafter_of("medusa").share == drafter_of("redrafter").share == 0.0
     assert drafter_of("model_chain").share == 1.0
     assert drafter_of("clasp", skipped=0.25).share == drafter_of("swift", skipped=0.25).share == 0.75
