@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.machine import describe, one_line
 from experiments.speculation.bench import PANEL, Report
-from experiments.speculation.contenders import PLAIN, contenders
+from experiments.speculation.contenders import PLAIN, Family, contenders
 from experiments.speculation.grid import WIDENED, Axes
 from experiments.speculation.plot import plot
 from experiments.speculation.summary import Figures
@@ -270,7 +270,32 @@ def _automatic(report: Report) -> list[str]:
                 f"| `{name}` | {words} | {interval(whole.speedup)} | {worst.group} {interval(worst.speedup)}"
                 f"{f', {lacks} not measured' if lacks else ''} | {whole.undrafted:.0%} | {met} |"
             )
-    return lines
+    return [*lines, "", _always_drafting(report)]
+
+
+def _always_drafting(report: Report) -> str:
+    """The policies that the goal is not about, with their own worst cell."""
+    names = [
+        name
+        for name, each in contenders().items()
+        if each.family is Family.LENGTH and not each.automatic and each.lossless
+    ]
+    cells = [
+        figures
+        for conditions in report.conditions()
+        for name, mine in report.figures(*conditions).items()
+        if name in names
+        for figures in _groups(mine).values()
+    ]
+    said = (
+        f"Not in it, for they end a draft early but always draft a token: {', '.join(f'`{name}`' for name in names)}."
+    )
+    if not cells:
+        return said
+    worst = min(cells, key=lambda each: each.speedup.value)
+    where = f"`{worst.contender}` on {worst.group}, {condition(worst.temperature, worst.batch).lower()}"
+    below = sum(each.speedup.value < GOAL for each in cells)
+    return f"{said} Their worst cell: {interval(worst.speedup)}, {where}; {below} of {len(cells)} are below {GOAL:g}."
 
 
 def _peers(report: Report) -> list[str]:

@@ -172,6 +172,15 @@ def test_everybody_who_may_abstain_is_judged() -> None:
     assert "| `model_chain+svip` |" not in page
 
 
+def test_policies_that_always_draft_are_named_with_their_worst_cell() -> None:
+    slow = replace(cell("model_chain+svip", "code"), turns=[(2.0, 10, 4.0, 10)] * 2)
+    page = to_markdown(report(cell("model_chain+svip", "edit"), slow, cell("model_chain+thompson", "edit")))
+    said = next(line for line in page.splitlines() if line.startswith("Not in it, for they end a draft early"))
+    assert "`model_chain+svip`" in said
+    assert "`model_chain+thompson`" not in said
+    assert "0.50 [0.50, 0.50], `model_chain+svip` on code, greedy, one prompt at a time; 1 of 2 are below 0.95" in said
+
+
 def test_goals_are_judged_by_the_best_lossless_method_and_name_it() -> None:
     found = report(
         cell("copyspec", "edit", 0.75),
