@@ -44,6 +44,7 @@ class Readings:
                 probs=row,
                 logits=row.log(),
                 entropy_bits=float(torch.special.entr(row).sum()) / math.log(2.0),
+                hidden={-1: row},
                 top=tuple(zip(ids.tolist(), values.log().tolist(), strict=True)),
             )
             for row, ids, values in zip(probs, best.indices, best.values, strict=True)

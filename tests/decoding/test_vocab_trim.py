@@ -172,6 +172,12 @@ def test_trimmed_trees_keep_the_targets_law(name):
     assert p_value(around(name, Candidates.DRAWN, keep=2), RejectionVerifier(), 1_000, Room(2, 5)) > 1e-3
 
 
+@pytest.mark.exactness
+@pytest.mark.parametrize("name", ["rsd_c", "rsd_s", "sequoia", "dyspec", "staged", "rasd"])
+def test_trimmed_trees_keep_the_targets_law_over_many_runs(name):
+    assert p_value(around(name, Candidates.DRAWN, keep=2), RejectionVerifier(), 200_000, Room(2, 5)) > 1e-3
+
+
 async def test_what_the_drafter_inside_learns_is_kept_apart(run, make_model):
     small, large = make_model("small", 1), make_model("large", 2)
     params = {"drafter": {"name": "vocab_trim", "keep": 4, "drafter": "sequoia"}}
