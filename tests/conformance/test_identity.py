@@ -160,6 +160,17 @@ async def test_all_drafters_in_one_batch(pool: ModelPool, plain: Any, greedy: bo
     assert await check(pool, plain, [choice(name, "fixed", "match") for name in ALL_DRAFTERS], greedy) > 0
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+async def test_any_parts_mixed_in_one_batch(pool: ModelPool, plain: Any, seed: int) -> None:
+    """Drafters, policies and verifiers drawn from everything that fits, and plain decoding among them."""
+    draw = random.Random(seed)
+    mixed = [*draw.sample([*FITTING], 28), *draw.sample([*GREEDY_ONLY], 4)]
+    assert min(len({parts[place] for parts in mixed}) for place in range(3)) >= 3
+    assert await check(pool, plain, [{}, *(choice(*parts) for parts in mixed)], greedy=True, count=99) > 0
+    seeded = [choice(drafter, length, "match") for drafter, length, verifier in mixed if verifier == "match"]
+    assert await check(pool, plain, [{}, *seeded], greedy=False, count=99) > 0
+
+
 @pytest.mark.parametrize("selector", list(ALL_SELECTORS))
 async def test_selectors_among_drafters(pool: ModelPool, plain: Any, selector: str) -> None:
     arms = [
