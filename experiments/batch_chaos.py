@@ -58,6 +58,7 @@ class Chaos:
         actors: copies of the pool.
         block_rows: lines of a block.
         concurrency: requests that a copy answers at once.
+        config: of the pool; None: the demo pair.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Chaos:
         actors: int = 1,
         block_rows: int = BLOCK_ROWS,
         concurrency: int = CONCURRENCY,
+        config: Path | None = None,
     ) -> None:
         self.outcome = Outcome(rows, block_rows)
         self._folder = folder
@@ -76,6 +78,7 @@ class Chaos:
             *(sys.executable, "-m", "cli.main", "batch", str(folder / "in.jsonl"), str(folder / "out.jsonl")),
             *("--max-tokens", str(MAX_TOKENS), "--temperature", "0", "--block-rows", str(block_rows)),
             *("--concurrency", str(concurrency), "--actors", str(actors), "--json"),
+            *(() if config is None else ("--config", str(config))),
         )
         node = {"num_cpus": 4 + actors, "object_store_memory": STORE_BYTES}
         self._node_args = node
@@ -204,12 +207,18 @@ def planned(rows: int, kills: int, seed: int) -> list[Kill]:
 
 
 @contextmanager
-def chaos(rows: int, actors: int = 1, block_rows: int = BLOCK_ROWS, concurrency: int = CONCURRENCY) -> Iterator[Chaos]:
+def chaos(
+    rows: int,
+    actors: int = 1,
+    block_rows: int = BLOCK_ROWS,
+    concurrency: int = CONCURRENCY,
+    config: Path | None = None,
+) -> Iterator[Chaos]:
     """A job and its cluster, ended with the context; see `Chaos`."""
     folder = Path(tempfile.mkdtemp(prefix="turnout-batch-"))
     temp = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))  # short: Ray puts sockets into it
     try:
-        with _environment(temp), closing(Chaos(folder, temp, rows, actors, block_rows, concurrency)) as made:
+        with _environment(temp), closing(Chaos(folder, temp, rows, actors, block_rows, concurrency, config)) as made:
             yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -237,13 +246,19 @@ def _environment(temp: Path) -> Iterator[None]:
         RayNativeConfig.initialize("")
 
 
-def engine_rate(rows: int) -> float:
-    """Lines a second of the engine alone, in a process of its own, with as many requests at once."""
+def engine_rate(rows: int, config: Path | None = None) -> float:
+    """Lines a second of the engine alone, in a process of its own, with as many requests at once.
+
+    Args:
+        rows: lines.
+        config: of the pool, which is the first of it; None: the demo pair.
+    """
     source = (
         "import asyncio, sys; from experiments.batch_engine import rate;"
-        f" sys.stdout.write(str(asyncio.run(rate({rows}, {MAX_TOKENS}, {CONCURRENCY}))))"
+        f" sys.stdout.write(str(asyncio.run(rate({rows}, {MAX_TOKENS}, {CONCURRENCY}, *sys.argv[1:]))))"
     )
-    return float(subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout)
+    command = [sys.executable, "-c", source, *([] if config is None else [str(config)])]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 WARM_UP = 64  # lines, not counted
 
 
-async def rate(rows: int, max_tokens: int, concurrency: int) -> float:
-    """Lines a second of the demo pair in this process."""
+async def rate(rows: int, max_tokens: int, concurrency: int, config: str | None = None) -> float:
+    """Lines a second of a configuration's first pool in this process; None: of the demo pair."""
     from engine import load
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "in.jsonl"
         write_prompts(path, rows + WARM_UP)
         prompts = [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
-    pool = load()
+    pool = load(config)
     freeze_loaded()  # as processes that serve do
     try:
         await _answer(pool, prompts[:WARM_UP], max_tokens, concurrency)

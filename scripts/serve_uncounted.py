@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
-
 from ray.serve.handle import DeploymentHandle
 
 from cli.main import main
 from deployments import app
 from deployments.ingress import Ingress
-from deployments.telemetry.watching import Seen, Watch
-from turnout.calls import GenerateCall, ScoreCall
+from deployments.telemetry.watching import Unwatched
 from turnout.config import TurnoutConfig
-
-
-class _Unseen:
-    """Takes what is seen of a request, and keeps none of it."""
-
-    usage: Any = None
-    first_s = 1.0
-
-    def admitted(self, call: GenerateCall) -> GenerateCall:
-        """The same call."""
-        return call
-
-    def first(self) -> None:
-        """Nothing."""
-
-
-class Unwatched(Watch):
-    """Watches nothing."""
-
-    @contextmanager
-    def over(self, call: GenerateCall | ScoreCall, kind: str, label: str, large: str = "") -> Iterator[Seen]:
-        """A request is worked on, and nobody looks."""
-        yield cast(Seen, _Unseen())
 
 
 class UncountedIngress(Ingress):

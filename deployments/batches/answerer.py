@@ -26,6 +26,7 @@ from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.schemas import MAX_PROMPTS
 from deployments.service import GenerationService
+from deployments.telemetry.watching import Unwatched
 from turnout.calls import GenerateCall, Usage
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
@@ -113,7 +114,9 @@ class Answerer:
         task = self._task
         replica = PoolReplica(task.pool, task.alone, load)
         freeze_loaded()
-        return GenerationService(task.alone, {task.pool: LocalBackend(replica)}, Metrics())
+        service = GenerationService(task.alone, {task.pool: LocalBackend(replica)}, Metrics())
+        service.watch = Unwatched(service.metrics)  # what became of each line stands in the output
+        return service
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Answer the blocks that are named; Ray Data calls this from several threads.

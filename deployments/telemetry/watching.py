@@ -143,6 +143,27 @@ class Watch:
         tracing.end(seen.span, "" if seen.outcome == "OK" else seen.outcome, tenant=tenant, outcome=seen.outcome)
 
 
+class Unwatched(Watch):
+    """Looks at no request that is let in: for a process whose metrics and traces nobody reads."""
+
+    @contextmanager
+    def over(self, call: GenerateCall | ScoreCall, kind: str, label: str, large: str = "") -> Iterator[Seen]:
+        """See `Watch.over`."""
+        yield _Unseen(call, kind)
+
+
+class _Unseen(Seen):
+    """Takes what is seen of a request, and keeps none of it."""
+
+    def admitted(self, call: GenerateCall) -> GenerateCall:
+        """The same call."""
+        return call
+
+    def first(self) -> None:
+        """It is not looked for again."""
+        self.first_s = 1.0
+
+
 def _entry(seen: Seen, label: str, texts: bool) -> dict[str, Any]:
     call, usage = seen.call, seen.usage
     entry: dict[str, Any] = {

@@ -1,0 +1,108 @@
+"""How fast a job is beside the engine alone, where nothing is killed: with the demo pair, and a dearer large model.
+
+Both answer the same prompts, so many at once, and take turns. The job runs on a cluster of two nodes, as in
+`experiments.batch_chaos`. What a job does beside the engine's work is the same for each line; a large model deepened by
+layers that write nothing tells what it comes to where a line costs more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from experiments.batch_chaos import BLOCK_ROWS, CONCURRENCY, MAX_TOKENS, chaos, engine_rate
+from experiments.batch_outcome import LEAST_SHARE
+from experiments.bench_switching import EXTRA_LAYERS, pair_of
+from experiments.machine import describe, one_line
+from experiments.report import note, publish
+from experiments.statistics import Interval, spread
+from experiments.stats.retention import judged
+
+RESULT = Path("docs/results/batch-speed.md")
+ROWS = {0: 4000, EXTRA_LAYERS: 1000}  # by layers added to the large model
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One pair: lines a second of both sides, and the job's beside the engine's of its round."""
+
+    pair: str
+    engine: Interval
+    job: Interval
+    share: Interval
+
+
+def measure(extra: int, rows: int, rounds: int, folder: Path) -> Speed:
+    """A pair's rounds; who goes first changes.
+
+    Args:
+        extra: layers that are added to the large model.
+        rows: lines of a job.
+        rounds: how many.
+        folder: for the model and its configuration.
+    """
+    pair = pair_of(extra, folder)
+    config = folder / f"pair-{extra}.yaml"
+    config.write_text(yaml.safe_dump(pair.config.model_dump(mode="json")), encoding="utf-8")
+
+    def job() -> float:
+        with chaos(rows, config=config) as made:
+            return made.run([]).rate
+
+    found: list[tuple[float, float]] = []
+    for number in range(rounds):
+        if number % 2:
+            at = job()
+            found.append((engine_rate(rows, config), at))
+        else:
+            found.append((engine_rate(rows, config), job()))
+        note(f"{pair.title}: engine {found[-1][0]:.1f}, job {found[-1][1]:.1f} lines a second")
+    engine, jobs = zip(*found, strict=True)
+    shares = [one / alone for alone, one in found]
+    return Speed(pair.title, spread(list(engine)), spread(list(jobs)), spread(shares))
+
+
+def to_markdown(speeds: list[Speed], rounds: int, machine: dict[str, str]) -> str:
+    """The page."""
+    lines = [
+        "# A batch beside the engine alone",
+        "",
+        f"`make bench-batch`; {one_line(machine)}. Short prompts, whole answers (at most {MAX_TOKENS} tokens),"
+        f" {CONCURRENCY} at once, blocks of {BLOCK_ROWS}; the job on a cluster of two nodes of this machine, of which"
+        f" one does the work; medians of {rounds} rounds [smallest, largest]. A deepened large model has layers whose"
+        " output projections are zero: they are computed, and change no answer.",
+        "",
+        "| pair | engine alone, lines/s | job, lines/s | job beside engine | |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    lines += [
+        f"| {each.pair} | {_short(each.engine, 1)} | {_short(each.job, 1)} | {_short(each.share, 2)}"
+        f" | {judged(each.share, LEAST_SHARE, '{:g}')} |"
+        for each in speeds
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _short(interval: Interval, digits: int) -> str:
+    return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+
+
+def main(quick: bool, out: Path | None) -> None:
+    """Measure, print, and save where there is a place for it."""
+    machine, rounds = describe(), 1 if quick else ROUNDS
+    with tempfile.TemporaryDirectory(prefix="batch-speed-") as folder:
+        speeds = [measure(extra, rows // (5 if quick else 1), rounds, Path(folder)) for extra, rows in ROWS.items()]
+    publish(to_markdown(speeds, rounds, machine), out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round, results printed and not saved")
+    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
+    chosen = parser.parse_args()
+    main(chosen.quick, chosen.out if chosen.quick else chosen.out or RESULT)
