@@ -14,6 +14,7 @@ from decoding.monitors._questions import ModelQuestions, NumberQuestions, Questi
 from decoding.monitors.base import Injection, Monitor
 from decoding.repetition import LoopFinder
 from decoding.text import codec_of, continuation_ids
+from turnout.errors import TurnoutError
 from turnout.registry import MethodParams
 from turnout.types import Segment
 
@@ -151,6 +152,13 @@ class TrimMonitor(Monitor):
             self._thoughts += 1
 
     async def _look(self, candidates: list[str]) -> None:
+        """Look at some thoughts. Where nobody can answer just now the answer goes on without, and says so."""
+        try:
+            await self._compare(candidates)
+        except TurnoutError as error:
+            self._request.notes.append(f"thoughts of an answer, {len(candidates)}, were not looked at: {error.message}")
+
+    async def _compare(self, candidates: list[str]) -> None:
         """Stage 1: does a thought state an answer; stage 2: is it that of the one before."""
         for candidate in candidates:
             if not await self._questions.states_answer(candidate):
@@ -185,16 +193,19 @@ class TrimMonitor(Monitor):
         return Injection(self._conclude if found == "converged" else self._force, found)
 
     def _end_of_task(self) -> None:
-        """Raises what a finished look failed with."""
+        """Raise what a finished look failed with."""
         if self._task is not None and self._task.done() and not self._task.cancelled():
             self._task.result()
 
     async def close(self) -> None:
         """End a look that is under way; what it was for is over."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        self._questions.close()
+        try:
+            self._end_of_task()
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.wait([self._task])
+            self._questions.close()
 
 
 PART = TrimMonitor

@@ -15,7 +15,7 @@ from decoding.parts import PartChoice
 from decoding.repetition import LoopFinder
 from decoding.sequence import Sequence
 from tests.decoding.step_models import ALPHABET, ID, VOCAB, Characters, answer, line, pool, scripted, text
-from turnout.errors import TurnoutError
+from turnout.errors import Code, TurnoutError
 from turnout.registry import get_method
 from turnout.types import SamplingParams, Segment, Token, TokenKind
 
@@ -235,6 +235,39 @@ async def test_writing_never_waits_for_the_verifier() -> None:
     assert len(slow.asked) == 1  # asked once, never answered
     assert not slow.cached
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class Failing(Slow):
+    """Fails whenever it is to read."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("f")
+        self.error = error
+
+    async def extend(
+        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
+    ) -> list[Row]:
+        self.asked.append(text(list(tokens)))
+        raise self.error
+
+
+async def test_an_answer_goes_on_where_nobody_can_look_and_says_so() -> None:
+    models = pool(Failing(TurnoutError(Code.RESOURCE_EXHAUSTED, "no room")), thoughts("7777777777"))
+    models.tokenizer = YesNo()
+    alone, _, _ = await answer(models, "plain", {}, max_tokens=40)
+    watched, _, request = await answer(models, "monitored", trim(**ASKED), max_tokens=40)
+    assert watched.tokens == alone.tokens
+    assert request.notes
+    assert all(note.endswith(" were not looked at: no room") for note in request.notes)
+
+
+@pytest.mark.parametrize("tokens", [8, 40])
+async def test_a_fault_of_ours_is_no_look_that_failed(tokens: int) -> None:
+    """Neither while the answer is written, nor where it ends before the next look."""
+    models = pool(Failing(ZeroDivisionError()), thoughts("7777777777"))
+    models.tokenizer = YesNo()
+    with pytest.raises(ZeroDivisionError):
+        await answer(models, "monitored", trim(**ASKED), max_tokens=tokens)
 
 
 async def test_the_small_model_is_asked_two_questions_in_one_prefill_each() -> None:
