@@ -31,7 +31,7 @@ from experiments.report import note, show
 
 STORE_BYTES = 80 << 20
 LOOK_S = 0.5
-MEMORY_S = 5.0  # between looks at the memory, each of which takes time that the job has not
+MEMORY_S = 20.0  # between looks at the memory, each of which walks the page tables of all processes
 MAX_TOKENS = 48  # more than nearly all of these answers have
 BLOCK_ROWS = 256
 CONCURRENCY = 64
