@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -23,48 +23,65 @@ from experiments.statistics import Interval, spread
 from experiments.stats.retention import judged
 
 RESULT = Path("docs/results/batch-speed.md")
-ROWS = {0: 4000, EXTRA_LAYERS: 1000}  # by layers added to the large model
 ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """A job that is measured.
+
+    Attributes:
+        extra: layers that are added to the large model.
+        rows: lines.
+        actors: copies of the pool, which share the requests that are answered at once.
+    """
+
+    extra: int
+    rows: int
+    actors: int = 1
+
+
+CASES = (Case(0, 4000), Case(0, 4000, actors=2), Case(EXTRA_LAYERS, 1000))
+
+
+@dataclass(frozen=True, slots=True)
 class Speed:
-    """One pair: lines a second of both sides, and the job's beside the engine's of its round."""
+    """One case: lines a second of both sides, and the job's beside the engine's of its round."""
 
     pair: str
+    actors: int
     engine: Interval
     job: Interval
     share: Interval
 
 
-def measure(extra: int, rows: int, rounds: int, folder: Path) -> Speed:
-    """A pair's rounds; who goes first changes.
+def measure(case: Case, rounds: int, folder: Path) -> Speed:
+    """A case's rounds; who goes first changes.
 
     Args:
-        extra: layers that are added to the large model.
-        rows: lines of a job.
-        rounds: how many.
+        case: what is run.
+        rounds: how often.
         folder: for the model and its configuration.
     """
-    pair = pair_of(extra, folder)
-    config = folder / f"pair-{extra}.yaml"
+    pair = pair_of(case.extra, folder)
+    config = folder / "pair.yaml"
     config.write_text(yaml.safe_dump(pair.config.model_dump(mode="json")), encoding="utf-8")
 
     def job() -> float:
-        with chaos(rows, config=config) as made:
+        with chaos(case.rows, case.actors, concurrency=CONCURRENCY // case.actors, config=config) as made:
             return made.run([]).rate
 
     found: list[tuple[float, float]] = []
     for number in range(rounds):
         if number % 2:
             at = job()
-            found.append((engine_rate(rows, config), at))
+            found.append((engine_rate(case.rows, config), at))
         else:
-            found.append((engine_rate(rows, config), job()))
-        note(f"{pair.title}: engine {found[-1][0]:.1f}, job {found[-1][1]:.1f} lines a second")
+            found.append((engine_rate(case.rows, config), job()))
+        note(f"{case}: engine {found[-1][0]:.1f}, job {found[-1][1]:.1f} lines a second")
     engine, jobs = zip(*found, strict=True)
     shares = [one / alone for alone, one in found]
-    return Speed(pair.title, spread(list(engine)), spread(list(jobs)), spread(shares))
+    return Speed(pair.title, case.actors, spread(list(engine)), spread(list(jobs)), spread(shares))
 
 
 def to_markdown(speeds: list[Speed], rounds: int, machine: dict[str, str]) -> str:
@@ -75,13 +92,14 @@ def to_markdown(speeds: list[Speed], rounds: int, machine: dict[str, str]) -> st
         f"`make bench-batch`; {one_line(machine)}. Short prompts, whole answers (at most {MAX_TOKENS} tokens),"
         f" {CONCURRENCY} at once, blocks of {BLOCK_ROWS}; the job on a cluster of two nodes of this machine, of which"
         f" one does the work; medians of {rounds} rounds [smallest, largest]. A deepened large model has layers whose"
-        " output projections are zero: they are computed, and change no answer.",
+        " output projections are zero: they are computed, and change no answer. The engine alone is one process;"
+        " several copies of a job share what it has at once.",
         "",
-        "| pair | engine alone, lines/s | job, lines/s | job beside engine | |",
-        "| --- | ---: | ---: | ---: | --- |",
+        "| pair | copies | engine alone, lines/s | job, lines/s | job beside engine | |",
+        "| --- | ---: | ---: | ---: | ---: | --- |",
     ]
     lines += [
-        f"| {each.pair} | {_short(each.engine, 1)} | {_short(each.job, 1)} | {_short(each.share, 2)}"
+        f"| {each.pair} | {each.actors} | {_short(each.engine, 1)} | {_short(each.job, 1)} | {_short(each.share, 2)}"
         f" | {judged(each.share, LEAST_SHARE, '{:g}')} |"
         for each in speeds
     ]
@@ -96,7 +114,8 @@ def main(quick: bool, out: Path | None) -> None:
     """Measure, print, and save where there is a place for it."""
     machine, rounds = describe(), 1 if quick else ROUNDS
     with tempfile.TemporaryDirectory(prefix="batch-speed-") as folder:
-        speeds = [measure(extra, rows // (5 if quick else 1), rounds, Path(folder)) for extra, rows in ROWS.items()]
+        cases = [replace(case, rows=case.rows // (5 if quick else 1)) for case in CASES]
+        speeds = [measure(case, rounds, Path(folder)) for case in cases]
     publish(to_markdown(speeds, rounds, machine), out)
 
 
