@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -9,6 +10,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from decoding.artifacts import Artifact, ArtifactName, Kept
 from decoding.model import ModelPool
+from decoding.parts import PartChoice
 from router.allocation import Bins, SlidingWindow, falling, marginals
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
@@ -35,7 +37,12 @@ class AdaptiveBestOfParams(MethodParams):
     ] = "bins"
     bins: Annotated[int, Field(ge=2, le=50, description="for bins: how many")] = 10
     window: Annotated[int, Field(ge=1, le=1024, description="for window and marginals: requests")] = 64
-    rerank: Annotated[Literal["majority", "logprob"], Field(description="see the method best_of")] = "majority"
+    rerank: Annotated[
+        Literal["majority", "logprob", "reward"], Field(description="which sample is shown; see the method best_of")
+    ] = "majority"
+    reward_model: Annotated[
+        ArtifactName, Field(description="for rerank reward: the artifact that finds the best sample")
+    ] = "reward_model"
     temperature: Annotated[
         FiniteFloat, Field(gt=0, le=2, description="of several samples, where the caller asked for temperature 0")
     ] = 0.8
@@ -45,6 +52,11 @@ class AdaptiveBestOfParams(MethodParams):
         if self.average > self.most:
             raise ValueError(f"average must be at most most ({self.most})")
         return self
+
+    def choice(self, count: int) -> PartChoice:
+        """The method, with so many samples."""
+        shown = {"artifact": self.reward_model} if self.rerank == "reward" else {}
+        return PartChoice.of("best_of", model=self.model, k=count, rerank=self.rerank, **shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,10 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
         """
         self._kept.get(models, f"{self.where}.artifact")
 
+    def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
+        """See `RoutingPolicy.methods`."""
+        yield f"{field}.reward_model", self.params.choice(self.params.most)
+
     async def decide(self, asked: Asked, models: ModelPool) -> Decision:
         """See `RoutingPolicy.decide`."""
         params = self.params
@@ -108,9 +124,10 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
         features = features_of(row, asked.request.sequence.num_prompt_tokens)
         scores = loaded.probe.predict(state_of(row), features)
         count, reason = self._samples(loaded, scores)
+        chosen = params.choice(count)
         return Decision(
-            "best_of",
-            {"model": params.model, "k": count, "rerank": params.rerank},
+            chosen.name,
+            chosen.params,
             self.name,
             f"{version}+{self._rules}",
             features,

@@ -26,6 +26,7 @@ from training.router_outcomes import Outcome, Outcomes, Sample
 from training.router_targets import Target, WhichStrategy, WhoIsRight
 from training.router_training import Recipe, Trained, read_prompts, train_probe
 from turnout.config import ModelConfig, RoutingConfig, TurnoutConfig
+from turnout.errors import TurnoutError
 
 PROMPTS = random_prompts(240, 24, seed=5)
 
@@ -202,6 +203,12 @@ async def test_best_of_is_routed_to_and_shares_the_prompts_cache(pair_folder: Pa
         engine.pool.check_integrity()
     assert (pool.stats().sequences, pool.stats().used_blocks) == (0, 0)
     await pool.close()
+
+
+def test_a_reward_model_that_is_not_there_is_refused_where_the_pool_is_loaded(pair_folder: Path, artifacts: Path):
+    config = config_of(pair_folder, artifacts, "adaptive_best_of", average=3, rerank="reward", reward_model="judge")
+    with pytest.raises(TurnoutError, match=r"^pools\.pair\.routing\.policy\.params\.reward_model.*judge"):
+        LocalPool.load("pair", config)
 
 
 async def test_a_cascade_on_engines_is_one_models_answer(pair_folder: Path):

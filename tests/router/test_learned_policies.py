@@ -319,6 +319,16 @@ async def test_a_greedy_request_is_warmed_where_it_gets_several_samples(tmp_path
     assert (decision.params["k"], decision.sampling) == (4, {"greedy_temperature": 0.8})
 
 
+async def test_samples_can_be_told_apart_by_a_reward_model_that_is_named(tmp_path: Path):
+    save_router(tmp_path, [[0.3, 0.9]] * 10)
+    models, router = models_of(tmp_path), policy("adaptive_best_of", average=4, rerank="reward", reward_model="judge")
+    decision = await router.decide(asked(1), models)
+    assert decision.params == {"model": "small", "k": 4, "rerank": "reward", "artifact": "judge"}
+    [(field, most)] = router.methods("routing.policy.params")
+    assert (field, most.name) == ("routing.policy.params.reward_model", "best_of")
+    assert most.params == {**decision.params, "k": 8}
+
+
 async def test_a_window_of_requests_keeps_its_budget(tmp_path: Path):
     save_router(tmp_path, [[token / 10, 0.9] for token in range(10)])
     models, router = models_of(tmp_path), policy("adaptive_best_of", average=2, by="window", window=10)
