@@ -155,7 +155,7 @@ bench-hop: venv ## measure hops between actors: tensors, one remote operation, b
 bench-cluster: venv ## measure models in actors beside models in one process, and PEARL (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m experiments.bench_cluster $(BENCH_ARGS)
 
-bench-batch: venv ## measure interactive first tokens beside a batch that saturates the pool (BENCH_ARGS=--quick: briefly)
+bench-batch: venv ## measure interactive first tokens beside a batch that saturates the pool, and a batch beside the engine alone (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m experiments.bench_batch $(BENCH_ARGS)
 	$(BIN)/python -m experiments.bench_batch_speed $(BENCH_ARGS)
 

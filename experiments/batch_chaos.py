@@ -44,7 +44,7 @@ STALL_S = 600.0  # without a line more: the job hangs
 SETTING = (
     f"`make batch-chaos`: short prompts on the demo pair, {CONCURRENCY} at once a copy, blocks of {BLOCK_ROWS},"
     f" whole answers (at most {MAX_TOKENS} tokens), on a cluster of two nodes of one machine, of which the second does"
-    " the work."
+    " the work. The engine alone has its default settings; a job's bound no step for the sake of smoothness."
 )
 
 

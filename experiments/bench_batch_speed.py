@@ -65,7 +65,7 @@ def measure(case: Case, rounds: int, folder: Path) -> Speed:
     """
     pair = pair_of(case.extra, folder)
     config = folder / "pair.yaml"
-    config.write_text(yaml.safe_dump(pair.config.model_dump(mode="json")), encoding="utf-8")
+    config.write_text(yaml.safe_dump(pair.config.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
 
     def job() -> float:
         with chaos(case.rows, case.actors, concurrency=CONCURRENCY // case.actors, config=config) as made:
@@ -92,8 +92,9 @@ def to_markdown(speeds: list[Speed], rounds: int, machine: dict[str, str]) -> st
         f"`make bench-batch`; {one_line(machine)}. Short prompts, whole answers (at most {MAX_TOKENS} tokens),"
         f" {CONCURRENCY} at once, blocks of {BLOCK_ROWS}; the job on a cluster of two nodes of this machine, of which"
         f" one does the work; medians of {rounds} rounds [smallest, largest]. A deepened large model has layers whose"
-        " output projections are zero: they are computed, and change no answer. The engine alone is one process;"
-        " several copies of a job share what it has at once.",
+        " output projections are zero: they are computed, and change no answer. The engine alone is one process with"
+        " its default settings, which bound the length of a step; a job's are not bounded, for nobody reads along."
+        " Several copies of a job share what it has at once.",
         "",
         "| pair | copies | engine alone, lines/s | job, lines/s | job beside engine | |",
         "| --- | ---: | ---: | ---: | ---: | --- |",

@@ -13,7 +13,7 @@ import pytest
 
 from deployments.batches import answerer as answerer_module
 from deployments.batches import journal as journal_module
-from deployments.batches.answerer import Answerer, Task
+from deployments.batches.answerer import UNHURRIED, Answerer, Task
 from deployments.batches.inputs import Fault
 from deployments.batches.lines import Line, Result
 from deployments.batches.offline import check_done
@@ -22,6 +22,7 @@ from deployments.batches.reading import WINDOW_BYTES
 from deployments.batches.workplace import Spent, Workplace
 from tests.batches.house import batch_config
 from tests.deployments.fake_pool import load_fake_pool
+from turnout.config import EngineConfig
 from turnout.errors import Code, TurnoutError, invalid
 
 JOB = {"input": {"path": "in", "size": 1}}
@@ -367,3 +368,11 @@ def test_of_each_block_one_answer_is_held_while_they_are_written(
     for number, _ in enumerate(place.records(answered=True)):
         most = max(most, held[0] - number)
     assert 1 < most <= len(place.blocks())
+
+
+def test_steps_of_a_process_that_serves_nobody_are_bound_where_the_configuration_says_so(tmp_path: Path) -> None:
+    plain = batch_config(tmp_path)
+    told = plain.model_copy(update={"engine": EngineConfig(max_slowdown=1.5, block_size=8)})
+    free, bound = (Task(tmp_path, each, "demo", 0, 4).alone.engine for each in (plain, told))
+    assert free.model_dump() == {**plain.engine.model_dump(), **UNHURRIED}
+    assert bound.model_dump() == {**told.engine.model_dump(), **UNHURRIED, "max_slowdown": 1.5}
