@@ -44,7 +44,7 @@ STALL_S = 600.0  # without a line more: the job hangs
 SETTING = (
     f"`make batch-chaos`: short prompts on the demo pair, {CONCURRENCY} at once a copy, blocks of {BLOCK_ROWS},"
     f" whole answers (at most {MAX_TOKENS} tokens), on a cluster of two nodes of one machine, of which the second does"
-    " the work. The engine alone has its default settings; a job's bound no step for the sake of smoothness."
+    " the work."
 )
 
 
@@ -246,18 +246,19 @@ def _environment(temp: Path) -> Iterator[None]:
         RayNativeConfig.initialize("")
 
 
-def engine_rate(rows: int, config: Path | None = None) -> float:
+def engine_rate(rows: int, config: Path | None = None, unhurried: bool = False) -> float:
     """Lines a second of the engine alone, in a process of its own, with as many requests at once.
 
     Args:
         rows: lines.
         config: of the pool, which is the first of it; None: the demo pair.
+        unhurried: with the settings of a job, and not those that the configuration has.
     """
     source = (
         "import asyncio, sys; from experiments.batch_engine import rate;"
         f" sys.stdout.write(str(asyncio.run(rate({rows}, {MAX_TOKENS}, {CONCURRENCY}, *sys.argv[1:]))))"
     )
-    command = [sys.executable, "-c", source, *([] if config is None else [str(config)])]
+    command = [sys.executable, "-c", source, "" if config is None else str(config), "unhurried" if unhurried else ""]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -302,14 +303,18 @@ def main(
 ) -> None:
     """Run the job under kills, and write the report."""
     machine = one_line(describe())
-    before = engine_rate(min(rows, ENGINE_ROWS))
-    note(f"the engine alone: {before:.1f} lines a second")
+
+    def engine() -> tuple[float, float]:
+        alike, usual = (engine_rate(min(rows, ENGINE_ROWS), unhurried=unhurried) for unhurried in (True, False))
+        note(f"the engine alone: {alike:.1f} lines a second, with its default settings {usual:.1f}")
+        return alike, usual
+
+    before = engine()
     with chaos(rows, actors) as made:
         outcome = made.run(planned(rows, kills, seed))
-    after = engine_rate(min(rows, ENGINE_ROWS))
-    note(f"the engine alone, after the job: {after:.1f} lines a second")
-    alone = (before + after) / 2
-    text = page(outcome, alone, SETTING, machine)
+    after = engine()
+    alone, usual = ((one + other) / 2 for one, other in zip(before, after, strict=True))
+    text = page(outcome, alone, usual, SETTING, machine)
     show(text)
     if write:
         PAGE.write_text(text)

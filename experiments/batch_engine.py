@@ -10,8 +10,10 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deployments.batches.answerer import UNHURRIED
 from experiments.batch_chaos import write_prompts
 from turnout.calls import ChatMessage, GenerateCall
+from turnout.config import TurnoutConfig, load_config
 from turnout.garbage import freeze_loaded
 from turnout.types import SamplingParams
 
@@ -21,15 +23,26 @@ if TYPE_CHECKING:
 WARM_UP = 64  # lines, not counted
 
 
-async def rate(rows: int, max_tokens: int, concurrency: int, config: str | None = None) -> float:
-    """Lines a second of a configuration's first pool in this process; None: of the demo pair."""
+async def rate(rows: int, max_tokens: int, concurrency: int, config: str = "", unhurried: str = "") -> float:
+    """Lines a second of a pool in this process.
+
+    Args:
+        rows: lines.
+        max_tokens: of an answer.
+        concurrency: lines at once.
+        config: file whose first pool it is; "": the demo pair.
+        unhurried: anything: with the settings of a job, which bounds no step for the sake of smoothness.
+    """
     from engine import load
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "in.jsonl"
         write_prompts(path, rows + WARM_UP)
         prompts = [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
-    pool = load(config)
+    settings = load_config(Path(config)) if config else TurnoutConfig.demo()
+    if unhurried:
+        settings = settings.model_copy(update={"engine": settings.engine.model_copy(update=UNHURRIED)})
+    pool = load(settings)
     freeze_loaded()  # as processes that serve do
     try:
         await _answer(pool, prompts[:WARM_UP], max_tokens, concurrency)

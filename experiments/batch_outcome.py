@@ -138,12 +138,13 @@ class Outcome:
         return found
 
 
-def page(outcome: Outcome, alone: float, setting: str, machine: str) -> str:
+def page(outcome: Outcome, alone: float, usual: float, setting: str, machine: str) -> str:
     """The report.
 
     Args:
         outcome: of the job.
-        alone: lines a second of the engine alone.
+        alone: lines a second of the engine alone, with the job's settings.
+        usual: with its default settings, which bound the length of a step.
         setting: how it was run, a sentence.
         machine: what it ran on, in one line.
     """
@@ -161,7 +162,13 @@ def page(outcome: Outcome, alone: float, setting: str, machine: str) -> str:
         ("lines asked again", f"{outcome.redone} (a block has {outcome.block_rows})"),
         ("whole time", f"{outcome.seconds:.0f} s, {outcome.rows / max(outcome.seconds, 1e-9):.1f} lines a second"),
         ("lines a second, the pauses after kills left out", f"{outcome.rate:.1f}"),
-        ("the engine alone, before and after", f"{alone:.1f}; the job is at {outcome.rate / max(alone, 1e-9):.0%}"),
+        *(
+            (
+                f"the engine alone, before and after, with {what}",
+                f"{rate:.1f}; the job is at {_part(outcome.rate, rate)}",
+            )
+            for what, rate in (("the job's settings", alone), ("its default settings", usual))
+        ),
         ("memory of the cluster and the driver", f"{min(sizes):.0f} to {max(sizes):.0f} MiB"),
         ("memory late beside early", f"{outcome.growth:.2f}"),
         ("prompt tokens cached", f"{outcome.summary.get('cached_share', 0.0):.0%}"),
@@ -176,3 +183,7 @@ def page(outcome: Outcome, alone: float, setting: str, machine: str) -> str:
         f" speed at the same number of requests at once, memory at most {MOST_GROWTH:g} times that of the beginning."
         f" {verdict}\n"
     )
+
+
+def _part(rate: float, whole: float) -> str:
+    return f"{rate / max(whole, 1e-9):.0%}"
