@@ -156,8 +156,8 @@ bench-cluster: venv ## measure models in actors beside models in one process, an
 	$(BIN)/python -m experiments.bench_cluster $(BENCH_ARGS)
 
 bench-batch: venv ## measure interactive first tokens beside a batch that saturates the pool, and a batch beside the engine alone (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_batch $(BENCH_ARGS)
 	$(BIN)/python -m experiments.bench_batch_speed $(BENCH_ARGS)
+	$(BIN)/python -m experiments.bench_batch $(BENCH_ARGS)
 
 bench-flood: venv ## measure first tokens of two tenants beside a third one that floods the server (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m experiments.bench_flood $(BENCH_ARGS)

@@ -31,7 +31,7 @@ async def rate(rows: int, max_tokens: int, concurrency: int, config: str = "", u
         max_tokens: of an answer.
         concurrency: lines at once.
         config: file whose first pool it is; "": the demo pair.
-        unhurried: anything: with the settings of a job, which bounds no step for the sake of smoothness.
+        unhurried: anything: with the settings of a job, whatever the configuration says of them.
     """
     from engine import load
 

@@ -46,11 +46,18 @@ CASES = (Case(0, 4000), Case(0, 4000, actors=2), Case(EXTRA_LAYERS, 1000))
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One case: lines a second of both sides, and the job's beside the engine's of its round."""
+    """One case, lines a second.
+
+    Attributes:
+        engine: the engine alone, with the settings of a job.
+        usual: with its own, which bound the length of a step.
+        share: the job's beside `engine` of its round.
+    """
 
     pair: str
     actors: int
     engine: Interval
+    usual: Interval
     job: Interval
     share: Interval
 
@@ -71,17 +78,17 @@ def measure(case: Case, rounds: int, folder: Path) -> Speed:
         with chaos(case.rows, case.actors, concurrency=CONCURRENCY // case.actors, config=config) as made:
             return made.run([]).rate
 
-    found: list[tuple[float, float]] = []
+    sides = (lambda: engine_rate(case.rows, config, unhurried=True), lambda: engine_rate(case.rows, config), job)
+    found: list[list[float]] = []
     for number in range(rounds):
-        if number % 2:
-            at = job()
-            found.append((engine_rate(case.rows, config), at))
-        else:
-            found.append((engine_rate(case.rows, config), job()))
-        note(f"{case}: engine {found[-1][0]:.1f}, job {found[-1][1]:.1f} lines a second")
-    engine, jobs = zip(*found, strict=True)
-    shares = [one / alone for alone, one in found]
-    return Speed(pair.title, case.actors, spread(list(engine)), spread(list(jobs)), spread(shares))
+        order = [(number + place) % len(sides) for place in range(len(sides))]
+        rates = {place: sides[place]() for place in order}
+        found.append([rates[place] for place in range(len(sides))])
+        engine, usual, mine = found[-1]
+        note(f"{case}: engine {engine:.1f}, with its usual settings {usual:.1f}, job {mine:.1f} lines a second")
+    engines, usuals, jobs = (spread(list(side)) for side in zip(*found, strict=True))
+    shares = spread([mine / engine for engine, _, mine in found])
+    return Speed(pair.title, case.actors, engines, usuals, jobs, shares)
 
 
 def to_markdown(speeds: list[Speed], rounds: int, machine: dict[str, str]) -> str:
@@ -92,16 +99,16 @@ def to_markdown(speeds: list[Speed], rounds: int, machine: dict[str, str]) -> st
         f"`make bench-batch`; {one_line(machine)}. Short prompts, whole answers (at most {MAX_TOKENS} tokens),"
         f" {CONCURRENCY} at once, blocks of {BLOCK_ROWS}; the job on a cluster of two nodes of this machine, of which"
         f" one does the work; medians of {rounds} rounds [smallest, largest]. A deepened large model has layers whose"
-        " output projections are zero: they are computed, and change no answer. The engine alone is one process with"
-        " its default settings, which bound the length of a step; a job's are not bounded, for nobody reads along."
-        " Several copies of a job share what it has at once.",
+        " output projections are zero: they are computed, and change no answer. The engine alone is one process, with a"
+        " job's settings, by which it is judged, and with its usual ones, which bound the length of a step. Several"
+        " copies of a job share what it has at once.",
         "",
-        "| pair | copies | engine alone, lines/s | job, lines/s | job beside engine | |",
-        "| --- | ---: | ---: | ---: | ---: | --- |",
+        "| pair | copies | engine alone, lines/s | with its usual settings | job, lines/s | job beside engine | |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     lines += [
-        f"| {each.pair} | {each.actors} | {_short(each.engine, 1)} | {_short(each.job, 1)} | {_short(each.share, 2)}"
-        f" | {judged(each.share, LEAST_SHARE, '{:g}')} |"
+        f"| {each.pair} | {each.actors} | {_short(each.engine, 1)} | {_short(each.usual, 1)} | {_short(each.job, 1)}"
+        f" | {_short(each.share, 2)} | {judged(each.share, LEAST_SHARE, '{:g}')} |"
         for each in speeds
     ]
     return "\n".join([*lines, ""])

@@ -54,7 +54,7 @@ class Round:
         free: whether drafting costs no forward pass.
         drafter: who drafts, and how; equal for those that draft alike.
         share: how much of a forward of `draft` a drafted level takes, where it takes any.
-        judge: by what a draft is judged; equal where the same share of like drafts is accepted.
+        judge: by what a draft is judged: the verifier, and whether tokens are drawn.
     """
 
     seq: Sequence

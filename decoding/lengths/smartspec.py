@@ -44,6 +44,7 @@ class Acceptance:
         found: part of the rounds that were to draft and had a draft.
         idle: undrafted steps since a draft was judged.
         seen: drafts judged so far.
+        sought: rounds so far that were to draft.
     """
 
     accepted: float
@@ -53,6 +54,7 @@ class Acceptance:
     found: float = 1.0
     idle: float = 0.0
     seen: int = 0
+    sought: int = 0
 
     @property
     def rate(self) -> float:
@@ -61,6 +63,7 @@ class Acceptance:
 
     def observe_search(self, draft: DraftTree, update: float) -> None:
         """Take note of a round that was to draft, whether it has a draft or not."""
+        self.sought += 1
         self.extra += update * (len(draft.fed_tokens) - len(draft) - self.extra)
         self.found += update * (bool(len(draft)) - self.found)
 
@@ -104,27 +107,27 @@ class SmartSpecLength(LengthPolicy):
         self._sequences = max(round.target.busy().sequences, 1)
         depth = self._best(round, self._known)
         self._drafting = self._sequences if depth else 1  # of one step; a probe is alone
-        self._asked = depth > 0
+        self._asked = depth > 0 and round.seq.num_remaining > 1  # no draft is looked for before the last token
         if depth == 0 and 0 < self.params.probe <= self._known.idle:
             self._known.idle -= self.params.probe  # at once, so that not all requests of a batch probe together
-            self._asked = True
+            self._asked = round.seq.num_remaining > 1
             return 1
         return depth
 
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Update what is known of the drafter; a round without a draft says nothing about acceptance."""
         if self._asked and seconds > 0.0:
-            self._known.observe_search(draft, self._weight())
+            self._known.observe_search(draft, self._weight(self._known.sought))
         if len(draft):
-            self._known.observe(draft, verdict, self._weight())
+            self._known.observe(draft, verdict, self._weight(self._known.seen))
         else:
             # Under load a probe disturbs many: then steps of the whole batch count, once acceptance is no mere guess.
             self._known.idle += len(verdict.tokens) / (self._sequences if self._known.seen >= TRUSTED else 1)
 
-    def _weight(self) -> float:
-        """Of one draft in the averages: its part of a step's, or of what was seen so far while that is little."""
+    def _weight(self, seen: int) -> float:
+        """Of one round in the averages: its part of a step's, or of what was seen so far while that is little."""
         part: float = 1.0 - (1.0 - self.params.update) ** (1.0 / self._drafting)
-        return min(self.params.update, max(part, 1.0 / (self._known.seen + 1)))
+        return min(self.params.update, max(part, 1.0 / (seen + 1)))
 
     def _best(self, round: Round, known: Acceptance) -> int:
         plain_s, level_s = round.target_s(1.0), round.draft_s(known.width)

@@ -80,7 +80,10 @@ async def best_of(request: Request, models: ModelPool, params: BestOfParams) -> 
     drafts = [model.fork(seq, derive_seed(seq.seed, index)) for index in range(count)]
     try:
         await _write(model, drafts)
-        values = await _rewards(drafts, seq, models, scorer) if scorer else [mean_logprob(each) for each in drafts]
+        if scorer is not None and count > 1:
+            values = await _rewards(drafts, seq, models, scorer)
+        else:
+            values = [mean_logprob(each) for each in drafts]
         best = drafts[choose(drafts, values, models, params.mark if params.rerank == "majority" else None)]
         for draft in drafts:
             if draft is not best:

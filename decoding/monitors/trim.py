@@ -14,13 +14,15 @@ from decoding.monitors._questions import ModelQuestions, NumberQuestions, Questi
 from decoding.monitors.base import Injection, Monitor
 from decoding.repetition import LoopFinder
 from decoding.text import codec_of, continuation_ids
-from turnout.errors import TurnoutError
+from turnout.errors import Code, TurnoutError
 from turnout.registry import MethodParams
 from turnout.types import Segment
 
 WHERE = "method.params.monitor"
 PROMPT_END = 64  # tokens of a prompt in which its template may begin the thinking
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+
+PASSING = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)  # nobody can answer just now
 
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 
@@ -107,6 +109,7 @@ class TrimMonitor(Monitor):
         self._agreed = 0
         self._found: str | None = None
         self._done = False
+        self._missed = ""
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, segment: Segment) -> None:
@@ -152,11 +155,13 @@ class TrimMonitor(Monitor):
             self._thoughts += 1
 
     async def _look(self, candidates: list[str]) -> None:
-        """Look at some thoughts. Where nobody can answer just now the answer goes on without, and says so."""
+        """Look at some thoughts. Where nobody can answer just now the answer goes on without."""
         try:
             await self._compare(candidates)
         except TurnoutError as error:
-            self._request.notes.append(f"thoughts of an answer, {len(candidates)}, were not looked at: {error.message}")
+            if error.code not in PASSING:
+                raise
+            self._missed, self._earlier, self._agreed = error.message, None, 0
 
     async def _compare(self, candidates: list[str]) -> None:
         """Stage 1: does a thought state an answer; stage 2: is it that of the one before."""
@@ -199,6 +204,8 @@ class TrimMonitor(Monitor):
 
     async def close(self) -> None:
         """End a look that is under way; what it was for is over."""
+        if self._missed:
+            self._request.notes.append(f"not all of the thinking could be looked at: {self._missed}")
         try:
             self._end_of_task()
         finally:

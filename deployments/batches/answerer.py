@@ -119,7 +119,8 @@ class Answerer:
         replica = PoolReplica(task.pool, task.alone, load)
         freeze_loaded()
         service = GenerationService(task.alone, {task.pool: LocalBackend(replica)}, Metrics())
-        service.watch = Unwatched(service.metrics)  # what became of each line stands in the output
+        if task.config.telemetry.traces is None:  # what became of each line stands in the output
+            service.watch = Unwatched(service.metrics)
         return service
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -73,13 +73,17 @@ def _demo(choice: DatasetChoice) -> tuple[tuple[Item, ...], ScorerChoice]:
 
 
 def _unseen(kind: str, grade: int, count: int) -> list[Problem]:
-    """Held-out problems of one grade, but for those that the pair's routers learnt from."""
+    """Held-out problems of one grade, but for those that the pair's routers learnt from.
+
+    Raises:
+        ValueError: there are not so many.
+    """
     task: Any = DEMO[kind]
     asked, found = count, list[Problem]()
     while len(found) < count:
         problems = task.heldout(grade, asked, seed=DEMO_SEED)
         found = [problem for problem in problems if problem.key not in asked_for_shipped(kind)][:count]
-        asked += count
+        asked += count - len(found)
     return found
 
 

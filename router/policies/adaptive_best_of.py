@@ -114,7 +114,8 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
 
     def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
         """See `RoutingPolicy.methods`."""
-        yield f"{field}.reward_model", self.params.choice(self.params.most)
+        named = "reward_model" if self.params.rerank == "reward" else "rerank"
+        yield f"{field}.{named}", self.params.choice(self.params.most)
 
     async def decide(self, asked: Asked, models: ModelPool) -> Decision:
         """See `RoutingPolicy.decide`."""

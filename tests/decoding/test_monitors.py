@@ -257,16 +257,16 @@ async def test_an_answer_goes_on_where_nobody_can_look_and_says_so() -> None:
     alone, _, _ = await answer(models, "plain", {}, max_tokens=40)
     watched, _, request = await answer(models, "monitored", trim(**ASKED), max_tokens=40)
     assert watched.tokens == alone.tokens
-    assert request.notes
-    assert all(note.endswith(" were not looked at: no room") for note in request.notes)
+    assert request.notes == ["not all of the thinking could be looked at: no room"]
 
 
 @pytest.mark.parametrize("tokens", [8, 40])
-async def test_a_fault_of_ours_is_no_look_that_failed(tokens: int) -> None:
+@pytest.mark.parametrize("fault", [ZeroDivisionError(), TurnoutError(Code.INTERNAL, "a bug")])
+async def test_a_fault_of_ours_is_no_look_that_failed(tokens: int, fault: Exception) -> None:
     """Neither while the answer is written, nor where it ends before the next look."""
-    models = pool(Failing(ZeroDivisionError()), thoughts("7777777777"))
+    models = pool(Failing(fault), thoughts("7777777777"))
     models.tokenizer = YesNo()
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(type(fault)):
         await answer(models, "monitored", trim(**ASKED), max_tokens=tokens)
 
 

@@ -162,6 +162,27 @@ def test_rows_besides_are_paid_in_every_round_that_looks_for_a_draft(found: floa
     assert (scene.depth(policy, 1, free=True) > 0) is drafts
 
 
+def test_a_batch_that_finds_nothing_at_first_counts_as_what_it_is():
+    """Thirty-two sequences of one step: each is one of as many, not one of the last few."""
+    scene, policy = Scene(), smart(0.9, probe=0)
+    scene.target.times = (10.0, 0.01, 0.0)
+    found = []
+    for number in range(32):
+        scene.depth(policy, 32, free=True)
+        policy.observe(*windowed(4 if number % 2 else 0, 5 if number % 2 else 0, 3), 0.1)
+        found.append(policy._known.found)
+    assert found[-1] == pytest.approx(0.5, abs=0.1)
+    assert policy._known.extra == pytest.approx(3.0, rel=0.1)
+
+
+def test_before_the_last_token_nobody_looks_for_a_draft():
+    scene, policy = Scene(), smart(0.9)
+    seq = Sequence([0] * 10, SamplingParams(max_tokens=1), 0)
+    assert policy.before_round(Round(seq, scene.draft, scene.target, True, "lookahead")) > 0
+    policy.observe(*UNDRAFTED, 0.1)
+    assert policy._known.found == 1.0
+
+
 def test_a_draft_that_costs_nothing_besides_is_tried_however_rarely_it_is_found():
     scene, policy = Scene(), smart(0.9, probe=0)
     for _ in range(400):

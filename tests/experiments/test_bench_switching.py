@@ -134,8 +134,8 @@ def test_a_fast_way_to_worse_answers_is_not_what_is_judged() -> None:
     fast, good = speed("fast", 2.0, 0.3, kept=0.8), speed("good", 1.2, 0.3)
     assert " by good with" in verdict(rows(12.0, fast, good))
     worse = verdict(rows(12.0, fast, speed("bad", 1.4, 0.3, kept=0.85)))
-    assert " by bad with" in worse
-    assert worse.endswith(": met, and none of them keeps 92.9% of the accuracy.")
+    assert " by fast with" in worse
+    assert worse.endswith(": missed, for none of them keeps 92.9% of the accuracy.")
 
 
 def test_a_large_model_that_is_not_dear_enough_is_said_to_be() -> None:
