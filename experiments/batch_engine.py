@@ -10,12 +10,12 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deployments.batches.answerer import UNHURRIED
 from experiments.batch_chaos import write_prompts
 from turnout.calls import ChatMessage, GenerateCall
 from turnout.config import TurnoutConfig, load_config
 from turnout.garbage import freeze_loaded
 from turnout.types import SamplingParams
+from turnout.unhurried import unhurried
 
 if TYPE_CHECKING:
     from engine.pool import LocalPool
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WARM_UP = 64  # lines, not counted
 
 
-async def rate(rows: int, max_tokens: int, concurrency: int, config: str = "", unhurried: str = "") -> float:
+async def rate(rows: int, max_tokens: int, concurrency: int, config: str = "", alike: str = "") -> float:
     """Lines a second of a pool in this process.
 
     Args:
@@ -31,7 +31,7 @@ async def rate(rows: int, max_tokens: int, concurrency: int, config: str = "", u
         max_tokens: of an answer.
         concurrency: lines at once.
         config: file whose first pool it is; "": the demo pair.
-        unhurried: anything: with the settings of a job, whatever the configuration says of them.
+        alike: anything: with the settings that a job has where the configuration says nothing of them.
     """
     from engine import load
 
@@ -40,8 +40,8 @@ async def rate(rows: int, max_tokens: int, concurrency: int, config: str = "", u
         write_prompts(path, rows + WARM_UP)
         prompts = [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
     settings = load_config(Path(config)) if config else TurnoutConfig.demo()
-    if unhurried:
-        settings = settings.model_copy(update={"engine": settings.engine.model_copy(update=UNHURRIED)})
+    if alike:
+        settings = settings.model_copy(update={"engine": unhurried(settings.engine)})
     pool = load(settings)
     freeze_loaded()  # as processes that serve do
     try:

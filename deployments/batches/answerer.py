@@ -31,6 +31,7 @@ from turnout.calls import GenerateCall, Usage
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
 from turnout.garbage import freeze_loaded
+from turnout.unhurried import unhurried
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,6 @@ PROCESS_ENDED = "process_ended"
 MEMORY = "most likely there was not enough memory (see kv_memory_bytes of the models)"
 # Seconds: models that are lost come back within minutes; a line may also be too long for the memory there is.
 PASSING = {Code.UNAVAILABLE: 300.0, Code.RESOURCE_EXHAUSTED: 5.0}
-# Nobody reads along: prompts need not be read in small pieces so that answers beside them stay smooth.
-UNHURRIED = {"max_slowdown": 1e9, "short_step_s": 60.0, "token_budget": 2048}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +64,15 @@ class Task:
 
     @property
     def alone(self) -> TurnoutConfig:
-        """The configuration of this one pool, for a process that serves nobody: what it says of the engine stays."""
-        pool, engine = self.config.pools[self.pool], self.config.engine
-        free = {name: value for name, value in UNHURRIED.items() if name not in engine.model_fields_set}
+        """The configuration of this one pool, for a process that serves nobody."""
+        pool = self.config.pools[self.pool]
         # So many lines are asked at once; each may hold many prompts, which are calls of their own.
         waiting = self.concurrency * MAX_PROMPTS
         places = {"max_ongoing_requests": self.concurrency, "max_queued_requests": waiting}
         return self.config.model_copy(
             update={
                 "pools": {self.pool: pool.model_copy(update=places)},
-                "engine": engine.model_copy(update=free),
+                "engine": unhurried(self.config.engine),
                 "server": self.config.server.model_copy(update={"request_timeout_s": 86400.0}),
                 "access": None,
                 "batches": None,

@@ -13,7 +13,7 @@ import pytest
 
 from deployments.batches import answerer as answerer_module
 from deployments.batches import journal as journal_module
-from deployments.batches.answerer import UNHURRIED, Answerer, Task
+from deployments.batches.answerer import Answerer, Task
 from deployments.batches.inputs import Fault
 from deployments.batches.lines import Line, Result
 from deployments.batches.offline import check_done
@@ -24,6 +24,7 @@ from tests.batches.house import batch_config
 from tests.deployments.fake_pool import load_fake_pool
 from turnout.config import EngineConfig
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.unhurried import UNHURRIED
 
 JOB = {"input": {"path": "in", "size": 1}}
 
