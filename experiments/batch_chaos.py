@@ -42,9 +42,9 @@ PARTS = ("actor", "driver", "node")
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "batch.md"
 STALL_S = 600.0  # without a line more: the job hangs
 SETTING = (
-    f"`make batch-chaos`: short prompts on the demo pair, {CONCURRENCY} at once a copy, blocks of {BLOCK_ROWS},"
-    f" whole answers (at most {MAX_TOKENS} tokens), on a cluster of two nodes of one machine, of which the second does"
-    " the work."
+    f"`make batch-chaos`: short prompts on the demo pair, {CONCURRENCY} at once, blocks of {BLOCK_ROWS}, whole answers"
+    f" (at most {MAX_TOKENS} tokens), on a cluster of two nodes of one machine, of which the second does the work;"
+    " {} copies of the pool, which share what the job has at once. The engine alone is one process."
 )
 
 
@@ -298,7 +298,7 @@ def main(
     rows: Annotated[int, typer.Option(min=1)] = 100_000,
     kills: Annotated[int, typer.Option(min=0)] = 5,
     seed: int = 0,
-    actors: Annotated[int, typer.Option(min=1)] = 1,
+    actors: Annotated[int, typer.Option(min=1)] = 2,
     write: Annotated[bool, typer.Option(help="Write docs/results/batch.md.")] = True,
 ) -> None:
     """Run the job under kills, and write the report."""
@@ -310,11 +310,11 @@ def main(
         return alike, usual
 
     before = engine()
-    with chaos(rows, actors) as made:
+    with chaos(rows, actors, concurrency=CONCURRENCY // actors) as made:
         outcome = made.run(planned(rows, kills, seed))
     after = engine()
     alone, usual = ((one + other) / 2 for one, other in zip(before, after, strict=True))
-    text = page(outcome, alone, usual, SETTING, machine)
+    text = page(outcome, alone, usual, SETTING.format(actors), machine)
     show(text)
     if write:
         PAGE.write_text(text)

@@ -53,6 +53,7 @@ class Task:
         seed: from which requests that name none get theirs.
         concurrency: requests that are answered at once.
         actors: processes that load the pool.
+        beside: how many of them share a machine.
     """
 
     folder: Path
@@ -61,6 +62,7 @@ class Task:
     seed: int
     concurrency: int
     actors: int = 1
+    beside: int = 1
 
     @property
     def alone(self) -> TurnoutConfig:
@@ -72,7 +74,7 @@ class Task:
         return self.config.model_copy(
             update={
                 "pools": {self.pool: pool.model_copy(update=places)},
-                "engine": unhurried(self.config.engine),
+                "engine": unhurried(self.config.engine, self.beside),
                 "server": self.config.server.model_copy(update={"request_timeout_s": 86400.0}),
                 "access": None,
                 "batches": None,

@@ -255,8 +255,9 @@ def _answer(job: Job, place: Workplace) -> None:
     manifest = job.work / "blocks.parquet"
     with named(str(job.work)), whole(manifest) as part:
         pq.write_table(pa.table({"block": blocks}), part)
-    task = Task(job.work, job.config, job.pool, job.seed, job.concurrency, job.actors)
     bundle = replica_bundles(job.config, job.config.pools[job.pool])[0]
+    beside = math.ceil(job.actors / max(_num_machines(bundle["CPU"]), 1))
+    task = Task(job.work, job.config, job.pool, job.seed, job.concurrency, job.actors, beside)
     quiet(checkpoint)
     try:
         (
@@ -282,6 +283,11 @@ def _answer(job: Job, place: Workplace) -> None:
     finally:
         with suppress(OSError):
             place.forget_tries()  # whoever runs it again has seen what ended it, and may have mended that
+
+
+def _num_machines(num_cpus: float) -> int:
+    """Nodes that could run an actor."""
+    return sum(node["Alive"] and node["Resources"].get("CPU", 0.0) >= num_cpus for node in ray.nodes())
 
 
 def _known(checkpoint: Path) -> set[str]:

@@ -22,7 +22,7 @@ from deployments.batches.reading import WINDOW_BYTES
 from deployments.batches.workplace import Spent, Workplace
 from tests.batches.house import batch_config
 from tests.deployments.fake_pool import load_fake_pool
-from turnout.config import EngineConfig
+from turnout.config import EngineConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.unhurried import UNHURRIED
 
@@ -377,3 +377,17 @@ def test_steps_of_a_process_that_serves_nobody_are_bound_where_the_configuration
     free, bound = (Task(tmp_path, each, "demo", 0, 4).alone.engine for each in (plain, told))
     assert free.model_dump() == {**plain.engine.model_dump(), **UNHURRIED}
     assert bound.model_dump() == {**told.engine.model_dump(), **UNHURRIED, "max_slowdown": 1.5}
+
+
+def test_copies_on_one_machine_share_its_cores_where_the_configuration_leaves_them_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    plain = batch_config(tmp_path)
+    told = plain.model_copy(update={"engine": EngineConfig(threads=5)})
+
+    def threads(config: TurnoutConfig, beside: int) -> int | None:
+        return Task(tmp_path, config, "demo", 0, 4, actors=beside, beside=beside).alone.engine.threads
+
+    assert [threads(plain, beside) for beside in (1, 3, 8, 20)] == [None, 2, 1, 1]
+    assert threads(told, 3) == 5
