@@ -170,6 +170,7 @@ class GrammarConstraint:
         self._at: list[int] = []  # where it stands
         self._answer: list[int] = []
         self._sure = 0  # so many of `_at` are the answer's
+        self._broken: list[int] = []  # after these the matcher could not go on, and is of no use before it
         self._found: dict[tuple[int, ...], Found] = {}  # after the answer and a path
         self._lock = threading.Lock()
 
@@ -181,7 +182,7 @@ class GrammarConstraint:
                 self._found.clear()
             # In this order each path has most in common with the one before it.
             for path in sorted(set(paths) - self._found.keys()):
-                self._found[path] = self._read() if self._go(path) else Found(None)
+                self._found[path] = self._read() if self._go(path) else self._off()
             found = [self._found[path] for path in paths]
             self.failure = found[-1].failure if found else ""
             return [each.mask for each in found]
@@ -217,6 +218,9 @@ class GrammarConstraint:
     def _go(self, path: tuple[int, ...]) -> bool:
         """Stand after the answer and a path; False where they are no beginning of a text that fits."""
         if self._matcher.is_error():
+            # To follow it all again takes as long as it took, and ends the same.
+            if [*self._answer, *path][: len(self._broken)] == self._broken:
+                return False
             self._matcher, self._at, self._sure = self._origin.deep_copy(), [], 0
         rest = [*self._answer[self._sure :], *path]
         kept = agreeing(self._at[self._sure :], rest)
@@ -228,6 +232,7 @@ class GrammarConstraint:
         if not self.end_ids.isdisjoint(new):
             return False
         taken = self._matcher.try_consume_tokens(new) if new else 0
+        self._broken = [*self._at, *new]  # all of them: how many it took is not told where it fails
         self._at += new[:taken]
         self._sure = min(len(self._at), len(self._answer))
         return taken == len(new)
@@ -243,10 +248,17 @@ class GrammarConstraint:
             mask[end // EIGHT] = mask[end // EIGHT] | bit if accepting else mask[end // EIGHT] & (ALL ^ bit)
         if not matcher.is_error() and mask.any():
             return Found(mask)
-        failure = matcher.get_error() or "no token of the vocabulary goes on from here"
-        mask[:] = 0
-        for end in ends:
-            mask[end // EIGHT] |= 1 << end % EIGHT
+        return self._stuck(matcher.get_error() or "no token of the vocabulary goes on from here")
+
+    def _off(self) -> Found:
+        """Where it could not be followed: tokens that do not fit, or a grammar that became too complex by them."""
+        return self._stuck(self._matcher.get_error()) if self._matcher.is_error() else Found(None)
+
+    def _stuck(self, failure: str) -> Found:
+        mask = np.zeros(-(-self.vocab_size // 32) * 4, dtype=np.uint8)
+        for end in self.end_ids:
+            if end < self.vocab_size:
+                mask[end // EIGHT] |= 1 << end % EIGHT
         return Found(mask, failure)
 
 

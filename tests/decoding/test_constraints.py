@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -330,6 +331,33 @@ def test_where_no_token_goes_on_the_answer_ends_and_with_an_error() -> None:
     with pytest.raises(TurnoutError, match="could not be followed") as failed:
         check_whole(stuck, [2])
     assert failed.value.code is Code.OUT_OF_RANGE  # and not one that says: ask again
+
+
+def test_a_grammar_that_costs_too_much_to_begin_with_is_refused_at_once() -> None:
+    lexeme = "/[a-z ]*a[a-z ]{50}e[a-z ]{40}/ & /[a-z ]*o[a-z ]{50}[aeiou][a-z ]*/ & ~/.*(abc|bcd).{1,60}x.*/"
+    compiler, started = Compiler(char_vocabulary("abcdeoxy")), time.process_time()
+    with pytest.raises(TurnoutError, match="fuel exhausted") as refused:
+        compiler.compile(Structure(kind="grammar", value=f"start: T\nT: {lexeme}"))
+    assert (refused.value.code, refused.value.field) == (Code.INVALID_ARGUMENT, "structure")
+    assert time.process_time() - started < 2.0
+
+
+def test_where_a_grammar_becomes_too_complex_the_answer_ends_and_with_an_error() -> None:
+    names = [f"r{number}" for number in range(20)]
+    rules = "\n".join(f'{name}: "x" s "x" | "x" s' for name in names)
+    ambiguous = Structure(kind="grammar", value=f'start: s\ns: "x" | {" | ".join(names)}\n{rules}')
+    made = Compiler(char_vocabulary("xy")).compile(ambiguous).clone()
+    assert allowed_ids(made, [2] * 10) == [END, 2]
+    assert allowed_ids(made, [2] * 10, path=(2,) * 30) == [END]  # more ways to read it than may be followed
+    assert allowed_ids(made, [2] * 40) == [END]
+    with pytest.raises(TurnoutError, match=r"could not be followed to its end: .*2\d{3} items") as failed:
+        check_whole(made, [2] * 40)
+    assert failed.value.code is Code.OUT_OF_RANGE  # it would be again: not one that says: ask again
+    # What it failed at is not followed again, which would take as long; anything else is.
+    origin, made._origin = made._origin, None  # type: ignore[assignment]
+    assert allowed_ids(made, [2] * 50) == [END]
+    made._origin = origin
+    assert allowed_ids(made, [2] * 12) == [END, 2]
 
 
 def test_agreeing() -> None:
