@@ -11,6 +11,7 @@ from tests.clients.cases import (
     OTHER,
     QUESTION,
     Case,
+    Check,
     Result,
     both,
     chat,
@@ -119,11 +120,16 @@ def echo_scored(got: Result, _: Others) -> None:
     assert len(choice.tokens) == len(ids(QUESTION)) + usage(got)["completion_tokens"]
 
 
-def stopped(got: Result, others: Others) -> None:
-    [choice] = choices(got)
-    whole = texts(others["completions: a text"])[0]
-    assert choice.text == whole.partition(STOP)[0] != whole
-    assert choice.reasons == ["stop"]
+def stopped(name: str, stop: str) -> Check:
+    """The text of another case, up to what ends it."""
+
+    def check(got: Result, others: Others) -> None:
+        [choice] = choices(got)
+        [whole] = texts(others[name])
+        assert choice.text == whole.partition(stop)[0] != whole
+        assert choice.reasons == ["stop"]
+
+    return check
 
 
 def only_sixes(got: Result, _: Others) -> None:
@@ -272,8 +278,8 @@ COMPLETIONS = [
     completion("echo", echoed, echo=True),
     completion("echo of token ids", echoed_ids, echo=True, prompt=ids(QUESTION)),
     completion("echo with logprobs", echo_scored, echo=True, logprobs=1, max_tokens=1),
-    completion("stop", stopped, stop=STOP),
-    completion("several stops", stopped, stop=["never this", STOP]),
+    completion("stop", stopped("completions: a text", STOP), stop=STOP),
+    completion("several stops", stopped("completions: a text", STOP), stop=["never this", STOP]),
     completion("logit_bias for a token", only_sixes, logit_bias={str(SIXES): 100}, max_tokens=5),
     completion("logit_bias against a token", no_sixes, logit_bias={str(SIXES): -100}),
     completion("stream", both(in_pieces, no_usage, same_as("completions: a text")), **STREAM),
@@ -300,13 +306,13 @@ CHAT = [
     chat("max_completion_tokens", cut_after_one, max_tokens=None, max_completion_tokens=1),
     chat("n with a seed", three_answers, **SEEDED),
     chat("the same seed again", same_as("chat: n with a seed"), **SEEDED),
-    chat("stop", same_as("chat: stream with stop"), stop=["="]),
+    chat("stop", stopped("chat: one turn", "="), stop=["="]),
     chat("logprobs and top_logprobs", chat_logprobs, logprobs=True, top_logprobs=2),
     chat("stream", both(in_pieces, role_first, no_usage, same_as("chat: one turn")), **STREAM),
     chat("stream with usage", both(usage_last("chat: one turn"), same_as("chat: one turn")), **WITH_USAGE),
     chat("stream of a seed", both(in_pieces, same_as("chat: n with a seed")), **SEEDED, **STREAM),
     chat("stream with logprobs", same_as("chat: logprobs and top_logprobs"), logprobs=True, top_logprobs=2, **STREAM),
-    chat("stream with stop", in_pieces, stop=["="], **STREAM),
+    chat("stream with stop", both(in_pieces, same_as("chat: stop")), stop=["="], **STREAM),
     chat("response_format json_schema", fits_the_schema, response_format=FORM, max_tokens=100),
     chat("response_format json_schema, stream", same_as("chat: response_format json_schema"),
          response_format=FORM, max_tokens=100, **STREAM),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -26,6 +27,7 @@ RPCS: dict[str, tuple[Any, int, bool]] = {
     "/grpc.health.v1.Health/Check": (health_pb2.HealthCheckRequest, 100, False),
 }
 CODE = grpc.StatusCode
+CLOCK_S = 0.05
 ALLOWED = {CODE.INVALID_ARGUMENT, CODE.OUT_OF_RANGE, CODE.NOT_FOUND, CODE.RESOURCE_EXHAUSTED, CODE.DEADLINE_EXCEEDED}
 
 
@@ -39,9 +41,14 @@ def test_every_message_is_answered_or_refused_by_name(site: Site, path: str) -> 
         @settings(max_examples=number, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(wires(kind))
         def ask(data: bytes) -> None:
+            started = time.monotonic()
             code, details = _asked(call, data, streams)
             codes[code.name] += 1
             assert code is CODE.OK or code in ALLOWED, (code, details)
+            if code is CODE.DEADLINE_EXCEEDED:
+                # Only one that the message itself sets may pass, and not before its time.
+                given_s = getattr(kind.FromString(data), "deadline_s", 0.0)
+                assert 0 < given_s <= time.monotonic() - started + CLOCK_S, details
             assert code is CODE.OK or details, code
             assert "Traceback" not in details
 
