@@ -11,7 +11,8 @@ import typer
 from cli.asking import pool_for, read_config
 from cli.generate import parse_params
 from cli.output import console, print_json, print_table
-from cli.train_options import check_out, write_report, writing
+from cli.places import check_out, writing
+from cli.train_options import write_report
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:

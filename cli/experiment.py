@@ -12,6 +12,7 @@ import typer
 from cli.experiment_answers import answers
 from cli.experiment_output import show_comparison, show_live, show_report
 from cli.output import console, print_error, print_json, print_table, shown_progress
+from cli.places import check_folder, check_out
 from cli.tune import tune
 from turnout.errors import invalid
 
@@ -185,6 +186,10 @@ def live(
         raise invalid("most", "must be above 0")
     if metric == "score" and scorer is None:
         raise invalid("metric", "score needs --scorer FILE.yaml")
+    if out is not None:
+        check_folder(out)
+    if decide is not None:
+        check_out(decide)
     found = Scored([entry for path in logs for entry in read_log(path)], [])
     if scorer is not None:
         found = asyncio.run(score_entries(of_pool(found.entries, pool), read_scorer(scorer), control))
@@ -215,6 +220,8 @@ def _run(spec: ExperimentSpec, folder: Path, yes: bool, again: bool, out: Path |
     from experiments.grid.runner import run_plan
     from experiments.grid.store import Store
 
+    if out is not None:
+        check_folder(out)
     store = Store(folder)
     _ask_before_planning(spec, store, yes)
     plan = make_plan(spec, store, again)
@@ -234,7 +241,8 @@ def _run(spec: ExperimentSpec, folder: Path, yes: bool, again: bool, out: Path |
 
 def _ask_before_planning(spec: ExperimentSpec, store: Store, yes: bool) -> None:
     """A grid too large to be made is asked about before it is."""
-    from experiments.grid.planning import LARGE, count_cells, estimated
+    from experiments.grid.estimates import estimated
+    from experiments.grid.planning import LARGE, count_cells
     from experiments.grid.spec import config_of
 
     cells = count_cells(spec)
@@ -245,7 +253,7 @@ def _ask_before_planning(spec: ExperimentSpec, store: Store, yes: bool) -> None:
 
 
 def _ask(plan: Plan, store: Store, yes: bool) -> None:
-    from experiments.grid.planning import estimate
+    from experiments.grid.estimates import estimate
 
     if not plan.todo:
         return

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from cli.output import print_json, print_table
+from cli.places import writing
+from turnout.whole_files import write_whole
 
 if TYPE_CHECKING:
     from experiments.reports.comparing import Comparison
@@ -38,7 +40,11 @@ def show_report(report: Report, out: Path | None, as_json: bool) -> None:
 
 
 def save(report: Report, folder: Path) -> None:
-    """Write the page, the text and the figures, named as the experiment."""
+    """Write the page, the text and the figures, named as the experiment, each whole or not at all.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: they cannot be written.
+    """
     from experiments.reports.html import to_html
     from experiments.reports.text import to_json, to_markdown
 
@@ -46,9 +52,10 @@ def save(report: Report, folder: Path) -> None:
 
 
 def _save(folder: Path, name: str, html: str, markdown: str, figures: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for ending, text in (("html", html), ("md", markdown), ("json", figures)):
-        (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for ending, text in (("html", html), ("md", markdown), ("json", figures)):
+            write_whole(folder / f"{name}.{ending}", text.encode())
 
 
 def show_comparison(found: Comparison, as_json: bool) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from cli.asking import read_config
 from cli.output import print_json, shown_progress
+from cli.places import writing
 from cli.train_options import (
     AsJson,
     Config,
@@ -24,7 +25,6 @@ from cli.train_options import (
     Temperature,
     check_artifact,
     write_report,
-    writing,
 )
 from turnout.errors import not_found
 

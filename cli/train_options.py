@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from cli.places import check_out, writing
 from turnout.errors import invalid
 from turnout.whole_files import write_whole
 
@@ -29,19 +27,6 @@ Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="Of the answe
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the examples.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of answers, splits, weights and order.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def check_out(path: Path) -> None:
-    """Refuse a file that cannot be written, before hours of work for it.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT: it is a folder, or none can be made or written in where it is to be.
-    """
-    if path.is_dir():
-        raise invalid("out", f"{path} is a folder; give a file")
-    there = next(folder for folder in path.absolute().parents if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise invalid("out", f"cannot write {path}: {there} is no folder that can be written in")
 
 
 def check_artifact(path: Path) -> None:
@@ -63,16 +48,3 @@ def write_report(out: Path, report: dict[str, Any]) -> None:
     """
     with writing(out):
         write_whole(out.with_suffix(".report.json"), (json.dumps(report, indent=2) + "\n").encode())
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with a file while it is written, as on a full disk, into a refusal.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT: it cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise invalid("out", f"cannot write {path}: {error.strerror or error}") from None

@@ -11,6 +11,7 @@ import typer
 
 from cli.asking import read_config
 from cli.output import print_json, print_table, shown_progress
+from cli.places import check_out, writing
 from cli.train_options import (
     SUFFIX,
     AsJson,
@@ -19,9 +20,7 @@ from cli.train_options import (
     Pool,
     Seed,
     Temperature,
-    check_out,
     write_report,
-    writing,
 )
 from turnout.errors import invalid, not_found
 

@@ -12,7 +12,7 @@ from cli.asking import pool_for, read_config
 from cli.calibrate import artifact_path, questions, without_default
 from cli.generate import parse_params
 from cli.output import print_json, shown_progress
-from cli.train_options import writing
+from cli.places import writing
 from turnout.errors import not_found
 
 if TYPE_CHECKING:

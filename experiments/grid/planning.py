@@ -1,40 +1,27 @@
-"""From an experiment's file to its cells: which are there, which are missing, and what the missing ones would take."""
+"""From an experiment's file to its cells: which are there, and which are missing."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
-import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from engine.fingerprint import content_digests, numerics_class
-from experiments import machine
 from experiments.grid.bench import Job
 from experiments.grid.cells import LIKELIHOOD, Cell
-from experiments.grid.code import code_digest, words_of
-from experiments.grid.datasets import Dataset, open_dataset
+from experiments.grid.datasets import open_dataset
+from experiments.grid.depends import depends, reference_key
 from experiments.grid.spec import ExperimentSpec, MethodAxis, PolicyAxis, StopRule, config_of
 from experiments.grid.store import Store
 from experiments.speculation.contenders import PLAIN, contenders
 from router.base import policy_class
 from turnout.calls import AUTO
-from turnout.config import ModelConfig, TurnoutConfig, artifacts_path, model_path
+from turnout.config import TurnoutConfig
 from turnout.errors import invalid, not_found
 from turnout.registry import all_methods, get_method, validated
 from turnout.types import SamplingParams
 
-LIBRARIES = ("torch", "transformers", "numpy")
-# For a first estimate, before anything was measured: bytes of weights a processor reads in a second.
-BYTES_PER_S = 5e9
 # Cells of a grid that is planned before anybody is asked.
 LARGE = 5000
 
@@ -85,39 +72,6 @@ class Plan:
     queued: set[str] = field(default_factory=set)
     stop: StopRule | None = None
     references: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What running so many cells would take.
-
-    Attributes:
-        seconds: on the clock, all workers together.
-        measured: whether earlier cells were measured on this machine; otherwise it is a rough guess.
-        tokens: generated at most.
-        price: in the currency of `price_per_hour`; None where that is not given.
-    """
-
-    cells: int
-    prompts: int
-    seconds: float
-    measured: bool
-    tokens: int
-    price: float | None
-
-    def __str__(self) -> str:
-        basis = "from what was measured" if self.measured else "a rough guess: nothing was measured yet"
-        price = "" if self.price is None else f", price {self.price:.2f}"
-        return (
-            f"{self.cells} cells, {self.prompts} prompts, at most {self.tokens} tokens,"
-            f" about {_hours(self.seconds)} ({basis}){price}"
-        )
-
-
-def _hours(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def ways(spec: ExperimentSpec) -> list[Way]:
@@ -210,7 +164,7 @@ def make_plan(spec: ExperimentSpec, store: Store, again: bool = False) -> Plan:
             cell = Cell(
                 *(pool, way.label, way.method, way.params, choice, load, seed, sampling, spec.chunk), policy=way.policy
             )
-            cell = replace(cell, depends=_depends(config, cell, dataset))
+            cell = replace(cell, depends=depends(config, cell, dataset))
             if why := _senseless(cell):
                 plan.refused[cell.name] = why
                 continue
@@ -266,109 +220,3 @@ def _senseless(cell: Cell) -> str:
         if cell.load.rate is not None:
             return "a likelihood generates nothing: there is no load"
     return ""
-
-
-def estimate(plan: Plan, store: Store) -> Estimate:
-    """What the missing cells would take."""
-    return estimated(plan.spec, plan.config, store, len(plan.todo), plan.prompts)
-
-
-def estimated(spec: ExperimentSpec, config: TurnoutConfig, store: Store, cells: int, prompts: int) -> Estimate:
-    """What so many cells and prompts would take."""
-    tokens = prompts * spec.sampling.max_tokens
-    known = [(facts.wall_s, count) for facts, count in store.every_facts() if facts.load is None and count]
-    if known:
-        seconds = prompts * sum(wall for wall, _ in known) / sum(count for _, count in known)
-    else:
-        at_once = max(load.at_once for load in spec.loads)
-        seconds = tokens * _weight_bytes(config) / BYTES_PER_S / at_once
-    seconds /= max(spec.workers, 1)
-    units = spec.accelerators * max(spec.workers, 1)
-    price = None if spec.price_per_hour is None else spec.price_per_hour * units * seconds / 3600
-    return Estimate(cells, prompts, seconds, bool(known), tokens, price)
-
-
-def _weight_bytes(config: TurnoutConfig) -> int:
-    folders = {model_path(model) for model in config.models.values()}
-    return max(sum(path.stat().st_size for path in folder.glob("*.safetensors")) for folder in folders)
-
-
-def _depends(config: TurnoutConfig, cell: Cell, dataset: Dataset) -> dict[str, str]:
-    pool = config.pools[cell.pool]
-    members = _members(config, cell.pool)
-    artifacts = _artifacts(artifacts_path(pool), words_of(cell.method, cell.params, cell.policy))
-    return {
-        "config": _digest(_settings(config, cell.pool)),
-        "code": code_digest(cell.method, cell.params, dataset.scorer.kind, cell.policy),
-        "models": _digest([_weights(members), artifacts]),
-        "dataset": dataset.digest,
-        "machine": _digest([_device(members), _machine()]),
-        **_versions(),
-    }
-
-
-def reference_key(config: TurnoutConfig, pool: str) -> str:
-    """Names all that times of single requests on a pool depend on: 16 hexadecimal digits."""
-    members = _members(config, pool)
-    stack = [_settings(config, pool), _weights(members), _device(members), _machine(), _versions()]
-    return _digest([*stack, code_digest("plain", {}, "exact")])
-
-
-def _members(config: TurnoutConfig, name: str) -> dict[str, ModelConfig]:
-    """The models of a pool, by role."""
-    return {role: config.models[getattr(config.pools[name], role)] for role in ("small", "large")}
-
-
-def _settings(config: TurnoutConfig, name: str) -> dict[str, Any]:
-    """Of a pool, its models and the engine."""
-    pool = config.pools[name]
-    models = _members(config, name).items()
-    return {
-        "models": {role: model.model_dump(mode="json", exclude={"path"}) for role, model in models},
-        "engine": config.engine.model_dump(mode="json"),
-        "reuse": None if pool.reuse is None else pool.reuse.model_dump(mode="json"),
-    }
-
-
-def _weights(members: dict[str, ModelConfig]) -> list[str]:
-    """A digest of each model's files."""
-    return [_model(model_path(model)) for model in members.values()]
-
-
-def _device(members: dict[str, ModelConfig]) -> str:
-    """The kind of arithmetic that the large model runs on."""
-    return numerics_class("torch", torch.device(members["large"].device))
-
-
-@cache
-def _versions() -> dict[str, str]:
-    """Of what computes beside our own code: after an upgrade, old answers and times are not this machine's any more."""
-    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
-
-
-@cache
-def _machine() -> dict[str, str]:
-    return {name: value for name, value in machine.describe().items() if name in ("processor", "cores")}
-
-
-@cache
-def _model(folder: Path) -> str:
-    return _digest(content_digests(folder, folder))
-
-
-def _artifacts(folder: Path | None, words: frozenset[str]) -> dict[str, str]:
-    """Of the files in a pool's folder of artifacts that a way of answering may open, by name."""
-    if folder is None or not folder.is_dir():
-        return {}
-    paths = sorted(path for path in folder.glob("*.safetensors") if path.stem in words)
-    return {path.stem: _file(path, path.stat().st_mtime_ns) for path in paths}
-
-
-@cache
-def _file(path: Path, changed: int) -> str:
-    del changed  # part of the key: a file that was written again is read again
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()

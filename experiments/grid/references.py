@@ -17,7 +17,7 @@ class Reference:
     """The idealised runtimes of a pool's models.
 
     Attributes:
-        key: of all that they depend on (`experiments.grid.planning.reference_key`).
+        key: of all that they depend on (`experiments.grid.depends.reference_key`).
         machine: what they were measured on, for people.
         runtimes: by model.
         errors: by model, the largest relative error at requests that the runtime was not fitted to; None: none fits.

@@ -173,11 +173,11 @@ class Store:
             shutil.rmtree(folder)
         return len(gone)
 
-    def every_facts(self) -> Iterator[tuple[Facts, int]]:
+    def every_facts(self) -> Iterator[tuple[Cell, Facts, int]]:
         """Facts and number of answers of all cells that are done, for estimates."""
         for path in (self.root / "cells").glob("*/*/facts.json"):
             count = sum(len(chunk.read_bytes().splitlines()) for chunk in path.parent.glob("chunk-*.jsonl"))
-            yield Facts.from_dict(_read(path)), count
+            yield Cell.from_dict(_read(path.with_name("cell.json"))), Facts.from_dict(_read(path)), count
 
     def _write(self, path: Path, text: str) -> None:
         try:

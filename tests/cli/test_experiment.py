@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +70,41 @@ def test_a_large_grid_is_asked_about_with_an_estimate(run: Any, experiment: Path
     assert "3 cells, 18 prompts, at most 144 tokens, about 0 s (a rough guess" in asked.err
     assert "run it with --yes" in asked.err
     loads = [{"at_once": n} for n in range(1, 341)]
-    huge = text.replace("workers: 0", f"workers: 0\nseeds: {list(range(1000))}\nloads: {json.dumps(loads)}")
+    huge = text.replace(
+        "workers: 0", f"workers: 0\nprice_per_hour: 2.0\nseeds: {list(range(1000))}\nloads: {json.dumps(loads)}"
+    )
     experiment.write_text(huge, encoding="utf-8")
-    assert "1020000 cells" in run("experiment", "run", str(experiment), *kept).err
+    asked = run("experiment", "run", str(experiment), *kept)
+    assert asked.code == 1
+    said = " ".join(asked.err.split())
+    assert re.search(
+        r"the whole grid: 1020000 cells, 6120000 prompts, .* about [\d.]+ (s|min|h) .*, price [\d.]+", said
+    )
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_report_that_cannot_be_written_is_named(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_made(Store(tmp_path / "kept"), "made", {"plain": np.ones(30), "other": np.ones(30)}, run=0)
+    shown = ("experiment", "show", "made", "--store", str(tmp_path / "kept"), "--out", str(tmp_path / "out"))
+    assert run(*shown).code == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        refused = run(*shown)
+    assert refused.code == 1
+    assert "No space left on device" in refused.err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_run(run: Any, experiment: Path, tmp_path: Path) -> None:
+    kept = ("--store", str(tmp_path / "kept"))
+    refused = run("experiment", "run", str(experiment), *kept, "--out", str(experiment / "below"))
+    assert refused.code == 1
+    assert "is no folder that can be written in" in " ".join(refused.err.split())
     assert not (tmp_path / "kept").exists()
 
 

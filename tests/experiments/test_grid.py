@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from experiments.grid import answering, bench, planning
+from experiments.grid import answering, bench, depends
 from experiments.grid.answering import answer_chunk
 from experiments.grid.bench import CellBench
 from experiments.grid.cells import Facts
-from experiments.grid.planning import count_cells, estimate, make_plan, ways
+from experiments.grid.planning import make_plan, ways
 from experiments.grid.runner import run_plan
 from experiments.grid.spec import ExperimentSpec
 from experiments.grid.store import Store
@@ -88,9 +88,9 @@ def test_what_decides_an_outcome_decides_the_address(
     assert not addresses() & first
     dataset(tmp_path)
     assert addresses() == first
-    known = planning._versions()
+    known = depends._versions()
     assert set(known) == {"python", "torch", "transformers", "numpy"}
-    monkeypatch.setattr(planning, "_versions", lambda: {**known, "torch": "9.9"})
+    monkeypatch.setattr(depends, "_versions", lambda: {**known, "torch": "9.9"})
     assert not addresses() & first
 
 
@@ -261,21 +261,6 @@ def test_a_stop_rule_ends_a_cell_early_and_is_part_of_its_address(pair: Path, st
     assert facts["speculative"].stopped.startswith("no worse after 40 prompts")
     assert -0.5 < (facts["speculative"].sequence or [-1.0])[0] <= 0.0
     assert make_report(store.load("small"), store).lines[1].prompts == 40
-
-
-def test_estimates_and_counts_come_before_anything_is_made(pair: Path, store: Store, tmp_path: Path) -> None:
-    huge = spec(pair, tmp_path, seeds=list(range(1000)), loads=[{"at_once": n} for n in range(1, 334)])
-    assert count_cells(huge) == 3 * 1000 * 333
-    asked = spec(pair, tmp_path, price_per_hour=3.6)
-    rough = estimate(make_plan(asked, store), store)
-    assert (rough.cells, rough.prompts, rough.tokens) == (3, 18, 144)
-    assert "rough guess" in str(rough)
-    run(asked, store)
-    known = estimate(make_plan(spec(pair, tmp_path, seeds=[1], price_per_hour=3.6), store), store)
-    assert known.measured
-    assert known.price == pytest.approx(known.seconds / 1000)
-    four = estimate(make_plan(spec(pair, tmp_path, seeds=[1], price_per_hour=3.6, accelerators=4), store), store)
-    assert four.price == pytest.approx(4 * four.seconds / 1000)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_answers_with_line_separators_are_read_back(tmp_path: Path) -> None:
     store.save_chunk(cell, 0, records, Facts())
     assert store.records(cell) == records
     store.finish(cell, Facts())
-    assert [count for _, count in store.every_facts()] == [2]
+    assert [count for _, _, count in store.every_facts()] == [2]
 
 
 def test_what_no_experiment_has_any_more_is_pruned(tmp_path: Path) -> None:

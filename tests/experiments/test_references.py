@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.costs.idealised import IdealisedRuntime
-from experiments.grid import bench, planning
+from experiments.grid import bench, depends
 from experiments.grid.cells import Facts, Record
 from experiments.grid.planning import make_plan
 from experiments.grid.references import Reference
@@ -99,8 +99,8 @@ def test_a_reference_is_measured_once_and_again_when_what_it_depends_on_changes(
     assert line.idealised_s > 0.0
     assert line.idealised_joules == pytest.approx(10.0 * line.idealised_s)
     assert "Idealised runtimes" in to_markdown(report)
-    known = planning._versions()
-    monkeypatch.setattr(planning, "_versions", lambda: {**known, "torch": "9.9"})
+    known = depends._versions()
+    monkeypatch.setattr(depends, "_versions", lambda: {**known, "torch": "9.9"})
     assert list(make_plan(asked, store).references) == ["near"]
 
 
