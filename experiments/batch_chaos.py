@@ -24,14 +24,14 @@ import typer
 from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
-from experiments.batch_outcome import Kill, Outcome, Sample, page
+from experiments.batch_outcome import Alone, Kill, Outcome, Sample, page
 from experiments.machine import describe, one_line
 from experiments.process_memory import proportional_bytes, tree
 from experiments.report import note, show
 
 STORE_BYTES = 80 << 20
 LOOK_S = 0.5
-MEMORY_S = 20.0  # between looks at the memory, each of which walks the page tables of all processes
+MEMORY_S = 10.0  # between looks at the memory, each of which walks the page tables of all processes
 MAX_TOKENS = 48  # more than nearly all of these answers have
 BLOCK_ROWS = 256
 CONCURRENCY = 64
@@ -44,7 +44,7 @@ STALL_S = 600.0  # without a line more: the job hangs
 SETTING = (
     f"`make batch-chaos`: short prompts on the demo pair, {CONCURRENCY} at once, blocks of {BLOCK_ROWS}, whole answers"
     f" (at most {MAX_TOKENS} tokens), on a cluster of two nodes of one machine, of which the second does the work;"
-    " {} copies of the pool, which share what the job has at once. The engine alone is one process."
+    " {} copies of the pool, which share what the job has at once."
 )
 
 
@@ -246,20 +246,30 @@ def _environment(temp: Path) -> Iterator[None]:
         RayNativeConfig.initialize("")
 
 
-def engine_rate(rows: int, config: Path | None = None, unhurried: bool = False) -> float:
-    """Lines a second of the engine alone, in a process of its own, with as many requests at once.
+def engine_rate(rows: int, config: Path | None = None, unhurried: bool = False, copies: int = 1) -> float:
+    """Lines a second of the engine alone, in processes of its own, with as many requests at once.
 
     Args:
-        rows: lines.
+        rows: lines of each process.
         config: of the pool, which is the first of it; None: the demo pair.
         unhurried: with the settings of a job, and not those that the configuration has.
+        copies: processes side by side, which share the requests and the cores.
     """
+    at_once = CONCURRENCY // copies
+    asked = f"{rows}, {MAX_TOKENS}, {at_once}, sys.argv[1], {unhurried}, {copies}"
     source = (
         "import asyncio, sys; from experiments.batch_engine import rate;"
-        f" sys.stdout.write(str(asyncio.run(rate({rows}, {MAX_TOKENS}, {CONCURRENCY}, *sys.argv[1:]))))"
+        f" sys.stdout.write(str(asyncio.run(rate({asked}))))"
     )
-    command = [sys.executable, "-c", source, "" if config is None else str(config), "unhurried" if unhurried else ""]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    command = [sys.executable, "-c", source, "" if config is None else str(config)]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(copies)
+    ]
+    said = [each.communicate()[0] for each in running]
+    for each in running:
+        if each.returncode:
+            raise subprocess.CalledProcessError(each.returncode, command)
+    return sum(map(float, said))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -304,21 +314,25 @@ def main(
     """Run the job under kills, and write the report."""
     machine = one_line(describe())
 
-    def engine() -> tuple[float, float]:
-        alike, usual = (engine_rate(min(rows, ENGINE_ROWS), unhurried=unhurried) for unhurried in (True, False))
+    few = min(rows, ENGINE_ROWS)
+
+    def engine() -> tuple[float, float, float]:
+        alike, usual = (engine_rate(few, unhurried=unhurried) for unhurried in (True, False))
+        copies = engine_rate(few, unhurried=True, copies=actors)
         note(f"the engine alone: {alike:.1f} lines a second, with its default settings {usual:.1f}")
-        return alike, usual
+        note(f"as many processes as the job has copies: {copies:.1f}")
+        return alike, usual, copies
 
     before = engine()
     with chaos(rows, actors, concurrency=CONCURRENCY // actors) as made:
         outcome = made.run(planned(rows, kills, seed))
     after = engine()
-    alone, usual = ((one + other) / 2 for one, other in zip(before, after, strict=True))
-    text = page(outcome, alone, usual, SETTING.format(actors), machine)
+    alone = Alone(*((one + other) / 2 for one, other in zip(before, after, strict=True)))
+    text = page(outcome, alone, SETTING.format(actors), machine)
     show(text)
     if write:
         PAGE.write_text(text)
-    faults = outcome.faults(alone)
+    faults = outcome.faults(alone.alike)
     for fault in faults:
         note(fault)
     raise typer.Exit(1 if faults else 0)

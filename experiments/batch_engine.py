@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 WARM_UP = 64  # lines, not counted
 
 
-async def rate(rows: int, max_tokens: int, concurrency: int, config: str = "", alike: str = "") -> float:
+async def rate(
+    rows: int, max_tokens: int, concurrency: int, config: str = "", alike: bool = False, beside: int = 1
+) -> float:
     """Lines a second of a pool in this process.
 
     Args:
@@ -31,7 +33,8 @@ async def rate(rows: int, max_tokens: int, concurrency: int, config: str = "", a
         max_tokens: of an answer.
         concurrency: lines at once.
         config: file whose first pool it is; "": the demo pair.
-        alike: anything: with the settings that a job has where the configuration says nothing of them.
+        alike: with the settings that a job has where the configuration says nothing of them.
+        beside: processes that share the machine.
     """
     from engine import load
 
@@ -41,7 +44,7 @@ async def rate(rows: int, max_tokens: int, concurrency: int, config: str = "", a
         prompts = [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
     settings = load_config(Path(config)) if config else TurnoutConfig.demo()
     if alike:
-        settings = settings.model_copy(update={"engine": unhurried(settings.engine)})
+        settings = settings.model_copy(update={"engine": unhurried(settings.engine, beside)})
     pool = load(settings)
     freeze_loaded()  # as processes that serve do
     try:

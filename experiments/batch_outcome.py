@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -96,16 +97,21 @@ class Outcome:
         return (end.lines - first.lines) / working if working else 0.0
 
     @property
-    def memory(self) -> list[int]:
-        """Bytes at each look at the memory beside which the job made way."""
-        return [
-            now.bytes for before, now in pairwise(self.samples) if now.bytes is not None and now.lines > before.lines
-        ]
+    def memory(self) -> list[Sample]:
+        """Looks at the memory beside which the job made way."""
+        return [now for before, now in pairwise(self.samples) if now.bytes is not None and now.lines > before.lines]
+
+    @property
+    def undisturbed(self) -> list[Sample]:
+        """Looks at the memory in the longest time without a kill: whoever is killed begins small again."""
+        ends = [0.0, *(kill.at for kill in self.kills), math.inf]
+        stretches = [[look for look in self.memory if start < look.at <= end] for start, end in pairwise(ends)]
+        return max(stretches, key=len)
 
     @property
     def growth(self) -> float:
-        """Memory of the last quarter of the run beside that of the second one, as a ratio of medians."""
-        sizes = self.memory
+        """Memory late in the longest time without a kill beside early: medians of its last and second quarter."""
+        sizes = [look.bytes or 0 for look in self.undisturbed]
         quarter = len(sizes) // 4
         if not quarter:
             return 1.0
@@ -138,13 +144,27 @@ class Outcome:
         return found
 
 
-def page(outcome: Outcome, alone: float, usual: float, setting: str, machine: str) -> str:
+@dataclass(frozen=True)
+class Alone:
+    """Lines a second of the engine without a job.
+
+    Attributes:
+        alike: one process, with the job's settings.
+        usual: one process with its default settings, which bound the length of a step.
+        copies: as many processes as the job has copies, which share what it has at once, together.
+    """
+
+    alike: float
+    usual: float
+    copies: float
+
+
+def page(outcome: Outcome, alone: Alone, setting: str, machine: str) -> str:
     """The report.
 
     Args:
         outcome: of the job.
-        alone: lines a second of the engine alone, with the job's settings.
-        usual: with its default settings, which bound the length of a step.
+        alone: what it is measured by.
         setting: how it was run, a sentence.
         machine: what it ran on, in one line.
     """
@@ -152,7 +172,8 @@ def page(outcome: Outcome, alone: float, usual: float, setting: str, machine: st
         f"{kill.part} after {kill.after} (pause {pause:.0f} s)"
         for kill, pause in zip(outcome.kills, outcome.pauses, strict=True)
     )
-    sizes = [size / 2**20 for size in outcome.memory] or [0.0]
+    sizes = [(look.bytes or 0) / 2**20 for look in outcome.memory] or [0.0]
+    calm = [look.at for look in outcome.undisturbed] or [0.0]
     rows = [
         ("lines", str(outcome.rows)),
         ("answers in the output", str(len(outcome.ids))),
@@ -167,21 +188,25 @@ def page(outcome: Outcome, alone: float, usual: float, setting: str, machine: st
                 f"the engine alone, before and after, with {what}",
                 f"{rate:.1f}; the job is at {_part(outcome.rate, rate)}",
             )
-            for what, rate in (("the job's settings", alone), ("its default settings", usual))
+            for what, rate in (
+                ("the job's settings", alone.alike),
+                ("its default settings", alone.usual),
+                ("the job's settings and as many processes as the job has copies", alone.copies),
+            )
         ),
         ("memory of the cluster and the driver", f"{min(sizes):.0f} to {max(sizes):.0f} MiB"),
-        ("memory late beside early", f"{outcome.growth:.2f}"),
+        (f"memory late beside early, in the {calm[-1] - calm[0]:.0f} s without a kill", f"{outcome.growth:.2f}"),
         ("prompt tokens cached", f"{outcome.summary.get('cached_share', 0.0):.0%}"),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    faults = outcome.faults(alone)
+    faults = outcome.faults(alone.alike)
     verdict = "All of it holds." if not faults else "It does not hold: " + "; ".join(faults) + "."
     return (
         f"# A batch whose parts are killed\n\n{setting}\n\nMachine: {machine}.\n\n"
         f"| | |\n| --- | --- |\n{table}\n\n"
-        f"Wanted: nothing lost or twice, at most a block asked again for each kill, {LEAST_SHARE:.0%} of the engine's"
-        f" speed at the same number of requests at once, memory at most {MOST_GROWTH:g} times that of the beginning."
-        f" {verdict}\n"
+        "Wanted: nothing lost or twice, at most a block asked again for each kill,"
+        f" {LEAST_SHARE:.0%} of the speed of one engine with the job's settings and as many requests at once, memory at"
+        f" most {MOST_GROWTH:g} times that of the beginning. {verdict}\n"
     )
 
 

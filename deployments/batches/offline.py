@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import shutil
 import threading
 import time
@@ -22,16 +21,16 @@ from ray.data import ActorPoolStrategy, DataContext
 from ray.data.checkpoint import CheckpointConfig
 from ray.exceptions import RayError
 
-from deployments.app import start_local_ray
 from deployments.batches.answerer import Answerer, Task
 from deployments.batches.disk import named
 from deployments.batches.inputs import Defaults, fingerprint, read_input
+from deployments.batches.job_cluster import beside, connected
 from deployments.batches.outputs import check_places, write_outputs
 from deployments.batches.pace import Pace, left_s
 from deployments.batches.workplace import Spent, Staged, Workplace
 from deployments.pool_options import replica_bundles
 from engine.fingerprint import content_digests
-from turnout.config import RayConfig, TurnoutConfig, artifacts_path, model_path
+from turnout.config import TurnoutConfig, artifacts_path, model_path
 from turnout.errors import Code, TurnoutError
 from turnout.whole_files import whole
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 AHEAD = 2  # blocks of an actor under way: while the last requests of one are answered, the next one's begin
 LOOK_S = 0.5
-DATA_CPUS = 4
 # Of the engine's settings, those that say how numbers are computed; others may change for a job to fit at last.
 COMPUTES = {"kernels", "shared_attention"}
 
@@ -174,11 +172,11 @@ def _run(job: Job, place: Workplace, tell: Callable[[Progress], None], fresh: bo
         described = job.described()
     place.open(described, fresh)
     # What is looked at before it is cut, and what is answered, on one cluster.
-    with _connected(job) if place.staged is None and job.best_of is not None else nullcontext():
+    with connected(job) if place.staged is None and job.best_of is not None else nullcontext():
         staged = place.staged or _stage(job, place, described, tell)
         before = _Watch(place, staged).look()
         if not all(map(place.is_done, place.blocks())):
-            with _connected(job), _watched(place, staged, tell):
+            with connected(job), _watched(place, staged, tell):
                 _answer(job, place)
     check_done(place)
     answered, failed = write_outputs(
@@ -256,8 +254,7 @@ def _answer(job: Job, place: Workplace) -> None:
     with named(str(job.work)), whole(manifest) as part:
         pq.write_table(pa.table({"block": blocks}), part)
     bundle = replica_bundles(job.config, job.config.pools[job.pool])[0]
-    beside = math.ceil(job.actors / max(_num_machines(bundle["CPU"]), 1))
-    task = Task(job.work, job.config, job.pool, job.seed, job.concurrency, job.actors, beside)
+    task = Task(job.work, job.config, job.pool, job.seed, job.concurrency, job.actors, beside(job))
     quiet(checkpoint)
     try:
         (
@@ -283,11 +280,6 @@ def _answer(job: Job, place: Workplace) -> None:
     finally:
         with suppress(OSError):
             place.forget_tries()  # whoever runs it again has seen what ended it, and may have mended that
-
-
-def _num_machines(num_cpus: float) -> int:
-    """Nodes that could run an actor."""
-    return sum(node["Alive"] and node["Resources"].get("CPU", 0.0) >= num_cpus for node in ray.nodes())
 
 
 def _known(checkpoint: Path) -> set[str]:
@@ -321,35 +313,6 @@ def _reason(error: BaseException) -> TurnoutError:
     named_lines = [line.partition("TurnoutError: ")[2] for line in lines if "TurnoutError: " in line]
     message = (named_lines or lines[-1:] or [type(error).__name__])[-1]
     return TurnoutError(Code.UNAVAILABLE, f"the job stopped: {message}; what is done is kept: run it again")
-
-
-@contextmanager
-def _connected(job: Job) -> Iterator[None]:
-    """A Ray cluster, started here unless one is named."""
-    if ray.is_initialized():
-        yield
-        return
-    if job.address is not None:
-        from deployments.cluster import connect, leave
-
-        connect(job.address)
-        try:
-            yield
-        finally:
-            leave()
-        return
-    # Logical ones: beside the actors, Ray Data needs some to read, to leave out what is done, and to write.
-    num_cpus = math.ceil(job.actors * replica_bundles(job.config, job.config.pools[job.pool])[0]["CPU"]) + DATA_CPUS
-    folder = start_local_ray(job.config.model_copy(update={"ray": _ray(job.config, num_cpus)}))
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder or "", ignore_errors=True)
-
-
-def _ray(config: TurnoutConfig, num_cpus: int) -> RayConfig:
-    return config.ray.model_copy(update={"num_cpus": max(num_cpus, config.ray.num_cpus or 0)})
 
 
 class _Watch:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from experiments.batch_chaos import chaos, planned, write_prompts
-from experiments.batch_outcome import Kill, Outcome, Sample, page
+from experiments.batch_outcome import Alone, Kill, Outcome, Sample, page
 
 
 @pytest.mark.cluster
 def test_each_line_is_answered_once_whatever_is_killed() -> None:
     rows = 240
-    with chaos(rows, block_rows=20, concurrency=8) as made:
+    with chaos(rows, actors=2, block_rows=20, concurrency=4) as made:
         outcome = made.run([Kill("actor", 30), Kill("driver", 90), Kill("node", 150)])
     assert outcome.faults() == []
     assert [kill.part for kill in outcome.kills] == ["actor", "driver", "node"]
@@ -77,13 +77,27 @@ def test_memory_that_grows_is_seen() -> None:
     assert "memory has grown" in leaking.faults(alone=10.0)[0]
 
 
+def test_memory_that_grows_in_processes_that_are_killed_is_seen() -> None:
+    """Whoever is killed begins small again: the end of the job, soon after a kill, says nothing."""
+    kills = [Kill("actor", 790, at=79.0), Kill("driver", 990, at=99.0)]
+
+    def size(place: int) -> int:
+        return 100 + place - max((int(kill.at) for kill in kills if kill.at < place), default=0)
+
+    leaking = outcome_of(samples=steady(size=size), kills=kills)
+    assert leaking.growth > 1.3
+    assert [leaking.undisturbed[0].at, leaking.undisturbed[-1].at] == [1.0, 79.0]
+    assert outcome_of(samples=steady(), kills=kills).growth == 1.0
+
+
 def test_a_report_says_what_does_not_hold() -> None:
     good = outcome_of(samples=steady(), kills=[Kill("actor", 5, at=1.0)], wanted=1)
-    text = page(good, 10.0, 8.0, "How it was run.", "cores 2")
+    text = page(good, Alone(10.0, 8.0, 16.0), "How it was run.", "cores 2")
     assert "All of it holds" in text
     assert "with the job's settings | 10.0; the job is at 101%" in text
     assert "with its default settings | 8.0; the job is at 126%" in text
-    assert "1 of 2 kills did not happen" in page(replace(good, wanted=2), 10.0, 8.0, "How it was run.", "cores 2")
+    assert "as many processes as the job has copies | 16.0; the job is at 63%" in text
+    assert "1 of 2 kills did not happen" in page(replace(good, wanted=2), Alone(10.0, 8.0, 16.0), "", "")
 
 
 def test_each_part_is_killed_somewhere(tmp_path: Path) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.batches.best_of import best_of_params, chances_of, looking, looks, shared_out, with_samples
-from deployments.batches.inputs import Fault
+from deployments.batches.inputs import Defaults, Fault
 from deployments.batches.lines import Line
+from deployments.batches.offline import Job, run
+from deployments.batches.workplace import Workplace
+from experiments.batch_chaos import write_prompts
 from router.allocation import best_of
 from turnout.config import TurnoutConfig
 from turnout.errors import TurnoutError, invalid
@@ -23,7 +29,7 @@ def line(number: int, **body: Any) -> Line:
 
 
 def test_lines_that_leave_the_method_open_are_looked_at_and_no_others() -> None:
-    rows = [
+    rows: list[Line | Fault] = [
         line(1, temperature=0, stop=["x"], n=2, seed=5),
         line(2, decoding={"method": "plain"}),
         line(3, prompt=["one", "two"]),
@@ -66,7 +72,12 @@ def test_hopeless_and_sure_lines_get_one_sample() -> None:
 
 def test_lines_ask_for_what_they_were_given() -> None:
     params = best_of_params(2.0, {"model": "large", "rerank": "logprob", "temperature": 0.6})
-    rows = [line(1, temperature=0, decoding={"session": "s"}), line(2, temperature=0, decoding=None), line(3), FAULT]
+    rows: list[Line | Fault] = [
+        line(1, temperature=0, decoding={"session": "s"}),
+        line(2, temperature=0, decoding=None),
+        line(3),
+        FAULT,
+    ]
     first, second, third, fault = with_samples(rows, {1: 3, 2: 1}, params)
     assert isinstance(first, Line)
     assert isinstance(second, Line)
@@ -94,3 +105,45 @@ def test_parameters_that_cannot_be_are_refused(average: float, given: dict[str, 
         best_of_params(average, given)
     assert refused.value.field is not None
     assert refused.value.field.startswith(field)
+
+
+@pytest.mark.cluster
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data sets its own old settings
+def test_a_job_looks_at_its_lines_once_and_shares_its_samples_out_among_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, average = 24, 2.0
+    write_prompts(tmp_path / "in.jsonl", rows)
+    places = str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), str(tmp_path / "err.jsonl"), tmp_path / "work"
+    defaults = Defaults(True, {"max_tokens": 24})
+    job = Job(*places, TurnoutConfig.demo(), "demo", defaults, block_rows=8, best_of=best_of_params(average, {}))
+    looked = Workplace(job.work / "looked")
+
+    def asked() -> list[int]:
+        files = (looked.folder / "asked").iterdir()
+        return sorted(int(number) for file in files for number in file.read_text().split())
+
+    with monkeypatch.context() as patch:
+        patch.setattr("deployments.batches.best_of.shared_out", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(job)
+    assert asked() == list(range(1, rows + 1))
+    assert not Path(job.target).exists()
+    summary = run(job)
+    assert (summary.answered, summary.failed) == (rows, 0)
+    assert asked() == list(range(1, rows + 1))
+    # What each line was asked for is what its chances say, within the budget; an answer is one, whatever was sampled.
+    place = Workplace(job.work)
+    lines = [each for block in place.blocks() for each in place.lines(block)]
+    counts = {each.number: each.body["decoding"]["params"]["k"] for each in lines}
+    assert job.best_of is not None
+    assert counts == shared_out(chances_of(looked.records(answered=True), job.best_of.model), job.best_of)
+    assert rows < sum(counts.values()) <= average * rows
+    answers = [json.loads(each) for each in Path(job.target).read_text().splitlines()]
+    assert [len(each["response"]["body"]["choices"]) for each in answers] == [1] * rows
+    # Samples that were not chosen were made, and are counted.
+    texts = {each["custom_id"]: each["response"]["body"] for each in answers}
+    used = [texts[each.custom_id]["usage"]["completion_tokens"] for each in sorted(lines, key=lambda x: x.number)]
+    most = max(counts, key=lambda number: counts[number])
+    assert counts[most] > 1
+    assert used[most - 1] >= counts[most]

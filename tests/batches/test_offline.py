@@ -11,9 +11,11 @@ import fsspec
 import pytest
 
 from deployments.batches.inputs import Defaults
+from deployments.batches.job_cluster import DATA_CPUS, beside, cpus_for
 from deployments.batches.offline import Job, run
 from deployments.batches.workplace import Workplace
 from tests.batches.house import jsonl, line
+from turnout.cluster_config import PlacementConfig
 from turnout.config import TurnoutConfig, parse_config
 from turnout.errors import Code, TurnoutError
 
@@ -101,3 +103,34 @@ def test_a_scheme_whose_package_is_absent_is_named(job: Job, monkeypatch: pytest
     monkeypatch.setattr("deployments.batches.disk.fsspec.core.url_to_fs", absent)
     with pytest.raises(TurnoutError, match=r"OUT: .*Install s3fs"):
         run(job)
+
+
+def node(address: str, cpus: float = 4.0, alive: bool = True) -> dict[str, Any]:
+    return {"NodeManagerAddress": address, "Alive": alive, "Resources": {"CPU": cpus}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shared"),
+    [
+        ([node("a")], 3),
+        ([node("a"), node("a")], 3),  # two of Ray's nodes on one machine
+        ([node("a"), node("b")], 2),
+        ([node("a"), node("b", cpus=0.0), node("c", alive=False)], 3),
+        ([node("a"), node("b"), node("c")], 1),
+    ],
+)
+def test_actors_are_told_how_many_of_them_share_a_machine(
+    job: Job, monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]], shared: int
+) -> None:
+    monkeypatch.setattr("deployments.batches.job_cluster.ray.nodes", lambda: nodes)
+    assert beside(replace(job, actors=3)) == shared
+    elsewhere = job.config.pools["demo"].model_copy(update={"placement": PlacementConfig(models="actors")})
+    config = job.config.model_copy(update={"pools": {"demo": elsewhere}})
+    assert beside(replace(job, actors=3, config=config)) == 1
+
+
+def test_a_ray_of_its_own_has_cpus_for_all_that_copies_consist_of(job: Job) -> None:
+    assert cpus_for(replace(job, actors=3)) == 3 + DATA_CPUS
+    elsewhere = job.config.pools["demo"].model_copy(update={"placement": PlacementConfig(models="actors", cpus=2.0)})
+    config = job.config.model_copy(update={"pools": {"demo": elsewhere}})
+    assert cpus_for(replace(job, actors=3, config=config)) == 3 * (1 + 2 * 2) + DATA_CPUS
