@@ -183,7 +183,8 @@ def to_markdown(
     text = [
         "# Streaming through Serve against the engine in process",
         "",
-        f"`make bench`; {tokens} tokens a stream, greedy, median of {rounds} alternating rounds [smallest, largest];"
+        f"`make bench`; {tokens} tokens a stream, half as many with {RANDOM}, greedy, median of {rounds} rounds"
+        " [smallest, largest], each in process, over gRPC and over SSE in this order;"
         f" clients, front end and engine share the cores. {one_line(machine)}. {RANDOM}: a Llama of random weights."
         f" Goals: {goals} streams.",
         "",

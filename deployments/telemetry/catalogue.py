@@ -78,7 +78,12 @@ WORK = _counter(
 FORWARDS = _counter("forwards", "Forward passes that a request took part in, by the model that ran.", "model", "method")
 PROMPT = _counter("prompt_tokens", "Tokens of prompts.", "model")
 CACHED = _counter("cached_tokens", "Tokens of prompts found in a cache.", "model")
-COMPLETION = _counter("completion_tokens", "Tokens of answers.", "model", "method")
+COMPLETION = _counter(
+    "completion_tokens",
+    "Tokens of answers that were finished; what was written of others stands in the usage records alone.",
+    "model",
+    "method",
+)
 LARGE = _counter("large_tokens", "Tokens of answers that the pool's large model wrote.", "model", "method")
 SWITCHES = _counter("switches", "Changes from one model to another within an answer.", "model", "method")
 DRAFTS = ("method", "drafter", "tenant")
