@@ -241,6 +241,7 @@ def _run(spec: ExperimentSpec, folder: Path, yes: bool, again: bool, out: Path |
 
 def _ask_before_planning(spec: ExperimentSpec, store: Store, yes: bool) -> None:
     """A grid too large to be made is asked about before it is."""
+    from experiments.grid.datasets import open_dataset
     from experiments.grid.estimates import estimated
     from experiments.grid.planning import LARGE, count_cells
     from experiments.grid.spec import config_of
@@ -248,7 +249,7 @@ def _ask_before_planning(spec: ExperimentSpec, store: Store, yes: bool) -> None:
     cells = count_cells(spec)
     if cells <= LARGE:
         return
-    prompts = cells // len(spec.datasets) * sum(dataset.count or LARGE for dataset in spec.datasets)
+    prompts = cells // len(spec.datasets) * sum(len(open_dataset(choice).items) for choice in spec.datasets)
     _confirm(f"the whole grid: {estimated(spec, config_of(spec), store, cells, prompts)}", yes)
 
 
