@@ -121,7 +121,8 @@ def _aim(body: Any, turn: int) -> None:
 
 
 def _deadline(body: Any, elapsed_s: float) -> bool:
-    return isinstance(body, dict) and 0 < (body.get("deadline_s") or 0) <= elapsed_s + CLOCK_S
+    given = body.get("deadline_s") if isinstance(body, dict) else None
+    return isinstance(given, int | float) and 0 < given <= elapsed_s + CLOCK_S
 
 
 def _asks(body: Any, model: str) -> bool:
