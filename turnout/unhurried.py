@@ -16,7 +16,7 @@ def unhurried(engine: EngineConfig, beside: int = 1) -> EngineConfig:
     Args:
         engine: as configured.
         beside: processes that share the machine, each of which gets its part of the cores: threads of several forwards
-            that wait for each other on the same core cost more than half of the speed.
+            that wait for each other on the same core cost about half of the speed.
     """
     settings: dict[str, float] = dict(UNHURRIED)
     if beside > 1:

@@ -232,7 +232,8 @@ class GrammarConstraint:
         if not self.end_ids.isdisjoint(new):
             return False
         taken = self._matcher.try_consume_tokens(new) if new else 0
-        self._broken = [*self._at, *new]  # all of them: how many it took is not told where it fails
+        if taken != len(new):
+            self._broken = [*self._at, *new]  # all of them: how many it took is not told where it fails
         self._at += new[:taken]
         self._sure = min(len(self._at), len(self._answer))
         return taken == len(new)
@@ -248,6 +249,7 @@ class GrammarConstraint:
             mask[end // EIGHT] = mask[end // EIGHT] | bit if accepting else mask[end // EIGHT] & (ALL ^ bit)
         if not matcher.is_error() and mask.any():
             return Found(mask)
+        self._broken = list(self._at)
         return self._stuck(matcher.get_error() or "no token of the vocabulary goes on from here")
 
     def _off(self) -> Found:

@@ -17,7 +17,7 @@ from turnout.config import RayConfig, TurnoutConfig
 if TYPE_CHECKING:
     from deployments.batches.offline import Job
 
-DATA_CPUS = 4
+DATA_CPUS = 4  # logical ones, for Ray Data: to read, to leave out what is done, and to write
 
 
 @contextmanager
@@ -62,6 +62,6 @@ def beside(job: Job) -> int:
 
 
 def cpus_for(job: Job) -> int:
-    """Logical CPUs of a Ray of its own: beside the actors, Ray Data needs some to read, to leave out and to write."""
+    """Logical CPUs of a Ray of its own: for all processes of its copies, and for Ray Data."""
     bundles = replica_bundles(job.config, job.config.pools[job.pool])
     return math.ceil(job.actors * sum(each.get("CPU", 0.0) for each in bundles)) + DATA_CPUS
