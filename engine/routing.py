@@ -32,6 +32,7 @@ class Routing:
     router: Router
     intake: Intake
     decision: Decision | None = None
+    refused: dict[str, Any] | None = None  # the arm of a split that led nowhere; see `Asked.arm`
     notes: list[str] = field(default_factory=list)
     drift: tuple[DriftReading, ...] = ()
 
@@ -57,7 +58,11 @@ class Routing:
             check_current(models, plan.method.name, plan.params)
 
         # An answer that has begun goes on as it was decided.
-        self.decision = await self.router.decide(asked, models, before, None if call.delivered else check)
+        try:
+            self.decision = await self.router.decide(asked, models, before, None if call.delivered else check)
+        except TurnoutError:
+            self.refused = asked.arm
+            raise
         self.notes, self.drift = asked.request.notes, tuple(asked.drift)
         return self.intake.follow(prepared, self.decision), primed(models, asked)
 
@@ -231,6 +236,7 @@ class PoolRouting:
             "seed": prepared.seed,
             "decision": decision.as_json() if decision is not None else None,
             "outcome": {"status": seen.status, **_outcome(seen.usage)},
+            **({"refused": routing.refused} if routing.refused is not None else {}),
             **(more or {}),
         }
         if self.log.texts:

@@ -31,6 +31,7 @@ class Asked:
         row: what the small model says after the prompt; None until `read` was called.
         drift: what the learned policies asked so far have seen of live requests, where they have seen enough.
         heeded: names of the limits that the policies asked so far have looked at; one that nobody heeds is refused.
+        arm: what a split says about its own choice (`arm`, `version`, `features`): it counts where that arm refuses.
     """
 
     request: Request
@@ -42,6 +43,7 @@ class Asked:
     row: Row | None = None
     drift: list[DriftReading] = field(default_factory=list)
     heeded: set[str] = field(default_factory=set)
+    arm: dict[str, Any] | None = None
 
     async def read(self, models: ModelPool) -> Row:
         """The small model's reading at the end of the prompt, computed once: see `PROMPT_WANT`.
@@ -71,6 +73,10 @@ class RoutingPolicy(Part):
             TurnoutError: the request's limits cannot be kept; names the field.
         """
         raise NotImplementedError
+
+    def keeps(self, decision: Decision) -> bool:
+        """Whether a session may go on with what was decided for it earlier, by this policy or one inside it."""
+        return True
 
     def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
         """The methods that it may choose, and the field that each stands in.

@@ -16,6 +16,7 @@ from turnout.config import RouteLogConfig
 from turnout.errors import invalid
 
 MOST_WAITING = 10_000
+CHUNK_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class RouteLog:
         self.texts = config.texts
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_cut_line(path)
             files = _Files(path, maxBytes=config.max_bytes, backupCount=config.backups, encoding="utf-8")
         except OSError as error:
             raise invalid(field, f"cannot write {config.path}: {error.strerror}") from None
@@ -106,3 +108,19 @@ class RouteLog:
                 self._files.close()
             if self.num_dropped:
                 log.warning("%s: %d entries were lost", self.path, self.num_dropped)
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Cut off an entry that was written in part when its process ended: the next one would be glued to it."""
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(end - CHUNK_BYTES, 0)
+            file.seek(start)
+            if (place := file.read(end - start).rfind(b"\n")) >= 0:
+                end = start + place + 1
+                break
+            end = start
+        file.truncate(end)

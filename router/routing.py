@@ -67,7 +67,7 @@ class Router:
             TurnoutError: its limits cannot be kept, or no policy looks at one of them.
         """
         decision = before if before is not None else self._recalled(asked)
-        if decision is None or not _holds(decision, asked, check):
+        if decision is None or not self._holds(decision, asked, check):
             decision = await self.policy.decide(asked, models)
             unheeded = [name for name in given_limits(asked.limits) if name not in asked.heeded]
             if self._heeds and unheeded:
@@ -80,18 +80,19 @@ class Router:
         kept = self._sessions.recall(_key(asked)) if self._sessions is not None else None
         return Decision.of_json(kept) if kept is not None else None
 
-
-def _holds(decision: Decision, asked: Asked, check: Check | None) -> bool:
-    """Whether an earlier decision is one for this request, too."""
-    if decision.limits.get("max_tokens", math.inf) < asked.request.sequence.sampling.max_tokens:
-        return False
-    if decision.kept_from and check is not None:
-        try:
-            check(decision)
-        except TurnoutError as error:
-            log.info("what was decided for request %s holds no longer: %s", decision.kept_from, error.message)
+    def _holds(self, decision: Decision, asked: Asked, check: Check | None) -> bool:
+        """Whether an earlier decision is one for this request, too."""
+        if decision.limits.get("max_tokens", math.inf) < asked.request.sequence.sampling.max_tokens:
             return False
-    return True
+        if decision.kept_from and check is not None:
+            if not self.policy.keeps(decision):
+                return False
+            try:
+                check(decision)
+            except TurnoutError as error:
+                log.info("what was decided for request %s holds no longer: %s", decision.kept_from, error.message)
+                return False
+        return True
 
 
 def _key(asked: Asked) -> SessionKey:

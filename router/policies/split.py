@@ -73,6 +73,13 @@ class SplitPolicy(RoutingPolicy):
             if inner is not None:
                 inner.check(models)
 
+    def keeps(self, decision: Decision) -> bool:
+        """See `RoutingPolicy.keeps`: once the split is decided, sessions of its other arms go where all others do."""
+        ended = self._decided is not None and self._decided.get() is not None
+        if self.name in decision.policy.split("/") and ended != (DECIDED in decision.features):
+            return False
+        return all(inner.keeps(decision) for inner in self._inner.values() if inner is not None)
+
     def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
         """See `RoutingPolicy.methods`."""
         for name, arm in self.params.arms.items():
@@ -93,12 +100,16 @@ class SplitPolicy(RoutingPolicy):
             features = {"place": place, DECIDED: 1.0}
             reason = f"the split was decided for arm {ended.arm}"
             outer = Outer(self.name, f"{self._version}+{ended.version}", features, reason, {}, ended.arm)
-            return await follow(self.params.arms[ended.arm], self._inner[ended.arm], outer, asked, models)
+            return await self._follow(outer, asked, models)
         name, low, high = self._arm_at(place)
         reason = f"this {what} is in arm {name} ({self.params.arms[name].share:.0%} of them)"
         limits = {"arm_from": low, "arm_to": high}
         outer = Outer(self.name, self._version, {"place": place}, reason, limits, name)
-        return await follow(self.params.arms[name], self._inner[name], outer, asked, models)
+        return await self._follow(outer, asked, models)
+
+    async def _follow(self, outer: Outer, asked: Asked, models: ModelPool) -> Decision:
+        asked.arm = {"arm": outer.arm, "version": outer.version, "features": outer.features}
+        return await follow(self.params.arms[outer.arm], self._inner[outer.arm], outer, asked, models)
 
     def _unit(self, asked: Asked) -> tuple[tuple[str, ...], str]:
         if self.params.by == "tenant":

@@ -109,6 +109,10 @@ class StaticPolicy(RoutingPolicy):
             if inner is not None:
                 inner.check(models)
 
+    def keeps(self, decision: Decision) -> bool:
+        """See `RoutingPolicy.keeps`."""
+        return all(inner.keeps(decision) for inner in (*self._inner, self._otherwise) if inner is not None)
+
     def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
         """See `RoutingPolicy.methods`."""
         for place, rule in enumerate(self.params.rules):

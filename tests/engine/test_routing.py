@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,27 @@ async def test_a_call_that_goes_on_elsewhere_is_logged_there(opened: Opened, tmp
     reply = await ask_auto(pool)
     await pool.close()
     assert [each["outcome"].get("completion_tokens") for each in read_log(path)] == [len(reply.ids)]
+
+
+async def test_what_an_arm_refuses_is_logged_as_that_arms(opened: Opened, tmp_path: Path) -> None:
+    """A bare method keeps no limit: whoever compares arms must see that it left the request unanswered."""
+    table = [{"method": {"name": "plain", "model": "small"}, "cost": 0.1, "quality": 0.5}]
+    arms = {
+        "old": {"share": 0.5, "policy": {"name": "budget", "table": table}},
+        "new": {"share": 0.5, "method": {"name": "plain", "model": "small"}},
+    }
+    pool = opened({"policy": {"name": "split", "params": {"arms": arms}}, "log": {"path": str(tmp_path / "log")}})
+    for number in range(12):
+        call = replace(call_of(PROMPT, "auto"), request_id=f"r{number}", limits=RouteLimits(max_cost=1.0))
+        with suppress(TurnoutError):
+            await answer(pool, call)
+    await pool.close()
+    statuses = {"old": set[str](), "new": set[str]()}
+    for each in read_log(tmp_path / "log"):
+        decided = each["decision"] or each["refused"]
+        assert 0 <= decided["features"]["place"] < 1
+        statuses[decided["arm"]].add(each["outcome"]["status"])
+    assert statuses == {"old": {"OK"}, "new": {"INVALID_ARGUMENT"}}
 
 
 async def test_a_decision_is_replayed_without_an_answer(opened: Opened, tmp_path: Path) -> None:

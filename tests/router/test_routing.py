@@ -7,12 +7,15 @@ import json
 from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decoding.model import ModelPool
 from decoding.parts import PartChoice
+from router import decided as decided_file
 from router.base import Asked, RoutingPolicy, make_policy
+from router.decided import DECIDED, write_decided
 from router.decision import Decision
 from router.log import RouteLog
 from router.replay import compare
@@ -100,6 +103,32 @@ async def test_what_a_session_keeps_is_decided_anew_where_it_cannot_be_run_any_m
     assert await made("r6", before=replace(old, kept_from="")) == replace(old, kept_from="")
 
 
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_session_leaves_its_arm_once_the_split_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nested: bool
+) -> None:
+    monkeypatch.setattr(decided_file, "LOOK_S", 0.0)
+    path = tmp_path / "decided.json"
+    arms = {"a": {"share": 0.5, "method": "plain"}, "b": {"share": 0.5, "method": "entropy_adaptive"}}
+    choice: dict[str, Any] = {"name": "split", "params": {"arms": arms, "decided": str(path)}}
+    if nested:
+        choice = {"name": "static", "params": {"default": {"policy": {"name": "split", **choice["params"]}}}}
+    router = Router(make_policy(PartChoice(**choice), "policy"), StickyConfig())
+
+    async def made(session: str) -> Decision:
+        request = asked(session=session, id=f"r-{session}")
+        return await router.decide(request, NO_MODELS, check=lambda decision: None)
+
+    before = {f"s{number}": (await made(f"s{number}")).arm for number in range(20)}
+    assert set(before.values()) == {"a", "b"}
+    assert all([(await made(each)).kept_from for each in before])
+    write_decided(path, {"arm": "b"})
+    after = [await made(each) for each in before]
+    assert {each.arm for each in after} == {"b"}
+    assert all(DECIDED in each.features for each in after)  # none of them counts for the experiment
+    assert all([(await made(each)).kept_from for each in before])
+
+
 def entry(number: int, **given: object) -> dict[str, object]:
     outcome = {
         "status": "OK", "large_share": 0.5, "paper": 0.5, "flops": 1.0, "flops_large_only": 4.0,
@@ -136,6 +165,24 @@ def test_entries_that_are_lost_are_told(
     assert ["lost" in record.message for record in caplog.records] == [True, True]
     assert "3 entries were lost" in caplog.records[-1].message
     assert [each["request_id"] for each in read_log(log.path)] == ["r0", "r1"]
+
+
+@pytest.mark.parametrize("cut", ["", '{"kind": "request", "requ', '{"kind": "' + "x" * 200_000])
+def test_an_entry_that_a_kill_cut_short_is_dropped_by_whoever_writes_on(tmp_path: Path, cut: str) -> None:
+    config = RouteLogConfig(path=str(tmp_path / "log"))
+    for number in range(2):
+        log = RouteLog(config)
+        log.write(entry(number))
+        log.close()
+        with log.path.open("a") as file:
+            file.write(cut)
+    assert [each["request_id"] for each in read_log(log.path)] == ["r0", "r1"]
+    RouteLog(config).close()
+    assert log.path.read_text().count("\n") == 2
+    assert log.path.read_text().endswith("\n")
+    log.path.write_text(cut)
+    RouteLog(config).close()
+    assert log.path.read_text() == ""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")

@@ -179,6 +179,37 @@ def test_a_stream_read_at_a_crawl_holds_up_nobody(home: Home) -> None:
     assert home.records("crawler")[0].completion_tokens <= 4000
 
 
+def test_no_key_is_in_what_ray_and_its_processes_log(home: Home, cluster: tuple[TurnoutConfig, Path | None]) -> None:
+    """Head, raylet, controller, proxies and replicas: all files of the session, after good, bad and failing requests."""
+    unknown = "tk_123456789abc_" + "s" * 43
+    given = [home.keys["acme"], unknown, "not-a-key-of-ours"]
+    for key, status in zip(given, (500, 401, 401), strict=True):
+        headers = {"Authorization": f"Bearer {key}"}
+        body = {"model": "demo", "prompt": "crash", "max_tokens": 9}
+        assert httpx.post(f"{home.url}/v1/completions", json=body, headers=headers, timeout=60).status_code == status
+        httpx.post(f"{home.url}/v1/completions", content=b"{" + key.encode(), headers=headers, timeout=60)
+        httpx.get(f"{home.url}/v1/nothing", params={"key": "x"}, headers=headers, timeout=60)
+        with grpc.insecure_channel(f"127.0.0.1:{home.config.server.grpc_port}") as channel:
+            metadata = (("authorization", f"Bearer {key}"), ("application", APP))
+            if status == 401:
+                with pytest.raises(grpc.RpcError) as refused:
+                    call_once(channel, False, metadata)
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            else:
+                call_once(channel, False, metadata)
+    folder = cluster[1]
+    assert folder is not None
+    logs = {path: path.read_bytes() for path in folder.rglob("logs/**/*") if path.is_file() and not path.is_symlink()}
+    written = b"\n".join(logs.values())
+    assert {"raylet.out", "gcs_server.out"} <= {path.name for path in logs}
+    assert APP.encode() in written  # it did look at what Serve logged of this application
+    records = [
+        record for tenant in read_tenants(home.folder / "tenants.yaml").tenants.values() for record in tenant.keys
+    ]
+    secrets = [key.split("_", 2)[-1] for key in (*home.keys.values(), *given)] + [record.hash for record in records]
+    assert [path.name for path, text in logs.items() if any(each.encode() in text for each in secrets)] == []
+
+
 def first_token_s(home: Home, client: httpx.Client, tenant: str, max_tokens: int = 6) -> float:
     """Seconds to the first token; the rest is read too."""
     body = {"model": "real", "prompt": "12 + 7 =", "max_tokens": max_tokens, "stream": True, "temperature": 0}
