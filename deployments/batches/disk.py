@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,9 @@ def named(what: str) -> Iterator[None]:
     """
     try:
         yield
+    except sqlite3.OperationalError as error:
+        reason = "the disk is full" if error.sqlite_errorcode == sqlite3.SQLITE_FULL else str(error)
+        raise TurnoutError(Code.UNAVAILABLE, f"{what}: {reason}") from None
     except FileNotFoundError:
         raise TurnoutError(Code.INVALID_ARGUMENT, f"{what}: there is no such file") from None
     except OSError as error:

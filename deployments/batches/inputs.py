@@ -151,7 +151,7 @@ def _row(number: int, row: dict[str, Any], defaults: Defaults, most: int) -> Lin
         custom_id = _plain(values.pop("custom_id", f"row-{number}"), "custom_id")
         body = _plain(values.pop("body", None), "body")
         if body is None:
-            rest = {name: _plain(value, name) for name, value in values.items()}
+            rest = {name: _without_nulls(_plain(value, name)) for name, value in values.items()}
             data = json.dumps({"custom_id": str(custom_id), **rest})
         else:
             text = body if isinstance(body, str) else json.dumps(_without_nulls(body))

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import ray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.data.checkpoint import CheckpointConfig
+from ray.data.checkpoint.checkpoint_writer import PENDING_CHECKPOINT_SUFFIX
 from ray.exceptions import RayError
 
 from deployments.batches.answerer import Answerer, Task
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
 
 AHEAD = 2  # blocks of an actor under way: while the last requests of one are answered, the next one's begin
 LOOK_S = 0.5
-# Of the engine's settings, those that say how numbers are computed; others may change for a job to fit at last.
+# Of the engine's settings, those that say how numbers are computed; others may change for a job to fit at last, as may
+# the models' memory.
 COMPUTES = {"kernels", "shared_attention"}
+MEMORY = {"kv_memory_bytes", "memory_limit_bytes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class Job:
         return {
             "input": fingerprint(self.source),
             "pool": pool.model_dump(mode="json", exclude={"placement", "replicas", "autoscaling"}),
-            "models": {name: model.model_dump(mode="json") for name, model in models.items()},
+            "models": {name: model.model_dump(mode="json", exclude=MEMORY) for name, model in models.items()},
             # Their files may have been written anew since.
             "weights": {name: content_digests(*(model_path(model),) * 2) for name, model in models.items()},
             "artifacts": {path.stem: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in files},
@@ -174,6 +177,7 @@ def _run(job: Job, place: Workplace, tell: Callable[[Progress], None], fresh: bo
     # What is looked at before it is cut, and what is answered, on one cluster.
     with connected(job) if place.staged is None and job.best_of is not None else nullcontext():
         staged = place.staged or _stage(job, place, described, tell)
+        place.check_blocks(staged)
         before = _Watch(place, staged).look()
         if not all(map(place.is_done, place.blocks())):
             with connected(job), _watched(place, staged, tell):
@@ -211,6 +215,7 @@ def _stage(job: Job, place: Workplace, described: dict[str, Any], tell: Callable
     looked, params = Workplace(job.work / "looked"), job.best_of
     looked.open(described, fresh=False)
     staged = looked.staged or looked.stage(best_of.looks(islice(rows, job.limit)), job.block_rows, None)
+    looked.check_blocks(staged)
     if not all(map(looked.is_done, looked.blocks())):
         config = best_of.looking(job.config, job.pool, params)
         with _watched(looked, staged, tell):
@@ -283,10 +288,19 @@ def _answer(job: Job, place: Workplace) -> None:
 
 
 def _known(checkpoint: Path) -> set[str]:
-    """Blocks that Ray's checkpoint takes for done."""
+    """Blocks that Ray's checkpoint takes for done.
+
+    Ray does not wait until its files are on disk: after a loss of power some are cut short. Those are removed, since
+    Ray would end with them; the actors see by themselves what is done.
+    """
     found: set[str] = set()
     for path in checkpoint.rglob("*.parquet"):
-        found.update(pq.read_table(path, columns=["block"])["block"].to_pylist())
+        if path.stem.endswith(PENDING_CHECKPOINT_SUFFIX):  # Ray removes these unread
+            continue
+        try:
+            found.update(pq.read_table(path, columns=["block"])["block"].to_pylist())
+        except (pa.ArrowException, OSError):
+            path.unlink()
     return found
 
 

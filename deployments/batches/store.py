@@ -232,8 +232,9 @@ class BatchStore:
                 for path in (tenant / "files").glob("*"):
                     # What a process that ended in an upload left: half a file, or one without its record.
                     half = path.name.startswith(".") or not path.with_suffix(".json").exists()
-                    if half and path.stat().st_mtime < now - LEFT_OVER_S:
-                        path.unlink(missing_ok=True)
+                    with suppress(FileNotFoundError):  # an upload has ended meanwhile, or a file was deleted
+                        if half and path.stat().st_mtime < now - LEFT_OVER_S:
+                            path.unlink()
 
     def _forget_batch(self, record: BatchRecord) -> None:
         shutil.rmtree(self.work_folder(record), ignore_errors=True)

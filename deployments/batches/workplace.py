@@ -39,10 +39,11 @@ from turnout.errors import Code, TurnoutError, invalid
 from turnout.whole_files import write_whole
 
 WINDOW = 64  # blocks over which requests are put in order
-FORMAT = 1
-# All that a job leaves in its folder; job.json goes last, so that what is left is known for ours.
+FORMAT = 2
+# All that a job leaves in its folder. staged.json goes first: without blocks it would speak of an empty job, which is
+# done. job.json goes last, so that what is left is known for ours.
 FOLDERS = ("in", "part", "done", "asked", "tried")
-NAMES = (*FOLDERS, "faults", "ids", "checkpoint", "written", "looked", "blocks.parquet", "staged.json")
+NAMES = ("staged.json", *FOLDERS, "faults", "ids", "checkpoint", "written", "looked", "blocks.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,12 @@ class Staged:
     Attributes:
         lines: requests.
         faults: lines that are none.
+        blocks: how many the requests were cut into.
     """
 
     lines: int
     faults: int
+    blocks: int
 
 
 @dataclass(slots=True)
@@ -192,9 +195,12 @@ class Workplace:
             TurnoutError: the input cannot be read, or the disk is full.
         """
         with named(str(self.folder)):
-            for name in ("in", "faults", "ids"):
-                _remove(self.folder / name)
-            (self.folder / "in").mkdir()
+            # What a job before this one left, if it was forgotten in part only, would pass for this one's.
+            for name in NAMES:
+                if name != "looked":
+                    _remove(self.folder / name)
+            for name in FOLDERS:
+                (self.folder / name).mkdir()
             num_lines = 0
             with (
                 closing(Journal(self.folder / "faults")) as faults,
@@ -206,7 +212,7 @@ class Workplace:
                     self._write_window(window, lines, block_rows)
                     num_lines += len(lines)
                 faults.sync()
-                staged = Staged(num_lines, len(faults))
+                staged = Staged(num_lines, len(faults), len(self.blocks()))
             _remove(self.folder / "ids")
             write_whole(self.folder / "staged.json", json.dumps(asdict(staged)).encode())
         return staged
@@ -240,6 +246,17 @@ class Workplace:
     def blocks(self) -> list[str]:
         """Names of all blocks, in the order of the input's windows."""
         return sorted(path.name for path in (self.folder / "in").iterdir() if not path.name.startswith("."))
+
+    def check_blocks(self, staged: Staged) -> None:
+        """Whether the input is still there as it was cut.
+
+        Raises:
+            TurnoutError: UNAVAILABLE: a block is gone, and with it its requests.
+        """
+        found = len(self.blocks())
+        if found != staged.blocks:
+            message = f"work: {self.folder} holds {found} blocks of {staged.blocks}: it was changed from outside"
+            raise TurnoutError(Code.UNAVAILABLE, f"{message}; begin anew with --fresh", "work")
 
     def is_done(self, block: str) -> bool:
         """Whether all of a block has been answered."""

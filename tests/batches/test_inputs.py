@@ -85,6 +85,11 @@ def test_parquet_columns_of_bytes_dates_and_structures(tmp_path: Path) -> None:
     ]
     [listed] = found(messages=[[{"role": "user", "content": "hi"}]])
     assert listed == Line(1, "row-1", "/v1/chat/completions", CHAT)
+    # Parquet gives each turn the fields of any.
+    tool = {"role": "tool", "content": "yes", "tool_call_id": "c1"}
+    called, plain = found(messages=[[*CHAT["messages"], tool], CHAT["messages"]])
+    assert called.body["messages"] == [*CHAT["messages"], tool]
+    assert plain == Line(2, "row-2", "/v1/chat/completions", CHAT)
 
 
 def test_other_places_are_read_through_fsspec() -> None:

@@ -71,6 +71,9 @@ def test_a_job_that_does_not_fit_is_gone_on_with_by_a_smaller_engine(job: Job, t
     place = Workplace(job.work)
     place.open(job.described(), fresh=False)
     assert place.open(replace(job, config=config(tmp_path, max_batch=2)).described(), fresh=False)
+    less = {"kv_memory_bytes": 64 << 20, "memory_limit_bytes": 2 << 30}
+    models = {name: model.model_copy(update=less) for name, model in job.config.models.items()}
+    assert place.open(replace(job, config=job.config.model_copy(update={"models": models})).described(), fresh=False)
 
 
 @pytest.mark.parametrize(

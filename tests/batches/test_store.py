@@ -26,6 +26,26 @@ def test_what_an_upload_that_was_killed_left_is_forgotten(tmp_path: Path) -> Non
     assert {path.name for path in folder.iterdir()} == {f"{kept.id}.json", f"{kept.id}.data"}
 
 
+def test_an_upload_that_ends_while_the_store_is_swept_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BatchStore(BatchesConfig(folder=str(tmp_path)))
+    folder = store.content("acme", store.add_file("acme", "a", "batch", [b"x"]).id).parent
+    half = folder / ".file-1.data.7.part"
+    half.touch()
+    listed = Path.glob
+
+    def then_renamed(self: Path, pattern: str) -> list[Path]:
+        found = list(listed(self, pattern))
+        if pattern == "*":
+            half.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "glob", then_renamed)
+    store.sweep(time.time() + 90_000)
+    assert not half.exists()
+
+
 def batch(store: BatchStore, file_id: str, created_at: int = 0) -> BatchRecord:
     record = BatchRecord(
         id=f"batch_{created_at:024x}", tenant="a", key_id="k", entry="", seed=0, endpoint="/v1/completions",
