@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "kernels"
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-maybe-uninitialized")
 COMPILE_TIMEOUT_S = 300
+NEEDED = {"avx2", "fma"}  # with AVX-512 the kernels use it
 
 
 class NativeUnavailableError(Exception):
@@ -166,11 +167,21 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+@cache
+def panel_columns() -> int:
+    """Columns of a panel, in which weights are packed: two vectors of this processor.
+
+    Raises:
+        NativeUnavailableError: as `library`.
+    """
+    return int(library().turnout_panel())
+
+
 def _check_processor() -> None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise NativeUnavailableError(f"written for Linux on x86-64; this is {platform.system()} {platform.machine()}")
     flags = set(_processor_flags().split())
-    missing = {"avx512f", "avx512bw", "avx512vl", "avx512dq"} - flags
+    missing = NEEDED - flags
     if missing:
         raise NativeUnavailableError(f"the processor lacks {', '.join(sorted(missing))}")
 

@@ -8,14 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.native.library import Matrix, library
-
-PANEL = 32
-HALF = PANEL // 2
+from engine.native.library import Matrix, library, panel_columns
 
 
 class PackedMatrix:
-    """A linear layer's weight [columns, width] in the layout of `matrix.h`: panels of 32 columns.
+    """A linear layer's weight [columns, width] in the layout of `matrix.h`: panels of `panel_columns()` columns.
 
     Args:
         weight: [columns, width], bfloat16 or float32.
@@ -25,10 +22,10 @@ class PackedMatrix:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.columns, self.width = weight.shape
         self.dtype = weight.dtype
-        per_unit = 4 // weight.element_size()
-        padded = F.pad(weight.detach(), (0, -self.width % per_unit, 0, -self.columns % PANEL))
+        per_unit, panel = 4 // weight.element_size(), panel_columns()
+        padded = F.pad(weight.detach(), (0, -self.width % per_unit, 0, -self.columns % panel))
         units = padded.shape[1] // per_unit
-        panels = padded.view(-1, PANEL, units, per_unit).transpose(1, 2)
+        panels = padded.view(-1, panel, units, per_unit).transpose(1, 2)
         self._panels = panels.contiguous()
         self._bias = None if bias is None else bias.detach().float().contiguous()
         self.struct = Matrix(
@@ -37,7 +34,8 @@ class PackedMatrix:
 
     def part(self, columns: torch.Tensor) -> PackedMatrix:
         """Some columns (int64 [k]), packed anew."""
-        weight = self._panels[columns // PANEL, :, columns % PANEL].reshape(len(columns), -1)[:, : self.width]
+        panel = self._panels.shape[2]
+        weight = self._panels[columns // panel, :, columns % panel].reshape(len(columns), -1)[:, : self.width]
         return PackedMatrix(weight, None if self._bias is None else self._bias[columns])
 
     def __call__(self, rows: torch.Tensor, wide: bool = False) -> torch.Tensor:
@@ -57,10 +55,11 @@ class PackedMatrix:
 
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Rows of both [n, width] in turns of 16, so that one panel holds a gate and what it gates; n padded to 16."""
-    pad = -gate.shape[0] % HALF
+    """Rows of both [n, width] in turns of half a panel, which then holds a gate and what it gates; n is padded to it."""
+    half = panel_columns() // 2
+    pad = -gate.shape[0] % half
     both = [F.pad(part, (0, 0) * (part.dim() - 1) + (0, pad)) for part in (gate, up)]
-    turns = torch.stack([part.view(-1, HALF, *part.shape[1:]) for part in both], dim=1)
+    turns = torch.stack([part.view(-1, half, *part.shape[1:]) for part in both], dim=1)
     return turns.reshape(-1, *gate.shape[1:])
 
 

@@ -23,12 +23,29 @@ from engine.backend import choose_backend
 from engine.cache.store import KVStore
 from engine.native import library as native
 from engine.native.attention import NativeStep
-from engine.native.library import NativeUnavailableError
+from engine.native.library import NativeUnavailableError, panel_columns
 from engine.native.weights import PackedMatrix, interleaved, native_linear
 from turnout.errors import TurnoutError
 
 CPU = torch.device("cpu")
 BLOCK = 4
+
+
+# Where there is AVX-512, the kernels are also tried as they are compiled without.
+WIDTHS = [(), ("-mno-avx512f",)] if "avx512f" in native._processor_flags() else [()]
+
+
+@pytest.fixture(scope="module", autouse=True, params=WIDTHS, ids=lambda flags: "".join(flags) or "widest")
+def _compiled(request: pytest.FixtureRequest) -> Any:
+    def forget() -> None:
+        native.library.cache_clear()
+        native.panel_columns.cache_clear()
+
+    forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "FLAGS", (*native.FLAGS, *request.param))
+        yield
+    forget()
 
 
 def threads(count: int) -> Any:
@@ -79,13 +96,14 @@ def test_a_native_linear_rounds_to_its_dtype() -> None:
 
 
 def test_gates_and_what_they_gate_share_panels() -> None:
-    gate, up = torch.arange(20.0)[:, None], 100 + torch.arange(20.0)[:, None]
-    mixed = interleaved(gate, up)[:, 0].tolist()
-    assert mixed[:16] == list(range(16))
-    assert mixed[16:32] == [100 + i for i in range(16)]
-    assert mixed[32:36] == [16, 17, 18, 19]
-    assert mixed[36:48] == [0] * 12
-    assert mixed[48:52] == [116, 117, 118, 119]
+    half = panel_columns() // 2
+    gate = torch.arange(half + 4.0)[:, None]
+    mixed = interleaved(gate, 100 + gate)[:, 0].view(-1, half).tolist()
+    rest, padding = [half + i for i in range(4)], [0] * (half - 4)
+    assert mixed[0] == list(range(half))
+    assert mixed[1] == [100 + i for i in range(half)]
+    assert mixed[2] == rest + padding
+    assert mixed[3] == [100 + i for i in rest] + padding
 
 
 @st.composite
@@ -196,8 +214,8 @@ class TestWhereTheyCannotBeHad:
         assert caught.value.field == "engine.kernels"
 
     def test_a_processor_without_the_instructions_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(native, "_processor_flags", lambda: "fpu sse2 avx2")
-        with pytest.raises(NativeUnavailableError, match="lacks avx512bw"):
+        monkeypatch.setattr(native, "_processor_flags", lambda: "fpu sse2 avx")
+        with pytest.raises(NativeUnavailableError, match="lacks avx2, fma"):
             native.library()
 
     def test_a_compiler_that_fails_leaves_nothing_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

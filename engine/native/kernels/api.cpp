@@ -58,6 +58,9 @@ void attention(const Batch& batch, Cache<T> cache, Index heads, const Scores& sc
 
 extern "C" {
 
+// Columns of a panel: weights are packed for the vectors of this machine.
+int turnout_panel() { return PANEL; }
+
 // Layers first..last-1 of a stack, over space->hidden.
 void turnout_forward(bool half, const Layer* layers, Index first, Index last, const Shape* shape, const Batch* batch,
                      const float* angles, const Space* space, int threads) {

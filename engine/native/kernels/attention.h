@@ -137,10 +137,10 @@ class Attention {
       tile = following;
     }
     for (Index row = 0; row < all; row++) {
-      const __m512 scale = _mm512_set1_ps(1.0f / b.total[row]);
+      const Floats scale = fill(1.0f / b.total[row]);
       T* to = at(out, start, heads.begin, row, rows);
       for (Index column = 0; column < dim; column += LANES)
-        store(to + column, _mm512_mul_ps(_mm512_loadu_ps(&b.sums[row * width_ + column]), scale),
+        store(to + column, load(&b.sums[row * width_ + column]) * scale,
               first_lanes(dim - column));
     }
   }
@@ -171,19 +171,19 @@ class Attention {
     packer_.keys(tile, following, head, b.keys.data());
     for (Index panel = 0; panel * PANEL < tile.count; panel++)
       rows_times_panel<T>(&b.query[first * units_], units_, rows, &b.keys[panel * units_ * PANEL], units_,
-                          [&](Index row, __m512 left, __m512 right) {
+                          [&](Index row, Floats left, Floats right) {
                             float* to = &b.scores[row * KEYS + panel * PANEL];
-                            _mm512_storeu_ps(to, left);
-                            _mm512_storeu_ps(to + LANES, right);
+                            store(to, left);
+                            store(to + LANES, right);
                           });
     for (Index row = 0; row < rows; row++) weigh(b, first, row, seen_by[row / group_]);
     const Index pairs = packer_.values(tile, following, head, b.values.data(), KEYS / PER_UNIT<T>);
     for (Index panel = 0; panel * PANEL < cache_.dim; panel++)
       rows_times_panel<T>(b.weights.data(), KEYS / PER_UNIT<T>, rows, &b.values[panel * KEYS / PER_UNIT<T> * PANEL],
-                          pairs, [&](Index row, __m512 left, __m512 right) {
+                          pairs, [&](Index row, Floats left, Floats right) {
                             float* to = &b.sums[(first + row) * width_ + panel * PANEL];
-                            _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), left));
-                            _mm512_storeu_ps(to + LANES, _mm512_add_ps(_mm512_loadu_ps(to + LANES), right));
+                            store(to, load(to) + left);
+                            store(to + LANES, load(to + LANES) + right);
                           });
   }
 
@@ -230,38 +230,36 @@ class Attention {
   void weigh(Buffers& b, Index first, Index row, std::uint64_t bits) const {
     float* scores = &b.scores[row * KEYS];
     float &best = b.highest[first + row], &sum = b.total[first + row];
-    const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-    __m512 part[KEYS / LANES], highest = _mm512_set1_ps(best);
+    Floats part[KEYS / LANES], highest = fill(best);
     for (int i = 0; i < KEYS / LANES; i++) {
-      part[i] = _mm512_mul_ps(_mm512_loadu_ps(scores + i * LANES), _mm512_set1_ps(scores_.scale));
+      part[i] = load(scores + i * LANES) * fill(scores_.scale);
       if (scores_.softcap > 0)
-        part[i] = _mm512_mul_ps(tanh(_mm512_div_ps(part[i], _mm512_set1_ps(scores_.softcap))),
-                                _mm512_set1_ps(scores_.softcap));
-      part[i] = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(bits >> (i * LANES)), part[i]);
-      highest = _mm512_max_ps(highest, part[i]);
+        part[i] = tanh(part[i] / fill(scores_.softcap)) * fill(scores_.softcap);
+      part[i] = keep_bits(bits >> (i * LANES), part[i], fill(LOWEST));
+      highest = larger(highest, part[i]);
     }
-    const float top = _mm512_reduce_max_ps(highest);
+    const float top = largest_of(highest);
     T* weights = reinterpret_cast<T*>(&b.weights[row * (KEYS / PER_UNIT<T>)]);
-    if (top == -std::numeric_limits<float>::infinity()) {  // nothing seen yet
+    if (top == LOWEST) {  // nothing seen yet
       std::memset(weights, 0, KEYS * sizeof(T));
       return;
     }
-    __m512 total = _mm512_setzero_ps();
+    Floats total = zero();
     for (int i = 0; i < KEYS / LANES; i++) {
-      part[i] = exp(_mm512_sub_ps(part[i], _mm512_set1_ps(top)));
-      total = _mm512_add_ps(total, part[i]);
+      part[i] = exp(part[i] - fill(top));
+      total = total + part[i];
       store(weights + i * LANES, part[i]);
     }
     if (top > best) {
-      const __m512 factor = exp(_mm512_set1_ps(best - top));
-      sum *= _mm512_cvtss_f32(factor);
+      const Floats factor = exp(fill(best - top));
+      sum *= first_of(factor);
       best = top;
       for (Index column = 0; column < width_; column += LANES) {
         float* weighted = &b.sums[(first + row) * width_ + column];
-        _mm512_storeu_ps(weighted, _mm512_mul_ps(_mm512_loadu_ps(weighted), factor));
+        store(weighted, load(weighted) * factor);
       }
     }
-    sum += _mm512_reduce_add_ps(total);
+    sum += sum_of(total);
   }
 };
 

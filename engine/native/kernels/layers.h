@@ -29,20 +29,20 @@ struct Space {
 };
 
 inline float inverse_rms(const float* row, Index width, float epsilon) {
-  __m512 sum = _mm512_setzero_ps();
+  Floats sum = zero();
   for (Index i = 0; i < width; i += LANES) {
-    const __m512 value = load(row + i, first_lanes(width - i));
-    sum = _mm512_fmadd_ps(value, value, sum);
+    const Floats value = load(row + i, first_lanes(width - i));
+    sum = fused(value, value, sum);
   }
-  return 1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / static_cast<float>(width) + epsilon);
+  return 1.0f / std::sqrt(sum_of(sum) / static_cast<float>(width) + epsilon);
 }
 
 template <typename Out>
 inline void rms_norm(const float* row, const float* weight, Index width, float epsilon, Out* out) {
-  const __m512 scale = _mm512_set1_ps(inverse_rms(row, width, epsilon));
+  const Floats scale = fill(inverse_rms(row, width, epsilon));
   for (Index i = 0; i < width; i += LANES) {
-    const __mmask16 mask = first_lanes(width - i);
-    store(out + i, _mm512_mul_ps(_mm512_mul_ps(load(row + i, mask), scale), load(weight + i, mask)), mask);
+    const int lanes = first_lanes(width - i);
+    store(out + i, load(row + i, lanes) * scale * load(weight + i, lanes), lanes);
   }
 }
 
@@ -50,16 +50,16 @@ inline void rms_norm(const float* row, const float* weight, Index width, float e
 template <typename T>
 inline void rotate(T* head, const float* angles, const float* norm, Index dim, float epsilon) {
   float x[1024];
-  for (Index i = 0; i < dim; i += LANES) _mm512_storeu_ps(x + i, load(head + i, first_lanes(dim - i)));
+  for (Index i = 0; i < dim; i += LANES) store(x + i, load(head + i, first_lanes(dim - i)));
   if (norm != nullptr) rms_norm(x, norm, dim, epsilon, x);
   const float *cosine = angles, *sine = angles + dim;
   const Index half = dim / 2;
   for (Index i = 0; i < half; i += LANES) {
-    const __mmask16 mask = first_lanes(half - i);
-    const __m512 a = load(x + i, mask), b = load(x + half + i, mask);
-    store(head + i, _mm512_fmadd_ps(a, load(cosine + i, mask), _mm512_mul_ps(b, load(sine + i, mask))), mask);
+    const int lanes = first_lanes(half - i);
+    const Floats a = load(x + i, lanes), b = load(x + half + i, lanes);
+    store(head + i, fused(a, load(cosine + i, lanes), b * load(sine + i, lanes)), lanes);
     store(head + half + i,
-          _mm512_fmadd_ps(b, load(cosine + half + i, mask), _mm512_mul_ps(a, load(sine + half + i, mask))), mask);
+          fused(b, load(cosine + half + i, lanes), a * load(sine + half + i, lanes)), lanes);
   }
 }
 

@@ -1,8 +1,8 @@
-// Products with a matrix packed into panels of 32 columns, and the kernel they share with attention.
+// Products with a matrix packed into panels of PANEL columns, and the kernel they share with attention.
 //
-// Panel layout: [panels][units of K][32 columns] units; a row of a panel is two vectors. With 1 to 12 rows of A, all
-// sums stay in registers while a panel streams past once: that is what makes 12 rows cost what 1 row costs as long
-// as memory is the limit.
+// Panel layout: [panels][units of K][PANEL columns] units; a row of a panel is two vectors. With 1 to ROWS rows of A,
+// all sums stay in registers while a panel streams past once: that is what makes ROWS rows cost what 1 row costs as
+// long as memory is the limit.
 #pragma once
 
 #include "team.h"
@@ -10,51 +10,51 @@
 namespace turnout {
 
 constexpr int PANEL = 2 * LANES;
-constexpr int ROWS = 12;
 constexpr Index AHEAD = 64 * PANEL;  // how far ahead, in units, a panel is fetched
 constexpr Index CHUNK = 20 * ROWS;  // rows whose A stays in the second-level cache while panels pass
 
-// sums[row][vector] = A[MR rows, units] x panel[units, 32], or += when `accumulate` is given.
+// sums[row][vector] = A[MR rows, units] x panel[units, PANEL], or += when `accumulate` is given.
 template <typename T, int MR, typename Finish>
 inline void product(const Unit* a, Index row_stride, const Unit* panel, Index units, Finish finish) {
   constexpr int UNROLL = MR == 1 ? 4 : MR <= 3 ? 2 : 1;
-  __m512 sums[UNROLL][MR][2];
+  Floats sums[UNROLL][MR][2];
   for (int u = 0; u < UNROLL; u++)
-    for (int r = 0; r < MR; r++) sums[u][r][0] = sums[u][r][1] = _mm512_setzero_ps();
+    for (int r = 0; r < MR; r++) sums[u][r][0] = sums[u][r][1] = zero();
   Index k = 0;
   for (; k + UNROLL <= units; k += UNROLL) {
 #pragma GCC unroll 4
     for (int u = 0; u < UNROLL; u++) {
       const Unit* row = panel + (k + u) * PANEL;
       _mm_prefetch(reinterpret_cast<const char*>(row + AHEAD), _MM_HINT_T1);
-      _mm_prefetch(reinterpret_cast<const char*>(row + AHEAD + LANES), _MM_HINT_T1);
-      const __m512i left = _mm512_loadu_si512(row), right = _mm512_loadu_si512(row + LANES);
+      if (PANEL * sizeof(Unit) > 64)  // a cache line
+        _mm_prefetch(reinterpret_cast<const char*>(row + AHEAD + LANES), _MM_HINT_T1);
+      const Units left = load_units(row), right = load_units(row + LANES);
 #pragma GCC unroll 12
       for (int r = 0; r < MR; r++) {
-        const __m512i value = _mm512_set1_epi32(static_cast<int>(a[r * row_stride + k + u]));
+        const Units value = fill_units(a[r * row_stride + k + u]);
         sums[u][r][0] = multiply_add<T>(sums[u][r][0], value, left);
         sums[u][r][1] = multiply_add<T>(sums[u][r][1], value, right);
       }
     }
   }
   for (; k < units; k++) {
-    const __m512i left = _mm512_loadu_si512(panel + k * PANEL), right = _mm512_loadu_si512(panel + k * PANEL + LANES);
+    const Units left = load_units(panel + k * PANEL), right = load_units(panel + k * PANEL + LANES);
     for (int r = 0; r < MR; r++) {
-      const __m512i value = _mm512_set1_epi32(static_cast<int>(a[r * row_stride + k]));
+      const Units value = fill_units(a[r * row_stride + k]);
       sums[0][r][0] = multiply_add<T>(sums[0][r][0], value, left);
       sums[0][r][1] = multiply_add<T>(sums[0][r][1], value, right);
     }
   }
   for (int r = 0; r < MR; r++) {
     for (int u = 1; u < UNROLL; u++) {
-      sums[0][r][0] = _mm512_add_ps(sums[0][r][0], sums[u][r][0]);
-      sums[0][r][1] = _mm512_add_ps(sums[0][r][1], sums[u][r][1]);
+      sums[0][r][0] = sums[0][r][0] + sums[u][r][0];
+      sums[0][r][1] = sums[0][r][1] + sums[u][r][1];
     }
     finish(r, sums[0][r][0], sums[0][r][1]);
   }
 }
 
-// Any number of rows, in blocks of nearly equal size; `finish(row, left, right)` gets each row's 32 sums.
+// Any number of rows, in blocks of nearly equal size; `finish(row, left, right)` gets each row's sums.
 template <typename T, typename Finish>
 inline void rows_times_panel(const Unit* a, Index row_stride, Index rows, const Unit* panel, Index units,
                              Finish finish) {
@@ -62,7 +62,7 @@ inline void rows_times_panel(const Unit* a, Index row_stride, Index rows, const 
   for (Index block = 0; block < blocks; block++) {
     const Range range = share(rows, static_cast<int>(block), static_cast<int>(blocks));
     const Unit* from = a + range.begin * row_stride;
-    const auto shifted = [&](int r, __m512 left, __m512 right) { finish(range.begin + r, left, right); };
+    const auto shifted = [&](int r, Floats left, Floats right) { finish(range.begin + r, left, right); };
     switch (range.end - range.begin) {
 #define CASE(MR) \
   case MR:       \
@@ -92,17 +92,16 @@ inline void multiply(const Worker& worker, const T* a, Index row_stride, Index r
   for (Index piece = mine.begin; piece < mine.end; piece++) {
     const Index panel = piece % panels;
     const Range range = share(rows, static_cast<int>(piece / panels), static_cast<int>(chunks));
-    __m512 left_bias = _mm512_setzero_ps(), right_bias = left_bias;
+    Floats left_bias = zero(), right_bias = left_bias;
     if (matrix.bias != nullptr) {
       const float* bias = matrix.bias + panel * PANEL;
-      left_bias = load(bias, first_lanes(std::max<Index>(matrix.columns - panel * PANEL, 0)));
-      right_bias = load(bias + LANES, first_lanes(std::max<Index>(matrix.columns - panel * PANEL - LANES, 0)));
+      left_bias = load(bias, first_lanes(matrix.columns - panel * PANEL));
+      right_bias = load(bias + LANES, first_lanes(matrix.columns - panel * PANEL - LANES));
     }
     rows_times_panel<T>(reinterpret_cast<const Unit*>(a + range.begin * row_stride), row_stride / PER_UNIT<T>,
                         range.end - range.begin, matrix.panels + panel * matrix.units * PANEL, matrix.units,
-                        [&](Index row, __m512 left, __m512 right) {
-                          finish(range.begin + row, panel, _mm512_add_ps(left, left_bias),
-                                 _mm512_add_ps(right, right_bias));
+                        [&](Index row, Floats left, Floats right) {
+                          finish(range.begin + row, panel, left + left_bias, right + right_bias);
                         });
   }
 }
@@ -111,7 +110,7 @@ inline void multiply(const Worker& worker, const T* a, Index row_stride, Index r
 template <typename T, typename Out>
 inline void multiply_into(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix,
                           Out* out, Index out_stride) {
-  multiply(worker, a, row_stride, rows, matrix, [&](Index row, Index panel, __m512 left, __m512 right) {
+  multiply(worker, a, row_stride, rows, matrix, [&](Index row, Index panel, Floats left, Floats right) {
     Out* to = out + row * out_stride + panel * PANEL;
     const Index columns = matrix.columns - panel * PANEL;
     store(to, left, first_lanes(columns));
@@ -123,25 +122,25 @@ inline void multiply_into(const Worker& worker, const T* a, Index row_stride, In
 template <typename T>
 inline void multiply_onto(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix,
                           float* sum, Index sum_stride) {
-  multiply(worker, a, row_stride, rows, matrix, [&](Index row, Index panel, __m512 left, __m512 right) {
+  multiply(worker, a, row_stride, rows, matrix, [&](Index row, Index panel, Floats left, Floats right) {
     float* to = sum + row * sum_stride + panel * PANEL;
     const Index columns = matrix.columns - panel * PANEL;
-    const __mmask16 first = first_lanes(columns);
-    store(to, _mm512_add_ps(load(to, first), left), first);
+    const int first = first_lanes(columns);
+    store(to, load(to, first) + left, first);
     if (columns > LANES) {
-      const __mmask16 second = first_lanes(columns - LANES);
-      store(to + LANES, _mm512_add_ps(load(to + LANES, second), right), second);
+      const int second = first_lanes(columns - LANES);
+      store(to + LANES, load(to + LANES, second) + right, second);
     }
   });
 }
 
-// out[rows, out_width] = silu(gate) * up; every panel holds 16 columns of gate and the same 16 of up.
+// out[rows, out_width] = silu(gate) * up; every panel holds LANES columns of gate and the same of up.
 template <typename T>
 inline void multiply_gated(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix, T* out,
                            Index out_width) {
-  multiply(worker, a, row_stride, rows, matrix, [&](Index row, Index panel, __m512 gate, __m512 up) {
+  multiply(worker, a, row_stride, rows, matrix, [&](Index row, Index panel, Floats gate, Floats up) {
     const Index column = panel * LANES;
-    store(out + row * out_width + column, _mm512_mul_ps(silu(gate), up), first_lanes(out_width - column));
+    store(out + row * out_width + column, silu(gate) * up, first_lanes(out_width - column));
   });
 }
 

@@ -38,22 +38,22 @@ inline bool shares(const Batch& batch, const Scores& scores) {
 
 // 2^x, to 1e-7 of it in float and 1e-4 for weights that are rounded to bfloat16; next to 0 for x below -125.
 template <typename T>
-inline __m512 power_of_two(__m512 x) {
-  x = _mm512_max_ps(_mm512_set1_ps(-125.0f), x);
-  const __m512 n = _mm512_roundscale_ps(x, 8), r = _mm512_sub_ps(x, n);
-  __m512 p;
+inline Floats power_of_two(Floats x) {
+  x = larger(fill(-125.0f), x);
+  const Floats n = rounded(x), r = x - n;
+  Floats p;
   if (sizeof(T) == 4) {
-    p = _mm512_fmadd_ps(_mm512_set1_ps(1.327645643e-3f), r, _mm512_set1_ps(9.675541212e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550713322e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402211973e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931469670e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.000000072f));
+    p = fused(fill(1.327645643e-3f), r, fill(9.675541212e-3f));
+    p = fused(p, r, fill(5.550713322e-2f));
+    p = fused(p, r, fill(2.402211973e-1f));
+    p = fused(p, r, fill(6.931469670e-1f));
+    p = fused(p, r, fill(1.000000072f));
   } else {
-    p = _mm512_fmadd_ps(_mm512_set1_ps(5.517153321e-2f), r, _mm512_set1_ps(2.426111119e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.932610105e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.999280748e-1f));
+    p = fused(fill(5.517153321e-2f), r, fill(2.426111119e-1f));
+    p = fused(p, r, fill(6.932610105e-1f));
+    p = fused(p, r, fill(9.999280748e-1f));
   }
-  return _mm512_scalef_ps(p, n);
+  return scaled(p, n);
 }
 
 template <typename T>
@@ -209,10 +209,10 @@ class SharedPrefixes {
   void score(const Unit* query, Index rows, Index count) const {
     for (Index panel = 0; panel * PANEL < count; panel++)
       rows_times_panel<T>(query, units_, rows, &buffers_.keys[panel * units_ * PANEL], units_,
-                          [&](Index row, __m512 left, __m512 right) {
+                          [&](Index row, Floats left, Floats right) {
                             float* to = &buffers_.scores[row * STRETCH + panel * PANEL];
-                            _mm512_storeu_ps(to, left);
-                            _mm512_storeu_ps(to + LANES, right);
+                            store(to, left);
+                            store(to + LANES, right);
                           });
   }
 
@@ -220,10 +220,10 @@ class SharedPrefixes {
     constexpr Index stride = STRETCH / PER_UNIT<T>;
     for (Index panel = 0; panel * PANEL < cache_.dim; panel++)
       rows_times_panel<T>(buffers_.weights.data(), stride, rows, &buffers_.values[panel * stride * PANEL], packed,
-                          [&](Index row, __m512 left, __m512 right) {
+                          [&](Index row, Floats left, Floats right) {
                             float* to = progress.sums + row * width_ + panel * PANEL;
-                            _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), left));
-                            _mm512_storeu_ps(to + LANES, _mm512_add_ps(_mm512_loadu_ps(to + LANES), right));
+                            store(to, load(to) + left);
+                            store(to + LANES, load(to + LANES) + right);
                           });
   }
 
@@ -232,42 +232,43 @@ class SharedPrefixes {
   void weigh(const Progress& progress, float* totals, Index row, Index count) const {
     constexpr int MOST = STRETCH / LANES;
     const int vectors = WHOLE ? MOST : static_cast<int>((count + LANES - 1) / LANES);
-    const __mmask16 last = WHOLE ? 0xFFFF : first_lanes(count - (vectors - 1) * LANES);
+    const int last = WHOLE ? LANES : first_lanes(count - (vectors - 1) * LANES);
     const float* scores = &buffers_.scores[row * STRETCH];
     T* weights = reinterpret_cast<T*>(&buffers_.weights[row * (STRETCH / PER_UNIT<T>)]);
-    __m512 part[MOST], highest = _mm512_set1_ps(LOWEST);
+    Floats part[MOST], highest = fill(LOWEST);
     for (int i = 0; i < vectors; i++) {
-      part[i] = _mm512_loadu_ps(scores + i * LANES);
+      part[i] = load(scores + i * LANES);
       if (scores_.softcap > 0) part[i] = capped(part[i]);
-      highest = _mm512_mask_max_ps(highest, i == vectors - 1 ? last : 0xFFFF, highest, part[i]);
+      const bool cut = !WHOLE && i == vectors - 1;
+      highest = larger(highest, cut ? keep_first(last, part[i], highest) : part[i]);
     }
-    const __m512 scale = _mm512_set1_ps(scale_), limit = _mm512_set1_ps(*progress.reference + SLACK);
-    if (_mm512_cmp_ps_mask(_mm512_mul_ps(highest, scale), limit, _CMP_GT_OQ))
-      raise(progress, totals, _mm512_reduce_max_ps(highest) * scale_);
-    const __m512 reference = _mm512_set1_ps(*progress.reference);
-    __m512 total = _mm512_loadu_ps(totals);
+    const Floats scale = fill(scale_), limit = fill(*progress.reference + SLACK);
+    if (any_above(highest * scale, limit))
+      raise(progress, totals, largest_of(highest) * scale_);
+    const Floats reference = fill(*progress.reference);
+    Floats total = load(totals);
     for (int i = 0; i < vectors; i++) {
-      part[i] = power_of_two<T>(_mm512_fmsub_ps(part[i], scale, reference));
-      if (!WHOLE && i == vectors - 1) part[i] = _mm512_maskz_mov_ps(last, part[i]);
-      total = _mm512_add_ps(total, part[i]);
+      part[i] = power_of_two<T>(fused(part[i], scale, zero() - reference));
+      if (!WHOLE && i == vectors - 1) part[i] = keep_first(last, part[i], zero());
+      total = total + part[i];
       store(weights + i * LANES, part[i]);
     }
-    _mm512_storeu_ps(totals, total);
+    store(totals, total);
   }
 
-  __m512 capped(__m512 score) const {
-    const __m512 cap = _mm512_set1_ps(scores_.softcap);
-    return _mm512_mul_ps(tanh(_mm512_div_ps(_mm512_mul_ps(score, _mm512_set1_ps(scores_.scale)), cap)), cap);
+  Floats capped(Floats score) const {
+    const Floats cap = fill(scores_.softcap);
+    return tanh(score * fill(scores_.scale) / cap) * cap;
   }
 
   // Make everything that is known of a row relative to a higher reference.
   void raise(const Progress& progress, float* totals, float reference) const {
-    const __m512 factor = exp(_mm512_set1_ps((*progress.reference - reference) * LN_2));
+    const Floats factor = exp(fill((*progress.reference - reference) * LN_2));
     *progress.reference = reference;
-    _mm512_storeu_ps(totals, _mm512_mul_ps(_mm512_loadu_ps(totals), factor));
+    store(totals, load(totals) * factor);
     for (Index column = 0; column < width_; column += LANES) {
       float* weighted = progress.sums + column;
-      _mm512_storeu_ps(weighted, _mm512_mul_ps(_mm512_loadu_ps(weighted), factor));
+      store(weighted, load(weighted) * factor);
     }
   }
 
@@ -275,7 +276,7 @@ class SharedPrefixes {
   void finish(const Progress& progress, Index first, Index rows) const {
     for (Index row = 0; row < rows; row++) {
       progress.reference[row] *= LN_2;
-      progress.total[row] = _mm512_reduce_add_ps(_mm512_loadu_ps(&buffers_.totals[(first + row) * LANES]));
+      progress.total[row] = sum_of(load(&buffers_.totals[(first + row) * LANES]));
     }
   }
 };

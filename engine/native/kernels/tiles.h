@@ -37,15 +37,14 @@ inline void join(const Progress& mine, const Progress& other, Index rows, Index 
   for (Index row = 0; row < rows; row++) {
     const float both = std::max(mine.reference[row], other.reference[row]);
     if (both == LOWEST) continue;
-    const __m512 keep = exp(_mm512_set1_ps(mine.reference[row] - both));
-    const __m512 take = exp(_mm512_set1_ps(other.reference[row] - both));
+    const Floats keep = exp(fill(mine.reference[row] - both));
+    const Floats take = exp(fill(other.reference[row] - both));
     mine.reference[row] = both;
-    mine.total[row] = mine.total[row] * _mm512_cvtss_f32(keep) + other.total[row] * _mm512_cvtss_f32(take);
+    mine.total[row] = mine.total[row] * first_of(keep) + other.total[row] * first_of(take);
     float* to = mine.sums + row * width;
     const float* from = other.sums + row * width;
     for (Index column = 0; column < width; column += LANES)
-      _mm512_storeu_ps(to + column, _mm512_fmadd_ps(_mm512_loadu_ps(from + column), take,
-                                                    _mm512_mul_ps(_mm512_loadu_ps(to + column), keep)));
+      store(to + column, fused(load(from + column), take, load(to + column) * keep));
   }
 }
 
@@ -79,34 +78,34 @@ class Packer {
     return tile;
   }
 
-  // One head's keys: [panels of 32 keys][units][32]. While a key is packed, the same one of the tile after it is
+  // One head's keys: [panels of keys][units][PANEL]. While a key is packed, the same one of the tile after it is
   // fetched: spread out, because the memory system drops fetches that come in a burst.
   void keys(const Tile<T>& tile, const Tile<T>& following, Index head, Unit* out) {
     const Index count = tile.count, offset = head * cache_.dim;
     for (Index group = 0; group * LANES < count; group++)
       for (Index unit = 0; unit < units; unit += LANES) {
-        const __mmask16 mask = first_lanes(units - unit);
-        __m512i block[LANES];
+        const int lanes = first_lanes(units - unit);
+        Units block[LANES];
         for (int i = 0; i < LANES; i++) {
           const Index key = group * LANES + i;
           const Unit* from = reinterpret_cast<const Unit*>(tile.slots[std::min(key, count - 1)] + offset) + unit;
-          block[i] = _mm512_maskz_loadu_epi32(key < count ? mask : 0, from);
+          block[i] = load_units(from, key < count ? lanes : 0);
           if (key < following.count) fetch(following.slots[key] + offset, unit * sizeof(Unit));
         }
         transpose(block);
         Unit* to = out + ((group / 2) * units + unit) * PANEL + (group % 2) * LANES;
         const Index end = std::min<Index>(LANES, units - unit);
-        for (Index i = 0; i < end; i++) _mm512_storeu_si512(to + i * PANEL, block[i]);
+        for (Index i = 0; i < end; i++) store_units(to + i * PANEL, block[i]);
       }
     for (Index key = (count + LANES - 1) / LANES * LANES; key < following.count; key++)
       for (Index unit = 0; unit < units; unit += LANES) fetch(following.slots[key] + offset, unit * sizeof(Unit));
     if (count % PANEL != 0 && count % PANEL <= LANES)  // the panel's other half is multiplied too
       for (Index unit = 0; unit < units; unit++)
-        _mm512_storeu_si512(out + (count / PANEL * units + unit) * PANEL + LANES, _mm512_setzero_si512());
+        store_units(out + (count / PANEL * units + unit) * PANEL + LANES, no_units());
     read_ += count;
   }
 
-  // One head's values: [panels of 32 dimensions][stride units][32]. Returns the units packed: keys, or pairs of keys.
+  // One head's values: [panels of dimensions][stride units][PANEL]. Returns the units packed: keys, or pairs of keys.
   Index values(const Tile<T>& tile, const Tile<T>& following, Index head, Unit* out, Index stride) const;
 
  private:
@@ -126,8 +125,8 @@ inline Index Packer<float>::values(const Tile<float>& tile, const Tile<float>& f
   for (Index key = 0; key < tile.count; key++)
     for (Index column = 0; column < width; column += LANES) {
       Unit* to = out + (column / PANEL * stride + key) * PANEL + column % PANEL;
-      const __mmask16 mask = first_lanes(std::max<Index>(cache_.dim - column, 0));
-      _mm512_storeu_ps(to, _mm512_maskz_loadu_ps(mask, tile.slots[key] + offset + column));
+      store_units(to, load_units(reinterpret_cast<const Unit*>(tile.slots[key] + offset + column),
+                                 first_lanes(cache_.dim - column)));
       if (key < following.count) fetch(following.slots[key] + offset, column * sizeof(float));
     }
   for (Index key = tile.count; key < following.count; key++)
@@ -139,24 +138,14 @@ inline Index Packer<float>::values(const Tile<float>& tile, const Tile<float>& f
 template <>
 inline Index Packer<bf16>::values(const Tile<bf16>& tile, const Tile<bf16>& following, Index head, Unit* out,
                                   Index stride) const {
-  alignas(64) std::uint16_t low[2 * LANES], high[2 * LANES];
-  for (int i = 0; i < LANES; i++) {
-    low[2 * i] = i, low[2 * i + 1] = 32 + i;
-    high[2 * i] = 16 + i, high[2 * i + 1] = 48 + i;
-  }
-  const __m512i first_half = _mm512_load_si512(low), second_half = _mm512_load_si512(high);
   const Index offset = (cache_.kv_heads + head) * cache_.dim, pairs = (tile.count + 1) / 2;
   for (Index pair = 0; pair < pairs; pair++) {
     const bool whole = 2 * pair + 1 < tile.count;
-    const void* even = tile.slots[2 * pair] + offset;
-    const void* odd = tile.slots[2 * pair + whole] + offset;
+    const bf16 *even = tile.slots[2 * pair] + offset, *odd = tile.slots[2 * pair + whole] + offset;
     for (Index column = 0; column < width; column += PANEL) {
-      const __mmask32 mask = cache_.dim - column >= PANEL ? ~0u : (1u << (cache_.dim - column)) - 1;
-      const __m512i a = _mm512_maskz_loadu_epi16(mask, static_cast<const std::uint16_t*>(even) + column);
-      const __m512i c = _mm512_maskz_loadu_epi16(whole ? mask : 0, static_cast<const std::uint16_t*>(odd) + column);
-      Unit* to = out + (column / PANEL * stride + pair) * PANEL;
-      _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, first_half, c));
-      _mm512_storeu_si512(to + LANES, _mm512_permutex2var_epi16(a, second_half, c));
+      const int columns = static_cast<int>(std::min<Index>(cache_.dim - column, PANEL));
+      interleave(&even[column].bits, columns, &odd[column].bits, whole ? columns : 0,
+                 out + (column / PANEL * stride + pair) * PANEL);
       for (Index key = 2 * pair; key < std::min(2 * pair + 2, following.count); key++)
         fetch(following.slots[key] + offset, column * sizeof(bf16));
     }
