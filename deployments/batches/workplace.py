@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from heapq import merge
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -206,7 +207,7 @@ class Workplace:
                 closing(Journal(self.folder / "faults")) as faults,
                 closing(sqlite3.connect(self.folder / "ids", isolation_level=None)) as ids,
             ):
-                good = self._good(rows, faults, ids, limit)
+                good = _distinct(islice(rows, limit), self.job_id, faults, ids)
                 written = ((beginning(line), json.dumps(asdict(line), ensure_ascii=False)) for line in good)
                 for window, lines in enumerate(windows(written, WINDOW * block_rows)):
                     self._write_window(window, lines, block_rows)
@@ -216,24 +217,6 @@ class Workplace:
             _remove(self.folder / "ids")
             write_whole(self.folder / "staged.json", json.dumps(asdict(staged)).encode())
         return staged
-
-    def _good(
-        self, rows: Iterable[Line | Fault], faults: Journal, ids: sqlite3.Connection, limit: int | None
-    ) -> Iterator[Line]:
-        job = self.job_id
-        ids.execute("pragma journal_mode=off")
-        ids.execute("pragma synchronous=off")
-        ids.execute("create table seen (id text primary key) without rowid")
-        for count, row in enumerate(rows):
-            if count == limit:
-                return
-            if isinstance(row, Fault):
-                faults.append(unread(row.number, request_id_of(job, row.number), None, row.error))
-            elif ids.execute("insert or ignore into seen values (?)", (row.custom_id,)).rowcount:
-                yield row
-            else:
-                error = invalid("custom_id", f"{row.custom_id[:100]!r} is that of an earlier line")
-                faults.append(unread(row.number, request_id_of(job, row.number), row.custom_id, error))
 
     def _write_window(self, window: int, lines: list[tuple[str, str]], block_rows: int) -> None:
         """Requests that begin alike go beside each other: what they share is then computed once."""
@@ -388,6 +371,21 @@ def _windows(blocks: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> str:
     return ", ".join(sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)))
+
+
+def _distinct(rows: Iterable[Line | Fault], job: str, faults: Journal, ids: sqlite3.Connection) -> Iterator[Line]:
+    """Requests, the first of each id; all other rows go to the faults."""
+    ids.execute("pragma journal_mode=off")
+    ids.execute("pragma synchronous=off")
+    ids.execute("create table seen (id text primary key) without rowid")
+    for row in rows:
+        if isinstance(row, Fault):
+            faults.append(unread(row.number, request_id_of(job, row.number), None, row.error))
+        elif ids.execute("insert or ignore into seen values (?)", (row.custom_id,)).rowcount:
+            yield row
+        else:
+            error = invalid("custom_id", f"{row.custom_id[:100]!r} is that of an earlier line")
+            faults.append(unread(row.number, request_id_of(job, row.number), row.custom_id, error))
 
 
 def _remove(path: Path) -> None:
