@@ -55,7 +55,7 @@ class PackedMatrix:
 
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Rows of both [n, width] in turns of half a panel, which then holds a gate and what it gates; n is padded to it."""
+    """Rows of both [n, width] in turns of half a panel, which then holds a gate and what it gates; n padded to it."""
     half = panel_columns() // 2
     pad = -gate.shape[0] % half
     both = [F.pad(part, (0, 0) * (part.dim() - 1) + (0, pad)) for part in (gate, up)]

@@ -180,7 +180,7 @@ def test_a_stream_read_at_a_crawl_holds_up_nobody(home: Home) -> None:
 
 
 def test_no_key_is_in_what_ray_and_its_processes_log(home: Home, cluster: tuple[TurnoutConfig, Path | None]) -> None:
-    """Head, raylet, controller, proxies and replicas: all files of the session, after good, bad and failing requests."""
+    """Head, raylet, controller, proxies and replicas: all files of the session, after good, bad, failing requests."""
     unknown = "tk_123456789abc_" + "s" * 43
     given = [home.keys["acme"], unknown, "not-a-key-of-ours"]
     for key, status in zip(given, (500, 401, 401), strict=True):
