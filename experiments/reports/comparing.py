@@ -46,7 +46,8 @@ class Comparison:
     """All changes, and ways that only one of the two has.
 
     Attributes:
-        lost: by way, why NOW, which asks for it, has not all of it, or other prompts: that is a regression too.
+        lost: by way, why NOW, which asks for it, has not all of it, other prompts, or answers without a
+            score: that is a regression too.
         power: by dataset, pool and load, which change of quality is likely to be seen, whichever way has it.
     """
 
@@ -83,6 +84,7 @@ def compare(then: Saved, now: Saved, store: Store, time_tolerance: float | None 
     adjusted = corrected([draft.p for draft in drafts])
     changes = [draft.judged(p, time_tolerance) for draft, p in zip(drafts, adjusted, strict=True)]
     lost = {name: OTHER_DATA for name in before if name in after and name in other}
+    lost |= {name: why for name in both if (why := _unscored(before[name], after[name]))}
     lost |= {name: why for name, why in _unfinished(now, store).items() if name in before}
     gone = [name for name in before if name not in after and name not in lost]
     power = _power([draft for draft in drafts if draft.measure == "quality"], len(drafts))
@@ -108,6 +110,13 @@ def _unfinished(saved: Saved, store: Store) -> dict[str, str]:
         for cell in saved.cells
         if store.state(cell) != "done"
     }
+
+
+def _unscored(then: Column, now: Column) -> str:
+    """What NOW answered and cannot score, though it could be; empty: nothing. Left out, it would hide a loss."""
+    asked, scored = set(now.prompts), set(now.scored)
+    missing = [prompt for prompt in then.scored if prompt in asked and prompt not in scored]
+    return f"{len(missing)} prompts have no score, {missing[0]} for one, that had one before" if missing else ""
 
 
 def _other_data(then: Saved, now: Saved) -> set[str]:

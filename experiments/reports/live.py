@@ -121,9 +121,8 @@ def _shadow_power(lines: list[ShadowLine], rule: LiveRule) -> Iterator[str]:
 def _ends(lines: list[LiveLine], control: str, rule: LiveRule) -> Iterator[str]:
     """What to write into the configuration where the rule says stop; requests that failed have no cost."""
     for line in lines:
-        answered = line.differences.get("answered")
-        failing = answered is not None and answered.value < 0 and line.p["answered"] < ALPHA
-        but = f"; but look at what it leaves unanswered first: {answered}" if failing else ""
+        unanswered = f"; but look at what it leaves unanswered first: {line.differences.get('answered')}"
+        but = unanswered if _fails(line) else ""
         name, share = f"{line.pool}: {line.arm} is", f"arms.{line.arm}.share"
         if line.verdict == "stop: better":
             yield f"{name} better in {NAMES[rule.metric]}: {share}: 1, and 0 for the others, ends the split{but}"
@@ -131,8 +130,16 @@ def _ends(lines: list[LiveLine], control: str, rule: LiveRule) -> Iterator[str]:
             yield f"{name} worse in {NAMES[rule.metric]}: {share}: 0, and what it had for {control}, ends the arm"
 
 
+def _fails(line: LiveLine) -> bool:
+    """Whether an arm surely leaves more unanswered than the control."""
+    answered = line.differences.get("answered")
+    return answered is not None and answered.value < 0 and line.p["answered"] < ALPHA
+
+
 def winner(report: LiveReport) -> str:
     """The arm that the stop rule leaves: one that is better, or the control where all others are worse; "": none yet.
+
+    An arm that leaves more unanswered is not left, however cheap its answers: whether it is, a person decides.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: several pools; a file decides the split of one.
@@ -142,7 +149,7 @@ def winner(report: LiveReport) -> str:
     others = [line for line in report.arms if line.looks]
     better = [line.arm for line in others if line.verdict == "stop: better"]
     if len(better) == 1 and all(line.verdict.startswith("stop") for line in others):
-        return better[0]
+        return "" if any(_fails(line) for line in others if line.arm == better[0]) else better[0]
     return report.control if others and all(line.verdict == "stop: worse" for line in others) else ""
 
 

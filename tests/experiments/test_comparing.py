@@ -189,6 +189,18 @@ def test_a_way_that_died_is_lost_and_no_change_hides_it(tmp_path: Path) -> None:
     assert found.only_then == []
 
 
+@pytest.mark.parametrize("number", [1, 60])
+def test_answers_that_have_no_score_any_more_are_no_match(number: int) -> None:
+    held = twice(np.random.default_rng(0))
+    records = held.records(next(cell for cell in held.now.cells if cell.label == "way 1"))
+    for record in records[:number]:
+        record.score, record.note = None, "the judge is away"
+    found = held.compared()
+    assert {way.rpartition(" ")[2]: why for way, why in found.lost.items()} == {
+        "1": f"{number} prompts have no score, p0 for one, that had one before"
+    }
+
+
 def loaded(store: Store, name: str, first_s: float, refused: int = 0) -> None:
     """An experiment of one way under open-loop load: answers of one length, some of them refused."""
     load = LoadChoice(rate=5.0)
