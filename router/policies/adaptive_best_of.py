@@ -112,6 +112,10 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
         """
         self._kept.get(models, f"{self.where}.artifact")
 
+    def keeps(self, decision: Decision) -> bool:
+        """See `RoutingPolicy.keeps`: what shares a window's budget is counted each time, so none is kept."""
+        return self.params.by == "bins" or self.name not in decision.policy.split("/")
+
     def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
         """See `RoutingPolicy.methods`."""
         named = "reward_model" if self.params.rerank == "reward" else "rerank"

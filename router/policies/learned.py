@@ -114,6 +114,10 @@ class LearnedPolicy(RoutingPolicy):
             if inner is not None:
                 inner.check(models)
 
+    def keeps(self, decision: Decision) -> bool:
+        """See `RoutingPolicy.keeps`."""
+        return all(inner.keeps(decision) for inner in self._inner.values() if inner is not None)
+
     def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
         """See `RoutingPolicy.methods`."""
         for side, inner in self._inner.items():

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from decoding.artifacts import Artifact
+from router import decided as decided_file
 from router.allocation import Bins
+from router.decided import write_decided
+from router.decision import Decision
 from router.difficulty.curve import ALWAYS, NEVER, Cut, RouterCurve
 from router.difficulty.drift import LIMIT, WINDOW, GainDrift
 from router.difficulty.strategies import STRATEGIES
+from router.routing import Router
 from tests.router.probes import CHANCES, asked, models_of, policy, save_router, save_strategies
+from turnout.config import StickyConfig
 from turnout.errors import Code, TurnoutError
 
 
@@ -336,3 +342,40 @@ async def test_a_window_of_requests_keeps_its_budget(tmp_path: Path):
     given = [(await router.decide(asked(int(last)), models)).params["k"] for last in rng.integers(0, 10, 100)]
     assert max(sum(given[start : start + 10]) for start in range(91)) <= 20
     assert len(set(given)) > 2
+
+
+async def test_a_session_leaves_its_arm_inside_a_learned_policy_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decided_file, "LOOK_S", 0.0)
+    save_router(tmp_path, CHANCES)
+    path = tmp_path / "decided.json"
+    arms = {"a": {"share": 0.5, "method": "plain"}, "b": {"share": 0.5, "method": "entropy_adaptive"}}
+    inner = {"policy": {"name": "split", "arms": arms, "decided": str(path)}}
+    models, learned = models_of(tmp_path), policy("learned", threshold=NEVER, small=inner)
+    router = Router(learned, StickyConfig())
+
+    async def made(session: str) -> Decision:
+        request = replace(asked(5), session=session)
+        return await router.decide(request, models, check=lambda decision: None)
+
+    before = [await made(f"s{number}") for number in range(20)]
+    assert {each.policy for each in before} == {"learned/split"}
+    assert {each.arm for each in before} == {"a", "b"}
+    write_decided(path, {"arm": "b"})
+    assert {(await made(f"s{number}")).arm for number in range(20)} == {"b"}
+
+
+@pytest.mark.parametrize(("by", "kept"), [("window", False), ("bins", True)])
+async def test_a_session_does_not_keep_samples_that_a_window_counts(tmp_path: Path, by: str, kept: bool) -> None:
+    """Turns that kept many samples would go beyond the budget uncounted."""
+    save_router(tmp_path, [[token / 10, 0.9] for token in range(10)])
+    models = models_of(tmp_path)
+    router = Router(policy("adaptive_best_of", average=2, by=by, window=10), StickyConfig())
+    turns = [
+        await router.decide(replace(asked(5), session="s"), models, check=lambda decision: None) for _ in range(30)
+    ]
+    assert all(bool(each.kept_from) is kept for each in turns[1:])
+    if by == "window":
+        given = [each.params["k"] for each in turns]
+        assert max(sum(given[start : start + 10]) for start in range(21)) <= 20
