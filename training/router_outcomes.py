@@ -64,9 +64,11 @@ class Asked(BaseModel):
 
     @property
     def key(self) -> str:
-        """What tells it from others."""
+        """What tells it from others. A prompt is a conversation of one message, whichever way it is written."""
         if self.prompt is not None:
             return self.prompt
+        if self.messages is not None and [turn.role for turn in self.messages] == ["user"]:
+            return self.messages[0].content
         return json.dumps(self.model_dump(mode="json", include={"messages", "text"}, exclude_none=True))
 
     def encode(self, tokenizer: TextTokenizer) -> list[int]:

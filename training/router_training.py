@@ -249,6 +249,8 @@ def _fit(
         advance(f"fitting, loss {value:.3f}", step // every, recipe.epochs)
 
     losses = fit(network, loss, len(train), schedule, save_every=every, on_step=on_step)
+    if not best[2]:
+        raise invalid("learning_rate", f"is {recipe.learning_rate:g}; no epoch has a finite loss, lower it")
     network.load_state_dict(best[2])
     return network.eval(), {"train": losses, "calibration": tuned, "kept_epoch": best[1]}
 

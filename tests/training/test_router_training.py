@@ -115,6 +115,10 @@ def line(**values) -> str:
         (line(correct_small=None, samples_small=[]), "line 1: samples_small: tuple should have at least 1 item"),
         (line(correct_small=None, samples_small=[{"reward": float("nan")}]), "line 1: samples_small.0.reward"),
         (line() + "\n" + line(correct_large=True), "line 2 contradicts line 1: the same prompt with another outcome"),
+        (
+            line() + "\n" + line(prompt=None, messages=[{"role": "user", "content": "p"}], correct_large=True),
+            "line 2 contradicts line 1: the same prompt with another outcome",
+        ),
     ],
 )
 def test_faulty_files_are_refused_with_the_line(tmp_path: Path, text: str, said: str):
@@ -383,3 +387,8 @@ async def test_reading_prompts_costs_one_small_forward_each_and_leaves_nothing_b
     inputs = await read_prompts(pool, prompts, lambda *_: None)
     assert inputs.shape == (40, 16 + 4)
     assert (pool.small.forwards, pool.large.forwards, len(pool.small.cached)) == (40, 0, 0)
+
+
+async def test_a_loss_that_is_never_finite_is_refused() -> None:
+    with pytest.raises(TurnoutError, match=r"learning_rate: is 1e\+30; no epoch has a finite loss"):
+        await trained(*planted(60), WhoIsRight(), learning_rate=1e30)
