@@ -256,6 +256,8 @@ def _probe_verdicts(times: Timed) -> list[str]:
         f"{where}: routing adds {percent(times.beside.more)} to the time of requests that the small model answers"
         f" ({times.beside.rounds} rounds of {times.beside.requests}); {goal}.",
         f"{where}: decisions alone take {percent(times.probed.share)} of the requests' time.",
+        f"{where}: of the time of requests that go to the large model, the small one's reading of the prompt takes"
+        f" {percent(times.probed.reading)}; {judged(times.probed.reading, PROBE_GOAL, '{:.0%}', at_most=True)}.",
     ]
 
 
