@@ -34,17 +34,17 @@ class PackedLinear(nn.Module):
         return packed(_linear(self._packed.to_dense()[ids], self.bias, ids))
 
 
-def can_pack(linear: nn.Linear) -> bool:
-    """Whether packing helps here: bfloat16 on a CPU whose oneDNN has bfloat16 kernels."""
-    weight = linear.weight
-    return (
-        weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+def packs(dtype: torch.dtype) -> bool:
+    """Whether packing weights of this type helps on this machine: bfloat16, where oneDNN has kernels for it."""
+    return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def packed(linear: nn.Module) -> nn.Module:
     """The layer over a packed weight where that helps, else the layer itself."""
-    return PackedLinear(linear) if type(linear) is nn.Linear and can_pack(linear) else linear
+    if type(linear) is not nn.Linear:
+        return linear
+    helps = linear.weight.device.type == "cpu" and packs(linear.weight.dtype)
+    return PackedLinear(linear) if helps else linear
 
 
 def linear_part(layer: nn.Module, ids: torch.Tensor) -> nn.Module | None:

@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from engine.costs.machine import memory_bytes
 from engine.costs.resources import ModelShape
 from engine.lean import SHORTEST_TABLE
+from engine.packing import packs
 from engine.plan import check_supported
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.errors import Code, TurnoutError, invalid
@@ -145,7 +146,7 @@ def _need(name: str, settings: ModelConfig, engine: EngineConfig, ranks: int) ->
     slot_bytes = -(-shape.kv_bytes_per_token // ranks)
     size = cache_size(name, slot_bytes, config.max_position_embeddings, settings, engine)
     cache = size.num_blocks * engine.block_size * slot_bytes
-    packed = settings.device == "cpu" and (engine.kernels != "torch" or settings.dtype == "bfloat16")
+    packed = settings.device == "cpu" and (engine.kernels != "torch" or packs(getattr(torch, settings.dtype)))
     # Cosine and sine of every position, float32, in tables that double as sequences grow; and the frequencies.
     rows = max(1 << (size.max_length - 1).bit_length(), SHORTEST_TABLE) + 1
     angles = 2 * 4 * shape.head_dim * rows

@@ -17,7 +17,7 @@ from decoding.sequence import Sequence
 from decoding.vocabulary import SubVocabulary
 from engine.backend import Kernels
 from engine.model import EngineModel
-from engine.packing import PackedLinear, linear_part
+from engine.packing import PackedLinear, linear_part, packs
 from engine.plan import Heads
 from tests.engine.harness import ask, engine_model, twins
 from training.random_models import llama_config, random_model
@@ -56,6 +56,7 @@ def test_the_head_of_some_ids_says_what_the_whole_head_says_of_them(
     assert (some[:, others] == NEG_INF).all()
 
 
+@pytest.mark.skipif(not packs(torch.bfloat16), reason="this processor's oneDNN has no kernels for bfloat16")
 @pytest.mark.parametrize("bias", [True, False])
 def test_rows_of_packed_layers_are_their_own(bias: bool) -> None:
     linear = torch.nn.Linear(64, 48, bias=bias).to(torch.bfloat16)
