@@ -40,6 +40,10 @@ LENGTH_HEADS: dict[str, tuple[Callable[[], Head], dict[str, Any]]] = {
 
 # And for verifiers, which read the target.
 JUDGES: dict[str, tuple[Callable[[], Head], dict[str, Any]]] = {"judge": (lambda: StateHead(WIDTH), {})}
+# Who asks another part's head.
+BORROWED = {"rasd_heads": "medusa"}
+# Where a default would leave nothing to do: vocabularies here are smaller than the part that `vocab_trim` keeps.
+SETTINGS: dict[str, dict[str, Any]] = {"vocab_trim": {"keep": 20}}
 # Lossy verifiers whose law at temperature 0 is plain greedy decoding, with the parameters that make it so.
 AS_GREEDY: dict[str, dict[str, Any]] = {"typical": {}, "near_best": {"candidates": 1}, "judge": {"threshold": 1.0}}
 # Those that keep other tokens even then as they come, and why.
@@ -50,10 +54,13 @@ OTHER_TOKENS = {
 
 
 def parts(package: str) -> dict[str, Any]:
-    """Classes by name; what needs something trained that nobody makes here is left out: its own tests train it."""
-    found = {name: load(package, name, "part").PART for name in names(package)}
-    made = {*HEADS, *LENGTH_HEADS, *JUDGES, "rasd_heads"}  # the last one asks medusa's heads
-    return {name: part for name, part in found.items() if "artifact" not in part.Params.model_fields or name in made}
+    """Classes by name. A new one that needs something trained needs a line above, too: nothing is left out."""
+    return {name: load(package, name, "part").PART for name in names(package)}
+
+
+def drafter_choice(name: str) -> dict[str, Any]:
+    """A drafter as a request asks for it, so that it has something to do on a small vocabulary."""
+    return {"name": name, **SETTINGS.get(name, {})}
 
 
 def make_artifacts(folder: Path, digests: dict[str, str]) -> None:

@@ -20,18 +20,28 @@ from tests.conformance.parts import (
     ALL_DRAFTERS,
     ALL_LENGTHS,
     ALL_SELECTORS,
+    ALL_VERIFIERS,
     AS_GREEDY,
+    BORROWED,
+    DRAFTERS,
+    HEADS,
+    JUDGES,
+    LENGTH_HEADS,
+    LENGTHS,
     LOSSLESS,
     LOSSY,
     OTHER_TOKENS,
+    SELECTORS,
+    VERIFIERS,
     VOCAB,
     WIDTH,
+    drafter_choice,
     fitting,
     make_artifacts,
 )
 from training.random_models import llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig
-from turnout.registry import get_method
+from turnout.registry import get_method, names
 from turnout.types import SamplingParams
 
 # The models' locks belong to one event loop.
@@ -142,7 +152,7 @@ def choice(drafter: str, length: str, verifier: str) -> dict[str, Any]:
     """These parts; a policy that would rather not draft is told to, a lossy verifier to be greedy where all is."""
     keen = {name: value for name, value in KEEN.items() if name in ALL_LENGTHS[length].Params.model_fields}
     judge = {"name": verifier, **AS_GREEDY.get(verifier, {})}
-    return {"drafter": drafter, "length": {"name": length, **keen}, "verifier": judge}
+    return {"drafter": drafter_choice(drafter), "length": {"name": length, **keen}, "verifier": judge}
 
 
 @pytest.mark.parametrize(("drafter", "length", "verifier"), [*FEW, *FEW_GREEDY], ids=str)
@@ -210,6 +220,14 @@ async def test_greedy_text_is_another_one_where_a_verifier_keeps_other_tokens(
 async def test_nothing_is_left_out() -> None:
     assert {verifier for _, _, verifier in FEW_GREEDY} == set(LOSSY) == set(AS_GREEDY)
     assert {verifier for verifier, params in AS_GREEDY.items() if params} == set(OTHER_TOKENS)
-    assert {drafter for drafter, _, _ in FEW} == set(ALL_DRAFTERS)
-    assert {length for _, length, _ in FEW} == set(ALL_LENGTHS)
+    assert {drafter for drafter, _, _ in FEW} == set(names(DRAFTERS))
+    assert {length for _, length, _ in FEW} == set(names(LENGTHS))
     assert {verifier for _, _, verifier in FEW} == set(LOSSLESS)
+    assert set(LOSSLESS) | set(LOSSY) == set(names(VERIFIERS))
+    assert set(ALL_SELECTORS) == set(names(SELECTORS))
+
+
+async def test_every_trained_part_has_a_head() -> None:
+    found = {**ALL_DRAFTERS, **ALL_LENGTHS, **ALL_VERIFIERS, **ALL_SELECTORS}
+    trained = {name for name, part in found.items() if "artifact" in part.Params.model_fields}
+    assert trained == {*HEADS, *LENGTH_HEADS, *JUDGES, *BORROWED}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.pool import LocalPool
+from tests.conformance.parts import drafter_choice
 from tests.engine.harness import ask, pair_config
 from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.types import FinishReason
@@ -62,7 +63,7 @@ async def assert_drafted_to_the_end(pool: LocalPool, params: dict[str, Any], tem
 @pytest.mark.parametrize("drafter", TREES + OTHERS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 async def test_a_drafted_answer_goes_on_to_the_last_place(full: LocalPool, drafter: str, temperature: float) -> None:
-    await assert_drafted_to_the_end(full, {"drafter": drafter}, temperature)
+    await assert_drafted_to_the_end(full, {"drafter": drafter_choice(drafter)}, temperature)
 
 
 @pytest.mark.parametrize("drafter", LAYER_SKIPPERS, ids=lambda each: each["name"])
