@@ -200,18 +200,20 @@ async def _mine_all(
     mine: Callable[[int], Awaitable[Examples]], num_prompts: int, folder: Path | None, advance: Advance
 ) -> Examples:
     """All prompts' examples, `AT_ONCE` prompts at a time; what `folder` has of an earlier run is not mined again."""
-    stored = folder / "examples.npz" if folder is not None else None
-    if stored is not None and stored.exists():
-        return Examples.load(stored)
-    parts: list[Examples] = []
+    shards: list[Examples] = []
     for start in range(0, num_prompts, AT_ONCE):
         group = range(start, min(start + AT_ONCE, num_prompts))
-        parts += await asyncio.gather(*(mine(index) for index in group))
-        advance("mining", len(parts), num_prompts)
-    examples = Examples.joined(parts)
-    if stored is not None:
-        examples.save(stored)
-    return examples
+        # The folder is one run's, see `claim`: a shard's place says all that its content follows from.
+        path = folder / "examples" / f"{start:08d}.npz" if folder is not None else None
+        if path is not None and path.exists():
+            shard = Examples.load(path)
+        else:
+            shard = Examples.joined(await asyncio.gather(*(mine(index) for index in group)))
+            if path is not None:
+                shard.save(path)
+        shards.append(shard)
+        advance("mining", group.stop, num_prompts)
+    return Examples.joined(shards)
 
 
 def _fit(

@@ -16,6 +16,7 @@ from decoding.methods.speculative import SpeculativeParams, speculative
 from decoding.model import Draw, ModelPool, Request, Row, Want
 from decoding.sequence import Sequence
 from tests.engine.harness import engine_model
+from training import length_predictors
 from training.calibration import auc, calibration, calibration_error
 from training.fitting import fit
 from training.length_data import Examples, Source, mine_acceptance, mine_rounds
@@ -25,6 +26,7 @@ from training.length_predictors import (
     SpecDecPlusPlus,
     split,
     train_disco,
+    train_pair,
     train_specdecpp,
     weighted_loss,
 )
@@ -32,6 +34,12 @@ from training.length_tuning import Costs, Replay, tune
 from training.random_models import llama_config, random_model
 from turnout.errors import TurnoutError
 from turnout.types import SamplingParams
+
+# What mines for a recipe.
+MINED = {
+    "disco": ("mine_rounds", Disco(depth=4, top=2, epochs=2)),
+    "specdecpp": ("mine_acceptance", SpecDecPlusPlus(epochs=2)),
+}
 
 
 def table_pair(seed: int = 0, vocab: int = 12, kind: type[TableModel] = TableModel) -> ModelPool:
@@ -296,6 +304,32 @@ async def test_training_again_gives_the_same_artifact_and_other_settings_are_ref
     assert len({(tmp_path / f"{name}.safetensors").read_bytes() for name in ("one", "two", "three")}) == 1
     with pytest.raises(TurnoutError, match="other settings"):
         await train_disco(table_pair(), source(16), replace(recipe, depth=5), tmp_path / "a")
+
+
+@pytest.mark.parametrize("kind", list(MINED))
+async def test_mining_that_is_cut_off_goes_on_with_the_prompts_it_lacks(tmp_path: Path, monkeypatch, kind: str):
+    miner, recipe = MINED[kind]
+    mine, mined, end = getattr(length_predictors, miner), [], 16
+
+    async def mine_before_the_end(models: ModelPool, asked: Source, index: int, *args) -> Examples:
+        if index >= end:
+            raise InterruptedError
+        mined.append(index)
+        return await mine(models, asked, index, *args)
+
+    models = table_pair(kind=TableWithStates)
+    whole = await train_pair(models, source(22), recipe, tmp_path / "whole")
+    monkeypatch.setattr(length_predictors, miner, mine_before_the_end)
+    with pytest.raises(InterruptedError):
+        await train_pair(models, source(22), recipe, tmp_path / "cut")
+    assert sorted(mined) == list(range(16))
+    end = 22
+    for expected in (range(16, 22), range(0)):
+        mined.clear()
+        resumed = await train_pair(models, source(22), recipe, tmp_path / "cut")
+        assert sorted(mined) == list(expected)
+        assert resumed.losses == whole.losses
+        assert resumed.artifact.version == whole.artifact.version
 
 
 async def test_too_few_prompts_are_refused():
