@@ -21,11 +21,13 @@ class Part:
         Params: its parameters.
         seeds: numbers of the papers it implements.
         name: its module's name.
+        where: which field of the request chose it, for refusals.
     """
 
     Params: ClassVar[type[MethodParams]] = MethodParams
     seeds: ClassVar[tuple[int, ...]] = ()
     name: ClassVar[str]
+    where: str = "method.params"
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -83,7 +85,9 @@ class PartChoice(BaseModel):
     def make(self, package: str, field: str) -> Any:
         """The part itself."""
         part = self.find(package, field)
-        return part(self.parse(part, field))
+        made = part(self.parse(part, field))
+        made.where = field
+        return made
 
     @classmethod
     def of(cls, name: str, **params: Any) -> Self:

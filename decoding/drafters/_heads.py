@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from decoding.model import Model, ModelPool
     from decoding.verifiers.base import Verdict
 
-WHERE = "method.params.drafter.artifact"
 SHARED = ""  # weights are no tenant's
 
 HeadT = TypeVar("HeadT", bound=Head)
@@ -60,7 +59,7 @@ class TrainedDrafter(Drafter, Generic[HeadT]):
         Raises:
             TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, or it does not fit.
         """
-        artifact = models.artifacts.open(self.params.artifact, self.name, models, WHERE)
+        artifact = models.artifacts.open(self.params.artifact, self.name, models, f"{self.where}.artifact")
         kind = f"{self.name}/{self.params.artifact}"
         opened: Opened[HeadT] = models.large.stores.open(kind, SHARED, Opened)
         if opened.head is None or opened.artifact is not artifact:

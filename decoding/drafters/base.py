@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from decoding.verifiers.base import Verdict
 
 PACKAGE = "decoding.drafters"
+FIELD = "method.params.drafter"
 NOTHING = Want(draw=None)
 
 
@@ -72,6 +73,7 @@ class Drafter(Part):
     abstains: ClassVar[bool] = False
     depth: ClassVar[int | None] = None
     nodes: ClassVar[int | None] = None
+    where: str = FIELD
     want: Want = NOTHING
 
     def __init__(self, params: Any = None, candidates: Candidates | None = None) -> None:
@@ -79,8 +81,13 @@ class Drafter(Part):
         self.candidates = candidates or next(kind for kind in Candidates if kind in self.kinds)
 
     @classmethod
-    def inside(cls, params: Any) -> type[Drafter]:
-        """Whose kinds, steps and sizes hold: its own, or those of a drafter that these parameters put into it."""
+    def inside(cls, params: Any, where: str = FIELD) -> type[Drafter]:
+        """Whose kinds, steps and sizes hold: its own, or those of a drafter that these parameters put into it.
+
+        Args:
+            params: its own.
+            where: which field of the request says them, for refusals.
+        """
         return cls
 
     @property

@@ -59,7 +59,7 @@ class ClaspDrafter(Drafter):
     def check(self, models: ModelPool) -> None:
         """Refuse a model without layers to skip."""
         if models.large.num_layers < 2:
-            raise invalid("method.params.drafter", f"clasp needs a model of 2 layers; {models.large.name!r} has fewer")
+            raise invalid(self.where, f"clasp needs a model of 2 layers; {models.large.name!r} has fewer")
         self._every_layer = Want(draw=None, hidden=frozenset(range(models.large.num_layers + 1)))
         self.want = self._every_layer
 

@@ -68,7 +68,7 @@ class DelDrafter(Drafter):
         """Refuse a model without a layer to leave at."""
         count = models.large.num_layers
         if count < 2:
-            raise invalid("method.params.drafter", f"del needs a model of 2 layers; {models.large.name!r} has fewer")
+            raise invalid(self.where, f"del needs a model of 2 layers; {models.large.name!r} has fewer")
         self.choice = ExitChoice(count, self.params.decay)
         self.want = Want(draw=None, hidden=frozenset(range(1, count + 1)))
 

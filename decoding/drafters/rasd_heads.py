@@ -57,6 +57,7 @@ class RasdHeadsDrafter(Drafter):
 
     def check(self, models: ModelPool) -> None:
         """See `MedusaDrafter.check`."""
+        self._heads.where = self.where
         self._heads.check(models)
         self._heads.reads = self._heads.reads | Want(draw=None, top=self.params.plausible)
 

@@ -63,7 +63,7 @@ class SwiftDrafter(Drafter):
     def check(self, models: ModelPool) -> None:
         """Refuse a model without inner layers."""
         if models.large.num_layers < 3:
-            raise invalid("method.params.drafter", f"swift needs a model of 3 layers; {models.large.name!r} has fewer")
+            raise invalid(self.where, f"swift needs a model of 3 layers; {models.large.name!r} has fewer")
 
     @property
     def share(self) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import torch
 from pydantic import Field
 
-from decoding.drafters.base import PACKAGE, Candidates, Drafter, Room
+from decoding.drafters.base import FIELD, PACKAGE, Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Row, Want
 from decoding.parts import PartChoice
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # The kept ids are chosen again after so many tokens of the target.
 REFRESH_AFTER = 256
-WHERE = "method.params.drafter.drafter"
 
 
 class VocabTrimParams(MethodParams):
@@ -146,19 +145,24 @@ class VocabTrimDrafter(Drafter):
         super().__init__(params, candidates)
         self._counts_prompt = self.params.count_prompts
         drafter = self.inside(self.params)
-        self._drafter = drafter(self.params.drafter.parse(drafter, WHERE), candidates)
+        self._drafter = drafter(self.params.drafter.parse(drafter, f"{self.where}.drafter"), candidates)
 
     @classmethod
-    def inside(cls, params: VocabTrimParams) -> type[Drafter]:
+    def inside(cls, params: VocabTrimParams, where: str = FIELD) -> type[Drafter]:
         """The drafter it is put around.
+
+        Args:
+            params: its own.
+            where: see `Drafter.inside`.
 
         Raises:
             TurnoutError: NOT_FOUND or INVALID_ARGUMENT: it is unknown, has wrong parameters, or asks no small model.
         """
-        drafter = params.drafter.find(PACKAGE, WHERE)
+        field = f"{where}.drafter"
+        drafter = params.drafter.find(PACKAGE, field)
         assert issubclass(drafter, Drafter)
         if drafter.beside != "small" or drafter is cls:
-            raise invalid(WHERE, f"{drafter.name!r} does not draft with the small model, whose vocabulary is trimmed")
+            raise invalid(field, f"{drafter.name!r} does not draft with the small model, whose vocabulary is trimmed")
         return drafter
 
     def check(self, models: ModelPool) -> None:

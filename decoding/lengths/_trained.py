@@ -9,8 +9,6 @@ from decoding.lengths.base import Depth, LengthParams, LengthPolicy
 from decoding.model import Model, ModelPool
 from turnout.errors import invalid
 
-WHERE = "method.params.length.artifact"
-
 
 class TrainedParams(LengthParams):
     """What every trained policy is told."""
@@ -35,7 +33,7 @@ class TrainedLength(LengthPolicy):
         Raises:
             TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, or it does not fit.
         """
-        artifact = models.artifacts.open(self.params.artifact, self.name, models, WHERE)
+        artifact = models.artifacts.open(self.params.artifact, self.name, models, f"{self.where}.artifact")
         self._draft_digest = artifact.models["small"]
         self.use(artifact)
 
@@ -47,7 +45,7 @@ class TrainedLength(LengthPolicy):
         """
         if model.digest != self._draft_digest:
             raise invalid(
-                WHERE,
+                f"{self.where}.artifact",
                 f"was made for drafts by the small model with digest {self._draft_digest};"
                 f" {model.name!r} drafts, with {model.digest}",
             )

@@ -110,6 +110,7 @@ class LengthPolicy(Part):
     stepwise: ClassVar[bool] = False
     abstains: ClassVar[bool] = False
     params: LengthParams
+    where: str = "method.params.length"
     want: Want = Want(draw=None)
 
     def check_draft(self, model: Model) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -43,12 +44,44 @@ MOST_ARMS = 16
 NONE = PartChoice(name="none")
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Which fields of a request say an arm's drafter, its length policy and its nodes: its own, or all arms'."""
+
+    drafter: str = f"{FIELD}.drafter"
+    length: str = f"{FIELD}.length"
+    nodes: str = f"{FIELD}.nodes"
+
+
 class ArmParams(MethodParams):
     """One drafter, with its own length policy if it has one; "none" decodes plainly where its turn comes."""
 
     drafter: PartChoice
     length: PartChoice | None = None
     nodes: Annotated[int | None, Field(ge=1, le=MOST_NODES)] = None
+    _bare: bool = PrivateAttr(False)
+
+    @classmethod
+    def read(cls, value: Any, where: str) -> ArmParams:
+        """What stands in a list of drafters: all of these, or a drafter alone.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT, naming a field that the request has, or could have.
+        """
+        # An arm has no name; some drafters have a drafter inside, as arms have.
+        if isinstance(value, ArmParams) or (isinstance(value, dict) and "name" not in value):
+            return parsed(cls, value, where)
+        arm = cls(drafter=parsed(PartChoice, value, where))
+        arm._bare = True
+        return arm
+
+    def places(self, own: str) -> Places:
+        """Where the request says what of an arm that stands there in its list."""
+        return Places(
+            own if self._bare else f"{own}.drafter",
+            f"{own if self.length else FIELD}.length",
+            f"{own if self.nodes else FIELD}.nodes",
+        )
 
 
 class SpeculativeParams(MethodParams):
@@ -100,11 +133,7 @@ class SpeculativeParams(MethodParams):
             return parsed(PartChoice, value, f"{FIELD}.drafter")
         if len(value) > MOST_ARMS:
             raise invalid(f"{FIELD}.drafter", f"has {len(value)} drafters; at most {MOST_ARMS} are allowed")
-        arms = []
-        for place, each in enumerate(value):
-            named = isinstance(each, ArmParams) or (isinstance(each, dict) and "drafter" in each)
-            arms.append(parsed(ArmParams, each if named else {"drafter": each}, f"{FIELD}.drafter.{place}"))
-        return tuple(arms)
+        return tuple(ArmParams.read(each, f"{FIELD}.drafter.{place}") for place, each in enumerate(value))
 
     @model_validator(mode="wrap")
     @classmethod
@@ -188,16 +217,18 @@ def make_parts(params: SpeculativeParams) -> tuple[list[Arm], Selector, Verifier
         if arm.drafter == NONE:
             arms.append(Arm(NoDrafter(), FixedLength()))
             continue
-        where = f"{FIELD}.drafter" if isinstance(params.drafter, PartChoice) else f"{FIELD}.drafter.{place}"
-        part = arm.drafter.find(DRAFTERS, where)
+        alone = isinstance(params.drafter, PartChoice)
+        places = Places() if alone else arm.places(f"{FIELD}.drafter.{place}")
+        part = arm.drafter.find(DRAFTERS, places.drafter)
         assert issubclass(part, Drafter)
-        given = arm.drafter.parse(part, where)
-        inside = part.inside(given)
-        length = _length(arm.length or params.length, params.draft_length, inside.depth)
+        given = arm.drafter.parse(part, places.drafter)
+        inside = part.inside(given, places.drafter)
+        length = _length(arm.length or params.length, params.draft_length, inside.depth, places.length)
         kind = _kind(inside, verifier, length)
         drafter, nodes = part(given, kind), arm.nodes or params.nodes or inside.nodes
+        drafter.where = places.drafter
         depth = length.params.most
-        drafter.check_room(Room(depth, nodes or depth), f"{where}.nodes" if arm.nodes else f"{FIELD}.nodes")
+        drafter.check_room(Room(depth, nodes or depth), places.nodes)
         arms.append(Arm(drafter, length, nodes))
     return arms, selector, verifier
 
@@ -217,14 +248,14 @@ def checked_parts(params: SpeculativeParams, models: ModelPool) -> tuple[list[Ar
     return arms, selector, verifier
 
 
-def _length(choice: PartChoice, asked: int | None, natural: int | None) -> LengthPolicy:
+def _length(choice: PartChoice, asked: int | None, natural: int | None, where: str) -> LengthPolicy:
     """The policy, limited by what the request says, else by the policy's own parameters, else by the drafter."""
     given = choice.params
     if asked is not None:
         given = {**given, "most": asked}
     elif natural is not None:
         given = {"most": natural, **given}
-    length: LengthPolicy = PartChoice.of(choice.name, **given).make(LENGTHS, f"{FIELD}.length")
+    length: LengthPolicy = PartChoice.of(choice.name, **given).make(LENGTHS, where)
     return length
 
 
@@ -241,7 +272,7 @@ def _kind(part: type[Drafter], verifier: Verifier, length: LengthPolicy) -> Cand
     if length.stepwise and not part.stepwise:
         fitting = [name for name in names(LENGTHS) if not load(LENGTHS, name, "").PART.stepwise]
         raise invalid(
-            f"{FIELD}.length",
+            length.where,
             f"{length.name!r} looks at each drafted token; {part.name!r} drafts them at once, and goes with"
             f" {', '.join(fitting)}",
         )

@@ -213,6 +213,8 @@ async def test_parts_that_do_not_fit_are_refused_or_left_out() -> None:
         ({"drafter": "rsd_s", "verifier": "typical"}, "method.params.verifier", "'rsd_s' makes drawn"),
         ({"drafter": "copyspec", "length": "svip"}, "method.params.length", "'copyspec' drafts them at once"),
         ({"drafter": "swift"}, "method.params.drafter", "needs a model of 3 layers"),
+        ({"drafter": ["copyspec", "swift"]}, "method.params.drafter.1", "needs a model of 3 layers"),
+        ({"drafter": [{"drafter": "del"}]}, "method.params.drafter.0.drafter", "needs a model of 2 layers"),
     ):
         small, large = (TableModel(name, lambda tokens: plain_logits(tokens), VOCAB) for name in ("small", "large"))
         with pytest.raises(TurnoutError) as caught:

@@ -45,12 +45,48 @@ WRONG: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
         ("unknown", "gamma", "occurrence"),
     ),
     "a drafter that is none": ({"drafter": 5}, "drafter", ("input should be a valid dictionary",)),
-    "a list with something else in it": ({"drafter": ["copyspec", 5]}, "drafter.1.drafter", ("valid dictionary",)),
-    "an arm without a drafter": ({"drafter": [{"nodes": 5}]}, "drafter.0.drafter.name", ("field required",)),
+    "a list with something else in it": ({"drafter": ["copyspec", 5]}, "drafter.1", ("valid dictionary",)),
+    "an arm without a drafter": ({"drafter": [{"nodes": 5}]}, "drafter.0.drafter", ("field required",)),
     "an unknown field of an arm": (
         {"drafter": [{"drafter": "copyspec", "depth": 5}]},
         "drafter.0.depth",
         ("unknown", "drafter", "length", "nodes"),
+    ),
+    "an unknown drafter in a list": ({"drafter": ["copyspec", "no_such"]}, "drafter.1", ("'no_such' is not known",)),
+    "an unknown drafter of an arm": (
+        {"drafter": ["copyspec", {"drafter": "no_such"}]},
+        "drafter.1.drafter",
+        ("'no_such' is not known",),
+    ),
+    "an unknown parameter of a part in a list": (
+        {"drafter": [{"name": "copyspec", "gama": 3}]},
+        "drafter.0.gama",
+        ("unknown", "gamma", "occurrence"),
+    ),
+    "an unknown parameter of an arm's part": (
+        {"drafter": [{"drafter": {"name": "copyspec", "gama": 3}}]},
+        "drafter.0.drafter.gama",
+        ("unknown", "gamma", "occurrence"),
+    ),
+    "an unknown policy of an arm": (
+        {"drafter": ["copyspec", {"drafter": "aded", "length": "no_such"}]},
+        "drafter.1.length",
+        ("'no_such' is not known", "fixed", "svip"),
+    ),
+    "a wrong parameter of an arm's policy": (
+        {"drafter": [{"drafter": "model_chain", "length": {"name": "svip", "most": 0}}]},
+        "drafter.0.length.most",
+        ("greater than or equal to 1",),
+    ),
+    "a policy of an arm that looks at tokens": (
+        {"drafter": ["aded", {"drafter": "copyspec", "length": "svip"}]},
+        "drafter.1.length",
+        ("'copyspec' drafts them at once", "fixed", "smartspec"),
+    ),
+    "a policy for all arms that looks at tokens": (
+        {"drafter": ["model_chain", {"drafter": "copyspec"}], "length": "svip"},
+        "length",
+        ("'copyspec' drafts them at once",),
     ),
     "more drafters than anybody needs": (
         {"drafter": ["copyspec"] * 17},
@@ -75,6 +111,26 @@ WRONG: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "no drafter": ({"drafter": []}, "drafter", ("is empty",)),
     "a missing artifact": ({"drafter": "medusa"}, "drafter.artifact", ("'medusa' is not known; available: none",)),
     "a missing length artifact": ({"length": "disco"}, "length.artifact", ("'disco' is not known",)),
+    "a missing artifact in a list": (
+        {"drafter": ["copyspec", "medusa"]},
+        "drafter.1.artifact",
+        ("'medusa' is not known",),
+    ),
+    "an arm's missing artifact": (
+        {"drafter": ["copyspec", {"drafter": {"name": "rasd_heads", "artifact": "gone"}}]},
+        "drafter.1.drafter.artifact",
+        ("'gone' is not known",),
+    ),
+    "an arm's missing length artifact": (
+        {"drafter": ["copyspec", {"drafter": "model_chain", "length": "disco"}]},
+        "drafter.1.length.artifact",
+        ("'disco' is not known",),
+    ),
+    "a trimmed target in a list": (
+        {"drafter": ["aded", {"name": "vocab_trim", "drafter": "copyspec"}]},
+        "drafter.1.drafter",
+        ("'copyspec' does not draft with the small model",),
+    ),
     "a trimmed target": (
         {"drafter": {"name": "vocab_trim", "drafter": "copyspec"}},
         "drafter.drafter",
