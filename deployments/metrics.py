@@ -25,7 +25,7 @@ CALLER_DEADLINE = "CALLER_DEADLINE"  # an outcome that any caller can bring abou
 OTHER = "other"
 DEEPEST = 15  # depths of drafts that are counted apart
 MOST_DRAFTING = 32  # tenants whose drafts are
-MOST_DRAFTS = 128  # of their drafters, all tenants together: each has some forty series, by method and depth
+MOST_DRAFTS = 128  # of their drafters in a method, all tenants together: each has some forty series, by depth
 DRAFTERS = frozenset({*names("decoding.drafters"), "none"})
 SEVERAL, OWN = "several", "own"
 INGRESS_STATES = ("reading", "running", "refused", "recording")
@@ -81,7 +81,7 @@ class Metrics:
         self._counted: dict[tuple[Metric, tuple[str, ...]], Counter] = {}
         self._observed: dict[tuple[Metric, str], Histogram] = {}
         self._drafting: set[str] = set()  # tenants whose drafts are counted apart
-        self._drafts: set[tuple[str, str]] = set()  # and with which drafters
+        self._drafts: set[tuple[str, str, str]] = set()  # and by which methods and drafters
         for metric in of.COUNTED:
             self._make(metric)
         self.batch_lines(dict.fromkeys(BATCH_STATES, 0))
@@ -159,7 +159,8 @@ class Metrics:
         self._count_cost(model, usage)
         if usage.speculation.rounds:
             drafter = drafter_of(usage.params)
-            self._count_drafts((usage.method, drafter, self._drafter(tenant, drafter)), usage.speculation)
+            tenant = self._drafting_as(usage.method, drafter, tenant)
+            self._count_drafts((usage.method, drafter, tenant), usage.speculation)
         # Only artifacts that exist have a reading, so clients cannot make up series here either.
         for drift in (usage.drift, *usage.router_drift):
             if drift is not None:
@@ -204,8 +205,8 @@ class Metrics:
         self._counter(of.VERIFY_S, *whose).inc(drafts.verify_s)
         for metric, counts in ((of.REACHED, drafts.drafted_at), (of.KEPT, drafts.accepted_at)):
             for depth, count in enumerate(counts[:DEEPEST]):
-                self._add(metric, count, *whose[1:], str(depth))
-            self._add(metric, sum(counts[DEEPEST:]), *whose[1:], f"{DEEPEST}+")
+                self._add(metric, count, *whose, str(depth))
+            self._add(metric, sum(counts[DEEPEST:]), *whose, f"{DEEPEST}+")
 
     def batch_lines(self, counts: Mapping[str, int]) -> None:
         """How many lines of batches there are, by state: one of BATCH_STATES."""
@@ -235,15 +236,15 @@ class Metrics:
     def _tenant(self, name: str) -> str:
         return name if self.known_tenant(name) else OTHER
 
-    def _drafter(self, tenant: str, drafter: str) -> str:
+    def _drafting_as(self, method: str, drafter: str, tenant: str) -> str:
         """Under whose name a tenant's drafts are counted."""
-        if tenant == OTHER or (tenant, drafter) in self._drafts:
+        if tenant == OTHER or (method, drafter, tenant) in self._drafts:
             return tenant
         known = tenant in self._drafting
         if len(self._drafts) == MOST_DRAFTS or (not known and len(self._drafting) == MOST_DRAFTING):
             return OTHER
         self._drafting.add(tenant)
-        self._drafts.add((tenant, drafter))
+        self._drafts.add((method, drafter, tenant))
         return tenant
 
 

@@ -101,7 +101,7 @@ DECODING = (
     ),
     Panel(
         "Acceptance by position", "percentunit",
-        ((share("accepted_depth_rounds", "draft_depth_rounds", "drafter, depth"), "{{drafter}} {{depth}}"),),
+        ((share("accepted_depth_rounds", "draft_depth_rounds", f"{BY_DRAFTER}, depth"), f"{DRAFTER} {{{{depth}}}}"),),
         "Share of the verifications whose draft reached so deep that accepted so deep.",
     ),
     Panel("Tokens a round", "short", (

@@ -97,8 +97,8 @@ EMITTED = _counter("draft_round_tokens", "Tokens that verifications gave, their 
 ROUNDS = _counter("draft_rounds", "Verifications of drafts.", *DRAFTS)
 DRAFT_S = _counter("draft_seconds", "Time spent drafting.", *DRAFTS)
 VERIFY_S = _counter("verify_seconds", "Time spent verifying.", *DRAFTS)
-REACHED = _counter("draft_depth_rounds", "Verifications of drafts that reached so deep.", "drafter", "tenant", "depth")
-KEPT = _counter("accepted_depth_rounds", "Verifications that accepted so deep.", "drafter", "tenant", "depth")
+REACHED = _counter("draft_depth_rounds", "Verifications of drafts that reached so deep.", *DRAFTS, "depth")
+KEPT = _counter("accepted_depth_rounds", "Verifications that accepted so deep.", *DRAFTS, "depth")
 PAPER = _counter(
     "cost_paper_tokens",
     "The paper's cost: generated tokens weighted by parameters, in tokens of the large model; way: spent, large_only.",

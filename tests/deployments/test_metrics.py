@@ -114,7 +114,7 @@ def test_what_drafts_are_worth_can_be_asked_for_each_tenant() -> None:
         assert of("draft_round_tokens", *at) / of("draft_rounds", *at) == tokens
         spent = of("draft_seconds", *at), of("verify_seconds", *at)
         assert spent[0] / sum(spent) == pytest.approx(share)
-        assert of("accepted_depth_rounds", "0", "own", tenant) / of("draft_depth_rounds", "0", "own", tenant) == first
+        assert of("accepted_depth_rounds", "0", *at) / of("draft_depth_rounds", "0", *at) == first
 
 
 def test_two_tenants_and_two_drafters_are_told_apart_in_one_scrape() -> None:
@@ -128,7 +128,7 @@ def test_two_tenants_and_two_drafters_are_told_apart_in_one_scrape() -> None:
     found = values(metrics)
     accepted, reached = found["turnout_accepted_draft_tokens_total"], found["turnout_draft_depth_rounds_total"]
     assert accepted == {(drafter, "speculative", tenant): kept for tenant, drafter, kept in cases}
-    assert reached == {("0", drafter, tenant): 8 for tenant, drafter, _ in cases}
+    assert reached == {("0", drafter, "speculative", tenant): 8 for tenant, drafter, _ in cases}
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,10 @@ def test_tenants_who_try_every_drafter_make_a_bounded_number_of_series() -> None
     for number in range(MOST_DRAFTING):
         for drafter in drafters:
             metrics.used("demo", f"t{number}", replace(USAGE, params={"drafter": drafter}))
+            metrics.used("demo", f"t{number}", replace(USAGE, method="monitored", params={"drafter": drafter}))
     rounds = values(metrics)["turnout_draft_rounds_total"]
-    assert len(rounds) <= MOST_DRAFTS + len(drafters)
-    assert sum(rounds.values()) == 3 * MOST_DRAFTING * len(drafters)
+    assert len(rounds) <= MOST_DRAFTS + 2 * len(drafters)
+    assert sum(rounds.values()) == 2 * 3 * MOST_DRAFTING * len(drafters)
     assert {labels[0] for labels in rounds} == set(drafters)
 
 

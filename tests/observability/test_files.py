@@ -45,7 +45,8 @@ def test_names_tell_units_and_labels_are_few() -> None:
         if metric.kind == "histogram":
             assert metric.name.endswith("_seconds")
             assert list(metric.buckets) == sorted(metric.buckets)
-        assert len(metric.labels) <= 3
+        # What is counted by depth is of few tenants and drafters: see tests/deployments/test_metrics.py.
+        assert len(metric.labels) <= (4 if "depth" in metric.labels else 3)
         assert set(metric.labels) <= {
             "model", "pool", "method", "outcome", "code", "field", "kind", "slo", "depth", "way", "artifact",
             "tenant", "drafter", "state", "result", "tier", "reason",
