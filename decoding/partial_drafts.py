@@ -149,7 +149,7 @@ async def exit_states(model: Model, seq: Sequence, layer: int, start: int, stop:
         try:
             rows += await model.extend(first, want=want)
         finally:
-            _charge(seq, first, model)
+            charge_helper(seq, first, model)
             model.release(first)
     base = max(start, 1)
     tokens = tuple(seq.tokens[base:stop])
@@ -159,13 +159,19 @@ async def exit_states(model: Model, seq: Sequence, layer: int, start: int, stop:
             sketch = Sketch.chain(base, tokens[: place + CHUNK], place, Depth(last=layer))
             rows += await model.sketch(twin, sketch, want)
     finally:
-        _charge(seq, twin, model)
+        charge_helper(seq, twin, model)
         model.release(twin)
     return torch.stack([row.hidden[layer].to("cpu", torch.float32) for row in rows])
 
 
-def _charge(seq: Sequence, helper: Sequence, model: Model) -> None:
-    """What was computed for a helper is drafting work of the sequence."""
+def charge_helper(seq: Sequence, helper: Sequence, model: Model) -> None:
+    """What was computed for a helper is drafting work of the sequence.
+
+    Args:
+        seq: whose meters are charged.
+        helper: what stood in for it, with meters of its own; about to be released.
+        model: the one that computed.
+    """
     mine, theirs = (each.meter.of(model.name, model.num_parameters) for each in (seq, helper))
     mine.forwards += theirs.forwards
     mine.draft_tokens += theirs.processed_tokens

@@ -16,7 +16,7 @@ from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy, Step
 from decoding.model import Want
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
-from decoding.partial_drafts import draft_want, partial_chain
+from decoding.partial_drafts import charge_helper, draft_want, partial_chain
 from decoding.sequence import Sequence
 from decoding.sketch import Depth, Sketch
 from decoding.skip_search import ADVISER, SkipSearch
@@ -103,6 +103,7 @@ class SwiftDrafter(Drafter):
             written = tuple(seq.tokens[base : base + count])
             rows = await model.sketch(twin, Sketch.chain(base, written, 0, Depth(skipped=tried)), TOP)
         finally:
+            charge_helper(seq, twin, model)
             model.release(twin)
         expected = [token.id for token in seq.generated[:count]]
         right = sum(row.top[0][0] == token for row, token in zip(rows, expected, strict=True))
