@@ -85,7 +85,7 @@ def list_(store: Folder = STORE, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    states = ("done", "partial", "absent", "failed", "refused")
+    states = ("done", "unscored", "partial", "absent", "failed", "refused")
     rows = [[each["name"], each["cells"], *(each.get(state, 0) for state in states)] for each in found]
     print_table(["experiment", ">cells", *(f">{state}" for state in states)], rows)
 

@@ -77,7 +77,7 @@ class _Scoring:
     async def _score(self, item: Item, answer: str) -> float | _None:
         async with self.slots:
             score = await score_of(self.scorer, item, answer, None, "")
-        return score.value if isinstance(score, Score) else _None(FAILED, score)
+        return score.value if isinstance(score, Score) else _None(FAILED, score.why)
 
 
 def read_scorer(path: Path) -> ScorerChoice:

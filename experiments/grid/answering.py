@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from decoding.noise import derive_seed
 from engine.pool import LocalPool
@@ -16,6 +17,16 @@ from turnout.errors import Code, TurnoutError
 
 SCORE_S = 900.0  # for one answer: longer than any limit that a scorer may be given
 TRANSIENT = {Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.INTERNAL}
+# The answer's or the scorer's own fault. All else may pass: a judge comes back, its queue empties, its key is replaced.
+LASTING = {Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE}
+
+
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """Why an answer has no score, and whether it may get one when it is scored again."""
+
+    why: str
+    again: bool = False
 
 
 def call_of(cell: Cell, item: Item, number: int, pool: str) -> GenerateCall:
@@ -85,23 +96,23 @@ async def scored(pool: LocalPool, cell: Cell, item: Item, record: Record, scorer
     model = pool.roles[str(cell.params.get("model", "large"))] if cell.method == "plain" else pool.name
     score = await score_of(scorer, item, record.text, pool, model)
     if isinstance(score, Score):
-        record.score, record.note = score.value, score.note
+        record.score, record.note, record.again = score.value, score.note, False
     else:
-        record.note = score
+        record.note, record.again = score.why, score.again
     return record
 
 
-async def score_of(scorer: Scorer, item: Item, text: str, pool: LocalPool | None, model: str) -> Score | str:
+async def score_of(scorer: Scorer, item: Item, text: str, pool: LocalPool | None, model: str) -> Score | Unscored:
     """The score of an answer to a row, or why it has none."""
     try:
         async with asyncio.timeout(SCORE_S):
             return await scorer.score(item, text, pool, model)
     except TurnoutError as error:
-        return error.message
+        return Unscored(error.message, again=error.code not in LASTING)
     except TimeoutError:
-        return f"the scorer came to no end within {SCORE_S:g} s"
+        return Unscored(f"the scorer came to no end within {SCORE_S:g} s", again=True)
     except Exception as error:  # a scorer is somebody's code: it costs its prompt, not the cell
-        return f"the scorer failed: {type(error).__name__}: {error}"
+        return Unscored(f"the scorer failed: {type(error).__name__}: {error}")
 
 
 async def _answered(pool: LocalPool, cell: Cell, item: Item, number: int) -> Record:

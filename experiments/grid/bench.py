@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -91,6 +91,7 @@ class CellBench:
         facts.machine = machine.describe()
         if dataset.scorer.kind == UNIT_TESTS:
             facts.machine["sandbox"] = await walls_here()
+        await _score_again(store, cell, loaded, dataset, scorer, facts)
         known = store.chunks(cell)
         watch = _Watch(store, job)
         rows = _rows(dataset, job)
@@ -109,7 +110,7 @@ class CellBench:
             facts.stopped = ""
         if held:
             raise TurnoutError(Code.INVALID_ARGUMENT, f"{cell.label}: {_refusal(held)}", "methods")
-        store.finish(cell, facts)
+        _finish(store, cell, facts)
 
     async def measure_reference(self, name: str, pool: str, key: str) -> None:
         """Keep what single requests take on a pool's models.
@@ -128,12 +129,16 @@ class CellBench:
         store.keep(name, "references", {**store.beside(name, "references"), pool: found.as_dict()})
 
     async def _under_load(self, store: Store, cell: Cell, loaded: _Loaded, dataset: Dataset, scorer: Scorer) -> None:
-        """A schedule cannot be gone on with: it runs whole or not at all."""
-        facts = Facts(machine=machine.describe())
-        with _measured(facts, loaded.sensors):
-            records, facts.load = await run_load(loaded.pool, cell, dataset.items, scorer)
-        store.save_chunk(cell, 0, records, facts)
-        store.finish(cell, facts)
+        """A schedule cannot be gone on with: it runs whole or not at all. Its answers can be scored again."""
+        facts = store.facts(cell)
+        if facts is None:
+            facts = Facts(machine=machine.describe())
+            with _measured(facts, loaded.sensors):
+                records, facts.load = await run_load(loaded.pool, cell, dataset.items, scorer)
+            store.save_chunk(cell, 0, records, facts)
+        else:
+            await _score_again(store, cell, loaded, dataset, scorer, facts)
+        _finish(store, cell, facts)
 
     def _dataset(self, cell: Cell) -> Dataset:
         wanted = cell.depends.get("dataset", "")
@@ -216,12 +221,46 @@ async def _chunk(
     if scorer.generates:
         with _measured(facts, loaded.sensors):
             records = await answer_chunk(pool, cell, rows)
-        await score_chunk(pool, cell, items, records, scorer)
     else:
         records = [Record(item.id) for item in items]
-        with _measured(facts, loaded.sensors):
-            await score_chunk(pool, cell, items, records, scorer)
+    await _score(loaded, cell, items, records, scorer, facts)
     return records
+
+
+async def _score(
+    loaded: _Loaded, cell: Cell, items: list[Item], records: list[Record], scorer: Scorer, facts: Facts
+) -> None:
+    with nullcontext() if scorer.generates else _measured(facts, loaded.sensors):
+        await score_chunk(loaded.pool, cell, items, records, scorer)
+
+
+async def _score_again(
+    store: Store, cell: Cell, loaded: _Loaded, dataset: Dataset, scorer: Scorer, facts: Facts
+) -> None:
+    """Score what an earlier run had answered and could not score then."""
+    items = {item.id: item for item in dataset.items}
+    for number, records in store.chunks(cell).items():
+        waiting = [record for record in records if record.again]
+        if not waiting:
+            continue
+        # Under load a row is asked more than once, and its answers are numbered.
+        rows = [items[each.id if cell.load.rate is None else each.id.rpartition("#")[0]] for each in waiting]
+        await _score(loaded, cell, rows, waiting, scorer, facts)
+        store.save_chunk(cell, number, records, facts)
+
+
+def _finish(store: Store, cell: Cell, facts: Facts) -> None:
+    """End a cell.
+
+    Raises:
+        TurnoutError: UNAVAILABLE: it has all its answers, and some could not be scored for a reason that may pass.
+    """
+    waiting = [record.note for record in store.records(cell) if record.again]
+    facts.unscored = len(waiting)
+    store.finish(cell, facts)
+    if waiting:
+        message = f"{len(waiting)} answers are not scored, and will be by a later run; of the first: {waiting[0]}"
+        raise TurnoutError(Code.UNAVAILABLE, message)
 
 
 def _refusal(chunks: dict[int, list[Record]]) -> str:

@@ -119,6 +119,7 @@ class Record:
         pieces: (model, kind, text) of stretches of tokens.
         error: why there is no answer; it counts as a wrong one.
         note: why there is no score, or a word about it.
+        again: whether what kept it from being scored may pass: the next run has it scored again.
         prompt_tokens: of what was asked.
         generated: tokens by the model that wrote them, those of answers that were not shown included; a model that
             worked and wrote none has 0.
@@ -141,6 +142,7 @@ class Record:
     pieces: list[tuple[str, str, str]] = field(default_factory=list)
     error: str = ""
     note: str = ""
+    again: bool = False
     prompt_tokens: int = 0
     generated: dict[str, int] = field(default_factory=dict)
 
@@ -206,6 +208,7 @@ class Facts:
         load: figures of an open-loop run (`experiments.load.metrics.Summary`), or None.
         machine: what it ran on, for people.
         utilisation: what the machine gave meanwhile; None: it was not watched.
+        unscored: answers that the next run has scored again.
     """
 
     wall_s: float = 0.0
@@ -215,6 +218,7 @@ class Facts:
     load: dict[str, Any] | None = None
     machine: dict[str, str] = field(default_factory=dict)
     utilisation: Utilisation | None = None
+    unscored: int = 0
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Facts:

@@ -209,6 +209,8 @@ def _add(plan: Plan, store: Store, cell: Cell, base: Cell | None, again: bool, p
         return  # the same under another label
     plan.queued.add(address)
     plan.todo.append(Job(cell, base if stop is not None else None, stop))
+    if state == "unscored":
+        return  # it has its answers
     done = sum(map(len, store.chunks(cell).values())) if state == "partial" else 0
     plan.prompts += prompts - done if cell.load.rate is None else math.ceil(cell.load.rate * cell.load.duration_s)
 

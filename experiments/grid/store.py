@@ -16,7 +16,7 @@ from experiments.grid.spec import ExperimentSpec
 from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.whole_files import write_whole
 
-State = Literal["done", "refused", "failed", "partial", "absent"]
+State = Literal["done", "unscored", "refused", "failed", "partial", "absent"]
 Beside = Literal["runs", "references"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -49,10 +49,10 @@ class Store:
         return self.root / "experiments" / name
 
     def state(self, cell: Cell) -> State:
-        """How far a cell is."""
+        """How far a cell is; one that is unscored is done, but for answers that can be scored again."""
         folder = self._cell(cell.address)
         if (folder / "facts.json").is_file():
-            return "done"
+            return "unscored" if _read(folder / "facts.json").get("unscored") else "done"
         if (folder / "failure.json").is_file():
             return "refused" if _read(folder / "failure.json")["final"] else "failed"
         return "partial" if any(folder.glob("chunk-*.jsonl")) else "absent"
@@ -76,9 +76,9 @@ class Store:
         return Facts.from_dict(_read(path)) if path.is_file() else None
 
     def progress(self, cell: Cell) -> Facts:
-        """What earlier runs of an unfinished cell measured."""
+        """What earlier runs of a cell measured that is gone on with."""
         path = self._cell(cell.address) / "progress.json"
-        return Facts.from_dict(_read(path)) if path.is_file() else Facts()
+        return Facts.from_dict(_read(path)) if path.is_file() else self.facts(cell) or Facts()
 
     def failure(self, cell: Cell) -> str:
         """Why a cell failed; empty: it did not."""

@@ -36,7 +36,7 @@ class RegexScorer:
         ended = await run_python(LOOK, LIMITS, [pattern, answer])
         if ended.outcome == "passed" or ended.reason.startswith("LookupError"):
             return Score(float(ended.outcome == "passed"))
-        raise TurnoutError(Code.DEADLINE_EXCEEDED, f"{pattern!r} was not decided: {ended.reason}", "scorer.regex")
+        raise TurnoutError(Code.OUT_OF_RANGE, f"{pattern!r} was not decided: {ended.reason}", "scorer.regex")
 
 
 SCORER = RegexScorer
