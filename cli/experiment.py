@@ -14,7 +14,7 @@ from cli.experiment_output import show_comparison, show_live, show_report
 from cli.output import console, print_error, print_json, print_table, shown_progress
 from cli.places import check_folder, check_out
 from cli.tune import tune
-from turnout.errors import invalid
+from turnout.errors import TurnoutError, invalid
 
 if TYPE_CHECKING:
     from experiments.grid.planning import Plan
@@ -79,7 +79,11 @@ def list_(store: Folder = STORE, as_json: AsJson = False) -> None:
     kept = Store(store)
     found: list[dict[str, Any]] = []
     for name in kept.names():
-        cells = kept.load(name).cells
+        try:
+            cells = kept.load(name).cells
+        except TurnoutError as error:  # one that another version wrote hides no other
+            print_error(error.message)
+            continue
         counted = Counter(kept.state(cell) for cell in cells)
         found.append({"name": name, "cells": len(cells), **{str(state): count for state, count in counted.items()}})
     if as_json:

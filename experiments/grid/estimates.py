@@ -91,7 +91,7 @@ def _estimated(
 
 
 def _computed_by(cell: Cell) -> tuple[str, str]:
-    return cell.depends["models"], cell.depends["machine"]
+    return cell.depends.get("models", ""), cell.depends.get("machine", "")
 
 
 def _weight_bytes(config: TurnoutConfig) -> int:

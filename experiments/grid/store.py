@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ from turnout.whole_files import write_whole
 State = Literal["done", "unscored", "refused", "failed", "partial", "absent"]
 Beside = Literal["runs", "references"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# What comes of reading a file that another version wrote, or that is cut short; pydantic's are ValueErrors.
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, TurnoutError)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +139,21 @@ class Store:
         """An experiment.
 
         Raises:
-            TurnoutError: NOT_FOUND.
+            TurnoutError: NOT_FOUND; INVALID_ARGUMENT: it cannot be read, as where another version wrote it.
         """
+        path = self._there(name)
+        try:
+            values = _read(path)
+            cells = tuple(Cell.from_dict(each) for each in values["cells"])
+            return Saved(ExperimentSpec.model_validate(values["spec"]), cells, values["refused"])
+        except UNREADABLE as error:
+            raise invalid("experiment", f"{name!r} cannot be read: {_briefly(error)}") from None
+
+    def _there(self, name: str) -> Path:
         path = self._experiment(name) / "experiment.json"
         if not path.is_file():
             raise not_found("experiment", name, self.names())
-        values = _read(path)
-        cells = tuple(Cell.from_dict(each) for each in values["cells"])
-        return Saved(ExperimentSpec.model_validate(values["spec"]), cells, values["refused"])
+        return path
 
     def keep(self, name: str, what: Beside, values: dict[str, Any]) -> None:
         """Keep something about an experiment beside its cells."""
@@ -158,26 +170,47 @@ class Store:
         Raises:
             TurnoutError: NOT_FOUND.
         """
-        mine = {cell.address for cell in self.load(name).cells}
+        mine = self._addresses(self._there(name))
         shutil.rmtree(self._experiment(name))
-        return self._delete(mine)
+        return self._delete(mine or set())
 
     def prune(self) -> int:
         """Delete cells that no experiment has any more, as after its code changed; how many these are."""
         return self._delete({path.name for path in (self.root / "cells").glob("*/*")})
 
     def _delete(self, addresses: set[str]) -> int:
-        kept = {cell.address for name in self.names() for cell in self.load(name).cells}
+        kept = set[str]()
+        for name in self.names():
+            mine = self._addresses(self._experiment(name) / "experiment.json")
+            if mine is None:
+                log.warning("nobody knows which cells %s has, so all are kept until it is removed", name)
+                return 0
+            kept |= mine
         gone = [folder for address in addresses - kept if (folder := self._cell(address)).is_dir()]
         for folder in gone:
             shutil.rmtree(folder)
         return len(gone)
 
+    def _addresses(self, path: Path) -> set[str] | None:
+        """Of an experiment's cells, also where only the rest of it is of another format; None: they cannot be read."""
+        try:
+            return {Cell.from_dict(each).address for each in _read(path)["cells"]}
+        except UNREADABLE:
+            return None
+
     def every_facts(self) -> Iterator[tuple[Cell, Facts, int]]:
         """Facts and number of answers of all cells that are done, for estimates."""
+        unreadable = list[str]()
         for path in (self.root / "cells").glob("*/*/facts.json"):
-            count = sum(len(chunk.read_bytes().splitlines()) for chunk in path.parent.glob("chunk-*.jsonl"))
-            yield Cell.from_dict(_read(path.with_name("cell.json"))), Facts.from_dict(_read(path)), count
+            try:
+                count = sum(len(chunk.read_bytes().splitlines()) for chunk in path.parent.glob("chunk-*.jsonl"))
+                found = Cell.from_dict(_read(path.with_name("cell.json"))), Facts.from_dict(_read(path)), count
+            except UNREADABLE as error:
+                unreadable.append(f"{path.parent}: {_briefly(error)}")
+                continue
+            yield found
+        if unreadable:
+            log.warning("cells that cannot be read are left out: %d, the first %s", len(unreadable), unreadable[0])
 
     def _write(self, path: Path, text: str) -> None:
         try:
@@ -191,6 +224,11 @@ class Store:
 def _read(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return values
+
+
+def _briefly(error: BaseException) -> str:
+    first = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first}"
 
 
 def _record(values: dict[str, Any]) -> Record:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from experiments.grid.runner import _Tally
 from experiments.grid.store import Saved, Store
 from tests.experiments.grid_runs import made_cell, save_made
 from turnout.config import TurnoutConfig
+from turnout.errors import Code, TurnoutError
 
 # All that Python takes for the end of a line; in JSON some of them stand as they are.
 ENDS = "a\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029z"
@@ -38,6 +42,53 @@ def test_what_no_experiment_has_any_more_is_pruned(tmp_path: Path) -> None:
     assert store.prune() == 1
     assert [store.state(saved.cells[0]) for saved in (before, after)] == ["absent", "done"]
     assert store.prune() == 0
+
+
+def changed(store: Store, name: str, part: str) -> None:
+    """Write an experiment's file anew as another version would: with something this one does not know."""
+    path = store.root / "experiments" / name / "experiment.json"
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    (values["spec"] if part == "spec" else values["cells"][0])["of another version"] = 1
+    path.write_text(json.dumps(values), encoding="utf-8")
+
+
+@pytest.mark.parametrize(("part", "pruned"), [("spec", 1), ("cells", 0)])
+def test_an_experiment_of_another_format_is_named_and_keeps_its_cells(
+    tmp_path: Path, part: str, pruned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path)
+    save_made(store, "other", {"plain": np.ones(2)}, run=0)
+    save_made(store, "gone", {"plain": np.ones(2)}, run=1)
+    save_made(store, "gone", {"plain": np.ones(2)}, run=2)
+    cell = store.load("other").cells[0]
+    changed(store, "other", part)
+    with pytest.raises(TurnoutError, match="'other' cannot be read") as refusal:
+        store.load("other")
+    assert refusal.value.code is Code.INVALID_ARGUMENT
+    assert store.prune() == pruned
+    assert store.state(cell) == "done"
+    assert [record.message for record in caplog.records] == [
+        "nobody knows which cells other has, so all are kept until it is removed"
+    ] * (part == "cells")
+    store.remove("other")
+    assert store.names() == ["gone"]
+    store.prune()
+    assert [store.state(each) for each in (cell, store.load("gone").cells[0])] == ["absent", "done"]
+
+
+def test_cells_of_another_format_are_left_out_of_estimates_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path)
+    save_made(store, "made", {"plain": np.ones(2), "torn": np.ones(2), "other": np.ones(2)}, run=0)
+    plain, torn, other = store.load("made").cells
+    (store._cell(torn.address) / "cell.json").write_text('{"pool": ')
+    values = {**other.as_dict(), "of another version": 1}
+    (store._cell(other.address) / "cell.json").write_text(json.dumps(values))
+    with caplog.at_level(logging.WARNING):
+        assert [cell.address for cell, _, _ in store.every_facts()] == [plain.address]
+    [said] = [record.message for record in caplog.records]
+    assert said.startswith("cells that cannot be read are left out: 2, the first ")
 
 
 def test_a_relative_store_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
