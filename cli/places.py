@@ -10,15 +10,19 @@ from pathlib import Path
 from turnout.errors import invalid
 
 
-def check_out(path: Path) -> None:
+def check_out(path: Path, field: str = "out") -> None:
     """Refuse a file that cannot be written, before hours of work for it.
+
+    Args:
+        path: the file.
+        field: the option that named it.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: it is a folder, or none can be made or written in where it is to be.
     """
     if path.is_dir():
-        raise invalid("out", f"{path} is a folder; give a file")
-    _check_within(path, path.absolute().parents)
+        raise invalid(field, f"{path} is a folder; give a file")
+    _check_within(path, path.absolute().parents, field)
 
 
 def check_folder(path: Path) -> None:
@@ -30,10 +34,10 @@ def check_folder(path: Path) -> None:
     _check_within(path, (path.absolute(), *path.absolute().parents))
 
 
-def _check_within(path: Path, folders: Iterable[Path]) -> None:
+def _check_within(path: Path, folders: Iterable[Path], field: str = "out") -> None:
     there = next(folder for folder in folders if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise invalid("out", f"cannot write {path}: {there} is no folder that can be written in")
+        raise invalid(field, f"cannot write {path}: {there} is no folder that can be written in")
 
 
 @contextmanager

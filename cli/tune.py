@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +13,11 @@ from cli.asking import pool_for, read_config
 from cli.calibrate import artifact_path, questions, without_default
 from cli.generate import parse_params
 from cli.output import print_json, shown_progress
-from cli.places import writing
-from turnout.errors import not_found
+from cli.places import check_out, writing
+from turnout.errors import TurnoutError, not_found
 
 if TYPE_CHECKING:
-    from experiments.tuning import Range, Tried
+    from experiments.tuning import Range, Tried, Tuner
     from training.calibration_data import QuestionSet
     from training.knob_calibration import Target
     from turnout.config import TurnoutConfig
@@ -70,19 +71,24 @@ def tune(
     if out is not None:
         calibratable(method)
         path = artifact_path(settings, pool_for(pool, settings), out)
+    if journal is not None:
+        check_out(journal, "journal")
     how = {"max_tokens": max_tokens, "temperature": 0.0}
     fixed = parse_params(param or [])
-    run = _search(
-        settings, pool_for(pool, settings), asked, how, (method, fixed, space), target, (trials, seed), journal, path
-    )
-    best = asyncio.run(run)
+    name, found = pool_for(pool, settings), None if as_json else _show
+    run = _search(settings, name, asked, how, (method, fixed, space), target, (trials, seed), journal, path, found)
+    best, refusal = asyncio.run(run)
     if as_json:
-        print_json({"method": method, "best": best, "artifact": path})
-        return
+        print_json({"method": method, "best": best, "artifact": path if refusal is None else None})
+    if refusal is not None:
+        raise refusal
+    if path is not None and not as_json:
+        typer.echo(f"written to {path}; use it: --method {method} --param calibration={path.stem}")
+
+
+def _show(best: Tried) -> None:
     costs = ", ".join(f"{name} {value:.3f}" for name, value in best.costs.items())
     typer.echo(f"best: {best.params}: {best.retained:.1%} of the large model's quality; cost {costs}")
-    if path is not None:
-        typer.echo(f"written to {path}; use it: --method {method} --param calibration={path.stem}")
 
 
 def parse_texts(given: list[str]) -> dict[str, str]:
@@ -110,10 +116,11 @@ async def _search(
     run: tuple[int, int],
     journal: Path | None,
     path: Path | None,
-) -> Tried:
+    found: Callable[[Tried], None] | None,
+) -> tuple[Tried, TurnoutError | None]:
+    """The best setting, of which `found` is told at once, and why no curve was written for it where one was to be."""
     from engine.pool import LocalPool
     from experiments.tuning import Tuner
-    from training.knob_calibration import TRAINER
     from training.question_runs import Bench
     from turnout.types import SamplingParams
 
@@ -125,11 +132,25 @@ async def _search(
         with shown_progress() as advance:
             tuner = Tuner(bench, asked, method, fixed, space, journal, advance)
             best = await tuner.search(target, trials, seed)
-            outcome = await tuner.calibrate(best, target) if path is not None else None
-        if outcome is not None and path is not None:
-            digests = {role: pool.pool.role(role).digest for role in ("small", "large")}
-            with writing(path):
-                outcome.calibration.to_artifact(digests, TRAINER).save(path)
-        return best
+        if found is not None:
+            found(best)
+        try:
+            if path is not None:
+                await _calibrate(tuner, best, target, path)
+        except TurnoutError as refusal:  # the search is done: it took hours, and what it found holds
+            return best, refusal
+        return best, None
     finally:
         await pool.close()
+
+
+async def _calibrate(tuner: Tuner, best: Tried, target: Target, path: Path) -> None:
+    from training.knob_calibration import TRAINER
+
+    with shown_progress() as tuner.tell:
+        outcome = await tuner.calibrate(best, target)
+    if outcome is None:
+        return
+    digests = {role: tuner.bench.models.role(role).digest for role in ("small", "large")}
+    with writing(path):
+        outcome.calibration.to_artifact(digests, TRAINER).save(path)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +18,15 @@ from optuna.trial import Trial, TrialState
 from decoding.calibrated import CalibratedParams
 from training.calibration_data import QuestionSet
 from training.knob_calibration import Calibrator, Outcome, Target
-from training.question_runs import Bench, Run
+from training.question_runs import Bench, Run, paper_cost
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.registry import get_method
 
 # Of a setting that the method would refuse again; all else says something about the machine.
 REFUSED = {Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.NOT_FOUND}
 Meter = Literal["paper", "flops", "wall"]
+# What the figures of a trial mean: those of a journal of another version are not compared with them.
+FIGURES = 2
 Tell = Callable[[str, int, int], None]
 
 
@@ -88,6 +91,22 @@ class Tried:
     costs: dict[str, float]
 
 
+class _Journal(JournalFileBackend):
+    """Names its file where a trial cannot be written to it, as on a full disk."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        with _kept(Path(self._file_path)):
+            super().append_logs(logs)
+
+
+@contextmanager
+def _kept(journal: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise invalid("journal", f"cannot write {journal}: {error.strerror or error}") from None
+
+
 @dataclass(slots=True)
 class Tuner:
     """One search. It may be cut off: with a journal, the next one goes on.
@@ -132,12 +151,12 @@ class Tuner:
             seed: of the search.
 
         Raises:
-            TurnoutError: no setting meets the target, or none could be run.
+            TurnoutError: no setting meets the target, none could be run, or the journal cannot be written.
         """
         if target.large_share is not None:
             raise invalid("target", "a search aims at --target-quality or --budget")
+        study = self._study(target, seed)  # first: a journal that cannot be written costs nothing yet
         self._large = await self.bench.run(self.asked.questions, "plain", {"model": "large"})
-        study = self._study(target, seed)
         while (done := len([each for each in study.trials if each.state.is_finished()])) < trials:
             trial = study.ask()
             params = {**self.fixed, **{name: each.suggest(trial, name) for name, each in self.space.items()}}
@@ -150,13 +169,14 @@ class Tuner:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage = None
         if self.journal is not None:
-            self.journal.parent.mkdir(parents=True, exist_ok=True)
-            storage = JournalStorage(JournalFileBackend(str(self.journal)))
+            with _kept(self.journal):
+                self.journal.parent.mkdir(parents=True, exist_ok=True)
+                storage = JournalStorage(_Journal(str(self.journal)))
         # What is searched for is part of the name: another search in the same file does not mix with it.
         name = json.dumps(
             [self.method, self.fixed, {name: asdict(each) for name, each in sorted(self.space.items())}, target.plain,
              self.asked.digest, self.bench.seed, self.bench.at_once, self.bench.sampling.model_dump(mode="json"),
-             [self.bench.models.role(role).digest for role in ("small", "large")]]
+             [self.bench.models.role(role).digest for role in ("small", "large")], FIGURES]
         )  # fmt: skip
         study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
         # One that goes on must not draw again what it drew at first.
@@ -187,9 +207,8 @@ class Tuner:
         assert large is not None
         if not large.quality.sum():
             raise invalid("data", "the large model answers none of it well: quality cannot be told relative to its own")
-        parameters = self.bench.models.large.num_parameters
         costs = {
-            "paper": float(run.paid.sum() / (large.tokens.sum() * parameters)),
+            "paper": paper_cost(run, self.bench.models.large.num_parameters, self.bench.seed).value,
             "flops": float(run.flops.sum() / large.flops.sum()),
             "wall": float(run.wall_s.sum() / large.wall_s.sum()),
         }

@@ -13,7 +13,7 @@ from decoding.calibrated import TARGETS, CalibratedParams
 from decoding.calibration import Basis, Knob, KnobCalibration, Point, Span, along
 from decoding.drift import WINDOW, Tally, population_stability
 from training.calibration_data import QuestionSet
-from training.question_runs import Bench, Floats, Run, ratio
+from training.question_runs import Bench, Floats, Run, paper_cost, ratio
 from turnout.errors import invalid
 from turnout.registry import MethodInfo, all_methods, get_method
 
@@ -222,13 +222,12 @@ class Calibrator:
 
     def _point(self, position: float, value: float, run: Run, edges: list[float]) -> Point:
         large, seed = self._reference, self.bench.seed
-        parameters = self.bench.models.large.num_parameters
         ones = np.ones_like(run.tokens)
         return Point(
             position=position,
             value=value,
             large_share=ratio(run.by_large, run.tokens, seed),
-            paper=ratio(run.paid, run.tokens * parameters, seed),
+            paper=paper_cost(run, self.bench.models.large.num_parameters, seed),
             flops=ratio(run.flops, large.flops, seed),
             length=ratio(run.tokens, large.tokens, seed),
             quality=ratio(run.quality, ones, seed),

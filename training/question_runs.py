@@ -180,6 +180,17 @@ class Bench:
         )
 
 
+def paper_cost(run: Run, large_parameters: int, seed: int) -> Span:
+    """Parameters that generated a run's tokens, over those of the large model for the same tokens.
+
+    Args:
+        run: whose tokens these are: longer answers cost more by the other meters, not by this one.
+        large_parameters: of the large model.
+        seed: of the interval.
+    """
+    return ratio(run.paid, run.tokens * large_parameters, seed)
+
+
 def ratio(above: Floats, below: Floats, seed: int) -> Span:
     """Sum of one over sum of another, with the percentile bootstrap's 95% interval over their pairs.
 

@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from experiments.grid.store import Store
+from experiments.tuning import Tuner
 from tests.experiments.grid_runs import dataset, pair_config, save_made, spec
 from tests.experiments.route_logs import split
+from training.calibration_data import FEWEST
+from turnout.errors import invalid
 
 
 @pytest.fixture
@@ -155,8 +159,54 @@ def test_live_scores_answers(run: Any, tmp_path: Path) -> None:
     assert "metric: score needs --scorer FILE.yaml" in run(*given, "--metric", "score").err
 
 
+def test_what_was_found_is_told_also_where_its_curve_is_refused(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(self: Tuner, best: Any, target: Any, points: int = 7) -> None:
+        raise invalid("budget", "is below what any position costs")
+
+    monkeypatch.setattr(Tuner, "calibrate", refused)
+    rows = [{"prompt": f"what is {n}?"} for n in range(FEWEST)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    config = pair_config(tmp_path)
+    values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    values["pools"]["near"]["artifacts"] = str(tmp_path)
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    asked = (
+        *("experiment", "tune", "entropy_adaptive", "--config", str(config)),
+        *("--data", str(tmp_path / "data.jsonl"), "--budget", "9", "--search", "threshold=1:2", "--trials", "1"),
+        *("--max-tokens", "4", "--out", "curve"),
+    )
+    told = run(*asked)
+    assert (told.code, told.out.partition(": ")[0]) == (1, "best")
+    assert "is below what any position costs" in told.err
+    as_json = run(*asked, "--json")
+    assert as_json.code == 1
+    found = json.loads(as_json.out)
+    assert (list(found["best"]["params"]), found["artifact"]) == (["threshold"], None)
+
+
+def test_an_experiment_of_another_version_hides_no_other(run: Any, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name in ("made", "other"):
+        save_made(store, name, {"plain": np.ones(2)}, run=0)
+    path = tmp_path / "experiments" / "other" / "experiment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "spec": {}}), encoding="utf-8")
+    kept = ("--store", str(tmp_path))
+    listed = run("experiment", "list", *kept, "--json")
+    assert (listed.code, [each["name"] for each in json.loads(listed.out)]) == (0, ["made"])
+    assert "'other' cannot be read" in listed.err
+    assert "'other' cannot be read" in run("experiment", "show", "other", *kept).err
+    assert run("experiment", "rm", "other", *kept).out == "0 cells deleted\n"
+
+
 def test_tune_refuses_what_it_cannot_search(run: Any, config_file: Path) -> None:
     given = ("experiment", "tune", "entropy_adaptive", "--config", str(config_file), "--budget", "0.5")
     assert "search.window: must be LOW:HIGH" in run(*given, "--search", "window=5:1", "--demo", "lists").err
     assert "give either --data FILE or --demo KIND" in run(*given, "--search", "window=1:5").err
     assert run(*given, "--search", "window", "--demo", "lists").code == 2
+    (config_file.parent / "file").write_text("", encoding="utf-8")
+    journal = str(config_file.parent / "file" / "trials")
+    told = run(*given, "--search", "window=1:5", "--demo", "lists", "--journal", journal)
+    assert told.code == 1
+    assert "journal: cannot write" in told.err

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
+from optuna.storages.journal import JournalFileBackend
 
 from decoding.artifacts import Artifact
 from decoding.calibration import KnobCalibration
@@ -15,8 +19,8 @@ from engine.pool import LocalPool
 from experiments.tuning import Range, Tuner
 from tests.experiments.grid_runs import pair_config
 from training.calibration_data import Question, QuestionSet
-from training.knob_calibration import TRAINER, Target
-from training.question_runs import Bench
+from training.knob_calibration import TRAINER, Calibrator, Target
+from training.question_runs import Bench, Run
 from turnout.config import load_config
 from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
@@ -41,6 +45,41 @@ async def test_the_cheapest_setting_that_keeps_the_quality_is_found(bench: Bench
     assert best.retained >= 0.8
     assert 0.0 < best.costs["paper"] <= 1.0
     assert set(best.params) == {"threshold", "window"}
+
+
+async def test_the_paper_cost_is_of_the_runs_own_tokens_as_a_calibration_has_it(bench: Bench) -> None:
+    """Answers twice as long as the large model's, all of them its own: every token costs 1, and FLOPs twice as many."""
+    ones = np.ones(3)
+    parameters = bench.models.large.num_parameters
+    large = Run(8 * ones, 8 * ones, 8 * parameters * ones, 100 * ones, ones, 0 * ones, [None] * 3, ones)
+    longer = replace(large, tokens=16 * ones, by_large=16 * ones, paid=16 * parameters * ones, flops=200 * ones)
+    tuner = Tuner(bench, ASKED, "entropy_adaptive", {}, {"threshold": Range(0.5, 8.0)}, _large=large)
+    costs = tuner._measured({}, longer).costs
+    assert (costs["paper"], costs["flops"]) == (1.0, 2.0)
+    calibrator = Calibrator(bench, ASKED, "entropy_adaptive", {}, 3, large=large)
+    assert calibrator._point(0.5, 1.0, longer, []).paper.value == costs["paper"]
+
+
+async def test_a_journal_that_cannot_be_written_is_named(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(journal: Path) -> Any:
+        space = {"threshold": Range(0.5, 8.0)}
+        return Tuner(bench, ASKED, "entropy_adaptive", {}, space, journal).search(Target(budget=1.5), 2)
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TurnoutError, match=r"^journal: cannot write .*trials\.journal: "):
+        await search(tmp_path / "file" / "trials.journal")
+    journal, append = tmp_path / "trials.journal", JournalFileBackend.append_logs
+
+    def full(self: Any, logs: list[dict[str, Any]]) -> None:
+        if any("tried" in str(each) for each in logs):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, logs)
+
+    monkeypatch.setattr(JournalFileBackend, "append_logs", full)
+    with pytest.raises(TurnoutError, match=r"^journal: cannot write .*trials\.journal: No space left"):
+        await search(journal)
 
 
 async def test_a_search_that_was_cut_off_goes_on(bench: Bench, tmp_path: Path) -> None:
