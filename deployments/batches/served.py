@@ -126,22 +126,27 @@ def _described(job: ServedJob) -> dict[str, Any]:
 
 def _batch(job: ServedJob, client: httpx.Client, fresh: bool) -> str:
     """The batch that this very job was sent as before; else it is sent now."""
-    path, sent = job.work / "sent.json", _sent(job)
+    sent = _sent(job)
     if sent is not None and fresh:
         _cancel(job, client, sent)
         sent = None
     if sent is None:
         # Kept before anything is sent: by it a batch is found again whose answer never came.
         sent = {"job": _described(job), "token": secrets.token_hex(12), "batch": None}
-        write_whole(path, json.dumps(sent).encode())
+        _keep(job, sent)
     elif sent["job"] != _described(job):
         raise invalid("work", f"{job.work} holds another job; finish it, or use --fresh")
     elif sent["batch"] is None:
         sent["batch"] = _found(client, sent["token"])
     if sent["batch"] is None:
         sent["batch"] = _send(job, client, sent["token"])
-    write_whole(path, json.dumps(sent).encode())
+    _keep(job, sent)
     return str(sent["batch"])
+
+
+def _keep(job: ServedJob, sent: dict[str, Any]) -> None:
+    with named(str(job.work)):
+        write_whole(job.work / "sent.json", json.dumps(sent).encode())
 
 
 def _sent(job: ServedJob) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from deployments.batches.lines import seed_of
 from deployments.batches.served import ENDED, ServedJob, left_behind, run
 from deployments.batches.workplace import Workplace
 from tests.batches.house import jsonl, line
-from turnout.errors import TurnoutError
+from turnout.errors import Code, TurnoutError
 
 
 def test_a_job_does_not_show_its_key(tmp_path: Path) -> None:
@@ -97,6 +98,29 @@ def test_a_batch_whose_answer_never_came_is_not_sent_again(server: Server, job: 
     assert run(job)["id"] == "b0"
     assert len(server.batches) == 1
     assert run(job, fresh=True)["id"] == "b1"
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_full_disk_under_what_is_kept_of_a_job_is_named_and_sends_nothing_twice(
+    server: Server, job: ServedJob, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """Before the batch is sent, and after it was: the next run then finds it on the server."""
+    left, write = kept, served.write_whole
+
+    def full(path: Path, data: bytes) -> None:
+        nonlocal left
+        if path.name == "sent.json" and (left := left - 1) < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(served, "write_whole", full)
+        with pytest.raises(TurnoutError, match=r"work: the disk is full$") as refusal:
+            run(job)
+    assert refusal.value.code is Code.UNAVAILABLE
+    assert len(server.batches) == kept
+    assert run(job)["id"] == "b0"
+    assert len(server.batches) == 1
 
 
 def test_a_server_that_is_started_anew_is_waited_for_and_a_refusal_is_not(
