@@ -18,6 +18,7 @@ from starlette.datastructures import UploadFile
 from starlette.types import Message
 
 from deployments.access.callers import Caller, CallerOf
+from deployments.batches.disk import named
 from deployments.batches.lines import ENDPOINTS
 from deployments.batches.records import BatchRecord
 from deployments.batches.runner import BatchRunner
@@ -216,7 +217,7 @@ async def _form(request: Request, tenant: str, max_file_bytes: int) -> Any:
     """The parts of a form; files lie on disk, and no more is read than may come.
 
     Raises:
-        HTTPException, TurnoutError: see `Bodies.in_time`; INVALID_ARGUMENT: too large.
+        HTTPException, TurnoutError: see `Bodies.in_time`; INVALID_ARGUMENT: too large; UNAVAILABLE: the disk is full.
     """
     left = max_file_bytes + FORM_BYTES
     too_large = invalid("file", f"must have at most {max_file_bytes} bytes")
@@ -231,8 +232,10 @@ async def _form(request: Request, tenant: str, max_file_bytes: int) -> Any:
             raise too_large
         return message
 
+    # A file of more than a megabyte lies in a temporary folder until all of it has come.
     async with request.app.state.bodies.in_time(tenant, left):
-        return await Request(request.scope, receive).form(max_files=1, max_fields=16)
+        with named("the temporary folder for uploads"):
+            return await Request(request.scope, receive).form(max_files=1, max_fields=16)
 
 
 async def _body(request: Request, tenant: str) -> dict[str, Any]:

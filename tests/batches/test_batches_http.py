@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 import httpx
@@ -73,6 +75,24 @@ async def test_calls_of_a_batch_are_its_tenants_and_give_way(house: House, monke
     # Not those of a request that somebody waits for: such a line would be begun anew until the batch ends.
     assert min(call.deadline_s or 0.0 for call in seen) > 86000.0
     assert 5 in {call.sampling.seed for call in seen}
+
+
+async def test_a_full_disk_under_an_upload_is_named(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large file lies in a temporary folder until all of it has come."""
+
+    def full(self: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    data = jsonl(line(f"id-{n}", "x" * 1000) for n in range(2000))
+    client = house.client()
+    with monkeypatch.context() as patched:
+        patched.setattr(SpooledTemporaryFile, "rollover", full)
+        with pytest.raises(
+            openai.APIStatusError, match="the temporary folder for uploads: the disk is full"
+        ) as refused:
+            await client.with_options(max_retries=0).files.create(file=("in.jsonl", data), purpose="batch")
+    assert refused.value.status_code == 503
+    assert (await client.files.create(file=("in.jsonl", data), purpose="batch")).bytes == len(data)
 
 
 async def test_bad_lines_are_named_by_number_and_the_others_are_served(house: House) -> None:
