@@ -167,6 +167,25 @@ class Metrics:
                 self._gauges[of.DRIFT].labels(model, drift.calibration).set(drift.index)
                 self._gauges[of.DRIFT_LIMIT].labels(model, drift.calibration).set(drift.limit)
 
+    def cut_short(self, model: str, tenant: str, read: int, written: Mapping[str, int], large: str = "") -> None:
+        """Count the tokens of an answer that nobody got to its end; by which method, and at what cost, is not known.
+
+        Args:
+            model: what the request asked for; a known name.
+            tenant: whose it was.
+            read: tokens of its prompt.
+            written: tokens that were sent, by the model that wrote them.
+            large: the pool's large model.
+        """
+        tenant, sent = self._tenant(tenant), sum(written.values())
+        self._add(of.PROMPT, read, model)
+        self._add(of.COMPLETION, sent, model, "")
+        self._add(of.LARGE, written.get(large, 0), model, "")
+        for name, tokens in written.items():
+            self._add(of.GENERATED, tokens, name)
+        for kind, tokens in (("prompt", read), ("completion", sent)):
+            self._add(of.TENANT_TOKENS, tokens, tenant, kind)
+
     def _observe(self, model: str, usage: Usage, times: Times) -> None:
         """Times, and whether they keep the goals."""
         self._histogram(of.REQUEST_S, model).observe(times.whole_s)

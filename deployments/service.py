@@ -133,6 +133,7 @@ class GenerationService:
                 self._let_in(call, pool) as ticket,
                 aclosing(self._backends[pool].stream(call)) as batches,
             ):
+                seen.ticket = ticket
                 async for batch in deadline.over(batches):
                     shown = ticket.served(batch)
                     if not seen.first_s and any(map(_writes, shown)):
@@ -150,6 +151,7 @@ class GenerationService:
             call, pool = self._admit(call)
             call = seen.admitted(call)
             async with self._let_in(call, pool) as ticket, Deadline(call.deadline_s).guard():
+                seen.ticket = ticket
                 *chunks, usage = await _whole(self._backends[pool], call, ticket)
             if not isinstance(usage, Usage):
                 raise internal(call.request_id)

@@ -80,7 +80,7 @@ PROMPT = _counter("prompt_tokens", "Tokens of prompts.", "model")
 CACHED = _counter("cached_tokens", "Tokens of prompts found in a cache.", "model")
 COMPLETION = _counter(
     "completion_tokens",
-    "Tokens of answers that were finished; what was written of others stands in the usage records alone.",
+    "Tokens of answers; of those that were cut short what was sent, with no method, where `access` is configured.",
     "model",
     "method",
 )

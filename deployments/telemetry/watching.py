@@ -18,6 +18,8 @@ from turnout.errors import Code, TurnoutError
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from deployments.access.ticket import Ticket
+
 
 @dataclass(slots=True)
 class Seen:
@@ -29,6 +31,7 @@ class Seen:
         span: the trace's first one here; None: it is not traced.
         began: when it came, by `time.perf_counter`.
         first_s: when the first token was there, seconds later; 0.0: none was seen come.
+        ticket: what came of it, as far as that is counted; None: it was not let in, or is a score.
         usage: what it took; None: it was not answered.
         outcome: OK, or a code.
         refusal: why it was refused or failed.
@@ -40,6 +43,7 @@ class Seen:
     span: Span | None = None
     began: float = field(default_factory=time.perf_counter)
     first_s: float = 0.0
+    ticket: Ticket | None = None
     usage: Usage | None = None
     outcome: str = "OK"
     refusal: TurnoutError | None = None
@@ -138,6 +142,8 @@ class Watch:
             self._metrics.refused(seen.refusal)
         if seen.usage is not None:
             self._metrics.used(label, tenant, seen.usage, seen.times, large)
+        elif seen.ticket is not None:
+            self._metrics.cut_short(label, tenant, seen.ticket.prompt_tokens, seen.ticket.sources, large)
         if self._log is not None:
             self._log.write(_entry(seen, label, self._log.texts))
         tracing.end(seen.span, "" if seen.outcome == "OK" else seen.outcome, tenant=tenant, outcome=seen.outcome)

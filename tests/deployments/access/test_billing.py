@@ -90,6 +90,21 @@ async def test_what_is_under_way_is_told_until_it_is_over(tenants: House) -> Non
     assert await told() == nothing
 
 
+def assert_counted(tenants: House) -> None:
+    """The metrics have the tokens of every record, once, and those of whatever was cut short without a method."""
+    records, found = tenants.records(), values(tenants.service.metrics)
+    assert found["turnout_prompt_tokens_total"] == {("demo",): sum(each.prompt_tokens for each in records)}
+    written = Counter[tuple[str, ...]]()
+    for each in records:
+        written[each.method or "", "demo"] += each.completion_tokens
+    assert found["turnout_completion_tokens_total"] == dict(written)
+    large = sum(each.tokens_by_model.get("large", 0) for each in records)
+    assert sum(found["turnout_large_tokens_total"].values()) == large
+    kinds = {kind: sum(getattr(each, f"{kind}_tokens") for each in records) for kind in ("prompt", "completion")}
+    told = {kind: count for (kind, tenant), count in found["turnout_tenant_tokens_total"].items() if tenant == "acme"}
+    assert {kind: told[kind] for kind in kinds} == kinds
+
+
 async def test_a_stream_that_is_cut_short_is_recorded_with_what_was_sent(tenants: House) -> None:
     await read(tenants, call())
     got = await read(tenants, call("slow", sampling=SamplingParams(max_tokens=100)), most=2)
@@ -98,6 +113,7 @@ async def test_a_stream_that_is_cut_short_is_recorded_with_what_was_sent(tenants
     assert cut.tokens_by_model == dict(got)
     assert cut.estimated
     assert cut.cost.flops > 0
+    assert_counted(tenants)
 
 
 async def test_a_whole_answer_nobody_waits_for_is_nothing_served(tenants: House) -> None:
@@ -118,6 +134,7 @@ async def test_a_whole_answer_that_is_cut_short_is_recorded_with_what_was_writte
     _, cut = tenants.records()
     assert (cut.prompt_tokens, cut.outcome, cut.estimated) == (4, "DEADLINE_EXCEEDED", True)
     assert 4 <= cut.completion_tokens <= 14
+    assert_counted(tenants)
     assert cut.cost.flops > 0
     assert 0 < cut.cost.wall_s <= 2
 
