@@ -328,6 +328,27 @@ def test_a_stream_read_at_a_crawl_holds_up_nobody(at: tuple[House, Served], web:
     until(lambda: asyncio.run(_idle(tenants)), 20)
 
 
+def test_a_grpc_stream_that_nobody_reads_holds_up_nobody_and_no_place_of_the_pool(at: tuple[House, Served]) -> None:
+    """One message is read, and the rest once others were answered: it was kept meanwhile, and nothing of it is lost."""
+    (tenants, server), key = at, at[0].keys["acme"]
+    request = pb.GenerateRequest(model="demo", prompt="fast", sampling=pb.Sampling(max_tokens=4000, logprobs=20))
+    # Flow control at its least, so that neither the channel nor the sockets take the whole answer.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+    with grpc.insecure_channel(server.address, options) as channel, Client(server.address, api_key=key) as client:
+        stream = GenerationStub(channel).StreamGenerate(request, metadata=(("authorization", f"Bearer {key}"),))
+        messages = [next(stream)]
+        for _ in range(3):
+            began = time.monotonic()
+            assert client.generate("x", model="demo", max_tokens=5).text == "abcde"
+            assert time.monotonic() - began < 5
+        # The pool has written all of it, and may answer others in its place.
+        until(lambda: asyncio.run(_idle(tenants)), 20)
+        assert tenants.service.held()["running"] == 1
+        messages += stream
+    assert sum(len(choice.tokens) for message in messages for choice in message.choices) == 4000
+    tenants.assert_idle()
+
+
 async def _idle(tenants: House) -> bool:
     stats = await tenants.service.stats()
     return all(each.requests == 0 for pool in stats.values() if isinstance(pool, list) for each in pool)
