@@ -23,12 +23,15 @@ from deployments.access.usage_totals import RecordFiles
 from deployments.app import QUIET, build_app
 from experiments.flooding import Flood, Flooded, flooding
 from tests.deployments.access.kit import write_house
+from tests.deployments.access.test_callers import RSA, public_pem, token
 from tests.deployments.access.test_front_ends import call_once
 from tests.deployments.conftest import poll
 from tests.deployments.fake_pool import load_pool
 from tests.telling import tell
 from turnout.client_messages import error
 from turnout.config import TurnoutConfig, parse_config
+from turnout.proto import generation_pb2 as pb
+from turnout.proto.generation_pb2_grpc import GenerationStub
 
 APP = "tenants"
 LOUD, QUIET_ONES, ROUNDS = 16, 40, 3
@@ -58,16 +61,22 @@ class Home:
 @pytest.fixture(scope="module")
 def home(cluster: tuple[TurnoutConfig, Path | None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     folder, base = tmp_path_factory.mktemp("home"), cluster[0]
+    names = ("acme", "quiet", "lost", "old", "crawler", "sleeper", "crowd", "again-stream", "again-whole")
     tenants: dict[str, dict[str, Any]] = {
-        **{name: {} for name in (("acme", "quiet", "lost", "old", "crawler", "crowd", "again-stream", "again-whole"))},
+        **{name: {} for name in names},
         "one": {"requests_per_minute": 1},
         "loud": {"concurrency": 2},
     }
     keys = write_house(folder, tenants)
+    (folder / "key.pem").write_bytes(public_pem(RSA))
     pair = {"small": "small", "large": "large"}
     values = base.model_dump(mode="json") | {
         "pools": {"demo": pair, "frail": pair, "real": {"small": "real-small", "large": "real-large"}},
-        "access": {"tenants_file": str(folder / "tenants.yaml"), "usage": {"folder": str(folder / "usage")}},
+        "access": {
+            "tenants_file": str(folder / "tenants.yaml"),
+            "usage": {"folder": str(folder / "usage")},
+            "jwt": {"issuer": "https://id", "audience": "turnout", "key_file": str(folder / "key.pem")},
+        },
     }
     config = parse_config(values)
     serve.run(build_app(config, load_pool), name=APP, route_prefix=f"/{APP}", logging_config=QUIET)
@@ -164,7 +173,9 @@ def test_what_another_replica_goes_on_with_is_recorded_as_it_was_read(home: Home
 
 
 def test_a_stream_read_at_a_crawl_holds_up_nobody(home: Home) -> None:
-    text = json.dumps({"model": "demo", "prompt": "fast", "max_tokens": 4000, "stream": True})
+    # Far more than sockets on the way would take: what is not read is kept by the server.
+    asked = {"model": "demo", "prompt": "fast", "max_tokens": 4000, "n": 4, "logprobs": 5, "stream": True}
+    text = json.dumps(asked)
     head = f"POST /{APP}/v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {home.keys['crawler']}\r\n"
     with socket.create_connection(("127.0.0.1", home.config.server.http_port)) as crawler:
         crawler.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -174,16 +185,38 @@ def test_a_stream_read_at_a_crawl_holds_up_nobody(home: Home) -> None:
             began = time.monotonic()
             assert ask(home, "old").json()["choices"][0]["text"] == "abc"
             assert time.monotonic() - began < 10
-    # Whatever of it was sent is recorded, and nothing of it is left.
-    poll(lambda: len(home.records("crawler")) == 1, "the record is written", 60)
-    assert home.records("crawler")[0].completion_tokens <= 4000
+        # The pool has written all of it: the request is over, whoever still reads.
+        poll(lambda: len(home.records("crawler")) == 1, "the record is written", 60)
+        assert crawler.recv(1)
+    [record] = home.records("crawler")
+    assert (record.outcome, record.completion_tokens) == ("OK", 4 * 4000)
 
 
-def test_no_key_is_in_what_ray_and_its_processes_log(home: Home, cluster: tuple[TurnoutConfig, Path | None]) -> None:
+def test_a_grpc_stream_that_nobody_reads_is_recorded_when_the_pool_has_written_it(home: Home) -> None:
+    sampling = pb.Sampling(max_tokens=4000, n=4, logprobs=5)
+    request = pb.GenerateRequest(model="demo", prompt="fast", sampling=sampling)
+    metadata = (("authorization", f"Bearer {home.keys['sleeper']}"), ("application", APP))
+    with grpc.insecure_channel(f"127.0.0.1:{home.config.server.grpc_port}") as channel:
+        stream = GenerationStub(channel).StreamGenerate(request, metadata=metadata)
+        next(stream)
+        for _ in range(3):
+            began = time.monotonic()
+            assert ask(home, "old").json()["choices"][0]["text"] == "abc"
+            assert time.monotonic() - began < 10
+        poll(lambda: len(home.records("sleeper")) == 1, "the record is written", 60)
+        stream.cancel()
+    [record] = home.records("sleeper")
+    assert (record.outcome, record.completion_tokens) == ("OK", 4 * 4000)
+
+
+def test_no_key_and_no_token_is_in_what_ray_and_its_processes_log(
+    home: Home, cluster: tuple[TurnoutConfig, Path | None]
+) -> None:
     """Head, raylet, controller, proxies and replicas: all files of the session, after good, bad, failing requests."""
     unknown = "tk_123456789abc_" + "s" * 43
-    given = [home.keys["acme"], unknown, "not-a-key-of-ours"]
-    for key, status in zip(given, (500, 401, 401), strict=True):
+    signed = [token(kid=""), token(kid="", aud="elsewhere")]
+    given = [home.keys["acme"], unknown, "not-a-key-of-ours", *signed]
+    for key, status in zip(given, (500, 401, 401, 500, 401), strict=True):
         headers = {"Authorization": f"Bearer {key}"}
         body = {"model": "demo", "prompt": "crash", "max_tokens": 9}
         assert httpx.post(f"{home.url}/v1/completions", json=body, headers=headers, timeout=60).status_code == status
@@ -206,7 +239,8 @@ def test_no_key_is_in_what_ray_and_its_processes_log(home: Home, cluster: tuple[
     records = [
         record for tenant in read_tenants(home.folder / "tenants.yaml").tenants.values() for record in tenant.keys
     ]
-    secrets = [key.split("_", 2)[-1] for key in (*home.keys.values(), *given)] + [record.hash for record in records]
+    secrets = [key.split("_", 2)[-1] for key in (*home.keys.values(), *given[:3])] + [record.hash for record in records]
+    secrets += [each.rpartition(".")[2] for each in signed]  # a signature, which makes a token of what else it says
     assert [path.name for path, text in logs.items() if any(each.encode() in text for each in secrets)] == []
 
 
