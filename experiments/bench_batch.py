@@ -170,7 +170,8 @@ def ratio(found: dict[str, Any]) -> Interval:
 
     def drawn(key: str) -> np.ndarray:
         times = np.array(found[key])
-        return np.percentile(times[rng.integers(0, len(times), (RESAMPLES, len(times)))], 95, axis=1)
+        tails: np.ndarray = np.percentile(times[rng.integers(0, len(times), (RESAMPLES, len(times)))], 95, axis=1)
+        return tails
 
     low, high = np.quantile(drawn("beside") / drawn("alone"), [0.025, 0.975])
     value = np.percentile(found["beside"], 95) / np.percentile(found["alone"], 95)
