@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import resource
 import threading
 from collections import defaultdict
@@ -52,23 +53,25 @@ def own_bytes(pid: int) -> int:
 
 @contextmanager
 def watched_growth() -> Iterator[Callable[[], int]]:
-    """Watch this process's resident memory, allocations of native code included, by sampling it.
+    """Watch the memory that this process allocated, native code's included, by sampling what of it is resident.
 
-    Garbage is collected first, and memory that the allocator kept from earlier work given back: freed or used again
-    meanwhile, it would hide as much growth.
+    Files that it maps are left out: the kernel takes their pages back, and reading them again is no growth. Garbage is
+    collected first, and memory that the allocator kept from earlier work given back: freed or used again meanwhile, it
+    would hide as much growth.
 
     Yields:
         A function that says by how many bytes the process was ever larger than at the start.
     """
     gc.collect()
     give_back_freed_memory()
-    before = peak = resident_bytes()
+    process = os.getpid()
+    before = peak = own_bytes(process)
     ended = threading.Event()
 
     def watch() -> None:
         nonlocal peak
         while not ended.wait(SAMPLING_S):
-            peak = max(peak, resident_bytes())
+            peak = max(peak, own_bytes(process))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
