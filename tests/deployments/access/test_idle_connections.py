@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from deployments.app import RunningServer
 from deployments.pool_options import ingress_options
+from experiments.process_memory import own_bytes
 from tests.deployments.access.kit import House, Served, house, served
 from tests.deployments.conftest import served_config
 
@@ -64,11 +66,6 @@ def idle(port: int, count: int, sent: str = "") -> Iterator[None]:
         clients.communicate()
 
 
-def resident_bytes(pid: int | str = "self") -> int:
-    """Of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
-
-
 def listener(port: int) -> tuple[int, int]:
     """The process that listens on a port, and how many files it has open."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
@@ -99,10 +96,10 @@ def typical(url: str, key: str, times: int = 11) -> float:
 def test_idle_connections_hold_up_nobody(at: tuple[House, Served], count: int) -> None:
     url, key = at[1].url, at[0].keys["acme"]
     with files(count + 200):
-        before_s, before = typical(url, key), resident_bytes()
+        before_s, before = typical(url, key), own_bytes(os.getpid())
         with idle(at[1].http_port, count):
             during_s = typical(url, key)
-            assert (resident_bytes() - before) / count < 50_000 + 30e6 / count
+            assert (own_bytes(os.getpid()) - before) / count < 50_000 + 30e6 / count
         assert during_s < 3 * before_s + 0.5
         assert typical(url, key) < 3 * before_s + 0.5
 
@@ -114,11 +111,11 @@ def test_idle_connections_to_what_is_served_hold_up_nobody(server: RunningServer
     port = int(url.rpartition(":")[2])
     before_s = typical(url, "nobody")
     pid, held = listener(port)
-    before = resident_bytes(pid)
+    before = own_bytes(pid)
     with idle(port, count):
         during_s = typical(url, "nobody")
         assert listener(port)[1] >= held + count
-        assert (resident_bytes(pid) - before) / count < 50_000 + 30e6 / count
+        assert (own_bytes(pid) - before) / count < 50_000 + 30e6 / count
     assert during_s < 3 * before_s + 0.5
     assert typical(url, "nobody") < 3 * before_s + 0.5
 
