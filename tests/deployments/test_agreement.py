@@ -38,11 +38,12 @@ def load_named(name: str, config: TurnoutConfig) -> NamedPool:
     return NamedPool(name, config)
 
 
-def run(config: TurnoutConfig, load: Any = load_named) -> None:
-    """As `deployments.app.deploy` does, without an ingress."""
+def run(config: TurnoutConfig, load: Any = load_named, patience_s: float = 60.0) -> None:
+    """As `deployments.app.deploy` does, without an ingress; gives up where nothing changes for so long."""
     begin(NAME, {"p": pool_version("p", config, load)})
     application = pool_app("p", config, load)
-    run_until_up(serve.RunTarget(target=application, name=NAME, route_prefix=None, logging_config=QUIET), config)
+    waited = config.model_copy(update={"ray": config.ray.model_copy(update={"start_timeout_s": patience_s})})
+    run_until_up(serve.RunTarget(target=application, name=NAME, route_prefix=None, logging_config=QUIET), waited)
 
 
 @pytest.fixture
@@ -54,13 +55,12 @@ def gone(cluster: object) -> Iterator[None]:
 
 def refusal(config: TurnoutConfig) -> str:
     with pytest.raises(TurnoutError) as refused:
-        run(config)
+        run(config, patience_s=8.0)
     return refused.value.message
 
 
 def test_a_replica_with_other_weights_is_refused_until_the_pool_is_another_version(gone: None, tmp_path: Path) -> None:
     config = scripted_config(tmp_path)
-    config = config.model_copy(update={"ray": config.ray.model_copy(update={"start_timeout_s": 8.0})})
     pool = config.pools["p"]
     weights = tmp_path / "weights"
     weights.write_text("aa", encoding="utf-8")
