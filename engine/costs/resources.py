@@ -8,7 +8,7 @@ from typing import Any
 
 from turnout.errors import Code, TurnoutError
 
-PANEL = 32  # columns of a packed matrix are padded to so many
+PANEL = 32  # columns of a packed matrix are padded to at most so many: panels of narrower vectors have 16
 
 
 @dataclass(frozen=True, slots=True)
