@@ -7,6 +7,8 @@ import queue
 import socket
 import struct
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -71,9 +73,14 @@ class Held:
 
 
 class HeldStreams:
-    """The server; a context manager."""
+    """The server; a context manager.
 
-    def __init__(self) -> None:
+    `meanwhile` is called again and again until the next request has come: one that the test itself sends on its way
+    (`page.route`) is only sent while the test is in a call of the browser's.
+    """
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: time.sleep(0.01)) -> None:
+        self._meanwhile = meanwhile
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._requests: queue.Queue[Held] = queue.Queue()
         self._held: list[Held] = []
@@ -92,7 +99,11 @@ class HeldStreams:
 
     def next(self) -> Held:
         """The next request, which the page must have sent or be about to."""
-        return self._requests.get(timeout=15)
+        deadline = time.monotonic() + 15
+        while self._requests.empty():
+            assert time.monotonic() < deadline, "nothing was asked"
+            self._meanwhile()
+        return self._requests.get_nowait()
 
     def _accept(self) -> None:
         while True:

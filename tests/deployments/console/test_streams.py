@@ -39,7 +39,7 @@ HEARD = """() => {
 @pytest.fixture
 def streams(page: Page) -> Iterator[HeldStreams]:
     """The page's questions go to the test, over a connection of their own."""
-    with HeldStreams() as held:
+    with HeldStreams(meanwhile=lambda: page.wait_for_timeout(10)) as held:
         page.route("**/v1/chat/completions", lambda route: route.continue_(url=f"{held.url}/v1"))
         yield held
 
