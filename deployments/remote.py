@@ -69,9 +69,8 @@ class RemoteBackend:
         sleeps: bool = False,
     ) -> None:
         self._name = name
-        # Over gRPC. Serve's default was read when its module was imported, which may be before the environment was set.
-        self._handle = handle.options(_by_reference=False)
-        self._streaming = self._handle.options(stream=True)
+        self._handle = handle
+        self._streaming = handle.options(stream=True)
         self._routed = routed
         self._sessions = Sessions(sticky) if sticky is not None else None
         self._sleeps = sleeps

@@ -49,7 +49,7 @@ class Handle:
         self.complete = self
         self._router: Any = None
 
-    def options(self, **_: bool) -> Handle:
+    def options(self, stream: bool) -> Handle:
         return self
 
     def remote(self, asked: GenerateCall) -> Any:
