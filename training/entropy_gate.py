@@ -48,14 +48,14 @@ class GateReport:
     Attributes:
         threshold: nats.
         stopped: share of answers at or below it.
-        accuracy_stopped: share of these that are right; nan where there are none.
+        accuracy_stopped: share of these that are right; None where there are none, which is null in a report.
         accuracy: share of all that are right.
         against_all_rounds: tokens saved, and accuracy, beside running every round; None where they were not run.
     """
 
     threshold: float
     stopped: float
-    accuracy_stopped: float
+    accuracy_stopped: float | None
     accuracy: float
     against_all_rounds: Savings | None = None
 
@@ -135,7 +135,7 @@ def report(gate: Gate, estimator: str, entropies: Floats, right: NDArray[np.bool
     """How a threshold does on other answers than those it was calibrated on."""
     threshold = gate.thresholds[estimator]
     below = entropies <= threshold
-    accuracy = float(right[below].mean()) if below.any() else math.nan
+    accuracy = float(right[below].mean()) if below.any() else None
     return GateReport(threshold, float(below.mean()), accuracy, float(right.mean()))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from training.checkpoint import Checkpoint, Progress
+from turnout.errors import invalid
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
@@ -72,6 +73,9 @@ def fit(
 
     Returns:
         Mean loss of the steps between checkpoints.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: a loss is not finite. Nothing is kept of what was learnt from it.
     """
     parameters = list(head.parameters())
     optimiser = torch.optim.AdamW(parameters, weight_decay=schedule.weight_decay, betas=(0.9, 0.95))
@@ -87,6 +91,9 @@ def fit(
         for group in optimiser.param_groups:
             group["lr"] = schedule.lr_at(progress.step)
         value = loss(order.batch(progress.step))
+        if not math.isfinite(value.item()):
+            at = f"the loss of step {progress.step + 1} is not finite"
+            raise invalid("learning_rate", f"is {schedule.learning_rate:g}; {at}, lower it")
         optimiser.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
         if schedule.clip is not None:

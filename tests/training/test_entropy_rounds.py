@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -115,6 +117,16 @@ async def test_where_entropy_tells_right_from_wrong_stopping_costs_nothing_and_e
     assert abs(sure.gate.effect_size) < 0.1
     answers = await all_rounds(models, source(40), [*range(1, 40, 2)], is_right, 20, 3, CUE)
     assert savings(answers, sure.gate.thresholds["mean"] + 1e-9).difference.high < 0.0
+
+
+async def test_where_no_answer_is_sure_enough_there_is_no_accuracy_and_the_report_is_json() -> None:
+    """Calibrated on right answers that are sure and wrong ones that are not; all the others are unsure."""
+    asked = replace(source(12), prompts=[ids(f"{1 if index % 2 else index // 2 % 2}?") for index in range(12)])
+    made = await calibrate_enough(reconsidering(), asked, is_right, top=20, rounds=2, cue=CUE)
+    found = made.reports["mean"]
+    assert (found.stopped, found.accuracy_stopped, found.accuracy) == (0.0, None, 0.0)
+    read = json.loads(json.dumps(made.report, allow_nan=False))
+    assert read["heldout"]["mean"]["accuracy_stopped"] is None
 
 
 async def test_a_model_that_spoils_its_answers_by_reconsidering_them_is_named() -> None:

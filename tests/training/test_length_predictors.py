@@ -18,6 +18,7 @@ from decoding.sequence import Sequence
 from tests.engine.harness import engine_model
 from training import length_predictors
 from training.calibration import auc, calibration, calibration_error
+from training.checkpoint import Checkpoint
 from training.fitting import fit
 from training.length_data import Examples, Source, mine_acceptance, mine_rounds
 from training.length_predictors import (
@@ -155,6 +156,21 @@ def test_an_interrupted_fit_ends_as_an_uninterrupted_one(tmp_path: Path):
     assert straight[-1] < straight[0]
     for name, tensor in expected.state_dict().items():
         assert torch.equal(tensor, head.state_dict()[name]), name
+
+
+def test_a_fit_that_diverges_is_refused_and_its_checkpoint_is_that_of_the_last_sound_step(tmp_path: Path):
+    head, place = torch.nn.Linear(1, 1), tmp_path / "checkpoint.pt"
+    schedule = replace(STEADY, steps=9, batch_size=1, learning_rate=0.5)
+    losses = iter([1.0, 1.0, 1.0, math.nan, 1.0, 1.0])
+
+    def loss(picked: torch.Tensor) -> torch.Tensor:
+        return head(torch.ones(len(picked), 1)).sum() * next(losses)
+
+    with pytest.raises(TurnoutError, match=r"learning_rate: is 0.5; the loss of step 4 is not finite"):
+        fit(head, loss, 4, schedule, place, 2)
+    kept = Checkpoint.load(place)
+    assert kept.progress.step == 2
+    assert all(bool(each.isfinite().all()) for each in (*kept.model.values(), *head.parameters()))
 
 
 def test_a_planted_rule_on_entropy_is_recovered():

@@ -389,6 +389,9 @@ async def test_reading_prompts_costs_one_small_forward_each_and_leaves_nothing_b
     assert (pool.small.forwards, pool.large.forwards, len(pool.small.cached)) == (40, 0, 0)
 
 
-async def test_a_loss_that_is_never_finite_is_refused() -> None:
-    with pytest.raises(TurnoutError, match=r"learning_rate: is 1e\+30; no epoch has a finite loss"):
-        await trained(*planted(60), WhoIsRight(), learning_rate=1e30)
+@pytest.mark.parametrize(
+    ("epochs", "said"), [(1, "no epoch has a finite loss, lower it"), (2, "the loss of step 2 is not finite, lower it")]
+)
+async def test_a_loss_that_is_not_finite_is_refused(epochs: int, said: str) -> None:
+    with pytest.raises(TurnoutError, match=rf"learning_rate: is 1e\+30; {said}"):
+        await trained(*planted(60), WhoIsRight(), learning_rate=1e30, epochs=epochs)
