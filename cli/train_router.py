@@ -36,7 +36,14 @@ if TYPE_CHECKING:
 
 CURVE = ("cost", "quality")  # numbers of a curve's points that have intervals
 ERRORS = ("hard_sent_small", "easy_sent_large")  # the like, but None where no prompt could be sent wrongly
-Count = Annotated[int, typer.Option(min=25, help="Questions of the demo's kinds; rounded up to as many of each.")]
+Log = Annotated[
+    list[Path] | None,
+    typer.Option(help="A route log with texts: what the pool was asked; agreement with the large model is right."),
+]
+Count = Annotated[
+    int | None,
+    typer.Option(min=25, help="Questions; absent: the whole file or log, or 1000 of the demo's, of all kinds."),
+]
 Samples = Annotated[int, typer.Option(min=1, max=64, help="Answers of each model to each question.")]
 
 
@@ -54,6 +61,7 @@ def router(
         Path | None,
         typer.Option(help="JSON lines: what was asked, and correct_ROLE or samples_ROLE for small and large."),
     ] = None,
+    log: Log = None,
     demo: Annotated[bool, typer.Option("--demo", help="Make the outcomes first, with the demo's questions.")] = False,
     pool: Pool = None,
     config: Config = None,
@@ -72,7 +80,7 @@ def router(
     hidden: Annotated[int, typer.Option(min=1, max=4096, help="Width of the probe's hidden layer.")] = 128,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training prompts.")] = 100,
     learning_rate: Annotated[float, typer.Option(min=0.0, help="Of AdamW.")] = 1e-3,
-    count: Count = 1000,
+    count: Count = None,
     samples: Samples = 1,
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = 240,
@@ -81,11 +89,10 @@ def router(
 ) -> None:
     """Train a probe on the small model's state after the prompt, from who answered what rightly."""
     from training.router_outcomes import ROLES, Outcomes
-    from training.router_runs import questions, run_outcomes
+    from training.router_runs import run_outcomes
     from training.router_training import Recipe, read_prompts, train_probe
 
-    if demo == (outcomes is not None):
-        raise invalid("outcomes", "give either a file of outcomes or --demo")
+    _check_one(outcomes=outcomes, log=log, demo=demo)
     settings, name = _settings(config, pool)
     place = _place(out, settings, name)
     check_out(place)
@@ -95,9 +102,10 @@ def router(
         _check(target, rows)
     recipe = Recipe(hidden, calibration, epochs, learning_rate=learning_rate, seed=seed)
     sampling = _sampling(temperature, samples, max_tokens)
+    asked = [] if rows is not None else _enough(_questions(None, log, name, count, seed))
 
     async def work(loaded: LocalPool, advance: Callable[[str, int, int], None]) -> Trained:
-        found = rows or await run_outcomes(loaded, questions(count, seed), sampling, samples, seed, advance)
+        found = rows or await run_outcomes(loaded, asked, sampling, samples, seed, advance)
         found.check_models({role: loaded.pool.role(role).digest for role in ROLES})
         prompts = [row.encode(loaded.tokenizer) for row in found.rows]
         inputs = await read_prompts(loaded.pool, prompts, advance)
@@ -112,16 +120,10 @@ def outcomes(
         Path | None,
         typer.Option(help="JSON lines with prompt, answer and perhaps match. Absent: the demo's questions."),
     ] = None,
-    log: Annotated[
-        list[Path] | None,
-        typer.Option(help="A route log with texts: what the pool was asked; agreement with the large model is right."),
-    ] = None,
+    log: Log = None,
     pool: Pool = None,
     config: Config = None,
-    count: Annotated[
-        int | None,
-        typer.Option(min=25, help="Questions; absent: the whole file or log, or 1000 of the demo's, of all kinds."),
-    ] = None,
+    count: Count = None,
     samples: Samples = 1,
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = 240,
@@ -149,6 +151,24 @@ def outcomes(
         return
     right = ", ".join(f"{role} {share:.1%}" for role, share in shares.items())
     typer.echo(f"{out.name}: {len(found.rows)} prompts; right: {right}")
+
+
+def _check_one(**sources: Any) -> None:
+    """Refuse anything but one source of outcomes, by the names of the options."""
+    given = [name for name, value in sources.items() if value]
+    if not given:
+        raise invalid("outcomes", "is missing; give --outcomes, --log or --demo")
+    if len(given) > 1:
+        raise invalid(given[1], f"stands beside --{given[0]}; give one of them")
+
+
+def _enough(asked: list[Question]) -> list[Question]:
+    """Refuse too few questions before models answer them."""
+    from training.router_training import FEWEST_ROWS
+
+    if len(asked) < FEWEST_ROWS:
+        raise invalid("log", f"has {len(asked)} prompts; at least {FEWEST_ROWS} are needed")
+    return asked
 
 
 def _questions(data: Path | None, log: list[Path] | None, pool: str, count: int | None, seed: int) -> list[Question]:

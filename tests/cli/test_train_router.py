@@ -179,6 +179,29 @@ def test_a_router_is_trained_on_conversations_and_texts(run: Any, config: Path) 
         assert json.loads(result.out)["predictions"]["p_small"]["auc"]["value"] > 0.9
 
 
+def logged(texts: list[str]) -> list[dict[str, Any]]:
+    """Entries of a route log, a request a text."""
+    entry = {"kind": "request", "pool": "p", "request_id": "r", "decision": None, "outcome": {}}
+    return [{**entry, "request": {"prompt": text}} for text in texts]
+
+
+def test_a_router_is_trained_from_a_log_as_from_the_outcomes_that_are_made_of_it(run: Any, config: Path) -> None:
+    log = write(config.parent / "routes.jsonl", logged([f"{n} {'x' * (n % 2 * 9)}" for n in range(30)] * 2))
+    common = ("--config", str(config), "--max-tokens", "6", "--temperature", "1")
+    made = config.parent / "made.jsonl"
+    assert run("train", "outcomes", "--log", str(log), "--out", str(made), *common, "--count", "25").code == 0
+    reports = []
+    for source in (("--outcomes", str(made)), ("--log", str(log), "--count", "25")):
+        result = run("train", "router", *source, "--out", "mine", *common, "--epochs", "5", "--json")
+        assert result.code == 0, result.err
+        reports.append(json.loads(result.out))
+    assert reports[0]["rows"] == {"train": 15, "calibration": 5, "heldout": 5}
+    assert reports[1]["rows"] == reports[0]["rows"]
+    assert reports[1]["kinds"]["log"] == pytest.approx(reports[0]["kinds"]["log"], abs=1e-3)
+    whole = run("train", "router", "--log", str(log), "--out", "mine", *common, "--epochs", "1", "--json")
+    assert sum(json.loads(whole.out)["rows"].values()) == 30
+
+
 def test_logs_that_nothing_can_be_learnt_from_are_refused(run: Any, config: Path) -> None:
     entry = {"kind": "request", "pool": "p", "request_id": "r", "decision": None, "outcome": {}}
     tools = {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}
@@ -206,8 +229,12 @@ def test_logs_that_nothing_can_be_learnt_from_are_refused(run: Any, config: Path
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--out", "x"), "outcomes: give either a file of outcomes or --demo"),
-        (("--out", "x", "--outcomes", "FILE", "--demo"), "outcomes: give either a file of outcomes or --demo"),
+        (("--out", "x"), "outcomes: is missing; give --outcomes, --log or --demo"),
+        (("--out", "x", "--outcomes", "FILE", "--demo"), "demo: stands beside --outcomes; give one of them"),
+        (("--out", "x", "--outcomes", "FILE", "--log", "FILE"), "log: stands beside --outcomes; give one of them"),
+        (("--out", "x", "--log", "FILE", "--demo"), "demo: stands beside --log; give one of them"),
+        (("--out", "x", "--log", "none"), "log: cannot read none"),
+        (("--out", "x", "--log", "LOG"), "log: has 19 prompts; at least 20 are needed"),
         (("--out", "a/x", "--outcomes", "FILE"), "out: must be a name, or a file that ends in .safetensors; got 'a/x'"),
         (("--out", "x", "--outcomes", "FILE", "--pool", "q"), "pool: 'q' is not known; available: p"),
         (("--out", "x", "--outcomes", "none"), "outcomes: cannot read none"),
@@ -238,6 +265,7 @@ def test_refusals_are_one_line_and_write_nothing(run: Any, config: Path, argumen
         "TWICE": [*rows(), {**rows()[0], "text": "t"}],
         "NOTHING": [*rows(), {"correct_small": True, "correct_large": True}],
         "FEW": rows(4),
+        "LOG": logged([f"text {n % 19}" for n in range(40)]),
     }
     filled = [str(write(folder / each, files[each])) if each in files else each for each in arguments]
     before = sorted(folder.rglob("*"))
