@@ -144,6 +144,15 @@ class Routed:
         return self.large - self.small
 
     @property
+    def extra(self) -> Floats:
+        """[n] what the large model's answer costs more, below 0 where it costs less.
+
+        All alike where it costs no more on the whole: prompts are counted then.
+        """
+        extra = self.dear - self.cheap
+        return extra if extra.sum() > 0.0 else np.ones(len(extra))
+
+    @property
     def hard(self) -> Floats:
         """[n] chance that only the large model is right: 1 or 0 where each answered once."""
         return (1.0 - self.small) * self.large
@@ -156,13 +165,20 @@ class Routed:
     def curve(self, order: Ints) -> tuple[Floats, Floats]:
         """Extra cost and added reward when the first prompts of an order go to the large model.
 
+        The cost falls where the large model's answer is the cheaper one, and may lie below 0 or above 1 on the way.
+
         Returns:
             [n + 1] each, from none to all: as shares of the extra cost of all; as the mean over all prompts.
         """
-        extra = np.maximum(self.dear - self.cheap, 1e-12)[order]
-        cost = np.concatenate([[0.0], np.cumsum(extra)])
+        cost = np.concatenate([[0.0], np.cumsum(self.extra[order])])
         added = np.concatenate([[0.0], np.cumsum(self.gain[order])]) / len(order)
         return cost / cost[-1], added
+
+    def spent(self, order: Ints) -> Floats:
+        """[n + 1] cost of the curve of an order, relative to sending all."""
+        extra = np.concatenate([[0.0], np.cumsum((self.dear - self.cheap)[order])])
+        spent: Floats = 1.0 - (extra[-1] - extra) / self.dear.sum()  # sending all costs 1 to the last bit
+        return spent
 
     @property
     def router(self) -> tuple[Floats, Floats]:
@@ -171,9 +187,38 @@ class Routed:
 
     @property
     def oracle(self) -> tuple[Floats, Floats]:
-        """The curve in order of true gain for its extra cost."""
-        extra = np.maximum(self.dear - self.cheap, 1e-12)
-        return self.curve(np.argsort(-self.gain / extra, kind="stable"))
+        """The best that any cost can buy, as `curve` has it; the cost rises."""
+        cost, added = best_choices(self.extra, self.gain)
+        return cost / self.extra.mean(), added
+
+
+def best_choices(extra: Floats, gain: Floats) -> tuple[Floats, Floats]:
+    """What the best choices between two answers cost and bring, beside always giving the first.
+
+    They begin with the cheaper answer to every prompt, whichever that is, and go over to the dearer one where it brings
+    most for what it costs more, until all are dear.
+
+    Args:
+        extra: [n] what the second answer costs more; below 0: the first is the dearer one.
+        gain: [n] what the second brings more.
+
+    Returns:
+        [n + 1] each, means over all prompts; the cost rises.
+    """
+    saves = extra < 0.0
+    step, brings = np.abs(extra), np.where(saves, -gain, gain)
+    order = np.argsort(-brings / np.maximum(step, 1e-12), kind="stable")
+    cost = np.concatenate([[extra[saves].sum()], step[order]])
+    added = np.concatenate([[gain[saves].sum()], brings[order]])
+    return np.cumsum(cost) / len(extra), np.cumsum(added) / len(extra)
+
+
+def _at(grid: Floats, curve: tuple[Floats, Floats]) -> Floats:
+    """Reward that a curve adds at some costs: its points are taken by cost, where this does not rise all along."""
+    cost, added = curve
+    order = np.argsort(cost, kind="stable")
+    found: Floats = np.interp(grid, cost[order], added[order])
+    return found
 
 
 def recovered(routed: Routed, shares: tuple[float, ...] | None = None) -> float:
@@ -188,7 +233,7 @@ def recovered(routed: Routed, shares: tuple[float, ...] | None = None) -> float:
     """
     grid = np.linspace(0.0, 1.0, 201) if shares is None else np.array(shares)
     mean = routed.gain.mean()
-    mine = np.interp(grid, *routed.router) - grid * mean
+    mine = _at(grid, routed.router) - grid * mean
     best = np.interp(grid, *routed.oracle) - grid * mean
     return float(mine.sum() / best.sum()) if best.sum() > 1e-12 else 0.0
 
@@ -198,17 +243,16 @@ def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
 
     Every point of `curve` says: to send this share of prompts to the large model, send those with a predicted worth
     above `threshold`; then `cost` is the mean relative to sending all, `quality` the mean reward, both with intervals,
-    beside which stand random routing's and the oracle's at the same cost. Of the prompts that only the large model gets
-    right, `hard_sent_small` is the share that the small one answers; of those that the small one gets right,
-    `easy_sent_large` is the share that the large one answers; both with Wilson's intervals, and None where there are no
-    such prompts. `hard` and `easy` say how many there are, as shares of all.
+    beside which stand random routing's and the oracle's at the same cost (where that is beyond either model alone,
+    random routing's is that model's). Of the prompts that only the large model gets right, `hard_sent_small` is the
+    share that the small one answers; of those that the small one gets right, `easy_sent_large` is the share that the
+    large one answers; both with Wilson's intervals, and None where there are no such prompts. `hard` and `easy` say how
+    many there are, as shares of all.
     """
     num = len(routed.small)
     ranked = np.sort(routed.predicted)[::-1]
-    spent = float(routed.dear.sum())
-    spread = float(np.maximum(routed.dear - routed.cheap, 1e-12).sum())
     base, mean = float(routed.small.mean()), float(routed.gain.mean())
-    x, added = routed.router
+    (x, added), spent = routed.router, routed.spent(routed.order)
     ends, errors = _curve_ends(routed, seed), _errors(routed)
     curve = []
     for place, share in enumerate(SHARES):
@@ -218,11 +262,11 @@ def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
             {
                 "share": share,
                 "threshold": threshold_for(ranked, share),
-                "cost": (float(routed.cheap.sum()) + part * spread) / spent,
+                "cost": float(spent[count]),
                 "cost_interval": ends[:, 0, place].tolist(),
                 "quality": base + float(added[count]),
                 "quality_interval": ends[:, 1, place].tolist(),
-                "random": base + part * mean,
+                "random": base + min(max(part, 0.0), 1.0) * mean,
                 "oracle": base + float(np.interp(part, *routed.oracle)),
                 **errors[place],
             }
@@ -250,9 +294,8 @@ def _curve_ends(routed: Routed, seed: int) -> Floats:
     drawn = []
     for _ in range(ROUNDS):
         part = routed.at(rng.integers(0, num, num))
-        x, added = part.router
-        cheap, spread = float(part.cheap.sum()), float(np.maximum(part.dear - part.cheap, 1e-12).sum())
-        drawn.append([(cheap + x[counts] * spread) / float(part.dear.sum()), part.small.mean() + added[counts]])
+        _, added = part.router
+        drawn.append([part.spent(part.order)[counts], part.small.mean() + added[counts]])
     ends: Floats = np.quantile(np.array(drawn), [0.025, 0.975], axis=0)
     return ends
 

@@ -14,7 +14,7 @@ from experiments.stats import retention
 from experiments.stats.curves import Curve
 from experiments.stats.intervals import Floats, mean_score, resampled
 from experiments.stats.retention import Spent
-from training.router_measures import Routed
+from training.router_measures import Routed, best_choices
 
 ROUNDS = 1000
 GRID = np.linspace(0.0, 1.0, 201)  # of the cost between the two models
@@ -129,7 +129,11 @@ def _family(prompts: Prompts, name: str, labels: list[str]) -> Family:
 
 
 def _areas(prompts: Prompts, labels: list[str], meter: str) -> tuple[Interval, Interval]:
-    """Mean quality above random over the costs, and as a part of the oracle's."""
+    """Mean quality above random over the costs, and as a part of the oracle's.
+
+    What costs less than the small model alone can be had for as much, too; what costs more than the large one is left
+    out.
+    """
     small, large = (prompts.ways[label] for label in (SMALL, LARGE))
     ways = [prompts.ways[label] for label in labels]
     curve = Curve(np.array([each.costs[meter] for each in ways]), np.array([each.scores for each in ways]))
@@ -141,9 +145,9 @@ def _areas(prompts: Prompts, labels: list[str], meter: str) -> tuple[Interval, I
         if high <= low:
             return float("nan")
         costs, qualities = curve.points(rows)
-        inside = (costs > low) & (costs < high)
+        inside, cheap = (costs > low) & (costs < high), costs <= low
         x = np.concatenate([[0.0], (costs[inside] - low) / (high - low), [1.0]])
-        y = np.concatenate([[worst], qualities[inside], [best]])
+        y = np.concatenate([[max([worst, *qualities[cheap].tolist()])], qualities[inside], [best]])
         return float(np.mean(np.interp(GRID, x, y) - (worst + GRID * (best - worst))))
 
     def part(rows: Rows) -> float:
@@ -162,9 +166,9 @@ def _routed(prompts: Prompts, meter: str) -> Routed:
 def _oracle(prompts: Prompts, meter: str) -> tuple[Floats, Floats]:
     """Costs, relative to the large model alone, and qualities."""
     small, large = (prompts.ways[label] for label in (SMALL, LARGE))
-    low, high = (float(each.costs[meter].mean()) for each in (small, large))
-    x, added = _routed(prompts, meter).oracle
-    return (low + x * (high - low)) / high, small.scores.mean() + added
+    cheap, dear = (each.costs[meter] for each in (small, large))
+    extra, added = best_choices(dear - cheap, large.scores - small.scores)
+    return (cheap.mean() + extra) / dear.mean(), small.scores.mean() + added
 
 
 def kept_at(prompts: Prompts, family: str, share: float) -> Interval:

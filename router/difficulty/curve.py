@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 from decoding.artifacts import Artifact
@@ -97,17 +98,17 @@ class RouterCurve:
         Raises:
             TurnoutError: OUT_OF_RANGE with the reachable range.
         """
-        low, high = self.points[0].cost, self.points[-1].cost
-        if not low <= cost:
-            raise out_of_range(field, f"{cost:g} cannot be reached; reachable: {low:.3f} to {high:.3f}")
-        found = 0.0
-        for before, after in zip(self.points, self.points[1:], strict=False):
+        costs = [point.cost for point in self.points]
+        if cost < min(costs):
+            raise out_of_range(field, f"{cost:g} cannot be reached; reachable: {min(costs):.3f} to {max(costs):.3f}")
+        # From the dear end on: where the large model's answers are the cheaper ones, the cost falls with the share.
+        for before, after in reversed(list(pairwise(self.points))):
             if after.cost <= cost:
-                found = after.share
-            elif before.cost <= cost:
+                return after.share
+            if before.cost <= cost:
                 part = (cost - before.cost) / (after.cost - before.cost)
                 return before.share + part * (after.share - before.share)
-        return found
+        return self.points[0].share
 
     def share_at_quality(self, quality: float, field: str) -> float:
         """The smallest share that keeps so much of the large model's quality.

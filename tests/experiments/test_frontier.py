@@ -99,6 +99,40 @@ def test_an_area_by_hand() -> None:
     assert kept_at(made, "f", 0.125).value == pytest.approx(0.875)
 
 
+def test_the_oracle_knows_where_the_large_model_is_the_cheaper_one() -> None:
+    """By time a rambling small model can cost more: choices that weigh its cost have all of the oracle, and no more."""
+    cheap, dear = np.where(np.arange(COUNT) % 4 == 0, 9.0, 1.0), np.full(COUNT, 6.0)
+    gain, extra = RIGHT[LARGE] - RIGHT[SMALL], dear - cheap
+
+    def chosen(to_large: np.ndarray) -> Answers:
+        scores = np.where(to_large, RIGHT[LARGE], RIGHT[SMALL])
+        return answers(scores, np.where(to_large, dear, cheap), to_large.astype(float))
+
+    ways = {SMALL: chosen(np.zeros(COUNT, bool)), LARGE: chosen(np.ones(COUNT, bool))}
+    for price in (0.01, 0.15, 0.3, 0.5):  # the least gain that is worth a cost of 1
+        ways[f"best {price}"] = chosen(gain > price * extra)
+    made = Prompts(["x"] * COUNT, ways, {label: "plain" if label in (SMALL, LARGE) else "best" for label in ways})
+    found = figures(made)
+    [family] = found.families
+    costs, qualities = found.oracle["wall_s"]
+    for label, way in ways.items():
+        most = np.interp(way.costs["wall_s"].mean() / 6.0, costs, qualities)
+        assert way.scores.mean() <= most + 1e-9
+        if label not in (SMALL, LARGE):
+            assert way.scores.mean() == pytest.approx(most)
+    assert 0.8 < family.of_oracle["wall_s"].value <= 1.0
+
+
+def test_a_setting_that_costs_less_than_the_small_model_counts_from_there_on() -> None:
+    made = prompts(
+        a=("f", answers(RIGHT[LARGE], np.full(COUNT, 0.5), np.zeros(COUNT))),
+        b=("f", answers(RIGHT[LARGE], np.full(COUNT, 20.0), np.ones(COUNT))),
+    )
+    [family] = figures(made).families
+    gap = RIGHT[LARGE].mean() - RIGHT[SMALL].mean()
+    assert family.area["wall_s"].value == pytest.approx(gap / 2)  # the large model's quality at every cost
+
+
 def test_what_no_setting_reaches_is_said() -> None:
     few = prompts(a=("f", sent(np.arange(COUNT), 0.1)), b=("f", sent(np.arange(COUNT), 0.2)))
     assert np.isnan(kept_at(few, "f", 0.5).value)

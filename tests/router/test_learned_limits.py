@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from decoding.artifacts import Artifact
-from router.difficulty.curve import RouterCurve
+from router.difficulty.curve import Point, RouterCurve
 from router.policies.learned import LearnedParams, LearnedPolicy
 from router.routing import Router
 from tests.router.probes import CHANCES, asked, models_of, policy, save_router, save_strategies
@@ -29,6 +29,18 @@ def test_a_lucky_point_of_the_curve_promises_nothing(tmp_path: Path):
     assert qualities == sorted(qualities)
     assert curve.share_at_quality(0.7 / 0.8, "quality") > 0.7
     assert qualities[2] == pytest.approx(np.mean([0.7, 0.52, 0.56]))
+
+
+@pytest.mark.parametrize(
+    ("cost", "share"), [(0.4, 0.1), (0.45, 0.15), (0.5, 0.4), (0.55, 0.45), (0.6, 0.5), (0.8, 0.75), (1.0, 1.0)]
+)
+def test_the_largest_share_within_a_cost_is_found_where_the_cost_falls(cost: float, share: float):
+    """It falls with the share where the large model's answers are the cheaper ones."""
+    costs = {0.0: 0.5, 0.1: 0.4, 0.2: 0.5, 0.25: 0.7, 0.4: 0.5, 0.5: 0.6, 1.0: 1.0}
+    curve = RouterCurve((0.0, 1.0), (0.0, 1.0), tuple(Point(at, each, 0.5) for at, each in costs.items()), 0.5)
+    assert curve.share_at_cost(cost, "cost") == pytest.approx(share)
+    with pytest.raises(TurnoutError, match=r"cost: 0.39 cannot be reached; reachable: 0.400 to 1.000"):
+        curve.share_at_cost(0.39, "cost")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8, 0.95])

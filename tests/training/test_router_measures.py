@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -106,13 +108,49 @@ def test_random_predictions_recover_nothing_and_dear_prompts_count_by_their_cost
     assert (x.tolist(), added.tolist()) == ([0.0, 0.1, 1.0], [0.0, 0.5, 1.0])
 
 
+def test_where_the_large_answer_is_the_cheaper_one_it_saves():
+    """By hand: extra costs of 2, -2, 4 and 2, between 7 for the small and 13 for the large model alone."""
+    made = routed([0, 1, 0, 1], [1, 1, 1, 0], [0.9, 0.8, 0.1, -0.5], [1.0, 4.0, 1.0, 1.0], [3.0, 2.0, 5.0, 3.0])
+    x, added = made.oracle
+    assert x == pytest.approx([-1 / 3, 0.0, 2 / 3, 1.0, 4 / 3])  # cheap all over, then dear one by one
+    assert added.tolist() == [0.0, 0.25, 0.5, 0.5, 0.25]
+    curve = {point["share"]: point for point in routing_report(made)["curve"]}
+    assert [curve[s]["cost"] * 13 for s in (0.0, 0.25, 0.5, 0.75, 1.0)] == pytest.approx([7, 9, 7, 11, 13])
+    assert [curve[s]["oracle"] for s in (0.5, 0.75, 1.0)] == pytest.approx([0.75, 1.0, 1.0])
+    dear = routed([0, 1], [1, 0], [-0.5, 0.5], [2.0, 2.0], [1.0, 5.0])  # the second alone costs more than both
+    [half] = [point for point in routing_report(dear)["curve"] if point["share"] == 0.5]
+    assert (half["cost"], half["quality"], half["random"]) == (pytest.approx(7 / 6), 0.0, 0.5)
+
+
+def test_no_choice_between_the_models_beats_the_oracle_at_its_cost():
+    rng, num = np.random.default_rng(2), 8
+    choices = np.array(list(product((False, True), repeat=num)))
+    for _ in range(50):
+        small, large = rng.random(num), rng.random(num)
+        cheap, dear = rng.random(num), rng.random(num) + rng.choice([0.0, 0.5, 1.0])
+        made = routed(small, large, rng.random(num), cheap.tolist(), dear.tolist())
+        if dear.sum() <= cheap.sum():
+            continue
+        cost = np.where(choices, dear - cheap, 0.0).sum(axis=1) / (dear - cheap).sum()
+        added = np.where(choices, large - small, 0.0).mean(axis=1)
+        assert (np.interp(cost, *made.oracle) >= added - 1e-9).all()
+        assert recovered(made) <= 1.0 + 1e-9
+
+
+def test_models_that_cost_the_same_are_told_apart_by_prompts():
+    made = routed([0, 1, 0, 1], [1, 1, 1, 0], [1, 0, 1, -1], [1.0] * 4, [1.0] * 4)
+    assert recovered(made) == pytest.approx(1.0)
+    assert made.oracle[0].tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [point["cost"] for point in routing_report(made)["curve"]] == pytest.approx([1.0] * 21)
+
+
 def test_the_curve_ends_with_the_models_alone():
     rng = np.random.default_rng(1)
     small, large = (rng.random(300) < 0.4) * 1.0, (rng.random(300) < 0.8) * 1.0
     report = routing_report(routed(small, large, rng.random(300), [0.1] * 300))
     first, last = report["curve"][0], report["curve"][-1]
     assert (first["quality"], first["cost"]) == pytest.approx((small.mean(), 0.1))
-    assert (last["quality"], last["cost"]) == pytest.approx((large.mean(), 1.0))
+    assert (last["quality"], last["cost"]) == (pytest.approx(large.mean()), 1.0)
     assert all(point["oracle"] >= max(point["quality"], point["random"]) - 1e-9 for point in report["curve"])
     assert report["large_only"]["low"] < report["large_only"]["value"] < report["large_only"]["high"]
     for point in report["curve"]:
