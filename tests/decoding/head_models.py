@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from decoding.artifacts import Artifact, Artifacts
-from decoding.fakes import TableModel, pair
+from decoding.fakes import TableModel, markov, pair
 from decoding.heads import MedusaHeads, RecurrentHead
 from decoding.length_heads import Head
 from decoding.logits import History
@@ -45,6 +45,14 @@ class StateModel(TableModel):
         return self.one_hot[tokens]
 
 
+class LawModel(StateModel):
+    """Draws each token from a table, by the one before; its state is an eighth of the log-probabilities there."""
+
+    def __init__(self, name: str, probs: torch.Tensor) -> None:
+        super().__init__(name, [0] * len(probs))
+        self.next_logits = markov(probs)
+
+
 def shifting_heads(after: list[int], heads: int, first: int = 1) -> MedusaHeads:
     """Heads that know the model: head k applies `after` to what the state says `first` + k times."""
     size = len(after)
@@ -64,6 +72,17 @@ def following_head(after: list[int]) -> RecurrentHead:
         torch.nn.init.zeros_(parameter)
     made.token.weight.data[after, range(size)] = 10.0
     made.output.weight.data[:, size:] = torch.eye(size)
+    return made.requires_grad_(False)
+
+
+def knowing_head(probs: torch.Tensor) -> RecurrentHead:
+    """A recurrent head that knows a `LawModel`: its state says which token was the last, its matrix is the table."""
+    size = len(probs)
+    made = RecurrentHead(size, size)
+    for parameter in made.parameters():
+        torch.nn.init.zeros_(parameter)
+    made.token.weight.data = 10.0 * torch.eye(size)
+    made.output.weight.data[:, size:] = probs.log().T / 10.0
     return made.requires_grad_(False)
 
 

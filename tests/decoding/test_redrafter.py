@@ -1,6 +1,7 @@
 """Beams of the recurrent head: the recurrence, the search, the merged tree, and the law of what it leads to."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -14,10 +15,10 @@ from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.match import MatchVerifier
-from tests.decoding.head_models import StateModel, answer, following_head, pool_of, save_head
+from tests.decoding.head_models import LawModel, StateModel, answer, following_head, knowing_head, pool_of, save_head
 from tests.engine.harness import engine_model
 from training.random_models import llama_config, random_model
-from turnout.types import SamplingParams
+from turnout.types import SamplingParams, TokenKind
 
 AFTER = [3, 4, 0, 5, 2, 6, 1]  # one cycle through all seven tokens: 0 3 5 6 1 4 2
 
@@ -173,3 +174,67 @@ async def test_more_beams_are_fed_as_fewer_tokens_than_they_have(engine, tmp_pat
     cut = await engine.propose(seq, drafter, Room(5, 7), FixedLength())
     assert len(cut) == 7
     engine.release(seq)
+
+
+DEPTH, ANSWER = 5, 80
+WIDTHS = [1, 2, 4, 10]
+
+
+async def drawn_answers(folder, law: torch.Tensor, width: int) -> list[Sequence]:
+    """Of a model that draws from the law, drafted by beams of a head that knows it."""
+    model = LawModel("large", law)
+    save_head(folder, "redrafter", knowing_head(law), model.digest)
+    params = {"drafter": {"name": "redrafter", "width": width}, "draft_length": DEPTH}
+    models = pool_of(model, folder)
+    return [await answer(models, "speculative", params, [seed], seed, max_tokens=ANSWER) for seed in range(6)]
+
+
+def law_of(size: int = 12) -> torch.Tensor:
+    """Of the next token after each: some are nearly certain, most are not."""
+    return (1.5 * torch.randn(size, size, generator=torch.Generator().manual_seed(0))).softmax(-1)
+
+
+async def test_with_more_beams_more_is_accepted_and_far_fewer_tokens_are_fed_than_the_beams_have(tmp_path):
+    """The text is the same: its noise is keyed, so that only the rounds differ."""
+    done = {width: await drawn_answers(tmp_path, law_of(), width) for width in WIDTHS}
+    assert all([seq.tokens for seq in each] == [seq.tokens for seq in done[1]] for each in done.values())
+    accepted, packed = [], []
+    for width, each in done.items():
+        meters = [seq.meter.speculation for seq in each]
+        rounds = sum(meter.rounds for meter in meters)
+        accepted.append(sum(meter.accepted_tokens for meter in meters) / rounds)
+        packed.append(sum(meter.draft_tokens for meter in meters) / rounds / (width * DEPTH))
+    assert accepted == sorted(set(accepted))
+    assert accepted[-1] > 1.5 * accepted[0]
+    assert packed == sorted(set(packed), reverse=True)
+    assert packed[-1] < 0.6
+
+
+def chances(law: torch.Tensor, pending: int, width: int) -> list[float]:
+    """That a round accepts a token of each depth: the probabilities of all that its beams have there, summed."""
+    size = len(law)
+    rows = torch.eye(size)
+    beams = search_beams(knowing_head(law), lambda tokens: rows[tokens], torch.zeros(size), pending, width, DEPTH)
+    beginnings = [{tuple(beam[:depth]) for beam in beams} for depth in range(1, DEPTH + 1)]
+    return [
+        sum(math.prod(float(law[a, b]) for a, b in itertools.pairwise((pending, *path))) for path in paths)
+        for paths in beginnings
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 10])
+async def test_rounds_accept_as_much_as_their_beams_are_probable(tmp_path, width):
+    """Summed over many rounds, within four deviations: nothing is lost between the search and the verdict."""
+    law = law_of()
+    excess = variance = 0.0
+    for seq in await drawn_answers(tmp_path, law, width):
+        ends = [place for place, token in enumerate(seq.generated) if token.kind is not TokenKind.ACCEPTED]
+        for begins, end in itertools.pairwise(ends):
+            if ANSWER - begins <= DEPTH + 2:
+                break  # the answer's end cuts drafts
+            reached = chances(law, seq.generated[begins].id, width)
+            mean = sum(reached)
+            excess += end - begins - 1 - mean
+            variance += sum((2 * depth + 1) * chance for depth, chance in enumerate(reached)) - mean**2
+    assert variance > 50
+    assert abs(excess) < 4 * math.sqrt(variance)
