@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.match import MatchVerifier
-from tests.decoding.head_models import StateModel, answer, pool_of, save_head, shifting_heads
+from tests.decoding.head_models import LawModel, StateModel, answer, pool_of, save_head, shifting_heads
 from tests.engine.harness import engine_model
 from training.random_models import llama_config, random_model
+from turnout.cost import SpeculationMeter
 from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
 
@@ -226,3 +228,60 @@ def test_a_head_is_read_once_and_again_when_its_file_changes(tmp_path):
     assert made[0] is made[1]
     assert len(made[2].heads) == 3
     assert made[2].heads[0][0].linear.weight.dtype is torch.float32
+
+
+# Every token is drawn from this, whatever stands before: heads are right or wrong independently of each other.
+DRAWN = torch.tensor([0.5, 0.3, 0.15, 0.05])
+GUESSES = [[0, 1, 2, 3], [1, 0, 2, 3], [2, 0, 1, 3]]  # of each head, best first: the next one's best is the worse one
+ACCURACIES = [[float(DRAWN[token]) for token in guesses] for guesses in GUESSES]
+
+
+def guessing_heads() -> MedusaHeads:
+    """Heads that guess so at the one state there is."""
+    size = len(DRAWN)
+    state = DRAWN.log() / 8.0
+    heads = MedusaHeads(size, len(GUESSES), vocab_size=size)
+    assert heads.outputs is not None
+    for output, guesses in zip(heads.outputs, GUESSES, strict=True):
+        logits = torch.empty(size)
+        logits[guesses] = torch.arange(float(size), 0.0, -1.0)
+        output.weight.data = torch.outer(logits, state) / (state @ state)
+    return heads.requires_grad_(False)
+
+
+async def drawn_answers(folder, accuracies: list[list[float]], **params: Any) -> SpeculationMeter:
+    """What drafting brought over some answers that `DRAWN` is the law of."""
+    model = LawModel("large", DRAWN.expand(len(DRAWN), -1))
+    save_head(folder, "medusa", guessing_heads(), model.digest, accuracies=accuracies)
+    meter = SpeculationMeter()
+    for seed in range(10):
+        done = await answer(pool_of(model, folder), "speculative", params, [0], seed, max_tokens=150)
+        meter.merge(done.meter.speculation)
+    return meter
+
+
+async def test_a_chain_is_accepted_head_by_head_as_its_accuracies_say(tmp_path):
+    """Within four deviations; a head is judged where those before it were right."""
+    meter = await drawn_answers(tmp_path, ACCURACIES, **CHAIN)
+    judged = [meter.drafted_at[0], *meter.accepted_at]
+    shares = [accepted / of for accepted, of in zip(meter.accepted_at, judged, strict=False)]
+    assert shares == sorted(shares, reverse=True)
+    for (accuracy, *_), share, of in zip(ACCURACIES, shares, judged, strict=False):
+        assert abs(share - accuracy) < 4 * math.sqrt(accuracy * (1 - accuracy) / of)
+
+
+async def test_the_sparse_tree_is_accepted_as_promised_and_beats_the_full_one_of_its_size(tmp_path):
+    """Heads that are told to be equally sure of two guesses each make the full tree: 2 + 4 + 8 nodes."""
+    params = {"drafter": "medusa", "nodes": 14}
+    equal = [[0.5, 0.5]] * 3
+    assert grow_rank_tree(tuple(map(tuple, equal)), 14).accepted == pytest.approx(3.0)
+    sparse = grow_rank_tree(tuple(map(tuple, ACCURACIES)), 14)
+    full = 0.8 + 0.8 * 0.8 + 0.8 * 0.8 * 0.65
+    found = []
+    for accuracies, promised in ((ACCURACIES, sparse.accepted), (equal, full)):
+        meter = await drawn_answers(tmp_path, accuracies, **params)
+        assert meter.draft_tokens > 13 * meter.rounds
+        found.append(meter.accepted_tokens / meter.rounds)
+        # Whole rounds are from none to three accepted tokens; some are cut by an answer's end.
+        assert found[-1] == pytest.approx(promised, abs=4 * 1.5 / math.sqrt(meter.rounds))
+    assert found[0] > found[1] + 0.1
