@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -231,12 +232,10 @@ def test_sampled_lengths_keep_up_with_the_best_fixed_one_of_every_class_of_promp
         assert min(fixed[length] / most for fixed, most in zip(swept, best, strict=True)) < 0.8
 
 
-@pytest.mark.parametrize(("threshold", "length"), [(0.0, 5), (0.55, 2), (1.01, 1)])
-def test_a_draft_ends_below_a_token_of_too_little_confidence(threshold: float, length: int) -> None:
-    """The unsure token itself stays in the draft."""
+def kangaroo_draft(rows: torch.Tensor, threshold: float, most: int) -> tuple[int, ...]:
+    """What is drafted greedily after token 0, where the exit reads a table."""
     drafter = KangarooDrafter(KangarooParams(threshold=threshold))
     drafter.use(Same(), Artifact("kangaroo", "test", {"exit_layer": EXIT}, {}, {}))
-    rows = torch.tensor([[0.1, 0.3, 0.6], [0.6, 0.2, 0.2], [0.3, 0.5, 0.2]])  # 0 -> 2 (.6) -> 1 (.5) -> 0 (.6)
     model = Exits(rows)
     for row in model.rows:
         row.token = row.top[0][0]
@@ -245,8 +244,32 @@ def test_a_draft_ends_below_a_token_of_too_little_confidence(threshold: float, l
     start = verdict_of(0, False, ())
     seq.extend(start.tokens, {"large": 1})
     drafter.observe(model, seq, DraftTree.empty("m"), start)  # type: ignore[arg-type]
-    tree = now(drafter.propose(model, seq, Room(5, 9), FixedLength(FixedParams(most=5))))  # type: ignore[arg-type]
-    assert tree.tokens == (2, 1, 0, 2, 1)[:length]
+    tree = now(drafter.propose(model, seq, Room(most, most), FixedLength(FixedParams(most=most))))  # type: ignore[arg-type]
+    drafted: tuple[int, ...] = tree.tokens
+    return drafted
+
+
+@pytest.mark.parametrize(("threshold", "length"), [(0.0, 5), (0.55, 2), (1.01, 1)])
+def test_a_draft_ends_below_a_token_of_too_little_confidence(threshold: float, length: int) -> None:
+    """The unsure token itself stays in the draft."""
+    rows = torch.tensor([[0.1, 0.3, 0.6], [0.6, 0.2, 0.2], [0.3, 0.5, 0.2]])  # 0 -> 2 (.6) -> 1 (.5) -> 0 (.6)
+    assert kangaroo_draft(rows, threshold, 5) == (2, 1, 0, 2, 1)[:length]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_threshold_cuts_the_draft_that_there_would_be_without_it(seed: int) -> None:
+    """Behind the first token whose distribution has none so probable; one that is just as probable goes on."""
+    rows = (2.0 * torch.randn(3, 3, generator=torch.Generator().manual_seed(seed))).softmax(-1)
+    sure = [math.exp(row.top[0][1]) for row in Exits(rows).rows]
+    whole = kangaroo_draft(rows, 0.0, 7)
+    assert len(whole) == 7
+    lengths = []
+    for threshold in sorted({0.34, *sure, *(math.nextafter(each, 2.0) for each in sure), 1.01}):
+        unsure = [sure[before] < threshold for before in (0, *whole)]
+        lengths.append(min(7, [*unsure[:7], True].index(True) + 1))
+        assert kangaroo_draft(rows, threshold, 7) == whole[: lengths[-1]]
+    assert lengths == sorted(lengths, reverse=True)
+    assert (lengths[0], lengths[-1]) == (7, 1)
 
 
 @pytest.mark.parametrize("part", [KangarooDrafter, EesdDrafter], ids=lambda part: part.name)
