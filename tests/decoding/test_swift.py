@@ -1,0 +1,195 @@
+"""Seed 153 without an engine: trees as wide as the draft is unsure, what is searched for, and what that gains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.drafters.base import Candidates, Room
+from decoding.drafters.swift import SwiftDrafter, SwiftParams
+from decoding.fakes import TableModel, pair
+from decoding.lengths.fixed import FixedLength
+from decoding.logits import History
+from decoding.model import Request, Row, Want
+from decoding.readout import read
+from decoding.sequence import Sequence
+from decoding.sketch import Sketch
+from decoding.skip_search import SkipSearch
+from decoding.stores import Stores
+from decoding.tree import ROOT, DraftTree
+from tests.decoding.markov_rounds import now
+from turnout.cost import SpeculationMeter
+from turnout.registry import get_method
+from turnout.types import SamplingParams
+
+VOCAB = 12
+KINDS = {Candidates.FIXED: [3, 5, 8, 10], Candidates.DRAWN: [1, 3, 5, 10]}
+# One of each of the card's classes.
+FALLING = (0.97, 0.9, 0.6, 0.3)
+
+
+class Confident:
+    """As sure of token 0 as said, place by place; the other tokens are likelier the smaller they are."""
+
+    name = "large"
+    num_layers = 6
+
+    def __init__(self, *confidences: float) -> None:
+        self.stores = Stores()
+        others = torch.arange(VOCAB - 1, 0, -1.0)
+        self.rows = []
+        for confidence in confidences:
+            probs = torch.cat([torch.tensor([confidence]), (1.0 - confidence) * others / others.sum()])
+            top = tuple(enumerate(probs.log().tolist()))
+            self.rows.append(Row(token=0, probs=probs, top=top))
+
+    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+        assert sketch.depth.skipped
+        rows = self.rows[sketch.start : len(sketch.tokens)]
+        return rows if want.probs else [replace(row, probs=None) for row in rows]
+
+
+def drafted(model: Confident, room: Room, kind: Candidates, seed: int = 0, **params: Any) -> DraftTree:
+    drafter, seq = SwiftDrafter(SwiftParams(**params), kind), Sequence([1, 2], SamplingParams(), seed)
+    tree: DraftTree = now(drafter.propose(model, seq, room, FixedLength()))  # type: ignore[arg-type]
+    return tree
+
+
+def levels(tree: DraftTree) -> list[int]:
+    depths = tree.depths()
+    return [depths.count(depth) for depth in range(max(depths) + 1)]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_the_less_sure_the_draft_is_the_more_candidates_stand_beside_its_token(kind: Candidates) -> None:
+    model = Confident(*FALLING)
+    chosen = set()
+    for seed in range(20):
+        tree = drafted(model, Room(4, 64), kind, seed, threshold=0.0)
+        assert levels(tree) == KINDS[kind]
+        parent = ROOT
+        for row in model.rows:
+            siblings = tree.children(parent)
+            tokens = [tree.tokens[node] for node in siblings]
+            assert len(set(tokens)) == len(tokens)
+            # Only the chain's own token goes on; the others are leaves.
+            assert not any(tree.children(node) for node in siblings[1:])
+            if kind is Candidates.FIXED:
+                assert tokens == list(range(len(tokens)))
+                assert tree.proposal(siblings[0]) is None
+            else:
+                chosen.add(tokens[0])
+                left = row.probs.clone()  # type: ignore[union-attr]
+                for node, token in zip(siblings, tokens, strict=True):
+                    torch.testing.assert_close(tree.proposal(node), left / left.sum())
+                    left[token] = 0.0
+            parent = siblings[0]
+    assert len(chosen) > 3 or kind is Candidates.FIXED, "the chain is drawn"
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_draft_ends_below_its_first_unsure_token_which_stays(kind: Candidates) -> None:
+    tree = drafted(Confident(0.99, 0.81, 0.79, 0.99), Room(25, 64), kind)
+    assert levels(tree) == KINDS[kind][:3]
+    assert levels(drafted(Confident(0.3, 0.99), Room(25, 64), kind)) == KINDS[kind][3:]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_the_chain_has_its_room_before_the_leaves(kind: Candidates) -> None:
+    """Places nearest to the text have theirs first: they are the likeliest to be reached."""
+    few = levels(drafted(Confident(*FALLING), Room(4, 8), kind, threshold=0.0))
+    assert few == {Candidates.FIXED: [3, 3, 1, 1], Candidates.DRAWN: [1, 3, 3, 1]}[kind]
+    assert levels(drafted(Confident(*FALLING), Room(4, 3), kind, threshold=0.0)) == [1, 1, 1]
+
+
+class Partial(TableModel):
+    """A model of six layers some of whose sub-layers do nothing: each of the others, left out, is a wrong turn."""
+
+    IDLE = frozenset({4, 7, 9})  # an attention and two MLPs, of a layer each
+
+    def __init__(self, make_model: Any, per_turn: float, sharp: float = 1.0) -> None:
+        super().__init__("large", lambda tokens: self.turned(tokens, 0), VOCAB)
+        self.num_layers = 6
+        self._whole, self._wrong = make_model("large", 2), make_model("wrong", 1)
+        self._per_turn, self._sharp = per_turn, sharp
+
+    def turned(self, tokens: list[int], turns: int) -> torch.Tensor:
+        """Logits after so many wrong turns."""
+        off = self._per_turn * turns * self._wrong.next_logits(tokens)
+        logits: torch.Tensor = self._sharp * (self._whole.next_logits(tokens) + off)
+        return logits
+
+    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+        turns = len(sketch.depth.skipped - self.IDLE)
+        text = [*seq.tokens[: sketch.base], *sketch.tokens]
+        ends = range(sketch.base + sketch.start + 1, len(text) + 1)
+        logits = torch.stack([self.turned(text[:end], turns) for end in ends])
+        return read(logits, [History(seq, tuple(text[len(seq) : end])) for end in ends], [want] * len(ends))
+
+
+async def written(model: TableModel, tenant: str, seed: int, max_tokens: int, **params: Any) -> SpeculationMeter:
+    """What one greedy answer took, drafted by parts of the model itself."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    seq = Sequence([seed % VOCAB, seed // VOCAB], sampling, seed, tenant=tenant)
+    info, models = get_method("speculative"), pair(model, model)
+    async for _ in info.run(Request("r", seq), models, info.parse(params)):
+        pass
+    return seq.meter.speculation
+
+
+async def test_acceptance_rises_over_a_tenants_first_tens_of_requests(make_model: Any) -> None:
+    """What one request found, the next one drafts with; another tenant begins anew."""
+    model = Partial(make_model, per_turn=0.8)
+
+    async def acceptance(tenant: str, seeds: range) -> float:
+        drafter = {"name": "swift", "context": 16, "threshold": 0.0}
+        # As many nodes as levels: chains, so that no leaf hides what the chain got wrong.
+        spent = [await written(model, tenant, seed, 22, drafter=drafter, nodes=3, draft_length=3) for seed in seeds]
+        return sum(each.accepted_tokens for each in spent) / sum(each.draft_tokens for each in spent)
+
+    first = await acceptance("one", range(6))
+    await acceptance("one", range(6, 16))
+    assert await acceptance("one", range(6)) > first + 0.5
+    assert await acceptance("other", range(6)) == first
+
+
+async def test_a_draft_is_25_tokens_deep_at_most(make_model: Any) -> None:
+    model = Partial(make_model, per_turn=0.0, sharp=50.0)
+    meter = await written(model, "one", 1, 60, drafter="swift")
+    assert len(meter.accepted_at) == len(meter.drafted_at) == 25
+    assert meter.accepted_at[-1] >= 2
+
+
+def test_the_first_set_is_every_second_layer_and_later_ones_split_layers() -> None:
+    """Nine of the twenty sub-layers between the first and the last layer, attentions and MLPs apart."""
+    search = SkipSearch(12, 0.45)
+    assert search.best == search.propose() == {2, 3, 6, 7, 10, 11, 14, 15, 18}
+    kinds, seen = set(), set()
+    for _ in range(24):
+        tried = search.propose()
+        assert len(tried) == 9
+        assert min(tried) >= 2
+        assert max(tried) <= 21
+        pairs = [(2 * layer in tried, 2 * layer + 1 in tried) for layer in range(1, 11)]
+        kinds |= set(pairs)
+        seen.add(tried)
+        search.report(tried, 0.5)
+    assert kinds == {(False, False), (True, False), (False, True), (True, True)}
+    assert len(seen) > 20
+
+
+def trials_until_done(scores: Any) -> int:
+    search, trials = SkipSearch(12, 0.45), 0
+    while not search.done:
+        search.report(frozenset({2, 3}), scores(trials))
+        trials += 1
+    return trials
+
+
+def test_the_search_ends_when_it_is_good_enough_or_has_tried_long_enough() -> None:
+    assert trials_until_done(lambda trial: 0.95 if trial < 3 else 0.951) == 4
+    assert trials_until_done(lambda trial: 0.5) == 1 + 300
+    assert trials_until_done(lambda trial: trial / 2_000) == 1_000
