@@ -79,7 +79,7 @@ class HeldStreams:
     (`page.route`) is only sent while the test is in a call of the browser's.
     """
 
-    def __init__(self, meanwhile: Callable[[], None] = lambda: time.sleep(0.01)) -> None:
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         self._meanwhile = meanwhile
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._requests: queue.Queue[Held] = queue.Queue()
@@ -100,10 +100,11 @@ class HeldStreams:
     def next(self) -> Held:
         """The next request, which the page must have sent or be about to."""
         deadline = time.monotonic() + 15
-        while self._requests.empty():
-            assert time.monotonic() < deadline, "nothing was asked"
+        while time.monotonic() < deadline:
+            with suppress(queue.Empty):
+                return self._requests.get(timeout=0.01)
             self._meanwhile()
-        return self._requests.get_nowait()
+        raise AssertionError("nothing was asked")
 
     def _accept(self) -> None:
         while True:
