@@ -201,23 +201,31 @@ def usage(
     config: Config = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_records: Annotated[
+        bool,
+        typer.Option("--records", help="Print the records that count, a line of JSON each, and no sums."),
+    ] = False,
 ) -> None:
     """Add up the usage records. A request counts at the time it ended; an interrupted one with what was sent."""
-    from deployments.access.usage_totals import GROUPS, RecordFiles, total
+    from deployments.access.usage_totals import GROUPS, RecordFiles, once, total
 
     group = next((known for known in GROUPS if known == by), None)
     if group is None:
         raise invalid("by", f"must be one of {', '.join(GROUPS)} (got {by!r})")
-    if as_json and as_csv:
-        raise invalid("json", "choose one of --json and --csv")
+    if as_json + as_csv + as_records > 1:
+        raise invalid("json", "choose one of --json, --csv and --records")
     files = RecordFiles(_usage_folder(folder, config))
     found = files.between(parse_moment(since, back=True), parse_moment(until, back=True))
-    totals = total((each for each in found if tenant is None or each.tenant == tenant), group)
-    if as_json:
-        print_json({"by": by, "totals": totals, "damaged_lines": files.num_damaged})
+    asked = (each for each in found if tenant is None or each.tenant == tenant)
+    if as_records:
+        for record in once(asked):
+            typer.echo(record.model_dump_json())
+    elif as_json:
+        print_json({"by": by, "totals": total(asked, group), "damaged_lines": files.num_damaged})
     elif as_csv:
-        _print_csv(by, totals)
+        _print_csv(by, total(asked, group))
     else:
+        totals = total(asked, group)
         rows = [[name, *(_shown(getattr(each, column)) for column in USAGE_COLUMNS)] for name, each in totals.items()]
         print_table([by, *(f">{column.replace('_', ' ')}" for column in USAGE_COLUMNS)], rows)
     if files.num_damaged and not as_json:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from deployments.body_part import BodyPart
 from turnout.errors import invalid
 from turnout.registry import validated
 from turnout.structure import Structure
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SchemaFormat(_Part):
+class SchemaFormat(BodyPart):
     """`response_format.json_schema`; every schema is followed strictly."""
 
     name: Annotated[str, Field(max_length=64, description="accepted and ignored")] = ""
@@ -24,7 +21,7 @@ class SchemaFormat(_Part):
     strict: Annotated[bool | None, Field(description="accepted and ignored: answers fit either way")] = None
 
 
-class ResponseFormat(_Part):
+class ResponseFormat(BodyPart):
     """`response_format`: text, any JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from deployments.answer_forms import ResponseFormat, structure_of
+from deployments.body_part import BodyPart
 from deployments.faults import respell
 from deployments.service import ROLES, parse_sampling, request_id, session_name
 from deployments.tools import CalledTool, ToolBody, ToolChoice, offered
@@ -32,11 +33,7 @@ ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 has no other way 
 B = TypeVar("B", bound="CommonBody")
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class StreamOptions(_Body):
+class StreamOptions(BodyPart):
     """What a stream carries beyond text."""
 
     include_usage: bool = False
@@ -44,11 +41,11 @@ class StreamOptions(_Body):
     include_obfuscation: Annotated[bool, Field(description="accepted and ignored")] = False
 
 
-class Decoding(_Body):
+class Decoding(BodyPart):
     """Turnout's own part of a body: how to decode."""
 
     method: str | None = None
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = Field(default_factory=dict)
     session: Annotated[str, Field(description="what the caller groups requests by, for routing")] = ""
     explain: Annotated[bool, Field(description="say in the usage why the request was routed as it was")] = False
     tokens: Annotated[bool, Field(description="report each token with its source, entropy and refused drafts")] = False
@@ -59,7 +56,7 @@ class Decoding(_Body):
     ] = None
 
 
-class CommonBody(_Body):
+class CommonBody(BodyPart):
     """Fields of both endpoints; sampling parameters are validated apart."""
 
     model: str = ""
@@ -78,21 +75,21 @@ class CompletionBody(CommonBody):
     echo: bool = False
 
 
-class ChatTurn(_Body):
+class ChatTurn(BodyPart):
     """One message; text content may come in parts."""
 
     role: Annotated[str, Field(json_schema_extra={"enum": [*ROLES, "developer"]})]
     content: str | list[dict[str, Any]] | None = None
     name: Annotated[str | None, Field(description="accepted and ignored")] = None
-    tool_calls: list[CalledTool] = []
+    tool_calls: list[CalledTool] = Field(default_factory=list)
     tool_call_id: str = ""
 
 
 class ChatBody(CommonBody):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatTurn] = []
-    tools: list[ToolBody] = []
+    messages: list[ChatTurn] = Field(default_factory=list)
+    tools: list[ToolBody] = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from decoding.constraints.schemas import endless
+from deployments.body_part import BodyPart
 from deployments.openai_format import Format
 from turnout.calls import Chunk, GenerateCall
 from turnout.errors import invalid
@@ -22,47 +23,43 @@ MARK, END_MARK = "<tool_call>\n", "\n</tool_call>"
 NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FunctionBody(_Part):
+class FunctionBody(BodyPart):
     """A function that may be called."""
 
     name: Annotated[str, Field(pattern=NAME)]
     description: str = ""
-    parameters: Annotated[dict[str, Any], Field(description="JSON schema of the arguments")] = {}
+    parameters: Annotated[dict[str, Any], Field(default_factory=dict, description="JSON schema of the arguments")]
     strict: Annotated[bool | None, Field(description="accepted and ignored: arguments fit either way")] = None
 
 
-class ToolBody(_Part):
+class ToolBody(BodyPart):
     """One of `tools`."""
 
     type: Literal["function"] = "function"
     function: FunctionBody
 
 
-class NamedFunction(_Part):
+class NamedFunction(BodyPart):
     """The function that must be called."""
 
     name: str
 
 
-class NamedTool(_Part):
+class NamedTool(BodyPart):
     """`tool_choice` of one function."""
 
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
-class CalledFunction(_Part):
+class CalledFunction(BodyPart):
     """What was called."""
 
     name: Annotated[str, Field(pattern=NAME)]
     arguments: Annotated[str, Field(description="a JSON object, as text")]
 
 
-class CalledTool(_Part):
+class CalledTool(BodyPart):
     """One of an assistant message's `tool_calls`."""
 
     id: str = ""

@@ -136,7 +136,7 @@ class Admission:
         running, kept = account.running[priority], _kept(priority)
         if limits.concurrency is not None and running + len(calls) > limits.concurrency:
             left = f"{limits.concurrency - running} left, {len(calls)} needed"
-            raise _exceeded("concurrency", limits.concurrency, left, BUSY_RETRY_S)
+            raise _exceeded("concurrency", f"{limits.concurrency}", left, BUSY_RETRY_S)
         self._check_rate("requests_per_minute", limits.requests_per_minute, account.requests, len(calls), kept)
         self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, tokens, kept)
 
@@ -204,7 +204,7 @@ class Admission:
             self._check_budget(tenant, limits.budget, account)
         busy = account.running[priority] + account.reading[priority]
         if limits.concurrency is not None and busy >= limits.concurrency:
-            raise _exceeded("concurrency", limits.concurrency, "0 left", BUSY_RETRY_S)
+            raise _exceeded("concurrency", f"{limits.concurrency}", "0 left", BUSY_RETRY_S)
         self._check_rate("requests_per_minute", limits.requests_per_minute, account.requests, 1, _kept(priority))
         return account
 
@@ -215,11 +215,10 @@ class Admission:
         now = self._now()
         end = period_end(budget.per, now)
         shown = f"{spent:g} spent" + (f", {held:g} of requests in progress" if held else "")
-        message = f"tenant.budget: {budget.amount:g} {budget.unit} a {budget.per} allowed, {shown}"
+        shown += f"; it begins anew at {end:%Y-%m-%dT%H:%MZ}"
         # Those in progress may turn out to use less than was estimated, or be refused.
         wait_s = BUSY_RETRY_S if spent < budget.amount else max((end - now) / timedelta(seconds=1), 1.0)
-        message += f"; it begins anew at {end:%Y-%m-%dT%H:%MZ}"
-        raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, "tenant.budget", wait_s)
+        raise _exceeded("budget", f"{budget.amount:g} {budget.unit} a {budget.per}", shown, wait_s)
 
     def _spent(self, tenant: str, budget: Budget, account: Account) -> tuple[float, float]:
         """What a tenant has spent of a budget, and what its requests in progress use of it, as far as that is known."""
@@ -232,10 +231,11 @@ class Admission:
         wait_s = bucket.wait_s(needed + kept * limit, limit, now)
         if wait_s > 0:
             left = max(limit - bucket.used(limit, now), 0.0)
-            raise _exceeded(name, limit, f"{int(left)} left, {needed:g} needed", wait_s)
+            raise _exceeded(name, f"{limit:g}", f"{int(left)} left, {needed:g} needed", wait_s)
 
 
-def _exceeded(name: str, limit: float, left: str, wait_s: float) -> TurnoutError:
+def _exceeded(name: str, limit: str, left: str, wait_s: float) -> TurnoutError:
+    """The message ends in the time, too: of a stream that is refused, Ray Serve passes on nothing else."""
     field_name = f"tenant.{name}"
-    message = f"{field_name}: {limit:g} allowed, {left}; try again in {max(wait_s, 0.1):.1f} s"
+    message = f"{field_name}: {limit} allowed, {left}; try again in {max(wait_s, 0.1):.1f} s"
     return TurnoutError(Code.RESOURCE_EXHAUSTED, message, field_name, wait_s)

@@ -98,19 +98,20 @@ class RecordFiles:
 
 
 def total(records: Iterable[UsageRecord], group: Group = "tenant") -> dict[str, Totals]:
-    """Sums by what records have in common, in the order of its name; a line of a batch counts as it ended last.
-
-    A line whose process ended between its record and the batch's own note of it is answered again, and so is one that
-    was cut short: whoever sent it asked once.
-    """
+    """Sums of what `once` leaves, by what records have in common, in the order of its name."""
     found: dict[str, Totals] = {}
     key = GROUPS[group]
-    for record in _once(records):
+    for record in once(records):
         found.setdefault(key(record), Totals()).add(record)
     return dict(sorted(found.items()))
 
 
-def _once(records: Iterable[UsageRecord]) -> Iterator[UsageRecord]:
+def once(records: Iterable[UsageRecord]) -> Iterator[UsageRecord]:
+    """The records that count: all but those of a batch's line that has a later one.
+
+    A line whose process ended between its record and the batch's own note of it is answered again, and so is one that
+    was cut short: whoever sent it asked once.
+    """
     lines: dict[str, UsageRecord] = {}
     for record in records:
         if not record.batch_id:

@@ -58,6 +58,8 @@ class BatchRunner:
                         await self._work()
             except TurnoutError as error:
                 log.error("batches: %s", error)
+            except Exception:  # nobody would begin this again: whatever it was, batches go on after a moment
+                log.exception("batches")
             await asyncio.sleep(POLL_S)
 
     async def _work(self) -> None:

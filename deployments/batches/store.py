@@ -189,8 +189,9 @@ class BatchStore:
         return self._records(self._folder(owner, "batches"), BatchRecord)
 
     def unfinished(self) -> list[BatchRecord]:
-        """Batches of all tenants that have not ended, the oldest first."""
-        paths, found = set(self._root.glob("*/batches/*.json")), list[BatchRecord]()
+        """Batches of all tenants that have not ended, the oldest first; UNAVAILABLE where they cannot be listed."""
+        with named(KEPT):
+            paths, found = set(self._root.glob("*/batches/*.json")), list[BatchRecord]()
         self._ended &= paths
         for path in paths - self._ended:
             record = _readable(path)

@@ -194,6 +194,9 @@ def _entry(seen: Seen, label: str, texts: bool) -> dict[str, Any]:
             "completion_tokens": usage.completion_tokens,
             "large_share": round(usage.cost.large_share, 6),
         }
+    elif seen.ticket is not None and seen.ticket.counts:
+        entry["prompt_tokens"] = seen.ticket.prompt_tokens
+        entry["completion_tokens"] = seen.ticket.sources.total()
     if texts:
         entry["prompt"] = _prompt(call)
     return entry

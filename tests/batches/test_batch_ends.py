@@ -153,3 +153,21 @@ async def test_a_full_disk_stops_a_batch_until_there_is_room(house: House, monke
     batch = await ended(client, batch.id)
     rows = await content(client, batch.output_file_id)
     assert [row["custom_id"] for row in rows] == [f"id-{n}" for n in range(20)]
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.EIO, "Input/output error"), RuntimeError("whatever it is")])
+async def test_a_folder_that_cannot_be_looked_through_once_stops_no_batch(
+    house: House, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    glob, tries = Path.glob, itertools.count()
+
+    def failing(path: Path, pattern: str) -> Any:
+        if pattern == "*/batches/*.json" and not next(tries):
+            raise fault
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", failing)
+    client = house.client()
+    batch = await begin(client, jsonl([line("a")]))
+    assert (await ended(client, batch.id)).status == "completed"
+    assert next(tries) > 1

@@ -87,6 +87,10 @@ def test_a_record_that_cannot_be_read_just_now_is_not_called_unknown(
         store.batch("a", record.id)
     assert refused.value.code is Code.UNAVAILABLE
     assert [each.id for each in store.unfinished()] == [other.id]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "glob", lambda *_: busy(store.work_folder(record)))
+        with pytest.raises(TurnoutError, match="Too many open files"):
+            store.unfinished()
     monkeypatch.setattr(Path, "read_bytes", read)
     assert [each.id for each in store.unfinished()] == [record.id, other.id]
     with pytest.raises(TurnoutError, match="there is no"):

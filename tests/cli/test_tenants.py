@@ -175,12 +175,17 @@ def test_the_file_is_found_through_the_configuration(run: Any, config_file: Path
 
 def test_usage_is_added_up(run: Any, tmp_path: Path) -> None:
     records = UsageRecords(UsageConfig(folder=str(tmp_path / "u")))
-    for number, (tenant, day) in enumerate([("acme", 1), ("acme", 2), ("other", 2)]):
+    for number, tenant, day, batch in [
+        (0, "acme", 1, ""),
+        (1, "acme", 1, "b"),
+        (1, "acme", 2, "b"),
+        (2, "other", 2, ""),
+    ]:
         records.promise()
         records.write(
             UsageRecord(
                 time=datetime(2026, 3, day, tzinfo=UTC), request_id=str(number), tenant=tenant, model="demo",
-                prompt_tokens=10, completion_tokens=2, tokens_by_model={"s": 2},
+                batch_id=batch, prompt_tokens=10, completion_tokens=2, tokens_by_model={"s": 2},
                 cost=Spent(flops=5, wall_s=0.5, paper=0.5),
             )
         )  # fmt: skip
@@ -196,6 +201,10 @@ def test_usage_is_added_up(run: Any, tmp_path: Path) -> None:
     later = json.loads(usage("--json", "--since", "2026-03-02", "--until", "2026-03-03").out)["totals"]
     assert {name: each["requests"] for name, each in later.items()} == {"acme": 1, "other": 1}
     assert "acme" in usage().out
+    # Line 1 of the batch was answered twice, and counts once.
+    listed = [UsageRecord.model_validate_json(line) for line in usage("--records", "--tenant", "acme").out.splitlines()]
+    assert [(each.request_id, each.time.day, each.cost.flops) for each in listed] == [("0", 1, 5), ("1", 2, 5)]
+    assert "choose one of" in usage("--records", "--csv").err
     assert usage("--by", "colour").err.startswith("turnout: by: must be one of tenant, key")
     assert usage("--since", "later").code == 1
 

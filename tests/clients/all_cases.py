@@ -301,6 +301,7 @@ CHAT = [
     chat("developer", same_as("chat: system"), messages=[{"role": "developer", "content": "Add."}, user(QUESTION)]),
     chat("several turns", longer_prompt,
          messages=[user(OTHER), {"role": "assistant", "content": "42"}, user(QUESTION)]),
+    chat("an answer goes back as it came", longer_prompt, then="go on"),
     chat("content in parts", same_as("chat: one turn"),
          messages=[user([{"type": "text", "text": QUESTION[:9]}, {"type": "text", "text": QUESTION[9:]}])]),
     chat("max_completion_tokens", cut_after_one, max_tokens=None, max_completion_tokens=1),
@@ -327,6 +328,9 @@ CHAT = [
          messages=[user("x"), {"role": "assistant", "tool_calls": [
              {"id": "c", "type": "function", "function": {"name": "press", "arguments": "{}"}}]},
              {"role": "tool", "tool_call_id": "c", "content": "done"}]),
+    chat("tools, a call goes back as it came", calls_the_tool, **TOOLS, then="go on"),
+    chat("tools, null for what is not given", calls_the_tool,
+         **TOOLS | {"tools": [{**TOOL, "function": {**TOOL["function"], "description": None, "strict": None}}]}),
     chat("tools, none", no_call, **TOOLS | {"tool_choice": "none"}),
 ]  # fmt: skip
 

@@ -27,7 +27,12 @@ ROUNDING = 0.1  # nats, in bfloat16
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call. `then`: read the answer; close the stream after its first chunk; or give up after half a second."""
+    """One call.
+
+    Attributes:
+        then: read the answer; go on: send it back, the same messages after it, as the next turn, and read that one's;
+            close the stream after its first chunk; or give up after half a second.
+    """
 
     name: str
     call: str

@@ -32,7 +32,7 @@ def _run(site: Site, case: Case, shared: openai.DefaultHttpxClient) -> Result:
         result = _answer(client, case)
     except openai.OpenAIError as error:
         result = {"error": _told(error)}
-    if case.then != "read":
+    if case.then in ("close", "give up"):
         result["freed"] = _freed(site)
     return result
 
@@ -45,6 +45,9 @@ def _answer(client: openai.OpenAI, case: Case) -> Result:
     given = {name: value for name, value in case.arguments.items() if name in known}
     more = {name: value for name, value in case.arguments.items() if name not in known}
     answer = method(**given, extra_body=more) if more else method(**given)
+    if case.then == "go on":  # as users keep what was said: with null for what it does not have
+        said = answer.choices[0].message.model_dump()
+        answer = method(**given | {"messages": [*given["messages"], said, *given["messages"]]})
     if case.call == "models.list":
         return {"value": [each.to_dict() for each in answer]}
     if not case.arguments.get("stream"):

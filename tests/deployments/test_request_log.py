@@ -28,7 +28,7 @@ from tests.deployments.fake_pool import load_fake_pool
 from tests.deployments.in_process import InProcessBackend, make_config, make_service
 from tests.deployments.test_metrics import POOL, values
 from tests.spans import traced_process
-from turnout.calls import Begun, GenerateCall, ScoreCall
+from turnout.calls import Begun, Chunk, GenerateCall, ScoreCall
 from turnout.client import Client
 from turnout.errors import Code, TurnoutError
 from turnout.pool_stats import AuditDiff, AuditStats, PoolStats
@@ -56,8 +56,12 @@ class Logged:
 
     def written(self) -> list[dict[str, Any]]:
         """Those that are in the file already."""
-        (path,) = self.folder.glob("requests*.jsonl")
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return lines_in(self.folder)
+
+
+def lines_in(folder: Path) -> list[dict[str, Any]]:
+    (path,) = folder.glob("requests*.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def call(prompt: str = "a secret question", **changes: Any) -> GenerateCall:
@@ -99,6 +103,19 @@ async def test_each_way_to_end_is_one_line(tmp_path: Path) -> None:
     assert 0 <= whole["queue_s"] <= whole["first_token_s"] <= whole["wall_s"] < 60
     assert "secret" not in json.dumps(list(lines.values()))
     assert "trace_id" not in whole
+
+
+async def test_of_an_answer_that_is_cut_short_is_told_what_was_sent(tmp_path: Path) -> None:
+    log = RequestLog(LogsConfig(path=str(tmp_path / "requests.jsonl")))
+    with house(tmp_path, {"acme": {}}, log=log) as made:
+        caller = replace(call("slow", request_id="left"), tenant="acme")
+        async with aclosing(made.service.stream(caller)) as batches:
+            sent = [token for event in await anext(batches) if isinstance(event, Chunk) for token in event.tokens]
+    log.close()
+    [line] = lines_in(tmp_path)
+    assert (line["outcome"], line["completion_tokens"]) == ("CANCELLED", len(sent))
+    assert line["prompt_tokens"] > 0
+    assert "method" not in line
 
 
 async def test_closing_the_service_writes_what_waits(tmp_path: Path) -> None:

@@ -57,6 +57,30 @@ def structure(**body: Any) -> Structure | None:
     return call.sampling.structure
 
 
+def test_null_is_as_good_as_absent_in_what_clients_send_back() -> None:
+    known = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "tool_calls": [known], "refusal": None, "audio": None}
+    offered = {"function": {"name": "now", "description": None, "parameters": None, "strict": None}}
+    turns = [USER, said, {"role": "tool", "tool_call_id": "c", "content": "12:00", "name": None}]
+    spelt, short = (
+        chat_job({"messages": messages, "tools": tools}).calls[0]
+        for messages, tools in (
+            (turns, [offered]),
+            (
+                [USER, {"role": "assistant", "tool_calls": [known]}, {**turns[2]} | {"name": "x"}],
+                [{"function": {"name": "now"}}],
+            ),
+        )
+    )
+    assert (spelt.messages, spelt.tools) == (short.messages, short.tools)
+    assert chat_job({"messages": [{**USER, "tool_calls": None}]}).calls[0].messages == (ChatMessage(**USER),)
+    with pytest.raises(TurnoutError, match="refusal"):
+        chat_job({"messages": [{**USER, "refusal": "no"}]})
+    with pytest.raises(TurnoutError) as refused:
+        chat_job({"messages": [{"role": None, "content": "x"}]})
+    assert refused.value.field == "messages.0.role"
+
+
 def test_a_call_that_must_come_fits_the_functions_schema() -> None:
     required = structure(tool_choice="required")
     assert required is not None

@@ -13,7 +13,10 @@ import yaml
 from deployments.metrics import CALLER_DEADLINE
 from tests.observability.queries import ALERTS, alerts
 
-pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on PATH (Debian: prometheus)")
+pytestmark = [
+    pytest.mark.observability,
+    pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on PATH (Debian: prometheus)"),
+]
 
 
 def test_rules_are_well_formed() -> None:

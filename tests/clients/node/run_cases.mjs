@@ -31,7 +31,11 @@ async function answer(client, { call, arguments: body, then }) {
   }
   if (call === "models.retrieve") return { value: await client.models.retrieve(body.model) };
   const endpoint = call === "completions.create" ? client.completions : client.chat.completions;
-  const got = await endpoint.create(body);
+  let got = await endpoint.create(body);
+  if (then === "go on") {
+    const said = got.choices[0].message;
+    got = await endpoint.create({ ...body, messages: [...body.messages, said, ...body.messages] });
+  }
   if (!body.stream) return { value: got };
   const chunks = [];
   for await (const chunk of got) {
@@ -70,7 +74,7 @@ for (const one of given.cases) {
     if (!(error instanceof OpenAI.OpenAIError)) throw error;
     result = told(error);
   }
-  if (one.then !== "read") result.freed = await freed();
+  if (["close", "give up"].includes(one.then)) result.freed = await freed();
   results[one.name] = result;
 }
 process.stdout.write(JSON.stringify(results));

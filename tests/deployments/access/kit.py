@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 import uvicorn
 
 from deployments.access.keys import make_key
@@ -29,7 +30,9 @@ from tests.deployments.conftest import free_port
 from tests.deployments.fake_pool import load_fake_pool
 from tests.deployments.in_process import InProcessBackend
 from turnout.access_config import TenantLimits
+from turnout.client_messages import error as client_error
 from turnout.config import TurnoutConfig, parse_config
+from turnout.errors import Code, TurnoutError
 from turnout.proto import generation_pb2 as pb
 
 
@@ -108,6 +111,14 @@ def house(
         made.assert_idle()
     finally:
         service.close()
+
+
+def retried(error: TurnoutError) -> TurnoutError:
+    """The same refusal; of a stream's Serve passes on code and message only, which must tell the time to retry."""
+    passed_on = client_error(grpc.StatusCode[error.code.value], error.message)
+    if error.code is Code.RESOURCE_EXHAUSTED:
+        assert passed_on.retry_after_s == pytest.approx(error.retry_after_s, abs=0.1)
+    return error
 
 
 class Servicer(GrpcServicer):

@@ -19,22 +19,27 @@ from deployments.pool_options import ingress_options
 from experiments.process_memory import own_bytes
 from tests.deployments.access.kit import House, Served, house, served
 from tests.deployments.conftest import served_config
+from turnout.client import Client
 
 # In a process of their own: each end of a connection is an open file.
 CLIENTS = """
 import resource, socket, sys
 port, count = map(int, sys.argv[1:3])
-head = b"POST /v1/completions HTTP/1.1\\r\\nHost: x\\r\\n" + sys.argv[3].encode()
+half = bytes.fromhex(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_NOFILE, (count + 200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 opened = []
 for number in range(count):
     opened.append(socket.create_connection(("127.0.0.1", port)))
     if number % 2:
-        opened[-1].sendall(head)
+        opened[-1].sendall(half)
 sys.stdout.write("open\\n")
 sys.stdout.flush()
 sys.stdin.read()
 """
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+# How a connection of HTTP/2 begins: empty settings, and then the first half of a frame of headers.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000") + bytes.fromhex("00002001")
 
 
 @pytest.fixture
@@ -56,9 +61,9 @@ def files(needed: int) -> Iterator[None]:
 
 
 @contextmanager
-def idle(port: int, count: int, sent: str = "") -> Iterator[None]:
+def idle(port: int, count: int, half: bytes = HEAD) -> Iterator[None]:
     """So many connections are there for as long as the context lasts; every second has sent half of a request."""
-    command = [sys.executable, "-c", CLIENTS, str(port), str(count), sent]
+    command = [sys.executable, "-c", CLIENTS, str(port), str(count), half.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
         assert clients.stdout is not None
         assert clients.stdout.readline() == "open\n"
@@ -68,7 +73,8 @@ def idle(port: int, count: int, sent: str = "") -> Iterator[None]:
 
 def listener(port: int) -> tuple[int, int]:
     """The process that listens on a port, and how many files it has open."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    tables = [Path(f"/proc/net/{name}").read_text(encoding="ascii").splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
     sockets = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
     for folder in Path("/proc").glob("[0-9]*/fd"):
         with suppress(OSError):
@@ -88,6 +94,17 @@ def typical(url: str, key: str, times: int = 11) -> float:
         answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"] == "abc"
+        found.append(time.monotonic() - began)
+    return sorted(found)[times // 2]
+
+
+def typical_over_grpc(address: str, times: int = 11) -> float:
+    """The same over gRPC."""
+    found = []
+    for _ in range(times):
+        began = time.monotonic()
+        with Client(address) as client:
+            assert client.generate("hi", model="demo", max_tokens=3).text == "abc"
         found.append(time.monotonic() - began)
     return sorted(found)[times // 2]
 
@@ -120,9 +137,23 @@ def test_idle_connections_to_what_is_served_hold_up_nobody(server: RunningServer
     assert typical(url, "nobody") < 3 * before_s + 0.5
 
 
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_idle_connections_to_the_grpc_port_hold_up_nobody(server: RunningServer, count: int) -> None:
+    address, port = server.grpc_address, int(server.grpc_address.rpartition(":")[2])
+    before_s = typical_over_grpc(address)
+    pid, held = listener(port)
+    before = own_bytes(pid)
+    with idle(port, count, PREFACE):
+        during_s = typical_over_grpc(address)
+        assert listener(port)[1] >= held + count
+        assert (own_bytes(pid) - before) / count < 100_000 + 30e6 / count
+    assert during_s < 3 * before_s + 0.5
+    assert typical_over_grpc(address) < 3 * before_s + 0.5
+
+
 def test_bodies_that_do_not_come_hold_up_nobody(server: RunningServer) -> None:
     """More of them than the ingress takes requests at once; they are of the same tenant as the one that is answered."""
     url, places = server.http_url, ingress_options(served_config())["max_ongoing_requests"]
     count = 4 * places  # every second one sends its head
-    with files(count + 200), idle(int(url.rpartition(":")[2]), count, "Content-Length: 4000\r\n\r\n{"):
+    with files(count + 200), idle(int(url.rpartition(":")[2]), count, HEAD + b"Content-Length: 4000\r\n\r\n{"):
         assert typical(url, "nobody", times=3) < 30
