@@ -30,7 +30,7 @@ BENCH_ARGS ?=
 CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 
-.PHONY: help venv lint format test test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,7 +85,7 @@ test-browser: venv ## the console driven in a real Chromium: streams, comparison
 test-clients: venv ## the OpenAI clients for Python and Node, and fuzzers, against a served application (10 minutes)
 	$(BIN)/pytest -m clients --timeout 900 tests/clients $(PYTEST_ARGS)
 
-venv-foreign: $(FOREIGN_STAMP) ## make or update .venv-foreign: lm-evaluation-harness and GuideLLM, for `make check-foreign`
+venv-foreign: $(FOREIGN_STAMP) ## make or update .venv-foreign: lm-evaluation-harness, GuideLLM and xgrammar, for `make check-foreign` and `bench-masks`
 
 $(FOREIGN_STAMP): experiments/foreign/requirements.txt scripts/make_side_venv.sh | $(STAMP)
 	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_side_venv.sh $(FOREIGN_VENV) $<
@@ -170,6 +170,9 @@ bench-frontier: venv ## quality against cost: every way of spending the large mo
 
 bench-telemetry: venv ## measure what metrics, traces, logs and audits cost (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m experiments.bench_telemetry $(BENCH_ARGS)
+
+bench-masks: venv venv-foreign ## measure llguidance beside xgrammar: compiling a schema, and each token's mask (2 minutes)
+	$(BIN)/python -m experiments.foreign.bench_masks
 
 bench-structure: venv ## measure decoding held to a JSON schema beside free decoding (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m experiments.bench_structure $(BENCH_ARGS)
