@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from decoding.stores import learner_of
 from turnout.cost import Meter
 from turnout.types import FinishReason, SamplingParams, Sharing, Token
 
@@ -110,6 +111,11 @@ class Sequence:
     def finished(self) -> bool:
         """Whether the answer has ended."""
         return self.finish_reason is not None
+
+    @property
+    def learner(self) -> str:
+        """Whose stores drafters and monitors have for it: see `decoding.stores.learner_of`."""
+        return learner_of(self.owner, self.tenant)
 
     @property
     def answer(self) -> list[int]:

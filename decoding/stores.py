@@ -14,6 +14,19 @@ MOST_BYTES = 1 << 29
 OPENINGS_BETWEEN_COUNTS = 64
 
 
+APART = "\n"  # in no tenant's name
+
+
+def learner_of(owner: str, account: str) -> str:
+    """Whose stores a request has: its tenant's; on an account of the pool's own, others that are forgotten with these.
+
+    Args:
+        owner: the request's tenant.
+        account: whose time on the models it takes.
+    """
+    return owner if account == owner else f"{owner}{APART}{account}"
+
+
 class Stores:
     """Shared state by kind and tenant. Lives beside a model; only its event loop touches it, so updates are ordered.
 
@@ -44,7 +57,7 @@ class Stores:
 
         Args:
             kind: who uses it and with what shape, e.g. "token_recycling/8"; the same kind must mean the same type.
-            tenant: whose it is.
+            tenant: whose it is; see `learner_of`.
             make: an empty one.
         """
         key = (kind, tenant)
@@ -61,7 +74,7 @@ class Stores:
 
     def forget(self, tenant: str) -> None:
         """Drop everything of a tenant."""
-        for key in [key for key in self._stores if key[1] == tenant]:
+        for key in [key for key in self._stores if key[1].partition(APART)[0] == tenant]:
             del self._stores[key]
 
     def _bound_bytes(self) -> None:

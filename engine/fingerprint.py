@@ -14,6 +14,7 @@ KV_LAYOUT = 1
 ISA = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile"})
 WEIGHTS = ("*.safetensors", "*.bin", "config.json")
 TOKENIZER = ("tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "*.model")
+SPEECH = ("chat_template*", "generation_config.json")
 Marks = tuple[tuple[str | int, ...], ...]
 
 
@@ -45,6 +46,14 @@ def content_marks(model: Path, tokenizer: Path) -> Marks:
 def tokenizer_digest(tokenizer: Path) -> str:
     """The digest of a tokenizer's files alone."""
     return _digest(tokenizer, TOKENIZER)
+
+
+def speech_digest(tokenizer: Path) -> str:
+    """Of what keys and values do not depend on and answers do: how turns become a prompt, and what ends an answer.
+
+    A template that stands in the tokenizer's own settings is of its digest.
+    """
+    return _digest(tokenizer, SPEECH)
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:

@@ -95,4 +95,4 @@ class Retrieval:
 
 
 def _texts(model: Model, seq: Sequence) -> RecentTexts:
-    return model.stores.open("rasd", seq.tenant, RecentTexts)
+    return model.stores.open("rasd", seq.learner, RecentTexts)

@@ -284,7 +284,7 @@ class AdedDrafter(Drafter):
 
 
 def _store(model: Model, seq: Sequence) -> TrigramStore:
-    return model.stores.open("aded", seq.tenant, TrigramStore)
+    return model.stores.open("aded", seq.learner, TrigramStore)
 
 
 PART = AdedDrafter

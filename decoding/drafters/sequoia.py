@@ -192,7 +192,7 @@ class SequoiaDrafter(Drafter):
         law = "greedy" if seq.sampling.greedy else "sampled"
         ranks, memory = self.params.ranks, self.params.memory
         kind = f"sequoia/{law}/{ranks}/{memory}/{self.params.beyond}/{self._target}"
-        return model.stores.open(kind, seq.tenant, lambda: AcceptanceRates(ranks, memory))
+        return model.stores.open(kind, seq.learner, lambda: AcceptanceRates(ranks, memory))
 
     def _best(self, table: PlanTable, room: Room, crowd: int) -> TreePlan:
         draft_s, target_s = 0.0, [0.0] * (room.nodes + 1)

@@ -61,7 +61,7 @@ class StagedDrafter(Drafter):
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The tree."""
         params = self.params
-        ngrams = model.stores.open("staged", seq.tenant, BackoffNgrams)
+        ngrams = model.stores.open("staged", seq.learner, BackoffNgrams)
         growing = GuessingTree(model, seq, length, ngrams, params.guesses, room)
         if self.candidates is Candidates.DRAWN:
             return await grow_by_value(growing, room, params.threshold)

@@ -87,7 +87,7 @@ class SwiftDrafter(Drafter):
 
     def _search(self, model: Model, seq: Sequence) -> SkipSearch:
         share = self.params.skipped
-        return model.stores.open(f"swift/{share}", seq.tenant, lambda: SkipSearch(model.num_layers, share))
+        return model.stores.open(f"swift/{share}", seq.learner, lambda: SkipSearch(model.num_layers, share))
 
     async def _try_one(self, model: Model, seq: Sequence, search: SkipSearch) -> None:
         """Score one set: how many of the first written tokens the partial model predicts from those before."""

@@ -109,7 +109,7 @@ def _matrix(model: Model, seq: Sequence) -> torch.Tensor:
     """The tenant's, int32 [vocab, 8]."""
     shape = (model.vocab_size, GUESSES)
     return model.stores.open(
-        f"token_recycling/{model.vocab_size}", seq.tenant, lambda: torch.full(shape, UNKNOWN, dtype=torch.int32)
+        f"token_recycling/{model.vocab_size}", seq.learner, lambda: torch.full(shape, UNKNOWN, dtype=torch.int32)
     )
 
 

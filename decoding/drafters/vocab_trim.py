@@ -186,12 +186,12 @@ class VocabTrimDrafter(Drafter):
         self._counts(model, seq).add([token.id for token in verdict.tokens if token.id < model.vocab_size])
 
     def _trim(self, model: Model, seq: Sequence) -> Model:
-        stores = model.stores.open(f"{self._kind(model)}/stores", seq.tenant, Stores)
+        stores = model.stores.open(f"{self._kind(model)}/stores", seq.learner, Stores)
         return cast("Model", TrimmedModel(model, stores, self._counts(model, seq).kept(seq.end_ids)))
 
     def _counts(self, model: Model, seq: Sequence) -> TokenCounts:
         size, keep = model.vocab_size, min(self.params.keep, model.vocab_size)
-        return model.stores.open(self._kind(model), seq.tenant, lambda: TokenCounts(size, keep))
+        return model.stores.open(self._kind(model), seq.learner, lambda: TokenCounts(size, keep))
 
     def _kind(self, model: Model) -> str:
         keep = min(self.params.keep, model.vocab_size)

@@ -103,7 +103,7 @@ class SmartSpecLength(LengthPolicy):
     def before_round(self, round: Round) -> int:
         """The depth of the largest goodput, the smallest such; `most` where no time is known."""
         kind = f"smartspec/{round.drafter}/{round.judge}/{round.draft.name}/{self.params.acceptance}"
-        self._known = round.target.stores.open(kind, round.seq.tenant, lambda: Acceptance(self.params.acceptance))
+        self._known = round.target.stores.open(kind, round.seq.learner, lambda: Acceptance(self.params.acceptance))
         self._sequences = max(round.target.busy().sequences, 1)
         depth = self._best(round, self._known)
         self._drafting = self._sequences if depth else 1  # of one step; a probe is alone

@@ -83,7 +83,7 @@ class EnoughMonitor(Monitor):
         self._account = None
         if self.params.budget is not None:
             kind = f"enough/{self.params.budget}"
-            self._account = models.large.stores.open(kind, request.tenant, TokenAccount)
+            self._account = models.large.stores.open(kind, request.sequence.learner, TokenAccount)
             self._account.balance += self.params.budget
 
     def _calibrated(self, models: ModelPool) -> float:

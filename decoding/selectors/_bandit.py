@@ -66,7 +66,7 @@ class Bandit(Generic[S], Selector):
             self.state = self.fresh(len(arms))
         else:
             kind = f"{self.name}/{self.params.model_dump_json()}/{arms}"
-            self.state = stores.open(kind, seq.tenant, lambda: self.fresh(len(arms)))
+            self.state = stores.open(kind, seq.learner, lambda: self.fresh(len(arms)))
 
     def order(self, seq: Sequence, num_arms: int) -> list[int]:
         """The arm to pull, then the others as they would be next."""

@@ -40,6 +40,7 @@ from deployments.batches.records import (
     progress_of,
 )
 from deployments.batches.store import KEPT, BatchStore
+from deployments.batches.threads import to_its_end
 from deployments.batches.workplace import Spent
 from deployments.service import GenerationService
 from turnout.calls import GenerateCall, Usage
@@ -84,24 +85,23 @@ class BatchJob:
             TurnoutError: UNAVAILABLE: the disk is full or failed; it can be run again.
         """
         record = self.record
-        with named(KEPT):
-            journal = await asyncio.to_thread(Journal, self._store.work_folder(record) / "journal")
+        journal = await _opened(self._store.work_folder(record) / "journal")
         try:
             if record.status == "validating":
                 if self._store.is_cancelled(record):
-                    await asyncio.to_thread(self._turn, "cancelling")
+                    await to_its_end(self._turn, "cancelling")
                 else:
-                    await asyncio.to_thread(self._validate, journal)
+                    await to_its_end(self._validate, journal)
             if record.status == "in_progress":
                 await self._serve(journal)
             if record.status in ("finalizing", "cancelling"):
-                await asyncio.to_thread(self._finish, journal)
+                await to_its_end(self._finish, journal)
         except TurnoutError as error:
             if error.code is Code.UNAVAILABLE:
                 raise
             # It would be the same the next time: its input is gone, or is no longer what was looked at.
             record.errors.append(BatchFault(code="unreadable", message=f"input_file_id: {error.message}"))
-            await asyncio.to_thread(self._end, journal, "failed")
+            await to_its_end(self._end, journal, "failed")
         finally:
             journal.close()
 
@@ -159,7 +159,7 @@ class BatchJob:
 
     async def _serve(self, journal: Journal) -> None:
         """Answer what has no answer yet, until all is done, time is over or the batch is cancelled."""
-        self.record.usage = await asyncio.to_thread(_used, journal)
+        self.record.usage = await to_its_end(_used, journal)
         left = ReadAhead(self._left(journal))
         workers = [asyncio.create_task(self._work(left, journal)) for _ in range(self._store.config.concurrency)]
         done = asyncio.gather(*workers)
@@ -169,7 +169,7 @@ class BatchJob:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(done), LOOK_S)
                 if time.monotonic() >= saved + SAVE_S:
-                    await asyncio.to_thread(self._keep, journal)
+                    await to_its_end(self._keep, journal)
                     saved = time.monotonic()
             complete = done.done()
             if complete:
@@ -179,9 +179,9 @@ class BatchJob:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
             await left.close()
-        await asyncio.to_thread(self._keep, journal)
+        await to_its_end(self._keep, journal)
         status: Status = "finalizing" if complete or not self._store.is_cancelled(self.record) else "cancelling"
-        await asyncio.to_thread(self._turn, status)
+        await to_its_end(self._turn, status)
 
     def _is_over(self) -> bool:
         return time.time() >= self.record.expires_at or self._store.is_cancelled(self.record)
@@ -323,3 +323,16 @@ def _used(journal: Journal) -> BatchUsage:
         tokens = one.prompt_tokens, one.cached_tokens, one.completion_tokens
         used.add(*tokens, one.flops, one.flops_large_only)
     return used
+
+
+async def _opened(path: Path) -> Journal:
+    """A journal, locked; who is cancelled meanwhile leaves it closed."""
+    opened = list[Journal]()
+    try:
+        with named(KEPT):
+            await to_its_end(lambda: opened.append(Journal(path)))
+    except asyncio.CancelledError:
+        for journal in opened:
+            journal.close()
+        raise
+    return opened[0]

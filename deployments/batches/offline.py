@@ -30,7 +30,7 @@ from deployments.batches.outputs import check_places, write_outputs
 from deployments.batches.pace import Pace, left_s
 from deployments.batches.workplace import Spent, Staged, Workplace
 from deployments.pool_options import replica_bundles
-from engine.fingerprint import content_digests
+from engine.fingerprint import content_digests, speech_digest
 from turnout.config import TurnoutConfig, artifacts_path, model_path
 from turnout.errors import Code, TurnoutError
 from turnout.whole_files import whole
@@ -89,6 +89,7 @@ class Job:
         """
         pool = self.config.pools[self.pool]
         models = {name: self.config.models[name] for name in (pool.small, pool.large)}
+        paths = {name: model_path(model) for name, model in models.items()}
         artifacts = artifacts_path(pool)
         files = sorted(artifacts.glob("*.safetensors")) if artifacts is not None else []
         return {
@@ -96,7 +97,8 @@ class Job:
             "pool": pool.model_dump(mode="json", exclude={"placement", "replicas", "autoscaling"}),
             "models": {name: model.model_dump(mode="json", exclude=MEMORY) for name, model in models.items()},
             # Their files may have been written anew since.
-            "weights": {name: content_digests(*(model_path(model),) * 2) for name, model in models.items()},
+            "weights": {name: content_digests(path, path) for name, path in paths.items()},
+            "speech": {name: speech_digest(path) for name, path in paths.items()},
             "artifacts": {path.stem: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in files},
             "engine": self.config.engine.model_dump(mode="json", include=COMPUTES),
             "defaults": {"chat": self.defaults.chat, "body": self.defaults.body},

@@ -106,7 +106,7 @@ class BatchStore:
             filename=filename[:255],
             purpose=purpose,
         )
-        self._save(folder / f"{file_id}.json", record)
+        _save(folder / f"{file_id}.json", record)
         return record
 
     def check_room(self, owner: str) -> None:
@@ -127,7 +127,7 @@ class BatchStore:
 
     def files(self, owner: str) -> list[FileRecord]:
         """The tenant's files, the newest first."""
-        return self._records(self._folder(owner, "files"), FileRecord)
+        return _records(self._folder(owner, "files"), FileRecord)
 
     def content(self, owner: str, file_id: str) -> Path:
         """Where a file of the tenant's lies.
@@ -148,7 +148,7 @@ class BatchStore:
         for batch in self.batches(owner):
             if batch.input_file_id == file_id and not batch.ended:
                 raise invalid("file_id", f"is being read by {batch.id}; cancel that first")
-        self._remove_file(self._folder(owner, "files"), file_id)
+        _remove_file(self._folder(owner, "files"), file_id)
 
     def add_batch(self, record: BatchRecord) -> None:
         """Keep a new batch; whoever works on batches finds it. Of those that have ended, too old ones are forgotten.
@@ -171,7 +171,7 @@ class BatchStore:
 
     def save_batch(self, record: BatchRecord) -> None:
         """Keep what has become of a batch."""
-        self._save(self._folder(record.owner, "batches") / f"{record.id}.json", record)
+        _save(self._folder(record.owner, "batches") / f"{record.id}.json", record)
 
     def batch(self, owner: str, batch_id: str) -> BatchRecord:
         """A batch of the tenant's.
@@ -186,7 +186,7 @@ class BatchStore:
 
     def batches(self, owner: str) -> list[BatchRecord]:
         """The tenant's batches, the newest first."""
-        return self._records(self._folder(owner, "batches"), BatchRecord)
+        return _records(self._folder(owner, "batches"), BatchRecord)
 
     def unfinished(self) -> list[BatchRecord]:
         """Batches of all tenants that have not ended, the oldest first; UNAVAILABLE where they cannot be listed."""
@@ -215,27 +215,42 @@ class BatchStore:
         return self._folder(record.owner, "batches") / f"{record.id}.work"
 
     def sweep(self, now: float) -> None:
-        """Forget what is older than its retention, and the work of batches that have ended."""
-        oldest = now - self.config.retention_s
+        """Forget what is older than its retention, and the work of batches that have ended.
+
+        What cannot be looked at just now is left, and looked at again the next time.
+
+        Raises:
+            TurnoutError: UNAVAILABLE: the folder of all cannot be listed.
+        """
         with named(KEPT):
-            for tenant in [path for path in self._root.iterdir() if path.is_dir()]:
-                batches = self._records(tenant / "batches", BatchRecord)
-                # A batch that another version wrote may still read any file.
-                known = len(batches) == len(list((tenant / "batches").glob("*.json")))
-                for batch in [each for each in batches if each.ended]:
-                    shutil.rmtree(tenant / "batches" / f"{batch.id}.work", ignore_errors=True)
-                    if batch.created_at < oldest:
-                        (tenant / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
-                read = {each.input_file_id for each in batches if not each.ended}
-                for file in self._records(tenant / "files", FileRecord):
-                    if known and file.created_at < oldest and file.id not in read:
-                        self._remove_file(tenant / "files", file.id)
-                for path in (tenant / "files").glob("*"):
-                    # What a process that ended in an upload left: half a file, or one without its record.
-                    half = path.name.startswith(".") or not path.with_suffix(".json").exists()
-                    with suppress(FileNotFoundError):  # an upload has ended meanwhile, or a file was deleted
-                        if half and path.stat().st_mtime < now - LEFT_OVER_S:
-                            path.unlink()
+            tenants = list(self._root.iterdir())
+        for tenant in tenants:
+            try:
+                with named(str(tenant)):
+                    if tenant.is_dir():
+                        self._sweep(tenant, now)
+            except TurnoutError as error:
+                log.error("%s: what is too old is not forgotten: %s", tenant, error)
+
+    def _sweep(self, tenant: Path, now: float) -> None:
+        oldest = now - self.config.retention_s
+        batches = _records(tenant / "batches", BatchRecord)
+        # A batch that another version wrote may still read any file.
+        known = len(batches) == len(list((tenant / "batches").glob("*.json")))
+        for batch in [each for each in batches if each.ended]:
+            shutil.rmtree(tenant / "batches" / f"{batch.id}.work", ignore_errors=True)
+            if batch.created_at < oldest:
+                (tenant / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
+        read = {each.input_file_id for each in batches if not each.ended}
+        for file in _records(tenant / "files", FileRecord):
+            if known and file.created_at < oldest and file.id not in read:
+                _remove_file(tenant / "files", file.id)
+        for path in (tenant / "files").glob("*"):
+            # What a process that ended in an upload left: half a file, or one without its record.
+            half = path.name.startswith(".") or not path.with_suffix(".json").exists()
+            with suppress(FileNotFoundError):  # an upload has ended meanwhile, or a file was deleted
+                if half and path.stat().st_mtime < now - LEFT_OVER_S:
+                    path.unlink()
 
     def _forget_batch(self, record: BatchRecord) -> None:
         shutil.rmtree(self.work_folder(record), ignore_errors=True)
@@ -270,19 +285,23 @@ class BatchStore:
             raise TurnoutError(Code.NOT_FOUND, f"{field}: there is no {name[:100]!r}", field)
         return record
 
-    def _records(self, folder: Path, form: type[Record]) -> list[Record]:
-        with named(KEPT):
-            found = [record for path in folder.glob("*.json") if (record := _read(path, form)) is not None]
-        return sorted(found, key=lambda each: (-each.created_at, each.id))
 
-    def _save(self, path: Path, record: BaseModel) -> None:
-        with named(KEPT):
-            write_whole(path, record.model_dump_json().encode())
+def _records(folder: Path, form: type[Record]) -> list[Record]:
+    """All of a folder, the newest first."""
+    with named(KEPT):
+        found = [record for path in folder.glob("*.json") if (record := _read(path, form)) is not None]
+    return sorted(found, key=lambda each: (-each.created_at, each.id))
 
-    def _remove_file(self, folder: Path, file_id: str) -> None:
-        with named(KEPT):
-            (folder / f"{file_id}.json").unlink(missing_ok=True)
-            (folder / f"{file_id}.data").unlink(missing_ok=True)
+
+def _save(path: Path, record: BaseModel) -> None:
+    with named(KEPT):
+        write_whole(path, record.model_dump_json().encode())
+
+
+def _remove_file(folder: Path, file_id: str) -> None:
+    with named(KEPT):
+        (folder / f"{file_id}.json").unlink(missing_ok=True)
+        (folder / f"{file_id}.data").unlink(missing_ok=True)
 
 
 def _kept(folder: Path) -> list[int]:

@@ -97,14 +97,18 @@ def _parts(known: dict[str, Module]) -> set[str]:
 def named(method: str, params: dict[str, Any], known: dict[str, Module], policy: str = "") -> set[str]:
     """The module of the method or the policy, and those of parts that its parameters name, absent ones included.
 
-    A policy names methods in its own code too.
+    A policy names methods in its own code too, and may lead to other policies, which are named like parts.
     """
     words = set(_given(method, params, policy))
-    module = f"{METHODS_PACKAGE}.{method}"
+    mine = {f"{METHODS_PACKAGE}.{method}"}
     if policy:
-        module = f"{POLICIES_PACKAGE}.{policy}"
-        words |= known[module].words
-    return {module, *(name for name in _parts(known) if name.rpartition(".")[2] in words)}
+        mine = {f"{POLICIES_PACKAGE}.{policy}", *_policies(words, known)}
+        words = words.union(*(known[module].words for module in mine))
+    return mine | {name for name in _parts(known) if name.rpartition(".")[2] in words}
+
+
+def _policies(words: Iterable[str], known: dict[str, Module]) -> set[str]:
+    return {module for word in words if (module := f"{POLICIES_PACKAGE}.{word}") in known}
 
 
 def _given(method: str, params: dict[str, Any], policy: str) -> Iterator[str]:
@@ -160,7 +164,8 @@ def words_of(method: str, params: dict[str, Any], policy: str = "", root: Path =
     known = modules(root)
     mine = named(method, params, known, policy)
     found = set(_given(method, params, policy))
-    slots = _parts(known)
-    for name in reached(mine, known) & slots:
+    # What is absent from the parameters of a policy inside another stands in its own code.
+    inner = _policies(found, known) if policy else set()
+    for name in (reached(mine, known) & _parts(known)) | inner:
         found |= known[name].words
     return frozenset(found)

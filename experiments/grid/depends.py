@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engine.fingerprint import content_digests, numerics_class
+from engine.fingerprint import content_digests, numerics_class, speech_digest
 from experiments import machine
 from experiments.grid.cells import Cell
 from experiments.grid.code import code_digest, words_of
@@ -92,7 +92,7 @@ def _machine() -> dict[str, str]:
 
 @cache
 def _model(folder: Path) -> str:
-    return _digest(content_digests(folder, folder))
+    return _digest([content_digests(folder, folder), speech_digest(folder)])
 
 
 def _artifacts(folder: Path | None, words: frozenset[str]) -> dict[str, str]:

@@ -17,9 +17,10 @@ from experiments.load.metrics import Objective, summarise
 from experiments.load.records import LoadResult, Plan
 from experiments.load.schedule import SCHEDULES
 from turnout.calls import Chunk, Usage
-from turnout.errors import TurnoutError
+from turnout.errors import Code, TurnoutError
 
 DRAIN_S = 120.0
+GIVEN_UP = f"no whole answer {DRAIN_S:.0f} s after the last request"
 
 
 class PoolClient:
@@ -53,8 +54,9 @@ class PoolClient:
             record.error = f"{error.code.value}: {error.message}"
             raise Refused(error.code.value) from None
         finally:
-            if record.error or record.tokens:  # and not one that was given up when the schedule was over
-                self.records.append((item, record))
+            if not record.error and not record.tokens:
+                record.error = f"{Code.DEADLINE_EXCEEDED.value}: {GIVEN_UP}"
+            self.records.append((item, record))
         return record.tokens
 
     async def close(self) -> None:

@@ -26,6 +26,8 @@ from turnout.errors import Code, TurnoutError
 # A cell that is refused would be refused again as long as nothing it depends on changes.
 FINAL = {Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.NOT_FOUND}
 STORE = "store"
+PLACED_S = 600.0  # an autoscaler may have to add a node first
+PLACED_MORE_S = 60.0
 UNSEEN = "was computed, but its results are not in {}: the store must lie on a disk that all nodes share"
 
 log = logging.getLogger(__name__)
@@ -168,6 +170,9 @@ class RayBench:
     def __init__(self, config: TurnoutConfig, root: Path) -> None:
         self._bench = CellBench(config, root)
 
+    async def ready(self) -> None:
+        """Nothing: whoever answers has found a place."""
+
     async def run(self, job: Job) -> Fault | None:
         """See `attempted`."""
         return await attempted(self._bench.run(job), job.cell.name)
@@ -192,7 +197,7 @@ class _RayRun:
             return self._work()
 
     def _work(self) -> Ran:
-        idle = [self._actor() for _ in range(max(1, min(self._plan.spec.workers, len(self._plan.todo))))]
+        idle = self._placed(max(1, min(self._plan.spec.workers, len(self._plan.todo))))
         try:
             self._measure(idle)
             self._give(idle)
@@ -209,6 +214,27 @@ class _RayRun:
             for actor in (*idle, *(actor for actor, _ in self._running.values())):
                 _end(actor)
         return Ran(self._tally.done, self._tally.failed)
+
+    def _placed(self, count: int) -> list[Any]:
+        """So many actors, or as many as the cluster has a place for.
+
+        Raises:
+            TurnoutError: RESOURCE_EXHAUSTED: it has none.
+        """
+        actors = {actor.ready.remote(): actor for actor in [self._actor() for _ in range(count)]}
+        ready, waiting = ray.wait(list(actors), num_returns=1, timeout=PLACED_S)
+        if ready and waiting:
+            more, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=PLACED_MORE_S)
+            ready += more
+        for each in waiting:
+            _end(actors[each])
+        if not ready:
+            gpus = f" and {self._plan.spec.gpus:g} GPUs" if self._plan.spec.gpus else ""
+            message = f"no worker has found a place within {PLACED_S:g} s: each takes one CPU{gpus} of the cluster"
+            raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, "workers")
+        if waiting:
+            log.warning("%d of %d workers have found a place; the experiment goes on with these", len(ready), count)
+        return [actors[each] for each in ready]
 
     def _measure(self, idle: list[Any]) -> None:
         """References come before the cells, one at a time: the machine is idle then."""

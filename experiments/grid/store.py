@@ -82,8 +82,11 @@ class Store:
 
     def progress(self, cell: Cell) -> Facts:
         """What earlier runs of a cell measured that is gone on with."""
-        path = self._cell(cell.address) / "progress.json"
-        return Facts.from_dict(_read(path)) if path.is_file() else self.facts(cell) or Facts()
+        folder = self._cell(cell.address)
+        if not (folder / "progress.json").is_file():
+            return self.facts(cell) or Facts()
+        found = _read(folder / "progress.json")
+        return Facts.from_dict(found["with" if (folder / found["chunk"]).is_file() else "without"])
 
     def failure(self, cell: Cell) -> str:
         """Why a cell failed; empty: it did not."""
@@ -96,11 +99,13 @@ class Store:
         Raises:
             TurnoutError: RESOURCE_EXHAUSTED: the disk is full; UNAVAILABLE: it cannot be written.
         """
-        folder = self._cell(cell.address)
+        folder, name = self._cell(cell.address), f"chunk-{number:06d}.jsonl"
         self._write(folder / "cell.json", json.dumps(cell.as_dict(), indent=1))
-        self._write(folder / "progress.json", json.dumps(asdict(so_far)))
+        # Two files are not written at once: whether the chunk is there says which of the two holds.
+        facts = {"chunk": name, "with": asdict(so_far), "without": asdict(self.progress(cell))}
+        self._write(folder / "progress.json", json.dumps(facts))
         lines = (json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
-        self._write(folder / f"chunk-{number:06d}.jsonl", "".join(lines))
+        self._write(folder / name, "".join(lines))
 
     def finish(self, cell: Cell, facts: Facts) -> None:
         """A cell is done."""

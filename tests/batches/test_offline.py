@@ -53,6 +53,8 @@ def write(name: str) -> Callable[[Job, Path], Job]:
     ("changed", "named"),
     [
         (write("small/model.safetensors"), "weights"),
+        (write("large/chat_template.jinja"), "speech"),
+        (write("large/generation_config.json"), "speech"),
         (write("artifacts/router.safetensors"), "artifacts"),
         (lambda job, folder: replace(job, config=config(folder, kernels="torch")), "engine"),
     ],

@@ -46,6 +46,31 @@ def test_an_upload_that_ends_while_the_store_is_swept_is_passed_over(
     assert not half.exists()
 
 
+def test_one_folder_that_cannot_be_read_keeps_no_other_from_being_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BatchStore(BatchesConfig(folder=str(tmp_path)))
+    old = [store.add_file(owner, "a", "batch", [b"x"]) for owner in ("a", "b", "c")]
+    (tmp_path / "lost+found").mkdir()
+    glob, read = Path.glob, Path.read_bytes
+
+    def not_ours(path: Path, pattern: str) -> list[Path]:
+        if path.parent.name == "lost+found":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return list(glob(path, pattern))
+
+    def broken(path: Path) -> bytes:
+        if path.stem == old[1].id:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "glob", not_ours)
+        patch.setattr(Path, "read_bytes", broken)
+        store.sweep(time.time() + 10 * 365 * 86_400)
+    assert [store.files(owner) for owner in ("a", "b", "c")] == [[], [old[1]], []]
+
+
 def batch(store: BatchStore, file_id: str, created_at: int = 0) -> BatchRecord:
     record = BatchRecord(
         id=f"batch_{created_at:024x}", tenant="a", key_id="k", entry="", seed=0, endpoint="/v1/completions",

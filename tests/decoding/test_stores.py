@@ -13,7 +13,9 @@ import pytest
 from decoding.backoff_ngrams import BackoffNgrams
 from decoding.drafters.aded import GUESSES, TrigramStore
 from decoding.ngrams import RecentTexts
+from decoding.sequence import Sequence
 from decoding.stores import OPENINGS_BETWEEN_COUNTS, Stores
+from turnout.types import SamplingParams
 
 VOCAB = 32_000
 
@@ -91,3 +93,19 @@ def test_what_a_store_says_it_holds_is_about_what_it_holds(
     finally:
         tracemalloc.stop()
     assert held / 2 <= store.nbytes <= 2 * held
+
+
+def test_what_is_learnt_on_an_account_of_the_pools_own_is_apart_and_goes_with_the_tenant() -> None:
+    stores = Stores()
+    seqs = [Sequence([1], SamplingParams(), seed=0, tenant=name) for name in ("ann", "bob", "ann", "bob")]
+    for seq in seqs[2:]:
+        seq.tenant = "(shadow)"
+    texts = [stores.open("texts", seq.learner, list) for seq in seqs]
+    assert len({id(each) for each in texts}) == 4
+    assert stores.open("texts", "ann", list) is texts[0]
+    fork = seqs[2].fork(seed=1)
+    assert stores.open("texts", fork.learner, list) is texts[2]
+    stores.forget("ann")
+    assert len(stores) == 2
+    assert stores.open("texts", seqs[3].learner, list) is texts[3]
+    assert stores.open("texts", seqs[2].learner, list) is not texts[2]

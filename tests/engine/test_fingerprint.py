@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.fingerprint import content_digests, numerics_class
+from engine.fingerprint import content_digests, numerics_class, speech_digest
 
 
 @pytest.fixture
@@ -40,6 +40,16 @@ def test_one_changed_byte_under_the_same_name_is_another_model(folder: Path, nam
     (folder / name).write_bytes(content)
     after = content_digests(folder, folder)
     assert {each for each in before if before[each] != after[each]} == ({changed} if changed else set())
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "generation_config.json"])
+def test_what_answers_depend_on_and_keys_and_values_do_not_has_a_digest_of_its_own(folder: Path, name: str) -> None:
+    before, cached = speech_digest(folder), content_digests(folder, folder)
+    (folder / name).write_text("{}")
+    first = speech_digest(folder)
+    (folder / name).write_text("{ }")
+    assert len({before, first, speech_digest(folder)}) == 3
+    assert content_digests(folder, folder) == cached
 
 
 def test_files_that_changed_places_are_another_model(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from decoding.sequence import Sequence
+from decoding.stores import learner_of
 from decoding.stretch import LONGEST_STRETCH
 from engine.pool import LocalPool
 from engine.routing import NOBODY
@@ -59,6 +60,31 @@ async def test_a_shadow_reads_and_leaves_what_its_call_may_share(opened: Opened)
         found[tenant] = reply.usage.cached_tokens > 0
     await pool.close()
     assert found == {"ann": False, "bob": True}
+
+
+async def test_what_a_shadow_learns_is_its_tenants_and_apart_from_what_requests_teach(opened: Opened) -> None:
+    drafts = {"name": "speculative", "drafter": "token_recycling"}
+    shadow = {"name": "static", "params": {"default": {"method": drafts}}}
+    pool = opened({"policy": STATIC, "shadow": {"share": 1, "policy": shadow}})
+    opened_for: list[str] = []
+    stores = pool.engines[pool.roles["large"]].stores
+    first, real = stores.open, stores.open
+
+    def seen(kind: str, tenant: str, make: Any) -> Any:
+        opened_for.append(tenant)
+        return real(kind, tenant, make)
+
+    stores.open = seen  # type: ignore[method-assign]
+    for tenant in ("ann", "bob"):
+        await ask_auto(pool, tenant=tenant)
+        await settled(pool)
+    await ask(pool, PROMPT, "speculative", {"drafter": "token_recycling"}, tenant="ann")
+    stores.open = first  # type: ignore[method-assign]
+    assert set(opened_for) == {learner_of("ann", NOBODY), learner_of("bob", NOBODY), "ann"}
+    for tenant in ("ann", "bob"):
+        pool.forget(tenant)
+    assert len(stores) == 0
+    await pool.close()
 
 
 async def test_the_shadow_of_a_call_that_came_from_elsewhere_begins_anew(opened: Opened, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.grid.code import code_digest, words_of
+from experiments.grid.code import code_digest, modules, named, words_of
 from experiments.grid.planning import make_plan
 from experiments.grid.runner import run_plan
 from experiments.grid.store import Store
@@ -69,4 +69,11 @@ def test_what_a_policy_runs_and_opens_is_part_of_what_its_cells_depend_on() -> N
     assert learned != code_digest("auto", {}, "exact", "strategies")
     assert learned != code_digest("plain", {}, "exact")
     assert "mine" in words_of("auto", {"artifact": "mine"}, "learned")
+    # And so is what a policy inside it runs and opens by default.
+    inside = {"default": {"policy": {"name": "learned"}}}
+    assert "router" in words_of("auto", inside, "static")
+    assert "router" not in words_of("auto", {"default": {"method": {"name": "plain"}}}, "static")
+    known = modules()
+    assert {"router.policies.static", "router.policies.learned"} <= named("auto", inside, known, "static")
+    assert "router.policies.learned" not in named("auto", {"default": {"method": {"name": "plain"}}}, known, "static")
     assert "router" in words_of("auto", {}, "learned")

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from experiments.grid import runner
 from experiments.grid.planning import make_plan
-from experiments.grid.runner import run_plan
+from experiments.grid.runner import Ran, run_plan
 from experiments.grid.store import Store
+from experiments.own_ray import ray_of_its_own
 from experiments.process_memory import tree
 from tests.experiments.grid_runs import dataset, pair_config, spec
+from turnout.errors import Code, TurnoutError
 
 pytestmark = pytest.mark.cluster
 
@@ -65,3 +68,22 @@ def test_a_worker_that_dies_costs_its_cell_and_the_next_run_makes_it_good(tmp_pa
     assert [record.id for record in store.records(cell)] == [str(n) for n in range(60)]
     assert 0 < kept < 60
     assert [(run["done"], run["failed"]) for run in store.beside("small", "runs")["runs"]] == [(2, 1), (1, 0)]
+
+
+def test_workers_for_whom_there_is_no_place_are_named_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset(tmp_path, [{"id": n, "prompt": f"prompt number {n}"} for n in range(3)])
+    config, store = pair_config(tmp_path, max_length=128), Store(tmp_path / "store")
+    monkeypatch.setattr(runner, "PLACED_S", 2.0)
+    with pytest.raises(
+        TurnoutError, match="no worker has found a place within 2 s: each takes one CPU and 1 GPUs"
+    ) as no:
+        run_plan(make_plan(spec(config, tmp_path, workers=1, gpus=1), store), store)
+    assert (no.value.code, no.value.field) == (Code.RESOURCE_EXHAUSTED, "workers")
+    # Where there is a place for some of them, these do the work.
+    monkeypatch.setattr(runner, "PLACED_S", 120.0)
+    monkeypatch.setattr(runner, "PLACED_MORE_S", 2.0)
+    monkeypatch.setattr(runner, "_joined", lambda workers: ray_of_its_own(1))
+    asked = make_plan(spec(config, tmp_path, workers=2, methods=[{"name": "plain"}, {"name": "speculative"}]), store)
+    assert run_plan(asked, store) == Ran(2, {})

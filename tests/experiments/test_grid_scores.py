@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.grid import bench
+from engine.pool import LocalPool
+from experiments.grid import bench, loads
 from experiments.grid.answering import answer_chunk
 from experiments.grid.loads import run_load
 from experiments.grid.planning import make_plan
@@ -17,6 +20,7 @@ from experiments.grid.spec import ExperimentSpec
 from experiments.grid.store import Store
 from experiments.reports.data import make_report
 from tests.experiments.grid_runs import PROMPTS, dataset, pair_config, spec
+from turnout.calls import GenerateCall
 from turnout.errors import Code, TurnoutError
 
 AWAY = {"p1": Code.UNAVAILABLE, "p2": Code.DEADLINE_EXCEEDED, "p3": Code.UNAUTHENTICATED}
@@ -119,3 +123,41 @@ def test_answers_under_load_are_scored_again_and_the_schedule_is_not_repeated(
     facts = store.facts(cell)
     assert facts is not None
     assert facts.load is not None
+
+
+def test_what_never_comes_under_load_is_wrong_and_not_left_out(
+    tmp_path: Path, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, asked_for, driven = LocalPool.generate, list[str](), list[str]()
+
+    async def alone(pool: Any, cell: Any, items: Any, scorer: Any) -> Any:
+        driven.append(cell.name)
+        try:
+            return await run_load(pool, cell, items, scorer)
+        finally:
+            driven.clear()
+
+    async def stuck(self: LocalPool, call: GenerateCall) -> AsyncGenerator[Any, None]:
+        if driven:
+            asked_for.append(call.request_id)
+            if len(asked_for) % 2:
+                await asyncio.Event().wait()
+        async for event in generate(self, call):
+            yield event
+
+    judge.back()
+    monkeypatch.setattr(bench, "run_load", alone)
+    monkeypatch.setattr(LocalPool, "generate", stuck)
+    monkeypatch.setattr(loads, "DRAIN_S", 2.0)
+    dataset(tmp_path, [{"id": "p1", "prompt": "one"}])
+    load = {"rate": 20.0, "duration_s": 0.5}
+    asked = spec(pair_config(tmp_path), tmp_path, methods=[{"name": "plain"}], loads=[load])
+    store = Store(tmp_path / "store")
+    run(asked, store)
+    [cell] = store.load("small").cells
+    records = store.records(cell)
+    assert len(records) == len(asked_for) > 2
+    late = [record for record in records if record.error]
+    assert len(late) == (len(asked_for) + 1) // 2
+    assert all(record.error.startswith("DEADLINE_EXCEEDED: no whole answer") for record in late)
+    assert {record.score for record in late} == {0.0}

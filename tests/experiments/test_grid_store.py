@@ -32,6 +32,26 @@ def test_answers_with_line_separators_are_read_back(tmp_path: Path) -> None:
     assert [count for _, _, count in store.every_facts()] == [2]
 
 
+def test_what_was_measured_of_a_chunk_that_was_not_written_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cell, write = Store(tmp_path), made_cell("plain"), Store._write
+
+    def full(self: Store, path: Path, text: str) -> None:
+        if path.name == "chunk-000001.jsonl":
+            raise TurnoutError(Code.RESOURCE_EXHAUSTED, "full")
+        write(self, path, text)
+
+    store.save_chunk(cell, 0, [Record("p0")], Facts(wall_s=1.0))
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "_write", full)
+        with pytest.raises(TurnoutError, match="full"):
+            store.save_chunk(cell, 1, [Record("p1")], Facts(wall_s=3.0))
+    assert store.progress(cell).wall_s == 1.0
+    store.save_chunk(cell, 1, [Record("p1")], Facts(wall_s=2.5))
+    assert store.progress(cell).wall_s == 2.5
+
+
 def test_what_no_experiment_has_any_more_is_pruned(tmp_path: Path) -> None:
     store = Store(tmp_path)
     save_made(store, "now", {"plain": np.ones(2)}, run=0)
