@@ -6,7 +6,6 @@ import argparse
 import json
 import subprocess
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from experiments.foreign.program import version_of
 from experiments.machine import describe, one_line
 from experiments.random_vocabulary import random_vocabulary
 from experiments.report import note, publish
+from turnout.config import ModelConfig, model_path
 from turnout.structure import JSON_FORM
 
 RESULT = Path("docs/results/masks.md")
@@ -48,9 +48,9 @@ ANSWERS = (
 
 def demo_vocabulary() -> Vocabulary:
     """Of the demo pair."""
-    folder = files("turnout").joinpath("demo/large")
-    end = json.loads(folder.joinpath("config.json").read_text())["eos_token_id"]
-    return Vocabulary(folder.joinpath("tokenizer.json").read_text(), frozenset({end}))
+    folder = model_path(ModelConfig(path="demo:large"))
+    end = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    return Vocabulary((folder / "tokenizer.json").read_text(), frozenset({end}))
 
 
 def measure(python: Path, vocabulary: Vocabulary, size: int) -> dict[str, Any]:

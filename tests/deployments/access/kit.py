@@ -113,7 +113,7 @@ def house(
         service.close()
 
 
-def retried(error: TurnoutError) -> TurnoutError:
+def with_time_to_retry(error: TurnoutError) -> TurnoutError:
     """The same refusal; of a stream's Serve passes on code and message only, which must tell the time to retry."""
     passed_on = client_error(grpc.StatusCode[error.code.value], error.message)
     if error.code is Code.RESOURCE_EXHAUSTED:

@@ -13,7 +13,7 @@ from deployments.access.estimate import estimated_tokens
 from deployments.access.spending import Spending, period_end, period_start
 from deployments.access.ticket import Ticket
 from deployments.access.usage_record import Spent, UsageRecord
-from tests.deployments.access.kit import house_config, retried, write_house
+from tests.deployments.access.kit import house_config, with_time_to_retry, write_house
 from tests.deployments.access.test_tenants_file import until
 from turnout.access_config import Budget
 from turnout.calls import ChatMessage, Chunk, GenerateCall, ScoreCall, TokenOut, Usage
@@ -44,7 +44,7 @@ class Desk:
     def refused(self, tenant: str = "a", pool: str = "demo", **changes: Any) -> TurnoutError:
         with pytest.raises(TurnoutError) as refusal:
             self.admit(tenant, pool, **changes)
-        return retried(refusal.value)
+        return with_time_to_retry(refusal.value)
 
     def close(self) -> None:
         self.admission.close()
