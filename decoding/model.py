@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -324,12 +326,21 @@ class TokenText(Protocol):
 
 @dataclass(slots=True)
 class ModelPool:
-    """The models a method may use, by role; `models` maps every name to its model, `artifacts` are trained for them."""
+    """The models a method may use, by role.
+
+    Attributes:
+        models: every name's model.
+        roles: the name of the model that fills a role.
+        tokenizer: theirs.
+        artifacts: trained for them.
+        clock: seconds; what learns from times reads it, for it stands still while a request has to wait for others.
+    """
 
     models: dict[str, Model]
     roles: dict[str, str]
     tokenizer: TokenText
     artifacts: Artifacts = field(default_factory=Artifacts)
+    clock: Callable[[], float] = perf_counter
 
     def role(self, role: str) -> Model:
         """The model that fills a role ("small", "large")."""

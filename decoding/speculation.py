@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -89,6 +88,7 @@ class Speculation:
         self._sizes = models.sizes
         self._models = models
         self._target = models.large
+        self._clock = models.clock
         self._arms = arms
         self._selector = selector
         self._verifier = verifier
@@ -118,10 +118,10 @@ class Speculation:
 
     async def _verify(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
         """One forward over the draft; tokens of it, and one of the target's own."""
-        started = time.perf_counter()
+        started = self._clock()
         verdict = self._reported(draft.tree, await self._target.verify(seq, draft.tree, self._verifier, want))
         emitted = seq.extend(verdict.tokens, self._sizes)
-        verify_s = time.perf_counter() - started
+        verify_s = self._clock() - started
         seq.meter.speculation.add_round(
             depths=draft.tree.depths(),
             num_accepted=min(verdict.num_accepted_tokens, len(emitted)),
@@ -136,10 +136,10 @@ class Speculation:
 
     async def _decode(self, seq: Sequence, draft: Draft) -> Segment:
         """A stretch without drafts: as many rounds as tokens."""
-        started = time.perf_counter()
+        started = self._clock()
         segment = await self._target.decode(seq, Until(max_tokens=next(self._stretches)))
         rounds = len(segment.tokens)
-        draft_s, verify_s = draft.seconds / rounds, (time.perf_counter() - started) / rounds
+        draft_s, verify_s = draft.seconds / rounds, (self._clock() - started) / rounds
         for _ in range(rounds):
             seq.meter.speculation.add_round(
                 depths=[], num_accepted=0, num_emitted=1, draft_s=draft_s, verify_s=verify_s
@@ -149,7 +149,7 @@ class Speculation:
         return Segment(segment.tokens, "finish" if seq.finished else "round")
 
     async def _draft(self, seq: Sequence) -> Draft:
-        started = time.perf_counter()
+        started = self._clock()
         order = self._selector.order(seq, len(self._arms))
         plain = True
         for place, index in enumerate(order):
@@ -177,8 +177,8 @@ class Speculation:
                 if len(tree.fed_tokens) > spare:
                     tree = replace(tree, extra=None)
                 if len(tree) or tree.extra is not None:
-                    return Draft(tree, order[: place + 1], depth, time.perf_counter() - started)
-        return Draft(DraftTree.empty(self._target.name), order, 0, time.perf_counter() - started, plain)
+                    return Draft(tree, order[: place + 1], depth, self._clock() - started)
+        return Draft(DraftTree.empty(self._target.name), order, 0, self._clock() - started, plain)
 
     def _reported(self, tree: DraftTree, verdict: Verdict) -> Verdict:
         """The tokens with what the request asked for: alternatives that were read beside are for drafters."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any, Protocol, cast
 
 from decoding.model import Model, ModelPool, Until
@@ -83,19 +84,48 @@ class Gate:
             await self._open.wait()
 
 
+class _Turn:
+    """Waits for the gate on behalf of one shadow; its clock stands still meanwhile.
+
+    Without that, whatever chooses among drafters by their speed would hear how busy the pool's requests were.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._num_waiting = 0
+        self._since = 0.0
+        self._waited_s = 0.0
+
+    async def comes(self) -> None:
+        """The gate is open."""
+        if not self._num_waiting:
+            self._since = perf_counter()
+        self._num_waiting += 1
+        try:
+            await self._gate.passed()
+        finally:
+            self._num_waiting -= 1
+            if not self._num_waiting:
+                self._waited_s += perf_counter() - self._since
+
+    def clock(self) -> float:
+        """Seconds in which nothing of this shadow waited for the gate."""
+        return (self._since if self._num_waiting else perf_counter()) - self._waited_s
+
+
 class _Deferring:
     """A model every operation of which begins when the gate is open."""
 
-    def __init__(self, model: Model, gate: Gate) -> None:
+    def __init__(self, model: Model, turn: _Turn) -> None:
         self._model = model
-        self._gate = gate
+        self._turn = turn
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._model, name)
         return partial(self._deferred, value) if name in OPERATIONS else value
 
     async def _deferred(self, operation: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-        await self._gate.passed()
+        await self._turn.comes()
         return await operation(*args, **kwargs)
 
     async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
@@ -103,7 +133,7 @@ class _Deferring:
         tokens: list[Token] = []
         left = until.max_tokens
         while True:
-            await self._gate.passed()
+            await self._turn.comes()
             most = LONGEST_STRETCH if left is None else min(left, LONGEST_STRETCH)
             piece = await self._model.decode(seq, replace(until, max_tokens=most))
             tokens += piece.tokens
@@ -114,8 +144,9 @@ class _Deferring:
 
 def deferring(models: ModelPool, gate: Gate) -> ModelPool:
     """The pool as a shadow sees it."""
-    behind = {name: cast(Model, _Deferring(model, gate)) for name, model in models.models.items()}
-    return replace(models, models=behind)
+    turn = _Turn(gate)
+    behind = {name: cast(Model, _Deferring(model, turn)) for name, model in models.models.items()}
+    return replace(models, models=behind, clock=turn.clock)
 
 
 class Shadows:

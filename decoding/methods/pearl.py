@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from collections.abc import Sequence as Path
 from contextlib import aclosing
-from time import perf_counter
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from pydantic import Field, field_validator
@@ -106,6 +105,7 @@ class Pearl:
         self._open_end = RejectionVerifier()
         self._open_end.open_end = True
         self._pace = Pace(seq, self._small, self._large, params.most, params.draft_length)
+        self._clock = models.clock
         self._nothing = DraftTree.empty(self._small.name)
         self._tail = self._nothing
 
@@ -116,7 +116,7 @@ class Pearl:
             tail, depth = self._tail, self._room()
             verifier = self._verifier if self._match or depth == 0 else self._open_end
             (block, draft_s), (verdict, verify_s) = await side_by_side(
-                timed(self._draft, depth), timed(self._large.verify, seq, tail, verifier)
+                self._timed(self._draft, depth), self._timed(self._large.verify, seq, tail, verifier)
             )
             written = with_rejected(tail, verdict) if self._details else verdict.tokens
             emitted = list(seq.extend(written[: len(tail)] if depth else written, self._sizes))
@@ -140,6 +140,14 @@ class Pearl:
             )
             self._pace.observe(len(block), draft_s, verify_s)
             yield Segment(tuple(emitted), "finish" if seq.finished else "round")
+
+    async def _timed(
+        self, work: Callable[P, Coroutine[Any, Any, One]], *args: P.args, **named: P.kwargs
+    ) -> tuple[One, float]:
+        """What comes of it, and its time in seconds."""
+        started = self._clock()
+        done = await work(*args, **named)
+        return done, self._clock() - started
 
     def _room(self) -> int:
         """Tokens to draft now: nothing behind an end of the answer, and its last place is the large model's own."""
@@ -182,13 +190,6 @@ class Pearl:
 def chain(block: DraftTree, start: int, stop: int) -> DraftTree:
     """Some neighbouring tokens of a chain, as a chain."""
     return DraftTree.chain(list(block.tokens[start:stop]), block.source, list(block.proposals[start:stop]))
-
-
-async def timed(work: Callable[P, Coroutine[Any, Any, One]], *args: P.args, **named: P.kwargs) -> tuple[One, float]:
-    """What comes of it, and its wall time in seconds."""
-    started = perf_counter()
-    done = await work(*args, **named)
-    return done, perf_counter() - started
 
 
 async def side_by_side(one: Coroutine[Any, Any, One], other: Coroutine[Any, Any, Other]) -> tuple[One, Other]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from decoding.fakes import TableModel, pair
@@ -60,9 +61,11 @@ def play(method: str, params: Any, small: TableModel, large: TableModel, max_tok
     seq = Sequence((1, 2), SamplingParams(max_tokens=max_tokens), 4)
 
     async def go() -> float:
-        async for _ in info.run(Request("r", seq), pair(small, large), info.parse(params)):
+        clock = asyncio.get_running_loop().time
+        models = replace(pair(small, large), clock=clock)
+        async for _ in info.run(Request("r", seq), models, info.parse(params)):
             pass
-        return asyncio.get_running_loop().time()
+        return clock()
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return seq, runner.run(go())
