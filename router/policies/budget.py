@@ -105,6 +105,11 @@ class BudgetPolicy(RoutingPolicy):
         """See `RoutingPolicy.methods`."""
         for place, entry in enumerate(self.params.table):
             yield f"{field}.table.{place}.method", entry.method
+        for place, name in enumerate(self.params.calibrations):
+            if name in self._ways:
+                # Its ways differ in the share alone: what one of them lacks, all do.
+                way = self._ways[name][1][0]
+                yield f"{field}.calibrations.{place}", PartChoice(name=way.method, params=way.params)
 
     @classmethod
     def check_params(cls, params: Any, field: str) -> None:

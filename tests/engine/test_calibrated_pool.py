@@ -13,6 +13,8 @@ import pytest
 from decoding.artifacts import Artifacts
 from decoding.calibration import KnobCalibration
 from decoding.drift import STORE, DriftWatch
+from decoding.methods.step_speculation import StepSpeculationParams
+from decoding.parts import PartChoice
 from engine.pool import LocalPool
 from engine.routing import PoolRouting
 from tests.decoding.curves import CURVE
@@ -82,6 +84,25 @@ async def test_a_routing_to_a_method_that_would_refuse_every_request_does_not_st
     with pytest.raises(TurnoutError) as caught:
         routing.check(pool.intake())
     assert caught.value.field == f"pools.{pool.name}.routing.policy.params.default.method.{field}"
+    await routing.close()
+
+
+@pytest.mark.parametrize("split", [False, True])
+async def test_a_budget_whose_calibration_leads_to_a_missing_part_does_not_start(
+    pool: LocalPool, folder: Path, split: bool
+) -> None:
+    fixed = StepSpeculationParams(scorer=PartChoice.of("reward_model")).model_dump(mode="json")
+    fixed = {name: fixed[name] for name in StepSpeculationParams.knob.fixed}
+    grid = ((0.0, 0.0), (0.5, 0.5), (1.0, 1.0))
+    save(pool, folder, replace(CURVE, method="step_speculation", grid=grid, fixed=fixed))
+    policy, inner = {"name": "budget", "params": {"calibrations": ["mine"]}}, ""
+    if split:
+        policy = {"name": "split", "params": {"arms": {"a": {"share": 1, "policy": policy}}}}
+        inner = ".arms.a.policy"
+    routing = PoolRouting(RoutingConfig(policy=PolicyChoice(**policy)), pool.name, pool.pool)
+    with pytest.raises(TurnoutError, match="reward_model") as caught:
+        routing.check(pool.intake())
+    assert caught.value.field == f"pools.{pool.name}.routing.policy.params{inner}.calibrations.0.scorer.artifact"
     await routing.close()
 
 
