@@ -16,7 +16,7 @@ from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import MARGINALS_PROBE, ROUTER_PROBE, Probe
-from turnout.errors import invalid
+from turnout.errors import Code, TurnoutError, invalid
 from turnout.registry import MethodParams
 
 
@@ -25,7 +25,11 @@ class AdaptiveBestOfParams(MethodParams):
 
     artifact: ArtifactName = "router"
     model: Annotated[Literal["small", "large"], Field(description="role of the model that answers")] = "small"
-    average: Annotated[FiniteFloat, Field(ge=1, le=64, description="samples a request, on average")] = 3.0
+    average: Annotated[FiniteFloat, Field(gt=0, le=64, description="samples a request, on average")] = 3.0
+    least: Annotated[
+        Literal[0, 1],
+        Field(description="samples of every request; 0, for bins: one that is predicted to be hopeless is refused"),
+    ] = 1
     most: Annotated[int, Field(ge=1, le=64, description="samples of one request")] = 8
     by: Annotated[
         Literal["bins", "window", "marginals"],
@@ -49,6 +53,11 @@ class AdaptiveBestOfParams(MethodParams):
 
     @model_validator(mode="after")
     def _check_average(self) -> Self:
+        if self.average < self.least:
+            raise ValueError("average must be at least 1, or least 0")
+        if not self.least and self.by != "bins":
+            # What earlier requests have spent would refuse good questions.
+            raise ValueError("least 0 goes with by bins alone")
         if self.average > self.most:
             raise ValueError(f"average must be at most most ({self.most})")
         return self
@@ -70,9 +79,10 @@ class _Loaded:
 class AdaptiveBestOfPolicy(RoutingPolicy):
     """Seed 45 (Learning How Hard to Think): samples go where another one is predicted to bring the most.
 
-    From the predicted chance of success follows what each further sample adds; hopeless and sure requests get one.
-    Where rewards are more than right and wrong, a probe predicts what each sample adds itself. By window and by
-    marginals, a decision also depends on the requests before it.
+    From the predicted chance of success follows what each further sample adds; hopeless and sure requests get one,
+    or hopeless ones none, where a refusal is as good as a wrong answer. Where rewards are more than right and wrong, a
+    probe predicts what each sample adds itself. By window and by marginals, a decision also depends on the requests
+    before it.
     """
 
     Params = AdaptiveBestOfParams
@@ -84,7 +94,7 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
         self._rules = rules_version(self.params.model_dump(mode="json"))
         kind = MARGINALS_PROBE if self.params.by == "marginals" else ROUTER_PROBE
         self._kept = Kept(self.params.artifact, kind, self._load)
-        self._window = SlidingWindow(self.params.average, self.params.window, least=1)
+        self._window = SlidingWindow(self.params.average, self.params.window, self.params.least)
 
     def _load(self, artifact: Artifact) -> _Loaded:
         params, probe = self.params, Probe.load(artifact)
@@ -93,7 +103,7 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
         if params.by != "bins":
             return _Loaded(probe)
         chances = artifact.settings["quantiles"][f"p_{params.model}"]
-        return _Loaded(probe, Bins.solve(chances, params.average, params.most, params.bins, least=1))
+        return _Loaded(probe, Bins.solve(chances, params.average, params.most, params.bins, params.least))
 
     def _check_marginals(self, probe: Probe, role: str) -> None:
         """Refuse marginals of the other model, and fewer than samples may be asked for."""
@@ -129,6 +139,8 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
         features = features_of(row, asked.request.sequence.num_prompt_tokens)
         scores = loaded.probe.predict(state_of(row), features)
         count, reason = self._samples(loaded, scores)
+        if not count:
+            raise TurnoutError(Code.OUT_OF_RANGE, f"no answer is worth a sample {reason}")
         chosen = params.choice(count)
         return Decision(
             chosen.name,
