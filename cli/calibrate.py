@@ -10,9 +10,9 @@ import typer
 
 from cli.asking import pool_for, read_config
 from cli.generate import parse_params
+from cli.keeping import keep
 from cli.output import console, print_json, print_table
-from cli.places import check_out, writing
-from cli.train_options import write_report
+from cli.places import check_out
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def calibrate(
     asked = questions(data, demo, count)
     how = {"max_tokens": max_tokens, "temperature": temperature}
     fixed = {"method": method, "params": parse_params(param or []), "num_points": points}
-    outcome = asyncio.run(_measure(settings, name, asked, how, (seed, at_once, chat), fixed, target, path))
-    report = _report(outcome, path)
+    outcome, digests = asyncio.run(_measure(settings, name, asked, how, (seed, at_once, chat), fixed, target))
+    report = keep_calibration(outcome, digests, path)
     if as_json:
         print_json(report)
     else:
@@ -114,10 +114,10 @@ async def _measure(
     run: tuple[int, int, bool],
     fixed: dict[str, Any],
     target: Target,
-    path: Path,
-) -> Outcome:
+) -> tuple[Outcome, dict[str, str]]:
+    """What was measured, and the digests of the models by role."""
     from engine.pool import LocalPool
-    from training.knob_calibration import TRAINER, Calibrator
+    from training.knob_calibration import Calibrator
     from training.question_runs import Bench
     from turnout.types import SamplingParams
 
@@ -127,10 +127,7 @@ async def _measure(
         bench = Bench.of(pool, SamplingParams(**how), seed, at_once, chat)
         bench.check(asked.questions)
         outcome = await _with_progress(Calibrator(bench, asked, **fixed), target)
-        digests = {role: pool.pool.role(role).digest for role in ("small", "large")}
-        with writing(path):
-            outcome.calibration.to_artifact(digests, TRAINER).save(path)
-        return outcome
+        return outcome, {role: pool.pool.role(role).digest for role in ("small", "large")}
     finally:
         await pool.close()
 
@@ -157,23 +154,28 @@ async def _with_progress(calibrator: Calibrator, target: Target) -> Outcome:
         return await calibrator.measure(target)
 
 
-def _report(outcome: Outcome, path: Path) -> dict[str, Any]:
-    """Everything measured, wall clock included, beside the artifact as NAME.report.json."""
+def keep_calibration(outcome: Outcome, digests: dict[str, str], path: Path) -> dict[str, Any]:
+    """Write the curve as an artifact, and everything measured, wall clock included, as its report.
+
+    Returns:
+        The report.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: it cannot be written.
+    """
     from dataclasses import asdict
 
-    from decoding.artifacts import Artifact
+    from training.knob_calibration import TRAINER
 
     found = outcome.calibration
     report = {
         **{key: value for key, value in asdict(found).items() if key not in ("grid", "version")},
         "artifact": path.stem,
-        "version": Artifact.load(path).version,
         "setting": found.setting(found.chosen),
         "wall": [asdict(each) for each in outcome.wall],
         "wall_large_s": outcome.wall_large_s,
     }
-    write_report(path, report)
-    return report
+    return keep(found.to_artifact(digests, TRAINER), report, path)
 
 
 def _show(outcome: Outcome, path: Path) -> None:

@@ -10,12 +10,13 @@ import typer
 
 from cli import train_codecs, train_judges, train_lengths, train_router
 from cli.asking import read_config
+from cli.keeping import keep
 from cli.output import print_json, print_table, shown_progress
-from cli.train_options import AsJson, Config, MaxTokens, Out, Seed, Temperature, check_artifact, write_report
+from cli.train_options import AsJson, Config, MaxTokens, Out, Seed, Temperature, check_artifact
 from turnout.errors import not_found
 
 if TYPE_CHECKING:
-    from training.head_runs import Plan
+    from training.head_runs import Plan, Trained
     from training.heads import Recipe
     from turnout.config import ModelConfig, TurnoutConfig
 
@@ -186,8 +187,8 @@ def _run(
     file, count, sampling = asked
     questions = Questions.of_demo(count) if file is None else Questions.of_file(file, count)
     plan = Plan(recipe, Schedule(**schedule), questions, SamplingParams(**sampling))
-    report = asyncio.run(_train(settings, plan, out))
-    write_report(out, report)
+    trained = asyncio.run(_train(settings, plan, out))
+    report = keep(trained.artifact, trained.report, out)
     if as_json:
         print_json(report)
         return
@@ -209,12 +210,12 @@ def _by_depth(report: dict[str, Any]) -> list[list[object]]:
     return rows
 
 
-async def _train(settings: tuple[ModelConfig, TurnoutConfig], plan: Plan, out: Path) -> dict[str, Any]:
+async def _train(settings: tuple[ModelConfig, TurnoutConfig], plan: Plan, out: Path) -> Trained:
     from training.head_runs import Target, train_head
 
     target = Target.load(settings[0], settings[1].engine)
     try:
         with shown_progress() as advance:
-            return await train_head(target, plan, out, advance)
+            return await train_head(target, plan, out.with_suffix(".run"), advance)
     finally:
         await target.close()

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.asking import read_config
+from cli.keeping import write_report
 from cli.output import print_json, print_table, shown_progress
-from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Pool, Seed, Temperature, write_report
+from cli.places import writing
+from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Pool, Seed, Temperature
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -50,8 +52,10 @@ def kv_codecs(
     made = asyncio.run(_profiles(name, settings, _texts(prompts, count, seed), sampling, seed))
     sizes = {}
     for family, artifact in made.artifacts.items():
-        artifact.save(out / f"{family}{SUFFIX}")
-        sizes[family] = (out / f"{family}{SUFFIX}").stat().st_size
+        place = out / f"{family}{SUFFIX}"
+        with writing(place):
+            artifact.save(place)
+        sizes[family] = place.stat().st_size
     write_report(out / "kv-codecs", made.report)
     if as_json:
         print_json(made.report)

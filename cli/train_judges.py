@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cli.asking import read_config
+from cli.keeping import keep, warn
 from cli.output import print_json, shown_progress
-from cli.places import writing
 from cli.train_options import (
     AsJson,
     Config,
@@ -24,7 +24,6 @@ from cli.train_options import (
     Seed,
     Temperature,
     check_artifact,
-    write_report,
 )
 from turnout.errors import not_found
 
@@ -162,13 +161,10 @@ def _run(
             await pool.close()
 
     made = asyncio.run(loaded())
-    with writing(out):
-        made.artifact.save(out)
-    write_report(out, made.report)
-    if made.report.get("warning"):
-        typer.echo(f"warning: {made.report['warning']}", err=True)
+    report = keep(made.artifact, made.report, out)
+    warn(report)
     if as_json:
-        print_json(made.report)
+        print_json(report)
         return
     shown = made.report.get("heldout", made.report)
     typer.echo(f"{out.name}: {out.stat().st_size / 2**10:.0f} KiB; held out: {json.dumps(shown)}")

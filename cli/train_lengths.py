@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.asking import read_config
+from cli.keeping import keep
 from cli.output import print_json, shown_progress
-from cli.places import writing
 from cli.train_options import (
     AsJson,
     Config,
@@ -22,7 +22,6 @@ from cli.train_options import (
     Seed,
     Temperature,
     check_artifact,
-    write_report,
 )
 from turnout.errors import not_found
 
@@ -93,11 +92,9 @@ def _run(
     if name not in settings.pools:
         raise not_found("pool", name, list(settings.pools))
     trained = asyncio.run(_train(recipe, name, settings, out, asked))
-    with writing(out):
-        trained.artifact.save(out)
-    write_report(out, trained.report)
+    report = keep(trained.artifact, trained.report, out)
     if as_json:
-        print_json(trained.report)
+        print_json(report)
         return
     heldout = trained.heldout
     typer.echo(

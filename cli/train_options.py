@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from cli.places import check_out, writing
+from cli.places import check_out
 from turnout.errors import invalid
-from turnout.whole_files import write_whole
 
 SUFFIX = ".safetensors"
 
@@ -38,13 +36,3 @@ def check_artifact(path: Path) -> None:
     if path.suffix != SUFFIX:
         raise invalid("out", f"must end in {SUFFIX}, got {path.name!r}")
     check_out(path)
-
-
-def write_report(out: Path, report: dict[str, Any]) -> None:
-    """Write what was measured beside an artifact, as NAME.report.json: whole, or not at all.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT: it cannot be written.
-    """
-    with writing(out):
-        write_whole(out.with_suffix(".report.json"), (json.dumps(report, indent=2) + "\n").encode())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cli.asking import read_config
+from cli.keeping import keep, warn
 from cli.output import print_json, print_table, shown_progress
 from cli.places import check_out, writing
 from cli.train_options import (
@@ -20,7 +21,6 @@ from cli.train_options import (
     Pool,
     Seed,
     Temperature,
-    write_report,
 )
 from turnout.errors import invalid, not_found
 
@@ -189,13 +189,12 @@ def _questions(data: Path | None, log: list[Path] | None, pool: str, count: int 
 
 def _keep(trained: Trained, place: Path, as_json: bool) -> None:
     """Write the artifact and its report, and show what was measured."""
-    with writing(place):
-        trained.artifact.save(place)
-    write_report(place, trained.report)
+    report = keep(trained.artifact, trained.report, place)
+    warn(report)
     if as_json:
-        print_json(trained.report)
+        print_json(report)
     else:
-        _show(trained.report, place)
+        _show(report, place)
 
 
 def _settings(config: Path | None, pool: str | None) -> tuple[TurnoutConfig, str]:

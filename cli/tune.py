@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.asking import pool_for, read_config
-from cli.calibrate import artifact_path, questions, without_default
+from cli.calibrate import artifact_path, keep_calibration, questions, without_default
 from cli.generate import parse_params
 from cli.output import print_json, shown_progress
-from cli.places import check_out, writing
+from cli.places import check_out
 from turnout.errors import TurnoutError, not_found
 
 if TYPE_CHECKING:
@@ -145,12 +145,9 @@ async def _search(
 
 
 async def _calibrate(tuner: Tuner, best: Tried, target: Target, path: Path) -> None:
-    from training.knob_calibration import TRAINER
-
     with shown_progress() as tuner.tell:
         outcome = await tuner.calibrate(best, target)
     if outcome is None:
         return
     digests = {role: tuner.bench.models.role(role).digest for role in ("small", "large")}
-    with writing(path):
-        outcome.calibration.to_artifact(digests, TRAINER).save(path)
+    keep_calibration(outcome, digests, path)

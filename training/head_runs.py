@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from decoding.artifacts import Artifact, Artifacts
+from decoding.artifacts import SUFFIX, Artifact, Artifacts
 from decoding.model import ModelPool, Request
 from decoding.parts import PartChoice
 from engine.device import Device
@@ -128,22 +128,26 @@ class Plan:
         }
 
 
-async def train_head(target: Target, plan: Plan, out: Path, advance: Advance = lambda *_: None) -> dict[str, Any]:
-    """Let the model answer, fit the head, write the artifact, and decode held-out prompts with it.
+@dataclass(frozen=True)
+class Trained:
+    """A head ready to be saved, and what was measured on held-out prompts, in plain values."""
+
+    artifact: Artifact
+    report: dict[str, Any]
+
+
+async def train_head(target: Target, plan: Plan, folder: Path, advance: Advance = lambda *_: None) -> Trained:
+    """Let the model answer, fit the head, and decode held-out prompts with it.
 
     Args:
         target: the model.
         plan: what to do.
-        out: the artifact; beside it, NAME.run/ holds what an interrupted run goes on from.
+        folder: what an interrupted run goes on from.
         advance: told of progress.
 
-    Returns:
-        What was measured on held-out prompts, in plain values.
-
     Raises:
-        TurnoutError: INVALID_ARGUMENT: NAME.run/ belongs to a run with another plan.
+        TurnoutError: INVALID_ARGUMENT: the folder belongs to a run with another plan.
     """
-    folder = out.with_suffix(".run")
     claim(folder, {"kind": plan.recipe.kind, "model": target.model.digest, **plan.settings})
     seed = plan.schedule.seed
     source = target.source(plan.questions.training, plan.sampling, seed)
@@ -168,9 +172,10 @@ async def train_head(target: Target, plan: Plan, out: Path, advance: Advance = l
         models={ROLE: target.model.digest},
         tensors={name: each.half() for name, each in task.head.state_dict().items()},
     )
-    artifact.save(out)
-    drafts = await measure_rounds(target, heldout, plan.recipe.kind, out)
-    return {
+    measured = folder / f"measured{SUFFIX}"
+    artifact.save(measured)
+    drafts = await measure_rounds(target, heldout, plan.recipe.kind, measured)
+    report = {
         "examples": len(lessons),
         "losses": losses,
         "rank_accuracies": accuracies,
@@ -178,6 +183,7 @@ async def train_head(target: Target, plan: Plan, out: Path, advance: Advance = l
         "acceptance_by_depth": drafts.acceptance,
         "nodes_per_round": drafts.draft_tokens / drafts.rounds,
     }
+    return Trained(artifact, report)
 
 
 async def _answers(target: Target, plan: Plan, source: Source, folder: Path, what: str, advance: Advance) -> Answers:

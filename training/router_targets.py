@@ -15,6 +15,8 @@ from router.difficulty.strategies import STRATEGIES, LabelRule
 from training.router_outcomes import ROLES, Outcome, Outcomes, Role
 from turnout.errors import invalid
 
+STRATEGY_SAMPLES = 10  # of the paper: answers whose share of right ones and entropy tell the strategy
+
 
 class Target(Protocol):
     """What a probe predicts.
@@ -49,6 +51,10 @@ class Target(Protocol):
 
     def check(self, labels: torch.Tensor) -> None:
         """Refuse labels [n, k] that nothing can be learnt from."""
+        ...
+
+    def doubt(self, outcomes: Outcomes) -> str:
+        """What makes the labels poor ones; "" where nothing does."""
         ...
 
 
@@ -90,6 +96,10 @@ class WhoIsRight:
                 f"labels are all alike: in each of the {len(gain)} rows the large model is better by {gain[0]:g};"
                 " there is nothing to route by",
             )
+
+    def doubt(self, outcomes: Outcomes) -> str:
+        """One answer, greedy or not, is a label, if a rough one: none."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,17 @@ class WhichStrategy:
                 "outcomes", f"labels are all alike: all {len(labels)} rows call for {name!r}; nothing to choose"
             )
 
+    def doubt(self, outcomes: Outcomes) -> str:
+        """Strategies are told by shares of right answers, which few answers make coarse."""
+        fewest = min(len(row.samples(self.role)) for row in outcomes.rows)
+        if fewest >= STRATEGY_SAMPLES:
+            return ""
+        return (
+            f"some prompts have {fewest} of samples_{self.role}, {STRATEGY_SAMPLES} are usual: the share of right ones"
+            f" is known to {1 / fewest:.0%} there, and a label depends on whether it is above"
+            f" {self.rule.lost_accuracy:.0%} or {self.rule.sure_accuracy:.0%}"
+        )
+
 
 @dataclass(frozen=True)
 class WhatSamplesAdd:
@@ -179,6 +200,10 @@ class WhatSamplesAdd:
         """Refuse outcomes in which samples bring the same everywhere."""
         if bool((labels == labels[0]).all()):
             raise invalid("outcomes", f"labels are all alike: samples bring the same in all {len(labels)} rows")
+
+    def doubt(self, outcomes: Outcomes) -> str:
+        """Too few answers are refused: none."""
+        return ""
 
 
 def labels_of(target: Target, outcomes: Outcomes) -> torch.Tensor:

@@ -159,7 +159,15 @@ def train_probe(
         priced = _price(models, outcomes, inputs, (train, tune), recipe, advance)
     measured = _measure(outcomes, target, predicted, labels.double().numpy(), (train, heldout), priced, recipe)
     parts = {"train": len(train), "calibration": len(tune), "heldout": len(heldout)}
-    report = {"kind": target.kind, "rows": parts, "data": outcomes.digest, "losses": losses, **measured}
+    doubt = target.doubt(outcomes)
+    report = {
+        "kind": target.kind,
+        "rows": parts,
+        "data": outcomes.digest,
+        "losses": losses,
+        **({"warning": doubt} if doubt else {}),
+        **measured,
+    }
     settings = {
         "head": network.settings,
         **({EXTRA_COST: priced.network.settings} if priced is not None and priced.network is not None else {}),

@@ -190,6 +190,17 @@ def test_outcomes_that_teach_nothing_are_refused(target, rows, said: str):
         labels_of(target, Outcomes.of(made))
 
 
+def test_strategies_told_by_few_answers_are_doubted():
+    def rows(count: int) -> Outcomes:
+        drawn = [tuple(Sample(reward=1, entropy_bits=0.1) for _ in range(number)) for number in (12, count)]
+        return Outcomes.of([Outcome(prompt=f"p{len(each)}", samples_small=each, correct_large=True) for each in drawn])
+
+    assert WhichStrategy().doubt(rows(10)) == ""
+    said = WhichStrategy().doubt(rows(4))
+    assert "have 4 of samples_small, 10 are usual: the share of right ones is known to 25% there" in said
+    assert "above 60% or 85%" in said
+
+
 def test_questions_that_all_call_for_one_strategy_are_refused():
     sample = (Sample(reward=1, entropy_bits=0.0),)
     rows = [Outcome(prompt=f"p{n}", samples_small=sample, correct_large=True) for n in range(3)]
@@ -328,6 +339,7 @@ async def test_strategies_beat_the_commonest_one_on_planted_difficulty():
     assert run.artifact.kind == STRATEGY_PROBE
     assert run.report["accuracy"] > run.report["majority_accuracy"] + 0.2
     assert run.artifact.settings["role"] == "small"
+    assert "warning" not in run.report  # each prompt has ten answers
 
 
 async def test_marginals_of_real_rewards_are_predicted_better_than_by_a_constant():
