@@ -209,7 +209,7 @@ train-heads: venv ## train anew what goes with the demo pair: draft heads, exits
 
 train-routers: venv ## ask the demo pair questions of every kind; train a router, a router of samples, a chooser of strategies
 	mkdir -p .runs/routers
-	$(BIN)/turnout train outcomes --samples 4 --temperature 0.8 --out .runs/routers/samples.jsonl
+	$(BIN)/turnout train outcomes --samples 10 --temperature 0.8 --out .runs/routers/samples.jsonl
 	$(BIN)/turnout train outcomes --count 4000 --out .runs/routers/outcomes.jsonl
 	$(BIN)/turnout train router --outcomes .runs/routers/outcomes.jsonl --out .runs/routers/router.safetensors
 	$(BIN)/turnout train router --outcomes .runs/routers/samples.jsonl --out .runs/routers/samples.safetensors

@@ -295,8 +295,7 @@ def _samples(found: dict[Role, list[Needed]]) -> list[str]:
 
 def _cells(row: Needed) -> list[str]:
     """What a table says of one way of counting answers."""
-    parts = ["not reached" if np.isnan(part.value) else percent(part) for part in row.parts.values()]
-    return [percent(row.answered), *parts]
+    return [percent(row.answered), *map(percent, row.parts.values())]
 
 
 def sample_verdict(whose: str, row: Needed) -> str:
@@ -305,7 +304,7 @@ def sample_verdict(whose: str, row: Needed) -> str:
     if not row.gains:
         return f"{where}: not measured, because no prompt is answered that one sample does not answer."
     goal = judged(part, SAMPLES_GOAL, "{:.0%}", at_most=True)
-    said = "as many answers are not reached" if np.isnan(part.value) else f"{percent(part)} of the samples"
+    said = "as many answers are not reached" if not np.isfinite(part.value) else f"{percent(part)} of the samples"
     return f"{where}: {said}, where uniform answers {row.answered.value:.1%} (one sample {row.by_one:.1%}); {goal}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from math import comb
 
@@ -13,14 +14,22 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its 95% interval."""
+    """An estimate with its 95% interval: NaN where nothing is known of it, infinite where something is not reached."""
 
     value: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        if math.isnan(self.value):
+            return "-"
+        if math.isnan(self.low) and math.isnan(self.high):
+            return f"{_told(self.value)} [unknown]"
+        return f"{_told(self.value)} [{_told(self.low)}, {_told(self.high)}]"
+
+
+def _told(value: float) -> str:
+    return "not reached" if math.isinf(value) else f"{value:.3f}"
 
 
 def wilson(successes: int, trials: int) -> Interval:

@@ -358,7 +358,7 @@ def _curves(group: Group, baseline: str, margin: float) -> list[CurveLine]:
                 method,
                 sorted(points, key=lambda point: point[1]),
                 curve.quality_at(middle),
-                curve.cost_at(float(strong[1].mean()) - margin),
+                curve.cost_at(strong[1] - margin),
                 curve.recovered(low, strong) if low else None,
             )
         )

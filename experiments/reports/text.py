@@ -12,6 +12,9 @@ from experiments.reports.efficiency import idle_words, reference_words
 from experiments.reports.rows import Shown, shown
 from experiments.reports.tables import taken, tuned
 
+REACHED = (
+    "Where nothing stands, the method's cheapest setting costs more than that, or the two ends are no gap to recover."
+)
 CURVES = "| method | dataset | quality halfway in cost | cost of the baseline's quality | APGR |"
 TOOK = (
     "Memory (AMU) and arithmetic (PCU) are shares of what there is, averaged over time; AL is the mean time of a"
@@ -46,7 +49,7 @@ def to_markdown(report: Report) -> str:
     lines += _section("What it took", taken(report), *took_words(report))
     lines += _section("Fixed and tuned settings", tuned(report), TUNED) if report.tuned else []
     if report.curves:
-        lines += ["", "## Curves", "", CURVES, "| --- | --- | --- | --- | --- |"]
+        lines += ["", "## Curves", "", REACHED, "", CURVES, "| --- | --- | --- | --- | --- |"]
         lines += [
             f"| {c.method} | {c.dataset} | {c.at_half} | {c.for_quality} | {c.recovered or '-'} |"
             for c in report.curves

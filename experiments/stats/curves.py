@@ -49,9 +49,18 @@ class Curve:
         """Quality that a mean cost buys; NaN where the curve does not reach so far down."""
         return resampled(lambda rows: _quality_at(*self.points(rows), cost), self.num_prompts, seed, ROUNDS)
 
-    def cost_at(self, quality: float, seed: int = 0) -> Interval:
-        """Least mean cost of a quality; NaN where no setting reaches it."""
-        return resampled(lambda rows: least_cost(*self.points(rows), quality), self.num_prompts, seed, ROUNDS)
+    def cost_at(self, quality: Floats, seed: int = 0) -> Interval:
+        """Least mean cost of the mean quality that something else has on the same prompts; infinite: none reaches it.
+
+        Args:
+            quality: [prompts] the other's.
+            seed: of the resampling.
+        """
+
+        def cost(rows: npt.NDArray[np.int64]) -> float:
+            return least_cost(*self.points(rows), float(quality[rows].mean()))
+
+        return resampled(cost, self.num_prompts, seed, ROUNDS)
 
     def recovered(self, weak: tuple[Floats, Floats], strong: tuple[Floats, Floats], seed: int = 0) -> Interval:
         """Mean part of the gap between two ends that is recovered, over all costs between theirs: 0.5 is a coin's.
@@ -70,8 +79,9 @@ class Curve:
                 return float("nan")
             costs, qualities = self.points(rows)
             inside = (costs > low) & (costs < high)
+            begin = max([worst, *qualities[costs <= low]])  # a setting may cost less than the cheap end and be better
             x = np.concatenate([[low], costs[inside], [high]])
-            y = np.concatenate([[worst], qualities[inside], [best]])
+            y = np.concatenate([[begin], qualities[inside], [best]])
             return float(np.trapezoid((y - worst) / (best - worst), (x - low) / (high - low)))
 
         return resampled(area, self.num_prompts, seed, ROUNDS)
@@ -84,10 +94,10 @@ def _quality_at(costs: Floats, qualities: Floats, cost: float) -> float:
 
 
 def least_cost(costs: Floats, qualities: Floats, quality: float) -> float:
-    """Least mean cost of a quality, of a curve's points as `Curve.points` gives them; NaN: none reaches it."""
+    """Least mean cost of a quality, of a curve's points as `Curve.points` gives them; infinite: none reaches it."""
     at = int(np.searchsorted(qualities, quality, side="left"))
     if at == len(qualities):
-        return float("nan")
+        return float("inf")
     if at == 0 or qualities[at] == qualities[at - 1]:
         return float(costs[at])
     part = (quality - qualities[at - 1]) / (qualities[at] - qualities[at - 1])

@@ -139,7 +139,8 @@ def resampled(
     Where more resamples have no value than lie beyond one end, no interval is known: its ends are NaN.
 
     Args:
-        statistic: of prompts by their numbers, which may repeat; NaN where a resample has no value.
+        statistic: of prompts by their numbers, which may repeat; NaN where a resample has no value, infinite where
+            something is not reached in it.
         count: of prompts.
         seed: of the resampling.
         rounds: resamples.
@@ -170,8 +171,12 @@ def ratio(above: Floats, below: Floats, seed: int = 0, rounds: int = ROUNDS) -> 
 
 
 def _percentiles(value: float, drawn: Floats) -> Interval:
-    known = drawn[np.isfinite(drawn)]
+    known = drawn[~np.isnan(drawn)]
     if len(known) < len(drawn) * (1 + LEVEL) / 2:
         return Interval(value, float("nan"), float("nan"))
-    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    below, above = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+    if np.isfinite(known).all():
+        low, high = np.quantile(known, [below, above])
+    else:  # nothing lies between a number and an infinite one: an end is one of the two
+        low, high = np.quantile(known, below, method="lower"), np.quantile(known, above, method="higher")
     return Interval(value, float(low), float(high))

@@ -83,7 +83,7 @@ def judged(value: Interval, goal: float, what: str = "{:.1%}", at_most: bool = F
     """A figure beside its goal: met or missed, and whether the interval is sure of it.
 
     Args:
-        value: the figure; NaN: it was not reached.
+        value: the figure; NaN: there is none.
         goal: the least it should be.
         what: how the goal is written.
         at_most: whether the goal is the most it should be instead.
@@ -101,5 +101,9 @@ def judged(value: Interval, goal: float, what: str = "{:.1%}", at_most: bool = F
 
 def percent(value: Interval) -> str:
     """As percentages."""
-    ends = "interval unknown" if math.isnan(value.low) else f"{value.low:.1%}, {value.high:.1%}"
-    return f"{value.value:.1%} [{ends}]"
+    ends = "interval unknown" if math.isnan(value.low) else f"{_percent(value.low)}, {_percent(value.high)}"
+    return f"{_percent(value.value)} [{ends}]"
+
+
+def _percent(value: float) -> str:
+    return "not reached" if math.isinf(value) else f"{value:.1%}"

@@ -58,10 +58,10 @@ def test_predictions_that_say_nothing_save_nothing() -> None:
 
 def test_wrong_predictions_need_more_and_what_no_budget_reaches_is_not_guessed() -> None:
     wrong = needed(table(1.0, 0.5), np.repeat([0.5, 1.0], 100))
-    assert np.isnan(wrong[0].parts["predicted"].value)
+    assert np.isinf(wrong[0].parts["predicted"].value)
     assert sample_verdict("small model", wrong[0]) == (
         "- small model, k = 2: as many answers are not reached, where uniform answers 87.5% (one sample 75.0%);"
-        " goal at most 60%: not measured."
+        " goal at most 60%: missed."
     )
 
 

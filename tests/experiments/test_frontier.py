@@ -319,6 +319,6 @@ def test_samples_are_given_by_the_chance_of_a_sample_and_not_by_that_of_a_greedy
     assert read == {"samples"}
     recipe = Path("Makefile").read_text(encoding="utf-8").partition("\ntrain-routers:")[2].partition("\n\n")[0]
     drawn = next(line for line in recipe.splitlines() if "samples.jsonl" in line and "train outcomes" in line)
-    assert "--samples 4 --temperature 0.8" in drawn
+    assert "--samples 10 --temperature 0.8" in drawn
     assert "train router --outcomes .runs/routers/samples.jsonl --out .runs/routers/samples.safetensors" in recipe
     assert "for name in router samples strategies;" in recipe

@@ -246,9 +246,22 @@ def curve(costs: list[float], qualities: list[float], prompts: int = 40) -> Curv
 def test_curves_are_read_along_straight_lines() -> None:
     found = curve([0.2, 0.6, 1.0], [0.5, 0.8, 0.9])
     assert found.quality_at(0.4).value == pytest.approx(0.65)
-    assert found.cost_at(0.65).value == pytest.approx(0.4)
+    assert found.cost_at(np.full(40, 0.65)).value == pytest.approx(0.4)
     assert math.isnan(found.quality_at(0.1).value)
-    assert math.isnan(found.cost_at(0.95).value)
+    assert str(found.quality_at(0.1)) == "-"
+    assert str(found.cost_at(np.full(40, 0.95))) == "not reached [not reached, not reached]"
+
+
+def test_the_cost_of_anothers_quality_is_sought_on_the_same_prompts() -> None:
+    """What is as good as the other on every prompt has its quality at one cost, however the prompts are drawn."""
+    right = (np.arange(40) % 3 > 0).astype(np.float64)
+    cheap, dear = np.zeros(40), right
+    found = Curve(np.array([np.full(40, 0.2), np.full(40, 0.7)]), np.array([cheap, dear]))
+    assert (found.cost_at(right).low, found.cost_at(right).high) == pytest.approx((0.7, 0.7))
+    constant = found.cost_at(np.full(40, right.mean()))
+    assert constant.low < 0.7
+    assert math.isinf(constant.high)  # resamples in which fewer are right never have it
+    assert str(constant).endswith(", not reached]")
 
 
 def test_the_area_is_half_for_a_coin_and_hand_computed_for_a_bend() -> None:
@@ -258,6 +271,8 @@ def test_the_area_is_half_for_a_coin_and_hand_computed_for_a_bend() -> None:
     # At half the way in cost, three quarters of the gap: (0 + 0.75) / 4 + (0.75 + 1) / 4.
     assert curve([0.6], [0.8]).recovered(weak, strong).value == pytest.approx(0.625)
     assert math.isnan(curve([0.6], [0.8]).recovered(strong, weak).value)
+    # A setting below the cheap end and better begins where that ends: (0.5 + 1) / 2.
+    assert curve([0.1], [0.7]).recovered(weak, strong).value == pytest.approx(0.75)
 
 
 def test_a_lucky_dear_setting_promises_nothing() -> None:
