@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from decoding.model import Model
     from decoding.verifiers.base import Verdict
 
+# Another drafter may have drawn these places in this round, with its noise: what is drawn here is judged in the next
+# round, and who drafts that one may depend on how long this one took, and so on what was drawn and nobody saw.
+REDRAWN = 0xFFFF  # beyond the nodes of any tree, which have lanes of their own
+
 
 class JacobiParams(MethodParams):
     """Parameters of `jacobi`."""
@@ -73,7 +77,7 @@ class JacobiDrafter(Drafter):
 def _redraw(row: Row, seed: int, position: int) -> tuple[int, torch.Tensor | None]:
     if row.probs is None:
         return row.token, None
-    noise = gumbel([noise_key(seed, position, Purpose.DRAFT)], row.probs.numel(), row.probs.device)[0]
+    noise = gumbel([noise_key(seed, position, Purpose.DRAFT, REDRAWN)], row.probs.numel(), row.probs.device)[0]
     return int((row.probs.log() + noise).argmax()), row.probs
 
 

@@ -13,13 +13,14 @@ from scipy import stats
 
 from decoding.drafters.base import Candidates, Room
 from decoding.drafters.jacobi import JacobiDrafter, JacobiParams
+from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.fakes import TableModel
 from decoding.lengths.fixed import FixedLength
 from decoding.model import Row
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.rejection import RejectionVerifier
-from tests.decoding.markov_rounds import POSITIONS, TARGET, now, processed
+from tests.decoding.markov_rounds import POSITIONS, TARGET, Readings, now, processed
 from turnout.types import SamplingParams
 
 LENGTH = FixedLength()
@@ -53,6 +54,44 @@ def p_value(runs: int, change: Callable[[DraftTree], DraftTree] = lambda tree: t
     law = (table[0][:, None, None] * table[:, :, None] * table[None]).reshape(-1).double().numpy()
     assert not counts[law == 0].any()
     return float(stats.chisquare(counts[law > 0], law[law > 0] / law.sum() * runs).pvalue)
+
+
+# Whatever stands before, the small model draws the third token most often: the same noise draws it again.
+ALIKE = torch.tensor([[0.2, 0.2, 0.6]] * 3)
+
+
+def after_a_chain(rows: list[Row], small: Readings, seed: int, choosy: bool) -> list[int]:
+    """As `play`, but a model's chain drafts the first round, and after a rejection it is the turn of the guesses.
+
+    Args:
+        choosy: whether they have it only where the chain drew the last token behind what was rejected.
+    """
+    seq = Sequence([0], SamplingParams(max_tokens=64), seed)
+    chain, guesses, turn = ModelChainDrafter(candidates=Candidates.DRAWN), drawn(2), "chain"
+    while len(seq) <= POSITIONS:
+        tree = DraftTree.empty("large")
+        if turn != "nobody":
+            drafter = chain if turn == "chain" else guesses
+            tree = now(drafter.propose(small, seq, Room(2, 2), LENGTH))  # type: ignore[arg-type]
+        read = [rows[seq.tokens[-1]], *(rows[token] for token in tree.tokens)]
+        verdict = replace(RejectionVerifier().judge(seq, tree, read, "large"), rows=read)
+        seq.extend(verdict.tokens, {"small": 0, "large": 0})
+        guesses.observe(small, seq, tree, verdict)  # type: ignore[arg-type]
+        rejected = turn == "chain" and verdict.num_accepted_tokens == 0
+        turn = ("guesses" if not choosy or tree.tokens[1] == 2 else "nobody") if rejected else "chain"
+    return seq.tokens[1 : POSITIONS + 1]
+
+
+@pytest.mark.parametrize("choosy", [False, True])
+def test_who_drafts_next_may_depend_on_what_another_drafted_and_nobody_saw(choosy: bool) -> None:
+    """Selectors that go by time choose so; guesses that are drawn anew must not share the other's noise."""
+    torch.set_num_threads(1)
+    table = processed(TARGET)
+    rows, small = [Row(probs=row) for row in table], Readings(processed(ALIKE))
+    outcomes = np.array([after_a_chain(rows, small, seed, choosy) for seed in range(5_000)])
+    counts = np.bincount(outcomes @ (3 ** np.arange(POSITIONS)[::-1]), minlength=3**POSITIONS)
+    law = (table[0][:, None, None] * table[:, :, None] * table[None]).reshape(-1).double().numpy()
+    assert float(stats.chisquare(counts, law / law.sum() * 5_000).pvalue) > 1e-3
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6, "top_p": 0.9}], ids=["raw", "top_p"])
