@@ -159,15 +159,8 @@ def train_probe(
         priced = _price(models, outcomes, inputs, (train, tune), recipe, advance)
     measured = _measure(outcomes, target, predicted, labels.double().numpy(), (train, heldout), priced, recipe)
     parts = {"train": len(train), "calibration": len(tune), "heldout": len(heldout)}
-    doubt = target.doubt(outcomes)
-    report = {
-        "kind": target.kind,
-        "rows": parts,
-        "data": outcomes.digest,
-        "losses": losses,
-        **({"warning": doubt} if doubt else {}),
-        **measured,
-    }
+    about = {"kind": target.kind, "rows": parts, "data": outcomes.digest, "losses": losses}
+    report = {**about, **_warned(target.doubt(outcomes)), **measured}
     settings = {
         "head": network.settings,
         **({EXTRA_COST: priced.network.settings} if priced is not None and priced.network is not None else {}),
@@ -186,6 +179,10 @@ def train_probe(
     return Trained(
         Artifact(target.kind, "training.router_training", settings, dict[str, str](digests.items()), tensors), report
     )
+
+
+def _warned(doubt: str) -> dict[str, str]:
+    return {"warning": doubt} if doubt else {}
 
 
 def _tensors(network: ProbeNetwork) -> dict[str, torch.Tensor]:

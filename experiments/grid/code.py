@@ -141,11 +141,12 @@ def code_digest(method: str, params: dict[str, Any], scorer: str, policy: str = 
         root: folder of the packages.
     """
     starts = {*CORE, f"experiments.grid.scorers.{scorer}", *named(method, params, modules(root), policy)}
-    return _digest(frozenset(starts), root)
+    return reached_digest(frozenset(starts), root)
 
 
 @cache
-def _digest(starts: frozenset[str], root: Path) -> str:
+def reached_digest(starts: frozenset[str], root: Path = ROOT) -> str:
+    """Digest of all code that these modules reach, the native included: 16 hexadecimal digits."""
     known = modules(root)
     digest = hashlib.blake2b(_compiled(root), digest_size=8)
     for name in sorted(reached(starts, known)):

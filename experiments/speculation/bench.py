@@ -10,13 +10,12 @@ from pathlib import Path
 
 from experiments.speculation.cells import Cell, Plan
 from experiments.speculation.contenders import PLAIN, contenders
-from experiments.speculation.grid import Axes, Grid, Setting
+from experiments.speculation.grid import PANEL, Axes, Grid, Setting
 from experiments.speculation.measure import Panel, measure
 from experiments.speculation.summary import Figures, figures
 from turnout.errors import not_found
 
 Progress = Callable[[str], None]
-PANEL = 4  # challengers that share the baseline's answers: more would be measured long after it
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import decoding
-import engine
-import experiments.speculation
-import turnout
-from decoding.methods.speculative import SpeculativeParams
-from experiments.speculation.contenders import Contender
+from experiments.grid.code import modules, named, reached_digest
+from experiments.speculation.contenders import PLAIN, Contender
 from experiments.speculation.tasks import TaskGroup
 from turnout.cost import SpeculationMeter
+from turnout.sources import ROOT
 
-FORMAT = 2
-SLOTS = ("drafters", "lengths", "verifiers", "selectors")
-SOURCES = (".py", ".cpp", ".h")
-REPORTING = {"page.py", "plot.py", "summary.py", "bench.py", "__init__.py"}  # what a measurement does not depend on
+FORMAT = 3
+# What every cell runs; all modules these import belong to it.
+CORE = ("engine.pool", "experiments.speculation.grid", "experiments.speculation.measure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,58 +107,8 @@ def file_digest(path: Path) -> str:
     return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A file of code: its digest, and the (slot, name) of parts it imports."""
-
-    digest: str
-    parts: frozenset[tuple[str, str]]
-
-    @classmethod
-    def of(cls, text: str) -> Source:
-        """Of its text."""
-        parts = re.findall(r"from decoding\.(\w+)\.(\w+) import", text)
-        return cls(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), frozenset(parts))
-
-
-def read_sources() -> dict[Path, Source]:
-    """The code that measurements come from, as it is now, by file."""
-    found: dict[Path, Source] = {}
-    for package in (turnout, decoding, engine, experiments.speculation):
-        for path in sorted(Path(package.__path__[0]).rglob("*")):
-            reports = package is experiments.speculation and path.name in REPORTING
-            if path.suffix in SOURCES and not reports:
-                found[path] = Source.of(path.read_text(encoding="utf-8"))
-    return found
-
-
-def code_digest(contender: Contender, sources: dict[Path, Source]) -> str:
+def code_digest(contender: Contender, root: Path = ROOT) -> str:
     """A name for the code that a contender's numbers come from: a part it does not use can change without notice."""
-    named = set()
-    if contender.params is not None:
-        named = _names(SpeculativeParams.model_validate(contender.params).model_dump(mode="json"))
-    kept: set[Path] = set()
-    slots: dict[tuple[str, str], Path] = {}
-    for path in sources:
-        if path.parent.name in SLOTS and not path.stem.startswith("_") and path.stem not in ("base", *named):
-            slots[path.parent.name, path.stem] = path
-        else:
-            kept.add(path)
-    reached = list(kept)
-    while reached:  # parts that other parts are made of
-        for part in sources[reached.pop()].parts & slots.keys():
-            reached.append(slots.pop(part))
-            kept.add(reached[-1])
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(kept):
-        digest.update(f"{path.parent.name}/{path.name} {sources[path].digest}\n".encode())
-    return digest.hexdigest()
-
-
-def _names(value: Any) -> set[str]:
-    """Every string in parameters: names of parts are among them."""
-    if isinstance(value, dict):
-        return set().union(*map(_names, value.values()))
-    if isinstance(value, list | tuple):
-        return set().union(*map(_names, value))
-    return {value} if isinstance(value, str) else set()
+    known = modules(root)
+    starts = {*CORE, *named(PLAIN, {}, known), *named(contender.method, contender.params or {}, known)}
+    return reached_digest(frozenset(starts), root)

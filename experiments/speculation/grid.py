@@ -13,7 +13,7 @@ import torch
 from decoding.artifacts import SUFFIX
 from engine.pool import LocalPool
 from experiments import machine
-from experiments.speculation.cells import Plan, code_digest, file_digest, prompts_digest, read_sources
+from experiments.speculation.cells import Plan, code_digest, file_digest, prompts_digest
 from experiments.speculation.contenders import PLAIN, Contender, artifacts_of, contenders, lacking
 from experiments.speculation.sides import Checkpoints, HuggingFaceSide, OurSide, Side
 from experiments.speculation.target import restamped, widened
@@ -24,6 +24,7 @@ POOL = "bench"
 WIDENED = "widened"
 DEMO = "demo"
 KV_MEMORY_BYTES = 256 << 20
+PANEL = 4  # challengers that share the baseline's answers: more would be measured long after it
 LOOKUP_TOKENS = 10  # what the documentation of transformers' prompt lookup asks for
 
 GENERATE = "generate"
@@ -57,6 +58,11 @@ class Setting:
     max_tokens: int = 64
     threads: int | None = None
 
+    @property
+    def num_threads(self) -> int:
+        """Of both sides: an engine that chose for itself would do so while it is measured."""
+        return self.threads or torch.get_num_threads()
+
 
 @dataclass(frozen=True, slots=True)
 class Axes:
@@ -89,7 +95,7 @@ def configured(setting: Setting) -> TurnoutConfig:
         role: ModelConfig.model_validate({"path": path, "dtype": setting.dtype, "kv_memory_bytes": KV_MEMORY_BYTES})
         for role, path in members.items()
     }
-    engine = demo.engine.model_copy(update={"threads": setting.threads})
+    engine = demo.engine.model_copy(update={"threads": setting.num_threads})
     pool = PoolConfig(small="small", large="large", artifacts=str(artifacts))
     return TurnoutConfig(models=models, pools={POOL: pool}, engine=engine)
 
@@ -122,14 +128,14 @@ class Grid:
         Raises:
             TurnoutError: a checkpoint is missing or unsupported, or the two do not share a vocabulary.
         """
-        config, sources = configured(setting), read_sources()
+        config = configured(setting)
         grid = cls(LocalPool.load(POOL, config), config, setting)
         for name, contender in contenders().items():
             why = lacking(contender, grid.pool.pool)
             if why is None:
                 grid.contenders[name] = contender
                 grid.versions[name] = {
-                    "code": code_digest(contender, sources),
+                    "code": code_digest(contender),
                     "artifacts": {each: file_digest(path) for each, path in grid.artifacts(contender).items()},
                 }
             else:
@@ -137,7 +143,8 @@ class Grid:
         here = machine.describe()
         grid.shared = {
             "dtype": setting.dtype,
-            "threads": torch.get_num_threads(),
+            "threads": setting.num_threads,
+            "panel": PANEL,
             "max_tokens": setting.max_tokens,
             "models": {role: grid.pool.engines[role].digest for role in ("small", "large")},
             "parameters": {role: grid.pool.engines[role].num_parameters for role in ("small", "large")},
@@ -201,4 +208,5 @@ class Grid:
             options["assistant_model"] = self._checkpoints.open(folders["small"])
         elif baseline == LOOKUP:
             options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
-        return HuggingFaceSide(self._checkpoints.open(folders["large"]), self.setting.max_tokens, options)
+        model = self._checkpoints.open(folders["large"])
+        return HuggingFaceSide(model, self.setting.max_tokens, self.setting.num_threads, options)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.machine import describe, one_line
-from experiments.speculation.bench import PANEL, Report
+from experiments.speculation.bench import Report
 from experiments.speculation.contenders import PLAIN, Family, contenders
-from experiments.speculation.grid import WIDENED, Axes
+from experiments.speculation.grid import PANEL, WIDENED, Axes
 from experiments.speculation.plot import plot
 from experiments.speculation.summary import Figures
 from experiments.speculation.tasks import GROUPS
@@ -167,14 +167,17 @@ def verdict(name: str, found: ByGroup) -> str:
 
 def _goals(report: Report) -> list[str]:
     """The best lossless method on the kinds of text that have a goal, and the best of ours beside each of theirs."""
-    lines = ["| greedy, one prompt at a time | best | goal | met |", "| --- | --- | --- | --- |"]
+    said = (
+        "The best is chosen on every other prompt, and judged on those between: the fastest of many is so by luck, too."
+    )
+    lines = [said, "", "| greedy, one prompt at a time | best | goal | met |", "| --- | --- | --- | --- |"]
     found = report.figures(0.0, 1)
     lossless = {name: mine for name, mine in found.items() if report.grid.contenders[name].lossless}
     for group, goal in BEST_GOALS.items():
-        measured = {name: mine[group].speedup for name, mine in lossless.items() if group in mine and name != PLAIN}
+        measured = {name: mine[group].halves for name, mine in lossless.items() if group in mine and name != PLAIN}
         lines.append(_goal(f"{group}, over plain decoding", measured, goal))
     for peer in PEERS_WITH_GOAL:
-        measured = {name: mine[""].speedup for name, mine in report.peers().items() if name.endswith(peer)}
+        measured = {name: mine[""].halves for name, mine in report.peers().items() if name.endswith(peer)}
         lines.append(_goal(f"all texts, over `generate` with `{peer}`", measured, PEER_GOAL))
     if report.grid.shared["parameters"]["large"] < LEAST_PARAMETERS:
         lines = [
@@ -191,12 +194,13 @@ def _goals(report: Report) -> list[str]:
     ]
 
 
-def _goal(what: str, measured: dict[str, Interval], goal: float) -> str:
+def _goal(what: str, measured: dict[str, tuple[Interval, Interval]], goal: float) -> str:
     if not measured:
         return f"| {what} | not measured | {goal:g} | no |"
-    best = max(measured, key=lambda name: measured[name].value)
-    met = "yes" if measured[best].value >= goal else "no"
-    return f"| {what} | {interval(measured[best])} `{best.partition(' over ')[0]}` | {goal:g} | {met} |"
+    best = max(measured, key=lambda name: measured[name][0].value)
+    judge = measured[best][1]
+    met = "yes" if judge.value >= goal else "no"
+    return f"| {what} | {interval(judge)} `{best.partition(' over ')[0]}` | {goal:g} | {met} |"
 
 
 def _depths(report: Report, found: dict[str, ByGroup]) -> list[str]:

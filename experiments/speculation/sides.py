@@ -122,11 +122,13 @@ class HuggingFaceSide:
     """`generate` of transformers, greedily, one prompt at a time.
 
     Attributes:
+        threads: of its arithmetic, as many as our engine has.
         options: what makes it speculative: `assistant_model` or `prompt_lookup_num_tokens`.
     """
 
     model: Any
     max_tokens: int
+    threads: int
     options: dict[str, Any]
 
     async def answer(self, prompts: dict[int, Prompt]) -> Turn:
@@ -137,6 +139,7 @@ class HuggingFaceSide:
 
     @torch.inference_mode()
     def _generate(self, prompt: Prompt) -> tuple[int, ...]:
+        torch.set_num_threads(self.threads)  # a count of this thread, which another may have been given
         ids = torch.tensor([prompt])
         output = self.model.generate(
             ids,

@@ -23,6 +23,8 @@ class Figures:
 
     Attributes:
         speedup: its tokens per second over the baseline's, bootstrapped over turns, both sides of a turn together.
+        halves: the same of every other turn, and of those between: who is chosen for being the fastest on the one half
+            is judged by the other.
         baseline_tokens_per_s: of the baseline in the same turns.
         tokens_per_step: tokens of a forward of the target.
         fed_per_token: tokens fed to the target for each of the answer's, prompts left out.
@@ -41,6 +43,7 @@ class Figures:
     batch: int
     prompts: int
     speedup: Interval
+    halves: tuple[Interval, Interval]
     baseline_tokens_per_s: float
     tokens_per_step: float
     fed_per_token: float
@@ -81,6 +84,7 @@ def figures(cells: list[Cell], contender: Contender) -> Figures:
         batch=plan.batch,
         prompts=sum(cell.num_prompts for cell in cells),
         speedup=speedup(turns),
+        halves=(speedup(turns[::2]), speedup(turns[1::2] if len(turns) > 1 else turns)),
         baseline_tokens_per_s=float(turns[:, 1].sum() / turns[:, 0].sum()),
         tokens_per_step=tokens / steps if steps else 0.0,
         fed_per_token=fed / tokens if tokens else 0.0,

@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from experiments.replay import Verdict, compare
 from experiments.speculation.bench import Report, run
 from experiments.speculation.contenders import PLAIN
 from experiments.speculation.equality import check
-from experiments.speculation.grid import ASSISTED, GENERATE, Grid
+from experiments.speculation.grid import ASSISTED, GENERATE, Grid, Setting, configured
 from experiments.speculation.measure import Panel
-from experiments.speculation.sides import Answer, OurSide, Turn
+from experiments.speculation.sides import Answer, HuggingFaceSide, OurSide, Turn
 from tests.experiments.speculation_models import axes, setting
 from turnout.errors import TurnoutError
 
@@ -54,6 +56,33 @@ def test_a_perfect_drafter_gives_its_length_and_one(tmp_path: Path) -> None:
     assert found.acceptance == 1.0
     assert found.by_depth == (1.0,) * DRAFTED
     assert 0.0 < found.draft_share < 1.0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+async def test_the_other_side_has_as_many_threads_as_our_engine(threads: int) -> None:
+    """Each thread has a count of its own: one that was started beside an engine with fewer keeps the fewer."""
+    seen = []
+
+    class Model:
+        config = SimpleNamespace(pad_token_id=0)
+
+        def generate(self, ids: torch.Tensor, **_: Any) -> torch.Tensor:
+            seen.append(torch.get_num_threads())
+            return torch.cat([ids, ids], dim=1)
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3 - threads)
+        turn = await HuggingFaceSide(Model(), 4, threads, {}).answer({0: (5, 6)})
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [threads]
+    assert turn.answers[0].tokens == (5, 6)
+
+
+def test_our_engine_does_not_choose_its_threads_while_it_is_measured() -> None:
+    assert configured(Setting("demo", threads=None)).engine.threads == torch.get_num_threads()
+    assert configured(Setting("demo", threads=1)).engine.threads == 1
 
 
 def test_a_poor_drafter_gives_less_and_the_same_text(tmp_path: Path) -> None:

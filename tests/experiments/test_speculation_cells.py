@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from experiments.speculation.cells import Cell, Plan, Source, code_digest, read_sources
+from experiments.grid.code import PACKAGES
+from experiments.speculation.cells import Cell, Plan, code_digest
 from experiments.speculation.contenders import contenders
 from turnout.cost import SpeculationMeter
+from turnout.sources import ROOT, SUFFIXES
 
 TABLE = contenders()
 
@@ -32,42 +35,43 @@ def test_anything_that_is_different_is_another_cell(tmp_path: Path) -> None:
     assert plan().address == plan().address
 
 
-# A source tree in which copyspec is made of aded, and token_recycling stands alone.
-TREE = {
-    "engine/runner.py": "run",
-    "drafters/copyspec.py": "from decoding.drafters.aded import it",
-    "drafters/aded.py": "it",
-    "drafters/token_recycling.py": "alone",
-    "drafters/_shared.py": "shared",
-    "lengths/fixed.py": "fixed",
-    "lengths/svip.py": "svip",
-}
-
-
-def digest(tree: dict[str, str], name: str = "copyspec") -> str:
-    return code_digest(TABLE[name], {Path(file): Source.of(text) for file, text in tree.items()})
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Our own code, to be changed."""
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*"):
+            if path.suffix in SUFFIXES:
+                place = tmp_path / path.relative_to(ROOT)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, place)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
     ("changed", "matters"),
     [
-        ("engine/runner.py", True),
-        ("drafters/copyspec.py", True),
-        ("drafters/aded.py", True),
-        ("drafters/_shared.py", True),
-        ("lengths/fixed.py", True),
-        ("lengths/svip.py", False),
-        ("drafters/token_recycling.py", False),
+        ("engine/batcher.py", True),
+        ("experiments/speculation/measure.py", True),
+        ("experiments/peers/hf_generate.py", True),
+        ("experiments/replay.py", True),
+        ("decoding/methods/plain.py", True),
+        ("decoding/drafters/copyspec.py", True),
+        ("decoding/verifiers/match.py", True),
+        ("decoding/drafters/token_recycling.py", False),
+        ("decoding/methods/cascade.py", False),
+        ("decoding/lengths/svip.py", False),
+        ("experiments/speculation/page.py", False),
+        ("experiments/speculation/bench.py", False),
+        ("router/policies/budget.py", False),
     ],
 )
-def test_a_change_matters_to_those_who_use_the_code(changed: str, matters: bool) -> None:
-    edited = TREE | {changed: "changed; from decoding.drafters.aded import it"}
-    assert (digest(edited) != digest(TREE)) == matters
+def test_a_change_matters_to_those_who_use_the_code(tree: Path, changed: str, matters: bool) -> None:
+    before = code_digest(TABLE["copyspec"])
+    with (tree / changed).open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    assert (code_digest(TABLE["copyspec"], tree) != before) == matters
 
 
-def test_the_real_code_is_read() -> None:
-    sources = read_sources()
-    kept = {path.name for path in sources}
-    assert {"runner.py", "speculation.py", "measure.py", "copyspec.py"} <= kept
-    assert "page.py" not in kept
-    assert code_digest(TABLE["copyspec"], sources) != code_digest(TABLE["token_recycling"], sources)
+def test_contenders_have_code_of_their_own(tree: Path) -> None:
+    names = ("plain", "copyspec", "token_recycling", "rsd_s")
+    assert len({code_digest(TABLE[name], tree) for name in names}) == len(names)

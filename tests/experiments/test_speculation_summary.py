@@ -196,6 +196,18 @@ def test_goals_are_judged_by_the_best_lossless_method_and_name_it() -> None:
     assert "with `assistant_model` | 1.25 [1.25, 1.25] `model_chain` | 1.3 | no |" in page
 
 
+def test_who_is_chosen_on_one_half_of_the_prompts_is_judged_on_the_other() -> None:
+    """The fastest of many is so by luck, too: what it owes to it does not come again."""
+    lucky = cell("copyspec", turns=[(2.0, 10, 0.5, 10), (2.0, 10, 2.0, 10)] * 5)
+    steady = cell("model_chain", turns=[(2.0, 10, 1.0, 10)] * 10)
+    page = to_markdown(report(lucky, steady))
+    assert "| edit, over plain decoding | 1.00 [1.00, 1.00] `copyspec` | 2.5 | no |" in page
+    halves = figures([lucky], TABLE["copyspec"]).halves
+    assert (halves[0].value, halves[1].value) == (4.0, 1.0)
+    alone = figures([cell("copyspec", turns=[(2.0, 10, 1.0, 10)])], TABLE["copyspec"])
+    assert alone.halves == (alone.speedup, alone.speedup)
+
+
 def test_the_page_has_a_table_for_each_condition_and_says_what_did_not_run(tmp_path: Path) -> None:
     found = report(
         cell("plain"), cell("copyspec"), cell("copyspec", temperature=1.0), cell("model_chain", baseline=ASSISTED)

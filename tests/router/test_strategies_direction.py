@@ -140,3 +140,14 @@ async def test_fewer_tokens_than_always_normal_at_equal_accuracy(tmp_path: Path)
     best_right, best_tokens = totals(best)
     assert (best_right, best_tokens <= tokens) == (right, True)
     assert normal_tokens - tokens > 0.6 * (normal_tokens - best_tokens)
+
+
+def test_strategies_told_by_few_answers_are_doubted():
+    def rows(count: int) -> Outcomes:
+        drawn = [tuple(Sample(reward=1, entropy_bits=0.1) for _ in range(number)) for number in (12, count)]
+        return Outcomes.of([Outcome(prompt=f"p{len(each)}", samples_small=each, correct_large=True) for each in drawn])
+
+    assert WhichStrategy().doubt(rows(10)) == ""
+    said = WhichStrategy().doubt(rows(4))
+    assert "have 4 of samples_small, 10 are usual: the share of right ones is known to 25% there" in said
+    assert "above 60% or 85%" in said

@@ -190,17 +190,6 @@ def test_outcomes_that_teach_nothing_are_refused(target, rows, said: str):
         labels_of(target, Outcomes.of(made))
 
 
-def test_strategies_told_by_few_answers_are_doubted():
-    def rows(count: int) -> Outcomes:
-        drawn = [tuple(Sample(reward=1, entropy_bits=0.1) for _ in range(number)) for number in (12, count)]
-        return Outcomes.of([Outcome(prompt=f"p{len(each)}", samples_small=each, correct_large=True) for each in drawn])
-
-    assert WhichStrategy().doubt(rows(10)) == ""
-    said = WhichStrategy().doubt(rows(4))
-    assert "have 4 of samples_small, 10 are usual: the share of right ones is known to 25% there" in said
-    assert "above 60% or 85%" in said
-
-
 def test_questions_that_all_call_for_one_strategy_are_refused():
     sample = (Sample(reward=1, entropy_bits=0.0),)
     rows = [Outcome(prompt=f"p{n}", samples_small=sample, correct_large=True) for n in range(3)]
