@@ -12,7 +12,7 @@ from pydantic import Field
 from decoding.drafters.base import NOTHING, Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy, Step
 from decoding.model import Want
-from decoding.partial_drafts import chain_proposals, draft_want, partial_chain
+from decoding.partial_drafts import chain_proposals, charge_helper, draft_want, partial_chain
 from decoding.sequence import Sequence
 from decoding.sketch import Depth, Sketch
 from decoding.tree import ROOT, DraftTree
@@ -88,7 +88,13 @@ class ClaspDrafter(Drafter):
         most = int(model.num_layers * self.params.skipped)
         # The cells of a layer stand where the next tokens will: near the end of the context there is no place for all.
         if len(seq) - 1 + most <= model.max_length:
-            layers = await choose_layers(model, seq, self._verified, most)
+            # On a copy: the sequence's own last state would be cut off, and read again by the whole model.
+            twin = model.fork(seq)
+            try:
+                layers = await choose_layers(model, twin, self._verified, most)
+            finally:
+                charge_helper(seq, twin, model)
+                model.release(twin)
             self.skipped = frozenset(part for layer in layers for part in (2 * layer, 2 * layer + 1))
         self._chosen_at, self._verified, self.want = len(seq), {}, NOTHING
 
@@ -107,7 +113,7 @@ class ClaspDrafter(Drafter):
 
 
 async def choose_layers(model: Model, seq: Sequence, states: dict[int, torch.Tensor], most: int) -> list[int]:
-    """At most so many layers to skip, by dynamic programming over (layer, layers skipped so far).
+    """So many layers to skip, by dynamic programming over (layer, layers skipped so far).
 
     A cell holds the state of the path whose state is closest, in angle, to the whole model's at that layer. All cells
     of a layer are alternatives for one place and run through the next layer in one forward.
@@ -116,7 +122,7 @@ async def choose_layers(model: Model, seq: Sequence, states: dict[int, torch.Ten
         model: whose layers.
         seq: the sequence; the place is that of its last token but one.
         states: layer -> [hidden], what the whole model had there after so many layers.
-        most: layers skipped, exactly.
+        most: layers skipped.
     """
     base, token = len(seq) - 2, seq.tokens[-2]
     cells = [states[0]]

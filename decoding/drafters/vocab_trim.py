@@ -121,6 +121,12 @@ class TrimmedModel:
         """See `decoding.model.Model.sketch`."""
         return await self._model.sketch(seq, sketch, self._trimmed(want))
 
+    async def read(
+        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
+    ) -> list[Row]:
+        """See `decoding.model.Model.read`."""
+        return await self._model.read(seq, states, paths, self._trimmed(want), normed)
+
     def _trimmed(self, want: Want) -> Want:
         return replace(want, among=self._kept)
 
@@ -167,7 +173,13 @@ class VocabTrimDrafter(Drafter):
 
     def check(self, models: ModelPool) -> None:
         """What the drafter inside needs."""
+        self._drafter.where = f"{self.where}.drafter"
         self._drafter.check(models)
+
+    @property
+    def note(self) -> str:
+        """What the drafter inside has to say."""
+        return self._drafter.note
 
     def check_room(self, room: Room, field: str) -> None:
         """What the drafter inside refuses."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from copy import deepcopy
@@ -124,6 +125,17 @@ async def test_agreement_is_noted_and_is_whole_without_groups(twins: ModelPool) 
         f"easyspec: the grouped layers' best token was the exact draft's at {compared} of {compared} places"
     ]
     assert (await write(twins, {"group": 4}, temperature=0.0)).notes == []
+
+
+async def test_inside_a_trimmed_vocabulary_it_is_compared_with_the_exact_draft_there(
+    twins: ModelPool,
+) -> None:
+    """A draft that leaves tokens out agrees with itself all the same, and its note is not lost."""
+    inner = {"name": "easyspec", "group": 1, "compare": True}
+    request = await write(twins, {"name": "vocab_trim", "keep": 30, "drafter": inner}, temperature=0.0, tokens=48)
+    [note] = request.notes
+    agreed, compared = map(int, re.findall(r"\d+", note))
+    assert agreed == compared > 10
 
 
 async def agreement(models: ModelPool, group: int, length: int = 4) -> float:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.drafters.clasp import choose_layers
+from decoding.drafters.base import Room
+from decoding.drafters.clasp import ClaspDrafter, ClaspParams, choose_layers
 from decoding.drafters.swift import SwiftDrafter, SwiftParams
 from decoding.lengths.fixed import FixedLength
 from decoding.model import ModelPool, Request, Want
@@ -97,6 +98,25 @@ async def test_layers_that_add_nothing_are_the_ones_skipped() -> None:
     assert await choose_layers(model, seq, states, 0) == []
     assert await choose_layers(model, seq, states, 2) == [1, 4]
     await model.close()
+
+
+async def test_choosing_layers_leaves_what_the_sequence_has_read(loaded: tuple[EngineModel, Reference]) -> None:
+    """Its last state would have to be read again by all layers, which costs as much as a token of plain decoding."""
+    model, _ = loaded
+    tokens = [2, 3, 4, 5, 6, 7]
+    states = await states_of(model, Sequence(tokens, SamplingParams(), seed=0))
+    held, read = model.pool.num_held, []
+    for verified in ({}, states):
+        seq, drafter = Sequence(tokens, SamplingParams(), seed=0), ClaspDrafter(ClaspParams(skipped=0.5))
+        drafter.skipped, drafter._verified = frozenset({2, 3}), verified
+        await model.absorb(seq)
+        await drafter.propose(model, seq, Room(4, 4), FixedLength())
+        assert (drafter.skipped != frozenset({2, 3})) == bool(verified)
+        meter = seq.meter.of(model.name, model.num_parameters)
+        read.append(meter.processed_tokens - meter.draft_tokens)
+        model.release(seq)
+    assert read[0] == read[1] > 0
+    assert model.pool.num_held == held
 
 
 async def test_dynamic_programming_is_near_the_best_set_and_above_the_average(
