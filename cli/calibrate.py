@@ -59,6 +59,8 @@ def calibrate(
     from training.knob_calibration import Target, calibratable
 
     calibratable(method)
+    if budget is None and meter != Target.meter:
+        raise invalid("meter", "says which cost --budget is about; give that, or leave it out")
     target = Target(target_large_share, target_quality, budget, meter)
     settings = read_config(config)
     if pool and pool not in settings.pools:

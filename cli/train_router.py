@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 CURVE = ("cost", "quality")  # numbers of a curve's points that have intervals
+# Of options that do nothing where answers are there already, or something else is predicted.
+USUAL: dict[str, Any] = {"count": None, "samples": 1, "temperature": 0.0, "max_tokens": 240, "most": 4}
 ERRORS = ("hard_sent_small", "easy_sent_large")  # the like, but None where no prompt could be sent wrongly
 Log = Annotated[
     list[Path] | None,
@@ -73,7 +75,7 @@ def router(
         Literal["small", "large"] | None,
         typer.Option(help="Whose answers strategy (absent: small) and marginals (absent: large) are about."),
     ] = None,
-    most: Annotated[int, typer.Option(min=1, max=64, help="Samples that marginals are predicted for.")] = 4,
+    most: Annotated[int, typer.Option(min=1, max=64, help="Samples that marginals are predicted for.")] = USUAL["most"],
     calibration: Annotated[
         Literal["temperature", "isotonic"], typer.Option(help="How predicted chances are made true.")
     ] = "temperature",
@@ -81,9 +83,9 @@ def router(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training prompts.")] = 100,
     learning_rate: Annotated[float, typer.Option(min=0.0, help="Of AdamW.")] = 1e-3,
     count: Count = None,
-    samples: Samples = 1,
-    temperature: Temperature = 0.0,
-    max_tokens: MaxTokens = 240,
+    samples: Samples = USUAL["samples"],
+    temperature: Temperature = USUAL["temperature"],
+    max_tokens: MaxTokens = USUAL["max_tokens"],
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -93,6 +95,7 @@ def router(
     from training.router_training import Recipe, read_prompts, train_probe
 
     _check_one(outcomes=outcomes, log=log, demo=demo)
+    _check_unset(outcomes, count=count, samples=samples, temperature=temperature, max_tokens=max_tokens)
     settings, name = _settings(config, pool)
     place = _place(out, settings, name)
     check_out(place)
@@ -162,6 +165,13 @@ def _check_one(**sources: Any) -> None:
         raise invalid(given[1], f"stands beside --{given[0]}; give one of them")
 
 
+def _check_unset(outcomes: Path | None, **given: Any) -> None:
+    """Refuse options about answers that were given before."""
+    for name, value in given.items():
+        if outcomes is not None and value != USUAL[name]:
+            raise invalid(name.replace("_", "-"), "does nothing here: the answers are in --outcomes; leave it out")
+
+
 def _enough(asked: list[Question]) -> list[Question]:
     """Refuse too few questions before models answer them."""
     from training.router_training import FEWEST_ROWS
@@ -208,6 +218,9 @@ def _settings(config: Path | None, pool: str | None) -> tuple[TurnoutConfig, str
 
 def _place(out: str, settings: TurnoutConfig, pool: str) -> Path:
     """Where the artifact goes."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from decoding.artifacts import ArtifactName
     from turnout.config import artifacts_path
 
     if out.endswith(SUFFIX):
@@ -215,18 +228,24 @@ def _place(out: str, settings: TurnoutConfig, pool: str) -> Path:
     folder = artifacts_path(settings.pools[pool])
     if folder is None:
         raise invalid("out", f"pool {pool!r} has no folder of artifacts; give a file that ends in {SUFFIX}")
-    if "/" in out or out.startswith(".") or not out:
-        raise invalid("out", f"must be a name, or a file that ends in {SUFFIX}; got {out!r}")
+    try:
+        TypeAdapter(ArtifactName).validate_python(out)
+    except ValidationError:
+        raise invalid(
+            "out", f"must be a name of letters, digits and . _ -, or a file that ends in {SUFFIX}; got {out!r}"
+        ) from None
     return folder / f"{out}{SUFFIX}"
 
 
 def _target(predict: str, role: Any, most: int) -> Target:
     from training.router_targets import WhatSamplesAdd, WhichStrategy, WhoIsRight
 
-    if predict == "strategy":
-        return WhichStrategy(role or "small")
     if predict == "marginals":
         return WhatSamplesAdd(most, role or "large")
+    if most != USUAL["most"]:
+        raise invalid("most", "does nothing here: it is for --predict marginals; leave it out")
+    if predict == "strategy":
+        return WhichStrategy(role or "small")
     if role is not None:
         raise invalid("role", "is for --predict strategy and marginals; a router is about both models")
     return WhoIsRight()

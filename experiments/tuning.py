@@ -26,7 +26,7 @@ from turnout.registry import get_method
 REFUSED = {Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.NOT_FOUND}
 Meter = Literal["paper", "flops", "wall"]
 # What the figures of a trial mean: those of a journal of another version are not compared with them.
-FIGURES = 2
+FIGURES = 3
 Tell = Callable[[str, int, int], None]
 
 
@@ -174,7 +174,7 @@ class Tuner:
                 storage = JournalStorage(_Journal(str(self.journal)))
         # What is searched for is part of the name: another search in the same file does not mix with it.
         name = json.dumps(
-            [self.method, self.fixed, {name: asdict(each) for name, each in sorted(self.space.items())}, target.plain,
+            [self.method, self.fixed, {name: asdict(each) for name, each in sorted(self.space.items())}, asdict(target),
              self.asked.digest, self.bench.seed, self.bench.at_once, self.bench.sampling.model_dump(mode="json"),
              [self.bench.models.role(role).digest for role in ("small", "large")], FIGURES]
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ SAME = 1e-6
 REFINEMENTS = 4
 CLOSE = 0.01
 METERS = ("paper", "flops", "wall")
+MOST_QUALITY = 2.0  # of the large model's: as much as a request may ask for
 
 Advance = Callable[[str, int, int], None]
 
@@ -54,6 +56,14 @@ class Target:
             raise invalid("target", "give exactly one of --target-large-share, --target-quality and --budget")
         if self.meter not in METERS:
             raise invalid("meter", f"must be one of {', '.join(METERS)} (got {self.meter!r})")
+        for name, value, most in (
+            ("target-large-share", self.large_share, 1.0),
+            ("target-quality", self.quality, MOST_QUALITY),
+            ("budget", self.budget, math.inf),
+        ):
+            if value is not None and not (math.isfinite(value) and 0.0 <= value <= most):
+                words = f"from 0 to {most:g}" if math.isfinite(most) else "at least 0"
+                raise invalid(name, f"must be {words}, relative to the large model alone (got {value:g})")
 
     @property
     def aim(self) -> float:

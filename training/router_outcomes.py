@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
@@ -98,6 +98,11 @@ class Outcome(Asked):
                 raise invalid(f"correct_{role}", f"stands beside samples_{role}; give one of them")
         return self
 
+    @property
+    def found(self) -> tuple[Any, ...]:
+        """What was found, however the question is written and whatever kind it is said to be of."""
+        return tuple(getattr(self, f"{what}_{role}") for role in ROLES for what in ("correct", "samples"))
+
     def samples(self, role: Role) -> tuple[Sample, ...]:
         """A model's answers, one at least."""
         found: tuple[Sample, ...] | None = getattr(self, f"samples_{role}")
@@ -187,7 +192,7 @@ class Outcomes:
                 models |= row.models
                 continue
             before = seen.setdefault(row.key, (number, row))
-            if before[1] != row:
+            if before[1].found != row.found:
                 raise invalid(
                     "outcomes", f"line {number} contradicts line {before[0]}: the same prompt with another outcome"
                 )

@@ -143,6 +143,8 @@ def _answered(table: Floats, counts: list[int], seed: int) -> dict[str, float]:
 def confidence_report(rows: list[Outcome], routed: Routed, seed: int = 0) -> dict[str, Any] | None:
     """What escalating by the small model's own confidence in its answer is worth, for `cascade`, as plain values.
 
+    Of several answers to a prompt the first one is looked at: `cascade` sees one, and means of several tell more.
+
     Args:
         rows: held-out outcomes.
         routed: the same rows, routed by the probe.
@@ -153,19 +155,21 @@ def confidence_report(rows: list[Outcome], routed: Routed, seed: int = 0) -> dic
         and how much of the oracle's gain it recovers; the small model's answer is paid for in any case. None where
         the file has neither log-probabilities nor entropies.
     """
+    first = [row.samples("small")[0] for row in rows]
     kinds: dict[str, list[float | None]] = {
-        "logprob": [row.mean("small", "logprob") for row in rows],
-        "entropy": [None if (h := row.mean("small", "entropy_bits")) is None else -h for row in rows],
+        "logprob": [each.logprob for each in first],
+        "entropy": [None if each.entropy_bits is None else -each.entropy_bits for each in first],
     }
+    right = np.array([each.reward for each in first], dtype=np.float64)
     report = {}
     for name, found in kinds.items():
         if None in found:
             continue
         sure = np.array(found, dtype=np.float64)
-        doubt = Routed(routed.small, routed.large, -sure, np.zeros(len(sure)), routed.dear)
+        doubt = Routed(right, routed.large, -sure, np.zeros(len(sure)), routed.dear)
         ranked = np.sort(-sure)[::-1]
         report[name] = {
-            "auc": asdict(bootstrap(len(sure), lambda at, sure=sure: auc(sure[at], routed.small[at]), seed, ROUNDS)),  # type: ignore[misc]
+            "auc": asdict(bootstrap(len(sure), lambda at, sure=sure: auc(sure[at], right[at]), seed, ROUNDS)),  # type: ignore[misc]
             "recovered": asdict(bootstrap(len(sure), lambda at, doubt=doubt: recovered(doubt.at(at)), seed, ROUNDS)),  # type: ignore[misc]
             "thresholds": {f"{share:.1f}": -threshold_for(ranked, share) for share in (0.1, 0.2, 0.3, 0.4, 0.5)},
         }

@@ -144,8 +144,8 @@ def _areas(prompts: Prompts, labels: list[str], meter: str) -> tuple[Interval, I
         worst, best = (float(each.scores[rows].mean()) for each in (small, large))
         if high <= low:
             return float("nan")
-        costs, qualities = curve.points(rows)
-        inside, cheap = (costs > low) & (costs < high), costs <= low
+        costs, qualities = curve.points(rows, below=high)
+        inside, cheap = costs > low, costs <= low
         x = np.concatenate([[0.0], (costs[inside] - low) / (high - low), [1.0]])
         y = np.concatenate([[max([worst, *qualities[cheap].tolist()])], qualities[inside], [best]])
         return float(np.mean(np.interp(GRID, x, y) - (worst + GRID * (best - worst))))

@@ -11,6 +11,7 @@ from experiments.statistics import Interval
 from experiments.stats.retention import Goal, judged, percent
 
 SWITCHING, ROUTER = "entropy_adaptive", "route learned"
+MARKERS, COLOURS = "os^D", 10  # of families; matplotlib has so many colours
 ORACLE = 0.6  # of what the oracle gains over random choices, that the router is to recover
 
 
@@ -35,6 +36,10 @@ def to_markdown(found: Figures, prompts: Prompts, machine: str, kept: dict[Goal,
             " sending as many prompts, drawn by chance, to the large model as cost the same. *Area*: its mean over all"
             " costs between the two models', along the settings of one way of answering; *of the oracle*: as a part of"
             " what knowing beforehand which model is right would gain. 95% intervals by bootstrap over prompts.",
+            "",
+            "The paper's cost is of the tokens that stand in the answer: samples, drafts and answers that were thrown"
+            " away are free by it. FLOPs and time count them. Time is that of a request beside others; each way ran"
+            " once, so a machine whose speed varies moves it by more than its interval says.",
             "",
             *_left_out(prompts),
             "## Goals",
@@ -114,7 +119,7 @@ def _points(points: list[Point]) -> list[str]:
         f"| --- | --- | --- | --- |{' --- |' * len(heads)}",
     ]
     for point in sorted(points, key=lambda each: each.costs["paper"].value):
-        cells = [cell for meter in METERS for cell in (f"{point.costs[meter].value:.2f}", _gain(point.above[meter]))]
+        cells = [cell for meter in METERS for cell in (_cost(point.costs[meter]), _gain(point.above[meter]))]
         lines.append(
             f"| {point.label} | {_rate(point.quality)} | {point.tokens:.1f} | {point.share:.0%} | {' | '.join(cells)} |"
         )
@@ -123,6 +128,10 @@ def _points(points: list[Point]) -> list[str]:
 
 def _rate(value: Interval) -> str:
     return f"{value.value:.1%} [{value.low:.1%}, {value.high:.1%}]"
+
+
+def _cost(value: Interval) -> str:
+    return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
 
 def _gain(value: Interval) -> str:
@@ -147,12 +156,13 @@ def plot(found: Figures, path: Path) -> None:
         line = [(ends[label].costs[meter].value, ends[label].quality.value) for label in (SMALL, LARGE)]
         axes.plot(*zip(*line, strict=True), "k--", label="random")
         axes.plot(*found.oracle[meter], ":", color="grey", label="oracle")
-        for family in families:
+        for place, family in enumerate(families):
             mine = [point for point in found.points if point.family == family and point.label not in ends]
             mine.sort(key=lambda point, m=meter: point.costs[m].value)  # type: ignore[misc]
             spread = [[p.quality.value - p.quality.low for p in mine], [p.quality.high - p.quality.value for p in mine]]
             costs, qualities = [p.costs[meter].value for p in mine], [p.quality.value for p in mine]
-            axes.errorbar(costs, qualities, yerr=spread, marker="o", capsize=2, label=family)
+            mark = MARKERS[place // COLOURS % len(MARKERS)]
+            axes.errorbar(costs, qualities, yerr=spread, marker=mark, capsize=2, label=family)
         axes.set_xlabel(f"{name}, large model alone = 1")
         axes.grid(alpha=0.3)
     pictures[0].set_ylabel("quality")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,11 +39,17 @@ class Curve:
         """Columns."""
         return int(self.costs.shape[1])
 
-    def points(self, rows: npt.NDArray[np.int64] | None = None) -> tuple[Floats, Floats]:
-        """Mean cost and quality of each setting, by cost; over the prompts of these numbers."""
+    def points(self, rows: npt.NDArray[np.int64] | None = None, below: float = math.inf) -> tuple[Floats, Floats]:
+        """Mean cost and quality of each setting, by cost.
+
+        Args:
+            rows: over the prompts of these numbers; None: over all.
+            below: settings that cost as much or more are left out, before quality is made non-decreasing.
+        """
         chosen = slice(None) if rows is None else rows
         cost, quality = self.costs[:, chosen].mean(axis=1), self.qualities[:, chosen].mean(axis=1)
         order = np.argsort(cost, kind="stable")
+        order = order[cost[order] < below]
         return cost[order], np.array(isotonic(quality[order].tolist()))
 
     def quality_at(self, cost: float, seed: int = 0) -> Interval:
@@ -77,8 +84,8 @@ class Curve:
             (low, worst), (high, best) = ((float(c[rows].mean()), float(q[rows].mean())) for c, q in (weak, strong))
             if high <= low or best <= worst:
                 return float("nan")
-            costs, qualities = self.points(rows)
-            inside = (costs > low) & (costs < high)
+            costs, qualities = self.points(rows, below=high)
+            inside = costs > low
             begin = max([worst, *qualities[costs <= low]])  # a setting may cost less than the cheap end and be better
             x = np.concatenate([[low], costs[inside], [high]])
             y = np.concatenate([[begin], qualities[inside], [best]])

@@ -89,6 +89,7 @@ def test_a_calibration_is_measured_written_and_used(run: Any, folder: Path, conf
         (("--target-large-share", "1.0"), "target_large_share: no threshold reaches 1; reachable: 0.000 to 0."),
         (("--target-quality", "1.9"), "target_quality: no threshold reaches 1.9; reachable: "),
         (("--budget", "0.001"), "budget: 0.001 cannot be kept: the least cost measured is 1.000"),
+        ((*SHARE, "--meter", "flops"), "meter: says which cost --budget is about; give that, or leave it out"),
         ((), "target: give exactly one of --target-large-share, --target-quality and --budget"),
         ((*SHARE, "--budget", "0.5"), "target: give exactly one of"),
         ((*SHARE, "--data", "empty.jsonl"), "data: empty.jsonl has 0 rows; at least 8 are needed"),
@@ -106,7 +107,8 @@ def test_refusals_are_one_line_and_leave_nothing(
     monkeypatch.chdir(tmp_path)
     Path("empty.jsonl").write_text("\n", encoding="utf-8")
     Path("promptless.jsonl").write_text('{"prompt": "a"}\n{"answer": "b"}\n', encoding="utf-8")
-    Path("long.jsonl").write_text(json.dumps({"prompt": "x" * 600}) + "\n" + '{"prompt": "a"}\n' * 9, encoding="utf-8")
+    rows = (f'{{"prompt": "{text}"}}\n' for text in ("x" * 600, *"abcdefghi"))
+    Path("long.jsonl").write_text("".join(rows), encoding="utf-8")
     data = () if "--data" in changes else ("--data", str(folder / "data.jsonl"))
     common = COMMON[:-1] if "threshold=1" not in changes else ()
     result = run("calibrate", "entropy_adaptive", "--config", str(config), *data, *changes, *common)

@@ -187,18 +187,23 @@ def logged(texts: list[str]) -> list[dict[str, Any]]:
 
 def test_a_router_is_trained_from_a_log_as_from_the_outcomes_that_are_made_of_it(run: Any, config: Path) -> None:
     log = write(config.parent / "routes.jsonl", logged([f"{n} {'x' * (n % 2 * 9)}" for n in range(30)] * 2))
-    common = ("--config", str(config), "--max-tokens", "6", "--temperature", "1")
+    config_of, answering = ("--config", str(config)), ("--max-tokens", "6", "--temperature", "1")
     made = config.parent / "made.jsonl"
-    assert run("train", "outcomes", "--log", str(log), "--out", str(made), *common, "--count", "25").code == 0
+    assert (
+        run("train", "outcomes", "--log", str(log), "--out", str(made), *config_of, *answering, "--count", "25").code
+        == 0
+    )
     reports = []
-    for source in (("--outcomes", str(made)), ("--log", str(log), "--count", "25")):
-        result = run("train", "router", *source, "--out", "mine", *common, "--epochs", "5", "--json")
+    for source in (("--outcomes", str(made)), ("--log", str(log), "--count", "25", *answering)):
+        result = run("train", "router", *source, "--out", "mine", *config_of, "--epochs", "5", "--json")
         assert result.code == 0, result.err
         reports.append(json.loads(result.out))
     assert reports[0]["rows"] == {"train": 15, "calibration": 5, "heldout": 5}
     assert reports[1]["rows"] == reports[0]["rows"]
     assert reports[1]["kinds"]["log"] == pytest.approx(reports[0]["kinds"]["log"], abs=1e-3)
-    whole = run("train", "router", "--log", str(log), "--out", "mine", *common, "--epochs", "1", "--json")
+    whole = run(
+        "train", "router", "--log", str(log), "--out", "mine", *config_of, *answering, "--epochs", "1", "--json"
+    )
     assert sum(json.loads(whole.out)["rows"].values()) == 30
 
 
@@ -235,7 +240,7 @@ def test_logs_that_nothing_can_be_learnt_from_are_refused(run: Any, config: Path
         (("--out", "x", "--log", "FILE", "--demo"), "demo: stands beside --log; give one of them"),
         (("--out", "x", "--log", "none"), "log: cannot read none"),
         (("--out", "x", "--log", "LOG"), "log: has 19 prompts; at least 20 are needed"),
-        (("--out", "a/x", "--outcomes", "FILE"), "out: must be a name, or a file that ends in .safetensors; got 'a/x'"),
+        (("--out", "a/x", "--outcomes", "FILE"), "or a file that ends in .safetensors; got 'a/x'"),
         (("--out", "x", "--outcomes", "FILE", "--pool", "q"), "pool: 'q' is not known; available: p"),
         (("--out", "x", "--outcomes", "none"), "outcomes: cannot read none"),
         (("--out", "x", "--outcomes", "FILE", "--role", "small"), "role: is for --predict strategy and marginals"),
@@ -251,6 +256,10 @@ def test_logs_that_nothing_can_be_learnt_from_are_refused(run: Any, config: Path
         (("--out", "x", "--outcomes", "TWICE"), "outcomes: line 41: text: stands beside prompt; give one of them"),
         (("--out", "x", "--outcomes", "NOTHING"), "outcomes: line 41: prompt: is missing; give prompt, messages or"),
         (("--out", "x", "--outcomes", "FEW"), "outcomes: has 4 prompts; at least 20 are needed"),
+        (("--out", "my router", "--outcomes", "FILE"), "out: must be a name of letters, digits and . _ -, or a file"),
+        (("--out", "x", "--outcomes", "FILE", "--count", "30"), "count: does nothing here: the answers are in --out"),
+        (("--out", "x", "--outcomes", "FILE", "--samples", "4"), "samples: does nothing here: the answers are in"),
+        (("--out", "x", "--outcomes", "FILE", "--most", "3"), "most: does nothing here: it is for --predict marginals"),
         (("--out", "x", "--demo", "--samples", "4"), "temperature: must be above 0 for 4 samples"),
     ],
 )

@@ -77,6 +77,26 @@ def test_the_oracle_has_all_of_itself_and_coins_have_nothing() -> None:
     assert above["coins 0.4"].low < 0.05
 
 
+def test_a_setting_that_costs_more_than_the_large_model_takes_nothing_from_those_that_cost_less() -> None:
+    """It is left out before quality is made non-decreasing in cost, or it would be averaged with better ones."""
+    small, large = np.array([1.0, 1.0, 1.0, 0.0] * 100), np.ones(400)
+    ways = {
+        SMALL: answers(small, np.full(400, 1.0), np.zeros(400)),
+        LARGE: answers(large, np.full(400, 5.0), np.ones(400)),
+        "a": answers(large, np.full(400, 2.0), np.ones(400)),
+        "b": answers(large, np.full(400, 3.0), np.ones(400)),
+        "dear": answers(np.zeros(400), np.full(400, 7.0), np.ones(400)),
+    }
+
+    def area(*labels: str) -> float:
+        mine = {label: ways[label] for label in (SMALL, LARGE, *labels)}
+        families = {label: "plain" if label in (SMALL, LARGE) else "f" for label in mine}
+        [family] = figures(Prompts(["x"] * 400, mine, families)).families
+        return family.area["paper"].value
+
+    assert area("a", "b", "dear") == area("a", "b") > 0.05
+
+
 def test_an_area_by_hand() -> None:
     """One prompt of four gains; the setting that sends it alone is a quarter of the way up in cost."""
     small, large = np.array([1.0, 1.0, 1.0, 0.0] * 100), np.ones(400)

@@ -275,6 +275,12 @@ def test_the_area_is_half_for_a_coin_and_hand_computed_for_a_bend() -> None:
     assert curve([0.1], [0.7]).recovered(weak, strong).value == pytest.approx(0.75)
 
 
+def test_a_setting_dearer_than_the_strong_end_takes_nothing_from_the_gap() -> None:
+    flat = np.ones(40)
+    weak, strong = (0.2 * flat, 0.5 * flat), (1.0 * flat, 0.9 * flat)
+    assert curve([0.6, 1.4], [0.8, 0.1]).recovered(weak, strong).value == pytest.approx(0.625)
+
+
 def test_a_lucky_dear_setting_promises_nothing() -> None:
     assert curve([0.2, 0.4, 0.6], [0.5, 0.9, 0.7]).quality_at(0.4).value == pytest.approx(0.8)
 

@@ -92,6 +92,16 @@ async def test_a_search_that_was_cut_off_goes_on(bench: Bench, tmp_path: Path) -
     assert told == [0, 1, 2, 3, 3, 4, 5]
 
 
+async def test_another_cost_is_another_search(bench: Bench, tmp_path: Path) -> None:
+    """What is cheapest by one meter says nothing by another, whatever is aimed at."""
+    journal, told = tmp_path / "trials.journal", list[int]()
+    for meter in ("paper", "wall", "paper"):
+        space = {"threshold": Range(0.5, 8.0)}
+        tuner = Tuner(bench, ASKED, "entropy_adaptive", {}, space, journal, lambda what, done, total: told.append(done))
+        await tuner.search(Target(quality=0.1, meter=meter), 2)
+    assert told == [0, 1, 2, 0, 1, 2, 2]
+
+
 async def test_an_outage_is_no_bad_setting(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal, run = tmp_path / "trials.journal", Bench.run
 

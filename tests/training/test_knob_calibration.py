@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -189,6 +190,10 @@ async def test_answers_that_never_reach_a_switch_are_refused():
         (lambda: calibrator(params={"window": 0}), "param.window: "),
         (lambda: Target(), "target: give exactly one"),
         (lambda: Target(large_share=0.3, budget=0.4), "target: give exactly one"),
+        (lambda: Target(large_share=30.0), "target-large-share: must be from 0 to 1"),
+        (lambda: Target(quality=math.nan), "target-quality: must be from 0 to 2"),
+        (lambda: Target(budget=math.inf), "budget: must be at least 0"),
+        (lambda: Target(budget=-0.1), "budget: must be at least 0"),
         (lambda: Target(budget=0.4, meter="euro"), "meter: must be one of paper, flops, wall"),
     ],
 )
