@@ -10,7 +10,7 @@ import typer
 
 from cli.asking import pool_for, read_config
 from cli.generate import parse_params
-from cli.keeping import keep
+from cli.keeping import check_name, keep
 from cli.output import console, print_json, print_table
 from cli.places import check_out
 from turnout.errors import invalid, not_found
@@ -80,20 +80,13 @@ def calibrate(
 
 def artifact_path(settings: TurnoutConfig, pool: str, name: str) -> Path:
     """Where the artifact goes; refused before anything is measured."""
-    from pydantic import TypeAdapter, ValidationError
-
-    from decoding.artifacts import SUFFIX, ArtifactName
+    from decoding.artifacts import SUFFIX
     from turnout.config import artifacts_path
 
     folder = artifacts_path(settings.pools[pool])
     if folder is None:
         raise invalid(f"pools.{pool}.artifacts", "is not set: a calibration is kept in the pool's folder of artifacts")
-    try:
-        TypeAdapter(ArtifactName).validate_python(name)
-    except ValidationError:
-        raise invalid(
-            "out", f"must be a name of letters, digits and . _ - without folder or ending (got {name!r})"
-        ) from None
+    check_name(name, " without folder or ending")
     path = folder / f"{name}{SUFFIX}"
     check_out(path)
     return path

@@ -1,4 +1,4 @@
-"""An artifact and the report of what was measured of it: written both, or neither."""
+"""An artifact and the report of what was measured of it: named so that it can be used, written both, or neither."""
 
 from __future__ import annotations
 
@@ -7,12 +7,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from cli.places import writing
+from turnout.errors import invalid
 from turnout.whole_files import whole, write_whole
 
 if TYPE_CHECKING:
     from decoding.artifacts import Artifact
+
+
+def check_name(name: str, otherwise: str = "") -> None:
+    """Refuse a name that no configuration could call an artifact by.
+
+    Args:
+        name: without folder and ending.
+        otherwise: what else may be given.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT.
+    """
+    from decoding.artifacts import ArtifactName
+
+    try:
+        TypeAdapter(ArtifactName).validate_python(name)
+    except ValidationError:
+        raise invalid("out", f"must be a name of letters, digits and . _ -{otherwise}; got {name!r}") from None
 
 
 def keep(artifact: Artifact, report: dict[str, Any], out: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cli.asking import read_config
-from cli.keeping import keep, warn
+from cli.keeping import check_name, keep, warn
 from cli.output import print_json, print_table, shown_progress
 from cli.places import check_out, writing
 from cli.train_options import (
@@ -127,9 +127,9 @@ def outcomes(
     pool: Pool = None,
     config: Config = None,
     count: Count = None,
-    samples: Samples = 1,
-    temperature: Temperature = 0.0,
-    max_tokens: MaxTokens = 240,
+    samples: Samples = USUAL["samples"],
+    temperature: Temperature = USUAL["temperature"],
+    max_tokens: MaxTokens = USUAL["max_tokens"],
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -218,9 +218,6 @@ def _settings(config: Path | None, pool: str | None) -> tuple[TurnoutConfig, str
 
 def _place(out: str, settings: TurnoutConfig, pool: str) -> Path:
     """Where the artifact goes."""
-    from pydantic import TypeAdapter, ValidationError
-
-    from decoding.artifacts import ArtifactName
     from turnout.config import artifacts_path
 
     if out.endswith(SUFFIX):
@@ -228,12 +225,7 @@ def _place(out: str, settings: TurnoutConfig, pool: str) -> Path:
     folder = artifacts_path(settings.pools[pool])
     if folder is None:
         raise invalid("out", f"pool {pool!r} has no folder of artifacts; give a file that ends in {SUFFIX}")
-    try:
-        TypeAdapter(ArtifactName).validate_python(out)
-    except ValidationError:
-        raise invalid(
-            "out", f"must be a name of letters, digits and . _ -, or a file that ends in {SUFFIX}; got {out!r}"
-        ) from None
+    check_name(out, f", or a file that ends in {SUFFIX}")
     return folder / f"{out}{SUFFIX}"
 
 

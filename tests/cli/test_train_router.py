@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers.utils.logging import disable_progress_bar
 
 from decoding.artifacts import Artifact
 from decoding.parts import PartChoice
@@ -20,6 +21,7 @@ from turnout.config import load_config
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
+    disable_progress_bar()  # what refusals print is counted in lines
     for name, seed in (("s", 0), ("l", 1)):
         random_model(llama_config(), seed).save_pretrained(tmp_path / name)
         byte_tokenizer().save_pretrained(tmp_path / name)
