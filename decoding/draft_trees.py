@@ -73,7 +73,12 @@ class GrowingTree:
         return len(self.tokens) - 1
 
     def goes_on(self, node: int) -> bool:
-        """Whether the length policy drafts on below a candidate. It stays in the draft whatever the answer."""
+        """Whether to draft on below a candidate, which stays in the draft whatever the answer.
+
+        Not below one that ends the text, nor where the length policy stops.
+        """
+        if self.tokens[node] in self.seq.end_ids:
+            return False
         if self._stepwise is None:
             return True
         path = []

@@ -18,6 +18,7 @@ NEG_INF = float("-inf")
 BITS_PER_NAT = 1.4426950408889634
 # Below it a temperature is as good as greedy, and float32 would soon hold neither it nor a logit divided by it.
 LEAST_TEMPERATURE = 1e-6
+SORTED = 64  # tokens of a row that are sorted at first, to find its nucleus
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,39 @@ def _penalise_row(row: torch.Tensor, history: History) -> None:
         row[ids] -= params.presence_penalty + params.frequency_penalty * times
 
 
+def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Of each row the most probable tokens that together have so much probability; of equal ones, the first.
+
+    Few are enough in most rows, so few are sorted at first. How many are depends on the batch, what is kept does not.
+
+    Args:
+        logits: [rows, vocab].
+        top_p: [rows].
+    """
+    vocab = logits.shape[-1]
+    whole = logits.logsumexp(-1, keepdim=True)
+    size = min(SORTED, vocab)
+    while True:
+        values = logits.topk(size, dim=-1).values
+        mass = (values - whole).exp()
+        inside = mass.cumsum(-1) - mass < top_p[:, None]
+        if size == vocab or not bool(inside[:, -1].any()):
+            break
+        size = min(4 * size, vocab)
+    count = inside.sum(-1, keepdim=True)
+    last = values.gather(-1, count - 1)
+    dropped = logits < last
+    equal = logits == last
+    spare = vocab - dropped.sum(-1, keepdim=True) - count  # of those equal to the last, too many
+    if bool((spare > 0).any()):
+        dropped |= equal & (equal.cumsum(-1) > equal.sum(-1, keepdim=True) - spare)
+    return logits.masked_fill(dropped, NEG_INF)
+
+
+def _places(rows: list[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(rows, device=like.device)
+
+
 def _truncate(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
     params = [row.seq.sampling for row in rows]
     vocab = logits.shape[-1]
@@ -133,13 +167,11 @@ def _truncate(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
         last = torch.full((len(params),), NEG_INF, device=logits.device)
         last[limited] = best[limited, [k[index] - 1 for index in limited]]
         logits = logits.masked_fill(logits < last[:, None], NEG_INF)
-    if any(p.top_p < 1.0 for p in params):
-        values, order = logits.sort(dim=-1, descending=True, stable=True)
-        mass = values.softmax(-1)
-        before = mass.cumsum(-1) - mass
-        nucleus = torch.tensor([p.top_p if p.top_p < 1.0 else 2.0 for p in params], device=logits.device)
-        values = values.masked_fill(before >= nucleus[:, None], NEG_INF)
-        logits = torch.full_like(logits, NEG_INF).scatter(-1, order, values)
+    limited = [index for index, p in enumerate(params) if p.top_p < 1.0]
+    if limited:
+        nucleus = torch.tensor([params[index].top_p for index in limited], device=logits.device)
+        kept = _nucleus(logits if len(limited) == len(params) else logits[limited], nucleus)
+        logits = kept if len(limited) == len(params) else logits.index_copy(0, _places(limited, logits), kept)
     if any(p.min_p for p in params):
         floor = torch.tensor([p.min_p for p in params], device=logits.device).log()
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + floor[:, None], NEG_INF)

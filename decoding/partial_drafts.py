@@ -53,7 +53,7 @@ async def partial_chain(
         depth: which layers; skipped ones leave the residual stream as it is.
         most: tokens at most.
         want: what to read, `draft_want` included.
-        goes_on: asked below every token.
+        goes_on: asked below every token but one that ends the answer.
     """
     path: list[Step] = []
     tokens = [seq.tokens[-1]]
@@ -62,7 +62,7 @@ async def partial_chain(
         token = choose(row, seq, len(path))
         tokens.append(token)
         path.append(Step(token, row))
-        if not goes_on(path):
+        if token in seq.end_ids or not goes_on(path):
             break
     return path
 
@@ -105,7 +105,7 @@ async def exit_chain(
         layer: how many layers run.
         most: tokens at most.
         wants: what to read where a token follows, and at the last one.
-        goes_on: asked below every token.
+        goes_on: asked below every token but one that ends the answer.
         exits: depth -> what stands between the layers and the head where the token of that depth, from 0, is drafted;
             None: the model's own norm.
     """
@@ -115,7 +115,7 @@ async def exit_chain(
         return ExitDraft(path, rows)
     depth, base = Depth(last=layer), len(seq) - 1
     tokens: tuple[int, ...] = (seq.tokens[-1],)
-    while len(path) < most and (not path or goes_on(path)):
+    while len(path) < most and (not path or (path[-1].token not in seq.end_ids and goes_on(path))):
         exit = exits(len(path)) if exits is not None else None
         [row] = await model.sketch(seq, Sketch.chain(base, tokens, len(path), depth, exit), wants[0])
         rows.append(row)

@@ -153,7 +153,7 @@ def _sample(
         history, draw = histories[where[slot]], wants[where[slot]].draw
         assert draw is not None
         keys.append(_key(history, draw))
-    scores = _pick(processed, drawn) + gumbel(keys, logits.shape[1], logits.device)
+    scores = _pick(processed, drawn) + _noise(keys, logits)
     chosen = scores.argmax(-1)
     _report([where[slot] for slot in drawn], wants, scores, chosen, host)
     if len(drawn) == len(where):
@@ -161,6 +161,15 @@ def _sample(
     tokens = torch.full((len(where),), -1, dtype=torch.int64, device=logits.device)
     tokens[drawn] = chosen
     return tokens
+
+
+def _noise(keys: list[int], like: torch.Tensor) -> torch.Tensor:
+    """[len(keys), vocab]; rows of one key, as the nodes of a tree at one depth have, are made once."""
+    first = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    noise = gumbel(list(first), like.shape[1], like.device)
+    if len(first) == len(keys):
+        return noise
+    return noise[torch.tensor([first[key] for key in keys], device=like.device)]
 
 
 def _key(history: History, draw: Draw) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 ROOT = -1
@@ -170,8 +171,9 @@ class DraftTree:
 
     def ancestor_mask(self) -> torch.Tensor:
         """bool [n, n]: row i may see column j (j is i or an ancestor of i)."""
-        mask = torch.eye(len(self.tokens), dtype=torch.bool)
+        mask = np.eye(len(self.tokens), dtype=np.bool_)
         for index, parent in enumerate(self.parents):
             if parent != ROOT:
-                mask[index] |= mask[parent]
-        return mask
+                # A parent stands before its children, so its row is whole.
+                mask[index, : parent + 1] = mask[parent, : parent + 1]
+        return torch.from_numpy(mask)

@@ -19,6 +19,7 @@ from engine.planner import Planner, Steps
 from engine.runner import Feed, Runner
 from engine.scheduler import Limits, Load, load_of
 from engine.spans import forward_span
+from engine.threads import Fed
 from engine.waiting import WaitingWork
 from engine.work import Work
 from turnout.errors import Code, TurnoutError
@@ -208,7 +209,7 @@ class Batcher:
         outcomes: Works[Outcome]
         span = forward_span(self.name, steps)
         try:
-            outcomes, seconds = await self._forwards.run(feeds, self.device.threads_for(self.name, len(feeds)))
+            outcomes, seconds = await self._forwards.run(feeds, self.device.threads_for(self.name, _fed(steps)))
         except Exception as error:
             end(span, type(error).__name__)
             log.exception("forward pass of %s failed", self.name)
@@ -225,13 +226,13 @@ class Batcher:
             self.step_seconds = seconds if not self.step_seconds else 0.9 * self.step_seconds + 0.1 * seconds
         self.device.passed(self, len(steps))
         if self.times is None or any(feed.depth != WHOLE for _, feed in steps):
-            self.device.ran(self.name, len(steps), None, seconds)
+            self.device.ran(self.name, _fed(steps), None, seconds)
             self.went_at_s = self.device.spent_s = self.device.spent_s + seconds
             return
         whole = Forward()
         for _, feed in steps:
             whole.add(len(feed.table), len(feed.tokens))
-        self.device.ran(self.name, len(steps), whole.seconds(self.times), seconds)
+        self.device.ran(self.name, _fed(steps), whole.seconds(self.times), seconds)
         self.went_at_s = self.device.spent_s = self.device.spent_s + whole.seconds(self.times)
         active = self.device.tenants()
         got = _seconds_by_tenant(steps, self.times) if len(active) > 1 else {}
@@ -270,6 +271,10 @@ class Batcher:
             self._waiting.refuse(work, error)
         else:
             self._waiting.renew(work)
+
+
+def _fed(steps: Steps) -> Fed:
+    return Fed(len(steps), sum(len(feed.tokens) for _, feed in steps))
 
 
 def _enter(work: Work, feed: Feed, keeps_trees: bool) -> None:

@@ -18,7 +18,7 @@ from engine.costs.forward import StepTime
 from engine.fairness import FairShare
 from engine.patience import Floor
 from engine.scheduler import Limits, Load
-from engine.threads import Threads
+from engine.threads import Fed, Threads
 
 T = TypeVar("T")
 LATELY_S = 5.0
@@ -126,14 +126,14 @@ class Device:
         if self.floor.share and self._has(patient=True) and self._has(patient=False):
             self.floor.took(patient, seconds)
 
-    def threads_for(self, model: str, sequences: int) -> int | None:
-        """CPU threads of a model's next forward over so many sequences; None: as many as torch is set to."""
-        return self.threads.of(model, sequences) if self.threads is not None else None
+    def threads_for(self, model: str, fed: Fed) -> int | None:
+        """CPU threads of a model's next forward, which is fed so much; None: as many as torch is set to."""
+        return self.threads.of(model, fed) if self.threads is not None else None
 
-    def ran(self, model: str, sequences: int, work_s: float | None, seconds: float) -> None:
+    def ran(self, model: str, fed: Fed, work_s: float | None, seconds: float) -> None:
         """Learn from a forward about threads; see `Threads.took`."""
         if self.threads is not None:
-            self.threads.took(model, sequences, work_s, seconds)
+            self.threads.took(model, fed, work_s, seconds)
 
     def forgo(self) -> bool:
         """Give up the turn of operations in no hurry, none of which can run; False: nobody else waits for it."""

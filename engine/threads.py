@@ -5,12 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 TURN_S = 0.1  # of a trial's four, at least
 TURN_FORWARDS = 8  # of a trial's four, at least; the first one of each is not counted
 SHORTEST_HOLD_S, LONGEST_HOLD_S = 1.0, 60.0  # between trials, of time spent working
 MARGIN = 1.03  # by how much the other number must be faster
 IDLE_S = 0.02  # a gap that is longer was not the machine's doing
+MANY = 8  # tokens of a sequence from which on a forward computes rather than reads weights
+
+
+class Fed(NamedTuple):
+    """How much a forward is fed: so many sequences, and so many tokens in all."""
+
+    sequences: int
+    tokens: int
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """Equal for forwards that are limited by the same: their number of sequences, and tokens of each."""
+        each = min(self.tokens // max(self.sequences, 1), MANY)
+        return self.sequences.bit_length(), each.bit_length()
 
 
 @dataclass(slots=True)
@@ -23,7 +38,7 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Choice:
-    """What is used for one model at one number of sequences, and the trial that runs."""
+    """What is used for one model in one kind of forward, and the trial that runs."""
 
     threads: int
     hold_s: float = SHORTEST_HOLD_S
@@ -44,7 +59,7 @@ class Threads:
 
     The threads of a forward wait for each other several times a layer, so a front end, a client or another model that
     takes the core of one of them stops them all. Whether that costs more than doing without a core depends on the
-    model, the number of sequences and the machine: both are tried in turns, ever more rarely while the answer stays.
+    model, on what a forward is fed and on the machine: both are tried in turns, ever more rarely while one stays best.
 
     Args:
         most: threads that a forward may use.
@@ -54,20 +69,20 @@ class Threads:
     def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._most = most
         self._clock = clock
-        self._choices: dict[tuple[str, int], _Choice] = {}
+        self._choices: dict[tuple[str, int, int], _Choice] = {}
         self._ended = 0.0
 
-    def of(self, model: str, sequences: int) -> int:
-        """Threads of the model's next forward over so many sequences."""
-        choice = self._choice(model, sequences)
+    def of(self, model: str, fed: Fed) -> int:
+        """Threads of the model's next forward, which is fed so much."""
+        choice = self._choice(model, fed)
         return self._other(choice) if choice.turn in (1, 2) else choice.threads
 
-    def took(self, model: str, sequences: int, work_s: float | None, seconds: float) -> None:
+    def took(self, model: str, fed: Fed, work_s: float | None, seconds: float) -> None:
         """Learn from a forward that has just ended.
 
         Args:
             model: whose it was.
-            sequences: how many it fed.
+            fed: how much it was fed.
             work_s: how long the cost model says that it takes, in seconds; None: it does not know.
             seconds: how long it took.
         """
@@ -78,7 +93,7 @@ class Threads:
             return
         # What delays the next forward belongs to it; but not the time in which there was nothing to do.
         elapsed = seconds + (max(gap_s, 0.0) if gap_s < IDLE_S else 0.0)
-        choice = self._choice(model, sequences)
+        choice = self._choice(model, fed)
         if choice.turn is not None:
             self._tried(choice, work_s, elapsed)
             return
@@ -86,8 +101,8 @@ class Threads:
         if choice.held_s >= choice.hold_s:
             choice.turn, choice.turns = 0, (_Turn(), _Turn())
 
-    def _choice(self, model: str, sequences: int) -> _Choice:
-        return self._choices.setdefault((model, sequences.bit_length()), _Choice(self._most))
+    def _choice(self, model: str, fed: Fed) -> _Choice:
+        return self._choices.setdefault((model, *fed.kind), _Choice(self._most))
 
     def _other(self, choice: _Choice) -> int:
         return self._most - 1 if choice.threads == self._most else self._most

@@ -89,7 +89,8 @@ class EasySpecDrafter(Drafter):
         path: list[Step] = []
         while True:
             path.append(Step(row.token, row))
-            if len(path) >= min(room.depth, room.nodes) or not length.goes_on(path):
+            ended = row.token in seq.end_ids
+            if ended or len(path) >= min(room.depth, room.nodes) or not length.goes_on(path):
                 break
             row = await self._guess(model, seq, tuple(step.token for step in path), depth, want)
         if self.params.compare:

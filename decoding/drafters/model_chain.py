@@ -36,14 +36,14 @@ class ModelChainDrafter(Drafter):
     after: tuple[int, ...] = ()
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
-        """A chain, fewer tokens where the policy stops it or the answer has no room for them and the target's own."""
+        """A chain, as deep as there is room; it ends where the policy stops it, or with an end of the answer."""
         drawn = self.candidates is Candidates.DRAWN
         want = Want(draw=self.draw if drawn else Draw.SAMPLE, probs=drawn) | length.want
         path: list[Step] = []
         while len(path) < min(room.depth, room.nodes):
             [row] = await model.extend(seq, tokens=(*self.after, *(step.token for step in path)), want=want)
             path.append(Step(row.token, row))
-            if not length.goes_on(path):
+            if row.token in seq.end_ids or not length.goes_on(path):
                 break
         proposals: list[torch.Tensor | None] = [step.row.probs for step in path]
         return DraftTree.chain([step.token for step in path], model.name, proposals if drawn else None)

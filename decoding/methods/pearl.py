@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from collections.abc import Sequence as Path
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
@@ -13,7 +12,7 @@ from pydantic import Field, field_validator
 from decoding.drafters.base import Candidates, Room
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.late_candidate import LateCandidate
-from decoding.lengths.base import LengthPolicy, Step
+from decoding.lengths.base import LengthPolicy
 from decoding.lengths.fixed import FixedLength
 from decoding.model import Draw, ModelPool, Request
 from decoding.pace import Pace
@@ -57,24 +56,6 @@ class PearlParams(MethodParams):
         return None if value == "auto" else value
 
 
-class UntilEnd(FixedLength):
-    """Drafts of one length, and nothing after a token that ends the answer.
-
-    Args:
-        ends: such tokens.
-    """
-
-    stepwise = True
-
-    def __init__(self, ends: frozenset[int]) -> None:
-        super().__init__()
-        self._ends = ends
-
-    def goes_on(self, path: Path[Step]) -> bool:
-        """See `LengthPolicy.goes_on`."""
-        return path[-1].token not in self._ends
-
-
 class Pearl:
     """Rounds in which the two models work at the same time.
 
@@ -100,7 +81,7 @@ class Pearl:
         self._details = seq.sampling.token_details
         self._drafter = ModelChainDrafter(candidates=Candidates.FIXED if self._match else Candidates.DRAWN)
         self._drafter.draw = Draw.DRAFT  # nothing chooses the rounds by tokens: see above
-        self._length: LengthPolicy = UntilEnd(seq.end_ids)
+        self._length: LengthPolicy = FixedLength()
         self._verifier: Verifier = MatchVerifier() if self._match else RejectionVerifier()
         self._open_end = RejectionVerifier()
         self._open_end.open_end = True

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from decoding.calibration import RAN
 from decoding.drafters._none import NoDrafter
 from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.drafters.base import Candidates, Drafter, Room
@@ -41,6 +42,14 @@ Form = TypeVar("Form", bound=BaseModel)
 FIELD = "method.params"
 MOST_NODES = 512
 MOST_ARMS = 16
+PARTS = (
+    "drafter",
+    "draft_length",
+    "nodes",
+    "length",
+    "verifier",
+    "select",
+)  # parameters that a plain answer has none of
 NONE = PartChoice(name="none")
 
 
@@ -300,6 +309,7 @@ async def speculative(request: Request, models: ModelPool, params: SpeculativePa
             params.fall_back(error)
     if params.refused:
         request.notes.append(f"decoded plainly: {params.refused}")
+        request.extra[RAN] = dict.fromkeys(PARTS)  # no part of it ran, neither what was asked for nor the usual ones
     segments = stream(models.large, request.sequence) if params.refused else speculation.run()
     async with aclosing(segments) as running:  # type: ignore[type-var]
         async for segment in running:

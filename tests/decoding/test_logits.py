@@ -119,6 +119,40 @@ def test_top_k_keeps_ties_whatever_shares_the_batch():
     assert torch.equal(kept[:1], torch.isfinite(process(raw[:1], [history(top_k=2)])))
 
 
+def in_order(raw: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Whether each token is in its row's nucleus: all of them sorted, of equal ones the first first."""
+    values, order = raw.double().sort(dim=-1, descending=True, stable=True)
+    mass = values.softmax(-1)
+    kept = mass.cumsum(-1) - mass < top_p[:, None].double() - 1e-12
+    return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+@pytest.mark.parametrize("vocab", [3, 12, 64, 65, 300, 1000])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0, 5.0])
+@pytest.mark.parametrize("rounded", [False, True], ids=["", "ties"])
+def test_a_nucleus_is_that_of_all_tokens_sorted_whatever_shares_the_batch(vocab: int, spread: float, rounded: bool):
+    """Few tokens are sorted where few are enough; in a batch with a flat row, all are."""
+    generator = torch.Generator().manual_seed(vocab)
+    raw = torch.randn(30, vocab, generator=generator) * spread
+    raw = (2 * raw).round() / 2 if rounded else raw
+    # No row ends where a sum of float32 may fall on either side.
+    top_p = (torch.randint(1, 100, (30,), generator=generator) + 0.37) / 100.5
+    rows = [history(top_p=float(each)) for each in top_p]
+    kept = torch.isfinite(process(raw, rows))
+    assert torch.equal(kept, in_order(raw, top_p))
+    for row in range(30):
+        alone = torch.isfinite(process(raw[row : row + 1], rows[row : row + 1]))
+        assert torch.equal(alone[0], kept[row])
+
+
+def test_rows_without_a_nucleus_stay_whole_beside_those_with_one():
+    raw = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    rows = [history(), history(top_p=0.5), history(), history(top_p=0.1)]
+    kept = torch.isfinite(process(raw, rows)).sum(-1).tolist()
+    assert kept[0] == kept[2] == 50
+    assert 1 <= kept[3] < kept[1] < 50
+
+
 def test_top_p_always_keeps_the_best_token():
     kept = process(torch.tensor([[0.0, 10.0, 0.0]]), [history(top_p=1e-9)])
     assert torch.isfinite(kept).tolist() == [[False, True, False]]

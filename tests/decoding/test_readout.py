@@ -90,6 +90,19 @@ def test_the_drawn_token_is_the_keyed_gumbel_max_of_the_processed_logits():
             assert mine.margin == pytest.approx(float(best[0] - best[1]))
 
 
+def test_rows_that_share_noise_draw_as_they_do_alone():
+    """The nodes of a tree at one depth: the same seed and place, other logits."""
+    seq = Sequence([1, 2], SamplingParams(), seed=5)
+    logits = torch.randn(9, VOCAB, generator=torch.Generator().manual_seed(1))
+    histories = [History(seq, path) for path in [(), (3,), (4,), (3, 1), (3, 2), (4, 1), (4, 2), (3, 1, 1), (4, 2, 2)]]
+    wants = [Want(draw=Draw.SAMPLE), *[Want(draw=Draw.ROUND)] * 4, *[Want(draw=Draw.SAMPLE)] * 4]
+    together = read(logits, histories, wants)
+    for place, row in enumerate(together):
+        [alone] = read(logits[place : place + 1], histories[place : place + 1], wants[place : place + 1])
+        assert row.token == alone.token
+    assert len({row.token for row in together}) > 2
+
+
 def test_measurements_are_of_the_raw_logits():
     raw = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.125]])) + 3.0
     row = row_of(temperature=0, logit_bias={3: 50.0})

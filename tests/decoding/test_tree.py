@@ -1,3 +1,5 @@
+import random
+
 import pytest
 import torch
 
@@ -23,6 +25,16 @@ def test_ancestor_mask_is_the_paths():
     mask = TREE.ancestor_mask()
     for node in range(len(TREE)):
         assert mask[node].nonzero()[:, 0].tolist() == TREE.path(node)
+
+
+def test_the_mask_of_a_large_tree_is_made_of_its_paths():
+    generator = random.Random(0)
+    parents = tuple(generator.randrange(-1, node) for node in range(120))
+    tree = DraftTree(tuple(range(120)), parents, "m")
+    mask = tree.ancestor_mask()
+    assert mask.dtype == torch.bool
+    for node in range(120):
+        assert mask[node].nonzero().flatten().tolist() == sorted(tree.path(node))
 
 
 def test_chain():

@@ -162,6 +162,8 @@ async def test_it_is_served_plainly_where_the_request_said_so(pool: LocalPool, c
     assert note.startswith(f"decoded plainly: method.params.{field}: ")
     for each in says:
         assert each in note
+    # Usage does not name parts that nobody asked for and none of which ran.
+    assert {reply.usage.params[name] for name in ("drafter", "length", "verifier", "select", "nodes")} == {None}
 
 
 async def test_a_wrong_fallback_is_no_fallback(pool: LocalPool) -> None:
