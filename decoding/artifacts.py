@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = getLogger(__name__)
 T = TypeVar("T")
+Opened = Callable[[str, "Artifact", str], None]
 
 ENTRY = "turnout_artifact"
 FORMAT = 1
@@ -172,6 +173,10 @@ class Kept(Generic[T]):
         return self._now[1], self._now[2]
 
 
+def unheard(name: str, artifact: Artifact, version: str) -> None:
+    """Nobody wants to know which artifacts are opened."""
+
+
 @dataclass(slots=True)
 class Artifacts:
     """The artifacts of a pool: the files of one folder, read once and again when they change.
@@ -179,11 +184,17 @@ class Artifacts:
     Attributes:
         folder: where they lie; None: there are none.
         kept: what was made of those that the configuration names, by who uses them.
+        opened: told the name, the artifact and its version whenever one that fits is opened.
     """
 
     folder: Path | None = None
     kept: dict[tuple[str, str], Kept[Any]] = field(default_factory=dict)
-    _read: dict[str, tuple[tuple[int, int], Artifact]] = field(default_factory=dict)
+    opened: Opened = unheard
+    _read: dict[str, tuple[tuple[int, int], Artifact, str]] = field(default_factory=dict)
+
+    def telling(self, opened: Opened) -> Artifacts:
+        """The same artifacts for somebody who is to hear of those that are opened."""
+        return replace(self, opened=opened)
 
     @property
     def names(self) -> list[str]:
@@ -207,11 +218,13 @@ class Artifacts:
         if path is None or not path.is_file():
             raise not_found(where, name, self.names)
         stat = path.stat()
-        version = (stat.st_mtime_ns, stat.st_size)
+        state = (stat.st_mtime_ns, stat.st_size)
         known = self._read.get(name)
-        if known is None or known[0] != version:
-            known = self._read[name] = (version, Artifact.load(path, where))
+        if known is None or known[0] != state:
+            artifact = Artifact.load(path, where)
+            known = self._read[name] = (state, artifact, artifact.version)
         known[1].check(kind, models, where)
+        self.opened(name, *known[1:])
         return known[1]
 
 

@@ -14,6 +14,7 @@ from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
 from engine.beginning import begin
 from engine.delivered import Delivery, deliveries, notes_of
+from engine.named_artifacts import naming
 from engine.prepare import Prepared
 from engine.routing import Routing
 from engine.sharing import Share, unconfigured
@@ -246,6 +247,7 @@ class AnswerRun:
         if (span := current()) is not None:
             span.update_name(f"method {plan.method.name}")
             models = spanned(models)
+        models = naming(models, request)
         async with aclosing(plan.method.run(request, models, plan.params)) as segments:  # type: ignore[type-var]
             async for segment in segments:
                 if segment.tokens:

@@ -11,13 +11,17 @@ import torch
 
 from decoding.artifacts import Artifact, Kept
 from decoding.model import ModelPool
+from decoding.step_heads import StateHead
 from engine.pool import LocalPool
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision
 from router.routing import Router
 from tests.engine.harness import ask
 from tests.engine.routed import PROMPT, STATIC, Opened, ask_auto, routed_config
+from training.random_models import llama_config
 from turnout.errors import TurnoutError
+
+WIDTH = llama_config().hidden_size
 
 
 class ByArtifact(RoutingPolicy):
@@ -99,6 +103,41 @@ async def test_an_artifact_of_another_pair_is_refused_at_start(pair_folder: Path
         with pytest.raises(TurnoutError, match=says) as caught:
             LocalPool.load("pair", routed_config(pair_folder, {"policy": policy}, artifacts=str(tmp_path)))
         assert caught.value.field == "pools.pair.routing.policy.params.calibrations.0"
+
+
+def save_head(pool: LocalPool, folder: Path, kind: str, width: int, bias: float) -> str:
+    """A head that says the same of everything, beside the thresholds that `enough` reads; its version."""
+    head = StateHead(width)
+    torch.nn.init.zeros_(head.last.weight)
+    torch.nn.init.constant_(head.last.bias, bias)
+    settings = {"head": head.settings, "top": 20, "thresholds": {"mean": 64.0}}
+    artifact = Artifact(kind, "test", settings, {"large": pool.pool.large.digest}, dict(head.state_dict()))
+    artifact.save(folder / "mine.safetensors")
+    return artifact.version
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra", "method", "params"),
+    [
+        ("reward_model", 3, "step_speculation", {"scorer": {"name": "reward_model", "artifact": "mine"}}),
+        ("reward_model", 3, "best_of", {"k": 2, "rerank": "reward", "artifact": "mine"}),
+        ("judge", 0, "speculative", {"verifier": {"name": "judge", "artifact": "mine"}, "draft_length": 3}),
+        ("enough", 0, "monitored", {"inner": {"name": "plain"}, "monitor": {"name": "enough", "artifact": "mine"}}),
+    ],
+)
+async def test_answers_name_the_artifacts_of_their_parts(
+    opened: Opened, tmp_path: Path, kind: str, extra: int, method: str, params: dict[str, Any]
+) -> None:
+    pool = opened({"policy": STATIC}, artifacts=str(tmp_path))
+    versions = []
+    for bias in (-9.0, 9.0):
+        versions.append(save_head(pool, tmp_path, kind, WIDTH + extra, bias))
+        reply = await ask(pool, PROMPT, method, params, temperature=1.0, seed=1)
+        named = [note for note in reply.usage.notes if note.startswith("artifact ")]
+        assert named == [f"artifact mine, version {versions[-1]}"]
+    assert versions[0] != versions[1]
+    reply = await ask(pool, PROMPT, "plain", {})
+    assert not any(note.startswith("artifact ") for note in reply.usage.notes)
 
 
 CALIBRATED = {"name": "entropy_adaptive", "calibration": "none"}
