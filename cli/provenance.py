@@ -162,7 +162,7 @@ def print_meters(usage: Usage) -> None:
     """Write what an answer cost beside what the large model alone would have, and who did which work."""
     spent, alone = usage.cost.spent, usage.cost.large_only
     meters = [
-        ("paper (relative cost of generated tokens)", spent.paper, alone.paper, "{:.3f}".format),
+        ("paper (relative cost of tokens written)", spent.paper, alone.paper, "{:.3f}".format),
         ("FLOPs (all tokens processed)", spent.flops, alone.flops, quantity),
         ("wall clock (large only is an estimate)", spent.wall_s, alone.wall_s, seconds),
     ]

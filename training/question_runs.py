@@ -38,7 +38,7 @@ class Run:
     Attributes:
         tokens: generated.
         by_large: of these, written by the large model.
-        paid: parameters times generated tokens, summed over the models.
+        paid: parameters times tokens written, those thrown away included, summed over the models.
         flops: of all that was processed.
         quality: from 0 to 1.
         switches: hand-overs.
@@ -171,7 +171,7 @@ class Bench:
             by_large=np.array(
                 [float(sum(token.source == large for token in request.sequence.generated)) for request in requests]
             ),
-            paid=column(lambda m: sum(each.generated_tokens * each.num_parameters for each in m.models.values())),
+            paid=column(lambda m: sum(each.paid for each in m.models.values())),
             flops=column(lambda m: sum(each.flops for each in m.models.values())),
             quality=np.array(quality),
             switches=column(lambda m: m.switches),
@@ -181,7 +181,7 @@ class Bench:
 
 
 def paper_cost(run: Run, large_parameters: int, seed: int) -> Span:
-    """Parameters that generated a run's tokens, over those of the large model for the same tokens.
+    """Parameters that wrote a run's tokens, in vain or not, over those of the large model for those that stayed.
 
     Args:
         run: whose tokens these are: longer answers cost more by the other meters, not by this one.

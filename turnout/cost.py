@@ -1,8 +1,9 @@
 """What a request cost, by model, and what the large model alone would have cost: three meters side by side.
 
-The paper's cost charges parameters per generated token and nothing for catch-up (seed 2, Entropy Adaptive
-Decoding). FLOPs are 2 x parameters x tokens processed, catch-up and discarded work included. Wall clock is
-measured. They answer different questions and are never mixed.
+The paper's cost charges parameters per token that a model wrote and nothing for catch-up (seed 2, Entropy Adaptive
+Decoding). Tokens that were written and thrown away, which the paper has none of, are charged as those that stayed;
+speculative drafts are not. FLOPs are 2 x parameters x tokens processed, catch-up and discarded work included. Wall
+clock is measured. They answer different questions and are never mixed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ class ModelMeter:
     def processed_tokens(self) -> int:
         """Tokens that went through a forward pass."""
         return self.prompt_tokens + self.catchup_tokens + self.decode_tokens + self.draft_tokens
+
+    @property
+    def paid(self) -> float:
+        """Parameters x tokens written, those thrown away included."""
+        return float(self.num_parameters * (self.generated_tokens + self.discarded_tokens))
 
     @property
     def flops(self) -> float:
@@ -165,7 +171,11 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One way of answering a request, on the three meters. `paper` is relative to the large model alone."""
+    """One way of answering a request, on the three meters.
+
+    `paper` is relative to the large model alone writing as many tokens as the answer has: above 1 where much was thrown
+    away.
+    """
 
     paper: float
     flops: float
@@ -182,7 +192,7 @@ class CostReport:
 
 
 def paper_cost(large_share: float, small_parameters: int, large_parameters: int) -> float:
-    """Relative cost C = f + (1 - f) * N_small / N_large, f the share of tokens the large model generated."""
+    """Relative cost C = f + (1 - f) * N_small / N_large, f the share of tokens the large model wrote, none in vain."""
     return large_share + (1.0 - large_share) * small_parameters / large_parameters
 
 
@@ -200,7 +210,7 @@ def report(
         large_step_s: measured time of one decode step of the large model under the present load, in seconds.
     """
     generated = sum(m.generated_tokens for m in meter.models.values())
-    paid = sum(m.generated_tokens * m.num_parameters for m in meter.models.values())
+    paid = sum(m.paid for m in meter.models.values())
     by_large = meter.models[large].generated_tokens if large in meter.models else 0
     large_tokens = num_prompt_tokens + max(generated - 1, 0)
     return CostReport(

@@ -44,6 +44,17 @@ def test_the_reported_cost_is_the_papers_formula(by_small: int, by_large: int) -
     assert result.spent.paper == pytest.approx(paper_cost(by_large / (by_small + by_large), 10, 40))
 
 
+def test_what_was_written_in_vain_is_paid_for() -> None:
+    """An answer of 4 tokens by the large model, after 5 of the small one and 2 of its own that nobody sees."""
+    meter = Meter()
+    meter.of("small", 10).discarded_tokens = 5
+    large = meter.of("large", 40)
+    large.generated_tokens, large.discarded_tokens = 4, 2
+    result = report(meter, "large", 40, num_prompt_tokens=5, wall_s=0.1, large_step_s=0.25)
+    assert result.spent.paper == pytest.approx((5 * 10 + 6 * 40) / (4 * 40))
+    assert result.large_share == 1.0
+
+
 def test_nothing_generated_costs_the_prompt_only() -> None:
     meter = Meter()
     meter.of("small", 10).prompt_tokens = 5
