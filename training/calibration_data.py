@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, ValidationError, model_validator
 
 from training.data import arithmetic, edits, lists, passages, templates
 from training.data.problem import Problem, final_answer
@@ -33,9 +33,10 @@ class Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-    answer: Annotated[str | int | float | None, Field(description="absent: agreement with the large model counts")] = (
-        None
-    )
+    answer: Annotated[
+        str | StrictInt | Annotated[float, Field(strict=True, allow_inf_nan=False)] | None,
+        Field(description="absent: agreement with the large model counts"),
+    ] = None
     match: Annotated[
         Literal["exact", "numeric", "regex"] | None,
         Field(description="absent: numeric where the answer is a number, else exact"),
@@ -97,7 +98,7 @@ def read_questions(path: Path, count: int | None = None) -> QuestionSet:
     Raises:
         TurnoutError: INVALID_ARGUMENT: unreadable, too few rows, or a row at fault, naming its line and field.
     """
-    rows = [row for _, row in zip(range(count or 10**9), _rows(path), strict=False)]
+    rows = _distinct([row for _, row in zip(range(count or 10**9), _rows(path), strict=False)])
     if len(rows) < FEWEST:
         raise invalid("data", f"{path.name} has {len(rows)} rows; at least {FEWEST} are needed")
     measures = {row.measure for row in rows}
@@ -112,6 +113,20 @@ def read_questions(path: Path, count: int | None = None) -> QuestionSet:
     measure = "agreement" if not kinds else kinds.pop() if len(kinds) == 1 else "mixed"
     questions = tuple(Question(row.prompt, _judge(row)) for row in rows)
     return QuestionSet(questions, measure, path.name, _digest([row.model_dump(mode="json") for row in rows]))
+
+
+def _distinct(rows: list[Row]) -> list[Row]:
+    """Each row once: what stands there again tells nothing new, and would make intervals too narrow.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: one prompt has two answers, or is compared in two ways.
+    """
+    seen: dict[str, tuple[int, Row]] = {}
+    for number, row in enumerate(rows, start=1):
+        before, first = seen.setdefault(row.prompt, (number, row))
+        if first != row:
+            raise invalid("data", f"row {number} contradicts row {before}: the same prompt with another answer")
+    return [row for _, row in seen.values()]
 
 
 def demo_questions(kind: str, count: int) -> QuestionSet:

@@ -32,6 +32,7 @@ Advance = Callable[[str, int, int], None]  # what is being done, how much of it,
 
 AT_ONCE = 16
 FEWEST_ROWS = 20
+USUAL_ROWS = 200
 NUM_QUANTILES = 101
 
 
@@ -160,7 +161,8 @@ def train_probe(
     measured = _measure(outcomes, target, predicted, labels.double().numpy(), (train, heldout), priced, recipe)
     parts = {"train": len(train), "calibration": len(tune), "heldout": len(heldout)}
     about = {"kind": target.kind, "rows": parts, "data": outcomes.digest, "losses": losses}
-    report = {**about, **_warned(target.doubt(outcomes)), **measured}
+    doubts = [each for each in (_few(len(labels), len(heldout)), target.doubt(outcomes)) if each]
+    report = {**about, **({"warning": "; ".join(doubts)} if doubts else {}), **measured}
     settings = {
         "head": network.settings,
         **({EXTRA_COST: priced.network.settings} if priced is not None and priced.network is not None else {}),
@@ -181,8 +183,10 @@ def train_probe(
     )
 
 
-def _warned(doubt: str) -> dict[str, str]:
-    return {"warning": doubt} if doubt else {}
+def _few(num: int, heldout: int) -> str:
+    if num >= USUAL_ROWS:
+        return ""
+    return f"{num} prompts are few, {USUAL_ROWS} are usual: {heldout} are held out, and what they tell is rough"
 
 
 def _tensors(network: ProbeNetwork) -> dict[str, torch.Tensor]:

@@ -51,10 +51,28 @@ def test_line_separators_inside_texts_end_no_line(tmp_path: Path) -> None:
     assert [question.prompt for question in found.questions] == [row["prompt"] for row in asked]
 
 
+def test_a_question_that_stands_there_again_counts_once_and_one_with_two_answers_is_refused(tmp_path: Path) -> None:
+    """Repeats would make intervals too narrow; with two answers one of them is right whatever is said."""
+    again = [*rows(9, answer="3"), *rows(3, answer="3")]
+    assert len(read_questions(write(tmp_path / "a", again)).questions) == 9
+    with pytest.raises(TurnoutError, match="data: b has 4 rows"):
+        read_questions(write(tmp_path / "b", [*rows(4), *rows(4)]))
+    for other in ({"answer": "4"}, {"answer": "3", "match": "exact"}):
+        with pytest.raises(TurnoutError, match="data: row 10 contradicts row 3: the same prompt with another answer"):
+            read_questions(write(tmp_path / "c", [*rows(9, answer="3"), {"prompt": "question 2", **other}]))
+
+
+@pytest.mark.parametrize("answer", ["true", "NaN", "Infinity"])
+def test_what_is_no_answer_is_refused(tmp_path: Path, answer: str) -> None:
+    spoilt = f'{{"prompt": "question 8", "answer": {answer}}}'
+    with pytest.raises(TurnoutError, match=r"data: (row|line) 9"):
+        read_questions(write(tmp_path / "a", [*rows(8, answer="3"), spoilt]))
+
+
 def test_measures_are_named(tmp_path: Path) -> None:
     assert read_questions(write(tmp_path / "a", rows())).measure == "agreement"
     assert read_questions(write(tmp_path / "b", rows(answer="3"))).measure == "numeric"
-    both = [*rows(4, answer="3"), *rows(4, answer="yes")]
+    both = [*rows(8, answer="3")[:4], *rows(8, answer="yes")[4:]]
     assert read_questions(write(tmp_path / "c", both)).measure == "mixed"
 
 
@@ -82,7 +100,7 @@ def test_a_digest_names_the_rows_and_not_the_file(tmp_path: Path) -> None:
         ([{"prompt": "a", "answer": "(", "match": "regex"}], "answer is no regular expression"),
         ([{"prompt": "a", "answer": "b", "match": "numeric"}], "answer is compared as a number, and 'b' is none"),
         ([{"prompt": "a", "answer": "b", "match": "fuzzy"}], "line 1.match: "),
-        ([*rows(8, answer="1"), *rows(1)], "data: row 9: answer: some rows have one and some have none"),
+        ([*rows(8, answer="1"), *rows(9)[8:]], "data: row 9: answer: some rows have one and some have none"),
     ],
 )
 def test_bad_rows_are_refused_by_line_and_field(tmp_path: Path, lines: list[Any], said: str) -> None:

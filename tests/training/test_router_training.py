@@ -235,6 +235,13 @@ async def test_without_the_tokens_of_answers_all_cost_the_same(tmp_path: Path):
     assert quantiles["worth"] == quantiles["gain"]
 
 
+@pytest.mark.parametrize(("count", "few"), [(100, True), (200, False)])
+async def test_few_prompts_are_doubted_aloud(count: int, few: bool):
+    outcomes, prompts = planted(count)
+    run, _ = await trained(outcomes, prompts, WhoIsRight(), epochs=1)
+    assert ("100 prompts are few" in run.report.get("warning", "")) is few
+
+
 async def test_training_again_gives_the_same_artifact(tmp_path: Path):
     outcomes, prompts = planted(100)
     files = []
