@@ -61,14 +61,22 @@ class CalibratedParams(MethodParams):
         """Settings of a knob that is a share or a chance, from least to most of the large model."""
         return 0.0, 1.0
 
+    @property
+    def always(self) -> float | None:
+        """For a threshold, a setting at which the large model writes all that it may; None: the last value seen."""
+        return None
+
     @classmethod
     def over(cls, defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `MethodParams.over`: a knob set by hand replaces a pool's calibration, and the other way round."""
+        """See `MethodParams.over`: a knob set by hand replaces a pool's calibration, and the other way round.
+
+        A calibration named by the request brings what it was made with; what the pool sets of it by hand gives way.
+        """
         dropped: set[str] = set()
         if given.get(cls.knob.name) is not None:
             dropped = {"calibration", *TARGETS}
         elif given.get("calibration") is not None:
-            dropped = {cls.knob.name, *TARGETS}
+            dropped = {cls.knob.name, *cls.knob.fixed, *TARGETS}
         elif set(TARGETS) & set(given):
             dropped = set(TARGETS)
         return {**{name: value for name, value in defaults.items() if name not in dropped}, **given}

@@ -58,7 +58,7 @@ class Point:
         position: of the setting on the knob's way from the small to the large model, from 0 to 1.
         value: the setting.
         large_share: of all tokens, those the large model wrote.
-        paper: parameters charged per generated token, relative to the large model alone.
+        paper: parameters charged per token written, relative to the large model alone writing what stayed.
         flops: relative to the large model alone on the same prompts.
         length: tokens of the answers, relative to the large model's own.
         quality: mean over the prompts.
@@ -245,6 +245,8 @@ def along(places: Sequence[float], values: Sequence[float], at: float) -> float:
     if at <= places[0]:
         return values[0]
     for (start, end), (low, high) in zip(pairwise(places), pairwise(values), strict=True):
-        if at <= end:
-            return low + (high - low) * (at - start) / (end - start) if end > start else high
+        if at < end:  # not at it: rounding could lead out of a parameter's bounds
+            return low + (high - low) * (at - start) / (end - start)
+        if at == end:
+            return high
     return values[-1]

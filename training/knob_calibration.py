@@ -169,8 +169,9 @@ class Calibrator:
     async def _refine(self, target: Target, grid: list[tuple[float, float]], edges: list[float]) -> float:
         """Measure where the target is expected to be met until it is, or often enough; where it is met.
 
-        A budget is met only by a setting that was measured to keep it.
+        A budget is met only by a setting that was measured to keep it; so is a quality that no run came close to.
         """
+        missed = True
         for turn in range(REFINEMENTS):
             chosen = self._choose(target, grid, edges)
             known = sorted(self._runs)
@@ -179,8 +180,12 @@ class Calibrator:
                 chosen = (known[max(above - 1, 0)] + known[above]) / 2
             await self._add(chosen, grid, edges)
             nearest = min(self._runs, key=lambda position: abs(position - chosen))
-            if abs(self._cost(target, *self._runs[nearest]) - target.aim) <= CLOSE:
+            missed = abs(self._cost(target, *self._runs[nearest]) - target.aim) > CLOSE
+            if not missed:
                 break
+        if target.quality is not None and missed:
+            reached = [at for at, each in self._runs.items() if self._cost(target, *each) >= target.quality]
+            return min(reached, default=chosen)
         if target.budget is None:
             return self._choose(target, grid, edges)
         return max(at for at, (point, run) in self._runs.items() if self._cost(target, point, run) <= target.budget)
@@ -203,6 +208,8 @@ class Calibrator:
             )
         levels = np.linspace(0.0, 1.0, GRID)
         quantiles = np.quantile(values, 1.0 - levels if self._knob.falling else levels)
+        if self._parsed.always is not None:  # of equal values the last ones are on neither side of any quantile
+            quantiles[-1] = self._parsed.always
         edges = np.unique(np.quantile(values, DECILES))
         return [(float(p), float(v)) for p, v in zip(levels, quantiles, strict=True)], edges.tolist(), run
 

@@ -39,6 +39,11 @@ class CascadeParams(CalibratedParams):
         bool, Field(description="whether an answer that reached max_tokens may be kept; otherwise it never is")
     ] = False
 
+    @property
+    def always(self) -> float:
+        """See `CalibratedParams.always`."""
+        return 1.0
+
 
 @method(params=CascadeParams, lossless=False, needs=frozenset({"small", "large"}))
 async def cascade(request: Request, models: ModelPool, params: CascadeParams) -> AsyncIterator[Segment]:

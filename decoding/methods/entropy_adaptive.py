@@ -69,6 +69,11 @@ class EntropyAdaptiveParams(SwitchParams, CalibratedParams):
         bool | None, Field(description="empty the window at a switch; absent: only if a stay is shorter")
     ] = None
 
+    @property
+    def always(self) -> float | None:
+        """See `CalibratedParams.always`; a band's upper threshold ends at the lower one."""
+        return -1.0 if self.threshold_down is None else None
+
     @model_validator(mode="after")
     def _check_band(self) -> Self:
         by_hand = self.calibration is None

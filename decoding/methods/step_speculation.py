@@ -97,6 +97,11 @@ class StepSpeculationParams(CalibratedParams):
             raise invalid(f"{FIELD}.speculate.verifier", "must be lossless: the large model's steps are its own")
         return self
 
+    @property
+    def always(self) -> float:
+        """See `CalibratedParams.always`."""
+        return self.judge().keeps_none
+
     def check_parts(self, models: ModelPool) -> None:
         """See `MethodParams.check_parts`."""
         self.judge().check(models)

@@ -20,9 +20,11 @@ class Scorer(Part):
 
     Attributes:
         threshold: which of its parameters says from which score on a step stays; 0.0 keeps every step.
+        keeps_none: a value of it that no score reaches.
     """
 
     threshold: ClassVar[str]
+    keeps_none: ClassVar[float]
 
     @abstractmethod
     async def score(self, models: ModelPool, seq: Sequence, step: tuple[int, ...]) -> float:

@@ -47,6 +47,7 @@ class RewardModelScorer(Scorer):
 
     Params = RewardModelParams
     threshold = "delta"
+    keeps_none = 2.0
     seeds = (39,)
     params: RewardModelParams
 

@@ -45,6 +45,7 @@ class SelfGradeScorer(Scorer):
 
     Params = SelfGradeParams
     threshold = "threshold"
+    keeps_none = 10.0
     seeds = (221,)
     params: SelfGradeParams
 

@@ -61,15 +61,6 @@ def prompts_needed(difference: float, spread: float, alpha: float = ALPHA, power
     return max(1, math.ceil((_sum_of_quantiles(alpha, power) * spread / difference) ** 2))
 
 
-def spread_of_discordance(discordant: float) -> float:
-    """Standard deviation of paired differences of right and wrong answers that are as often better as worse.
-
-    Args:
-        discordant: share of prompts that only one of both answers rightly.
-    """
-    return math.sqrt(discordant)
-
-
 def statement_of_nats(prompts: int, spread: float, comparisons: int = 1) -> str:
     """The same of log-likelihoods, which have no bounds and so no points."""
     apart = detectable(prompts, spread, ALPHA / max(comparisons, 1))

@@ -291,10 +291,11 @@ def test_a_request_replaces_what_would_contradict_it_in_the_pools_defaults():
     over = get_method("entropy_adaptive").params.over
     by_hand = {"threshold": 0.016, "window": 1}
     calibrated = {"calibration": "x", "large_share": 0.3, "window": 1}
-    assert over(by_hand, {"calibration": "y"}) == {"calibration": "y", "window": 1}
+    assert over(by_hand, {"calibration": "y"}) == {"calibration": "y"}  # it says its own window
     assert over(calibrated, {"threshold": 0.5}) == {"threshold": 0.5, "window": 1}
     assert over(calibrated, {"quality": 0.9}) == {"calibration": "x", "quality": 0.9, "window": 1}
-    assert over(calibrated, {"calibration": "y"}) == {"calibration": "y", "window": 1}
+    assert over(calibrated, {"calibration": "y"}) == {"calibration": "y"}
+    assert over(calibrated, {"calibration": "y", "window": 3}) == {"calibration": "y", "window": 3}
     assert over(by_hand, {"window": 3}) == {"threshold": 0.016, "window": 3}
 
 

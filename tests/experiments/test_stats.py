@@ -28,7 +28,7 @@ from experiments.stats.intervals import (
     score_difference,
     unpaired_difference,
 )
-from experiments.stats.power import detectable, detectable_between, prompts_needed, spread_of_discordance, statement
+from experiments.stats.power import detectable, detectable_between, prompts_needed, statement
 from experiments.stats.sequential import ConfidenceSequence, verdict
 
 
@@ -200,7 +200,6 @@ def test_power_against_the_textbook() -> None:
     # (1.96 + 0.8416)^2 = 7.849: half a standard deviation takes 32 pairs, and 32 pairs see about half of one.
     assert prompts_needed(0.5, 1.0) == 32
     assert detectable(32, 1.0) == pytest.approx(0.495, abs=0.001)
-    assert spread_of_discordance(0.09) == pytest.approx(0.3)
     assert "tell 2.0 points apart" in statement(1766, 0.3)
 
 

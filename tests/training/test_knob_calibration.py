@@ -12,12 +12,14 @@ import torch
 
 from decoding.calibration import Span
 from decoding.fakes import ListText, TableModel, pair
+from decoding.methods.step_speculation import StepSpeculationParams
 from decoding.model import ModelPool
 from training.calibration_data import Question, QuestionSet
 from training.knob_calibration import Calibrator, Target, calibratable
 from training.question_runs import Bench, ratio
 from turnout.cost import paper_cost
 from turnout.errors import Code, TurnoutError
+from turnout.registry import get_method
 from turnout.types import SamplingParams
 
 VOCAB = 12
@@ -88,12 +90,13 @@ def test_the_curve_runs_from_the_small_model_alone_towards_the_large_one(measure
     assert thresholds == sorted(thresholds, reverse=True)
     assert points[0].retained.high < points[-1].retained.low
     assert measured.calibration.basis.large_quality == Span(1.0, 1.0, 1.0)
-    for point in points:
-        assert point.paper.value == pytest.approx(paper_cost(point.large_share.value, 3, 30))
+    for point in points:  # a hand-over drops the token that caused it: one of the small or of the large model
+        kept = paper_cost(point.large_share.value, 3, 30)
+        assert kept < point.paper.value < kept + point.large_share.value or point.large_share.value == 0.0
         assert point.large_share.low <= point.large_share.value <= point.large_share.high
         assert sum(point.seen) > 0
     # Where both models take turns, nearly every token passes through both: FLOPs are not the paper's cost.
-    assert max(point.flops.value - point.paper.value for point in points) > 0.3
+    assert max(point.flops.value - point.paper.value for point in points) > 0.1
     assert len(measured.wall) == len(points)
     assert all(each.value > 0 for each in measured.wall)
 
@@ -221,3 +224,34 @@ def test_the_interval_of_a_ratio_covers_as_often_as_it_says():
         span = ratio(rng.binomial(below.astype(int), 0.3).astype(float), below, trial)
         hits += span.low <= 0.3 <= span.high
     assert 180 <= hits <= 199
+
+
+@pytest.mark.parametrize(
+    ("method", "params"), [("cascade", {"keep_cut": True}), ("entropy_adaptive", {"start": "large", "min_stay": 1})]
+)
+async def test_the_curve_ends_with_everything_by_the_large_model(method: str, params: dict[str, Any]) -> None:
+    made = Calibrator(bench(), questions(0, 128), method, params, num_points=3)
+    found = (await made.measure(Target(large_share=1.0))).calibration
+    assert found.points[-1].large_share.value == 1.0
+
+
+@pytest.mark.parametrize("scorer", [{"name": "self_grade"}, {"name": "reward_model"}])
+def test_at_the_end_of_their_range_scorers_keep_no_step(scorer: dict[str, Any]) -> None:
+    params = get_method("step_speculation").parse({"scorer": scorer})
+    assert isinstance(params, StepSpeculationParams)
+    judge = params.model_copy(update={"threshold": params.always}).judge()
+    assert judge.chance(9.0 if scorer["name"] == "self_grade" else 1.0) == 0.0
+
+
+async def test_where_quality_jumps_over_its_target_the_setting_found_reaches_it() -> None:
+    """All answers are equally sure: a threshold escalates none of them or all."""
+    made = bench(temperature=0.0)
+    alike = QuestionSet((Question("1 2", None),) * 128, "agreement", "here", "0" * 32)
+    found = await Calibrator(made, alike, "cascade", {"keep_cut": True}, num_points=5).measure(Target(quality=0.99))
+    setting = found.calibration.setting(found.calibration.chosen)
+    [large, cascade] = [
+        await made.run(alike.questions, name, params)
+        for name, params in (("plain", {}), ("cascade", {"keep_cut": True, "threshold": setting}))
+    ]
+    assert found.calibration.points[0].retained.value < 0.9
+    assert cascade.quality.sum() >= 0.99 * large.quality.sum()
