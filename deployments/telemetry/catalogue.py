@@ -101,7 +101,7 @@ REACHED = _counter("draft_depth_rounds", "Verifications of drafts that reached s
 KEPT = _counter("accepted_depth_rounds", "Verifications that accepted so deep.", *DRAFTS, "depth")
 PAPER = _counter(
     "cost_paper_tokens",
-    "The paper's cost: generated tokens weighted by parameters, in tokens of the large model; way: spent, large_only.",
+    "The paper's cost: tokens written, kept or not, as tokens of the large model; way: spent, large_only.",
     "model", "way",
 )  # fmt: skip
 FLOPS = _counter("cost_flops", "2 x parameters x tokens processed; way: spent, large_only.", "model", "way")

@@ -73,7 +73,7 @@ async def judged(pair: LocalPool, prompt: str, seed: int) -> list[tuple[float, b
 async def test_the_more_entropy_a_token_was_drafted_at_the_more_often_it_is_refused(
     pair: LocalPool, prompts: list[str]
 ) -> None:
-    answers = await asyncio.gather(*(judged(pair, prompt, seed) for seed, prompt in enumerate(prompts[:16])))
+    answers = await asyncio.gather(*(judged(pair, prompt, seed) for seed, prompt in enumerate(prompts[:32])))
     nats, refused = np.array([each for answer in answers for each in answer]).T
     assert refused.sum() > 20
     assert stats.spearmanr(nats, refused).statistic > 0.25

@@ -116,7 +116,7 @@ async def test_a_trimmed_draft_multiplies_by_the_kept_rows_alone(keep: int, monk
     monkeypatch.setattr(stack, "head_of", counted)
     monkeypatch.setattr(stack, "logits", lambda normed: (whole.append(len(normed)), logits(normed))[1])
     drafter = VocabTrimDrafter(VocabTrimParams(keep=keep), Candidates.DRAWN)
-    seq = Sequence([5, 6, 7], SamplingParams(), 1, (99,))
+    seq = Sequence([5, 6, 7], SamplingParams(), 3, (99,))
     tree = await drafter.propose(model, seq, Room(6, 6), FixedLength(FixedParams(most=6)))
     assert len(tree) == 6
     assert (columns, whole) == ([keep + 1] * 6, [])
