@@ -10,7 +10,7 @@ import typer
 
 from cli.asking import pool_for, read_config
 from cli.generate import parse_params
-from cli.keeping import check_name, keep
+from cli.keeping import check_name, keep, warn
 from cli.output import console, print_json, print_table
 from cli.places import check_out
 from turnout.errors import invalid, not_found
@@ -72,6 +72,7 @@ def calibrate(
     fixed = {"method": method, "params": parse_params(param or []), "num_points": points}
     outcome, digests = asyncio.run(_measure(settings, name, asked, how, (seed, at_once, chat), fixed, target))
     report = keep_calibration(outcome, digests, path)
+    warn(report)
     if as_json:
         print_json(report)
     else:
@@ -169,6 +170,7 @@ def keep_calibration(outcome: Outcome, digests: dict[str, str], path: Path) -> d
         "setting": found.setting(found.chosen),
         "wall": [asdict(each) for each in outcome.wall],
         "wall_large_s": outcome.wall_large_s,
+        "warning": outcome.warning,
     }
     return keep(found.to_artifact(digests, TRAINER), report, path)
 

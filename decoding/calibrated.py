@@ -62,6 +62,11 @@ class CalibratedParams(MethodParams):
         return 0.0, 1.0
 
     @property
+    def soft(self) -> str:
+        """Which parameter has the knob decide by chance, or not at all, so that nothing can be calibrated; or none."""
+        return ""
+
+    @property
     def always(self) -> float | None:
         """For a threshold, a setting at which the large model writes all that it may; None: the last value seen."""
         return None
@@ -200,6 +205,7 @@ def check_method(models: ModelPool, name: str, params: MethodParams, field: str)
         )
         kept.get(models, where)
         models.artifacts.kept[_key(name, params)] = kept
+        configured(models, params.calibration, where)  # for requests that ask something else of it
     try:
         params.check_parts(models)
     except TurnoutError as error:

@@ -167,6 +167,9 @@ class KnobCalibration:
     def position_of(self, where: str, *, large_share: float | None = None, quality: float | None = None) -> float:
         """The least position that meets a target; the one it was made for where none is given.
 
+        Shares are read between the measured points. A quality is promised by a measured one only: it may jump between
+        two, where many values of a threshold are alike.
+
         Args:
             where: name of the field that holds the target, for refusals.
             large_share: of the tokens.
@@ -178,9 +181,24 @@ class KnobCalibration:
         if large_share is not None:
             return self._reach(where, self._rising("large_share"), large_share)
         if quality is not None:
-            curve = self._rising("retained")
-            return self._reach(where, curve, max(quality, curve[0]))
+            place = self.expected_at(where, quality)
+            return next(point.position for point in self.points if point.position >= place)
         return self.chosen
+
+    def expected_at(self, where: str, quality: float, margin: float = 0.0) -> float:
+        """Where a quality is expected, between two points if need be.
+
+        Args:
+            where: as in `position_of`.
+            quality: relative to the large model's own.
+            margin: by how much it is to be exceeded, as far as that can be reached.
+
+        Raises:
+            TurnoutError: OUT_OF_RANGE with the reachable range.
+        """
+        curve = self._rising("retained")
+        more = min(quality + margin, curve[-1]) if quality <= curve[-1] else quality
+        return self._reach(where, curve, max(more, curve[0]))
 
     def position_within(self, where: str, budget: float, costs: Sequence[float]) -> float:
         """The last position on the curve that costs no more than a budget.

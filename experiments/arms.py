@@ -62,7 +62,7 @@ class ArmResult:
 
     @property
     def paper_cost(self) -> float:
-        """Parameters charged per generated token, relative to the large model alone."""
+        """Parameters charged per token written, relative to the large model alone."""
         tokens = sum(outcome.usage.completion_tokens for outcome in self.outcomes)
         return sum(o.usage.cost.spent.paper * o.usage.completion_tokens for o in self.outcomes) / tokens
 

@@ -26,7 +26,7 @@ from turnout.registry import get_method
 REFUSED = {Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.NOT_FOUND}
 Meter = Literal["paper", "flops", "wall"]
 # What the figures of a trial mean: those of a journal of another version are not compared with them.
-FIGURES = 2
+FIGURES = 3
 Tell = Callable[[str, int, int], None]
 
 

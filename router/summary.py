@@ -32,7 +32,7 @@ class Group:
         share: of all of this kind and pool.
         answered: how many of them came to an end.
         large_share: mean share of the tokens that the large model wrote.
-        paper: mean cost, parameters per generated token relative to the large model alone.
+        paper: mean cost, parameters per token written relative to the large model alone.
         flops: mean cost likewise, of all tokens processed.
         wall_p50_s: median time.
         wall_p95_s: time that 95% stay within.

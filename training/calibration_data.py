@@ -56,6 +56,14 @@ class Row(BaseModel):
         return self
 
     @property
+    def wanted(self) -> tuple[str | None, str | float | None]:
+        """What an answer must be, however it is written: equal for rows that judge every answer alike."""
+        text = None if self.answer is None else str(self.answer)
+        if text is None or self.measure == "regex":
+            return self.measure, text
+        return self.measure, _number(text) if self.measure == "numeric" else text.strip()
+
+    @property
     def measure(self) -> str | None:
         """How an answer is compared; None where there is none to compare with."""
         if self.answer is None or self.match is not None:
@@ -65,10 +73,16 @@ class Row(BaseModel):
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, and what tells from 0 to 1 how good an answer is; None: agreement with the large model does."""
+    """A prompt.
+
+    Attributes:
+        judge: tells from 0 to 1 how good an answer is; None: agreement with the large model does.
+        row: its number where it comes from, from 1, for refusals.
+    """
 
     prompt: str
     judge: Judge | None
+    row: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,30 +107,29 @@ def read_questions(path: Path, count: int | None = None) -> QuestionSet:
 
     Args:
         path: the file.
-        count: only the first so many.
+        count: only the first so many, prompts that stand there twice counted once.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: unreadable, too few rows, or a row at fault, naming its line and field.
     """
-    rows = _distinct([row for _, row in zip(range(count or 10**9), _rows(path), strict=False)])
+    found = _distinct(_rows(path))[:count]
+    rows = [row for _, row in found]
     if len(rows) < FEWEST:
         raise invalid("data", f"{path.name} has {len(rows)} rows; at least {FEWEST} are needed")
     measures = {row.measure for row in rows}
     if None in measures and len(measures) > 1:
-        line = next(
-            number for number, row in enumerate(rows, start=1) if (row.measure is None) != (rows[0].answer is None)
-        )
+        number = next(number for number, row in found if (row.measure is None) != (rows[0].answer is None))
         raise invalid(
-            "data", f"row {line}: answer: some rows have one and some have none; give all of them one, or none"
+            "data", f"row {number}: answer: some rows have one and some have none; give all of them one, or none"
         )
     kinds = {measure for measure in measures if measure is not None}
     measure = "agreement" if not kinds else kinds.pop() if len(kinds) == 1 else "mixed"
-    questions = tuple(Question(row.prompt, _judge(row)) for row in rows)
+    questions = tuple(Question(row.prompt, _judge(row), number) for number, row in found)
     return QuestionSet(questions, measure, path.name, _digest([row.model_dump(mode="json") for row in rows]))
 
 
-def _distinct(rows: list[Row]) -> list[Row]:
-    """Each row once: what stands there again tells nothing new, and would make intervals too narrow.
+def _distinct(rows: list[Row]) -> list[tuple[int, Row]]:
+    """Each row once, with its number: what stands there again tells nothing new, and would make intervals too narrow.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: one prompt has two answers, or is compared in two ways.
@@ -124,9 +137,9 @@ def _distinct(rows: list[Row]) -> list[Row]:
     seen: dict[str, tuple[int, Row]] = {}
     for number, row in enumerate(rows, start=1):
         before, first = seen.setdefault(row.prompt, (number, row))
-        if first != row:
+        if first.wanted != row.wanted:
             raise invalid("data", f"row {number} contradicts row {before}: the same prompt with another answer")
-    return [row for _, row in seen.values()]
+    return list(seen.values())
 
 
 def demo_questions(kind: str, count: int) -> QuestionSet:
@@ -143,7 +156,9 @@ def demo_questions(kind: str, count: int) -> QuestionSet:
     each = -(-count // len(data.DIFFICULTIES))
     by_grade = [data.heldout(grade, each, seed=DEMO_SEED) for grade in data.DIFFICULTIES]
     problems: list[Problem] = [problem for level in zip(*by_grade, strict=True) for problem in level][:count]
-    questions = tuple(Question(problem.prompt, partial(is_right, data, problem)) for problem in problems)
+    questions = tuple(
+        Question(problem.prompt, partial(is_right, data, problem), row) for row, problem in enumerate(problems, start=1)
+    )
     digest = _digest([[problem.prompt, problem.result] for problem in problems])
     return QuestionSet(questions, "exact", f"demo {kind}", digest)
 

@@ -86,11 +86,13 @@ class Outcome:
         calibration: the curve.
         wall: wall clock of each point, relative to the large model alone.
         wall_large_s: seconds of the large model alone on all questions.
+        warning: what is to be doubted about the setting found; empty: nothing.
     """
 
     calibration: KnobCalibration
     wall: tuple[Span, ...]
     wall_large_s: float
+    warning: str = ""
 
 
 def calibratable(name: str) -> MethodInfo:
@@ -143,6 +145,8 @@ class Calibrator:
         some = 0.5 if self._knob.never is None else self._knob.never
         parsed = info.parse({**self.params, self._knob.name: some}, "param")
         assert isinstance(parsed, CalibratedParams)
+        if parsed.soft:
+            raise invalid(f"param.{parsed.soft}", f"leaves no {self._knob.name} that parts what is kept from the rest")
         self._parsed = parsed
         self._runs: dict[float, tuple[Point, Run]] = {}
         self._done = 0
@@ -164,14 +168,14 @@ class Calibrator:
             replace(self._build(grid, edges, target), chosen=chosen, drift_limit=self._drift_limit(chosen, edges)),
             tuple(self._wall(run) for _, run in self._sorted()),
             float(self._reference.wall_s.sum()),
+            self._doubt(target, chosen),
         )
 
     async def _refine(self, target: Target, grid: list[tuple[float, float]], edges: list[float]) -> float:
         """Measure where the target is expected to be met until it is, or often enough; where it is met.
 
-        A budget is met only by a setting that was measured to keep it; so is a quality that no run came close to.
+        A budget is met only by a setting that was measured to keep it, a quality by one that was measured to reach it.
         """
-        missed = True
         for turn in range(REFINEMENTS):
             chosen = self._choose(target, grid, edges)
             known = sorted(self._runs)
@@ -180,15 +184,28 @@ class Calibrator:
                 chosen = (known[max(above - 1, 0)] + known[above]) / 2
             await self._add(chosen, grid, edges)
             nearest = min(self._runs, key=lambda position: abs(position - chosen))
-            missed = abs(self._cost(target, *self._runs[nearest]) - target.aim) > CLOSE
-            if not missed:
+            beyond = self._cost(target, *self._runs[nearest]) - target.aim
+            if (0.0 if target.quality is not None else -CLOSE) <= beyond <= CLOSE:
                 break
-        if target.quality is not None and missed:
-            reached = [at for at, each in self._runs.items() if self._cost(target, *each) >= target.quality]
-            return min(reached, default=chosen)
+        if target.quality is not None:
+            return self._build(grid, edges, target).position_of("target_quality", quality=target.quality)
         if target.budget is None:
             return self._choose(target, grid, edges)
         return max(at for at, (point, run) in self._runs.items() if self._cost(target, point, run) <= target.budget)
+
+    def _doubt(self, target: Target, chosen: float) -> str:
+        """A share that jumps over its target: what a setting between the two runs beside it gives is not known."""
+        if target.large_share is None:
+            return ""
+        shares = {position: point.large_share.value for position, (point, _) in self._runs.items()}
+        if min(abs(share - target.large_share) for share in shares.values()) <= CLOSE:
+            return ""
+        below = max((at for at in shares if at <= chosen), default=min(shares))
+        above = min((at for at in shares if at >= chosen), default=max(shares))
+        return (
+            f"no run came within {CLOSE:g} of {target.large_share:g}: those beside it gave"
+            f" {shares[below]:.3f} and {shares[above]:.3f}"
+        )
 
     async def _survey(self) -> tuple[list[tuple[float, float]], list[float], Run | None]:
         """The knob's way: its ends, or for a threshold quantiles of what it is compared with under the small model."""
@@ -264,7 +281,7 @@ class Calibrator:
         if target.large_share is not None:
             return found.position_of("target_large_share", large_share=target.large_share)
         if target.quality is not None:
-            return found.position_of("target_quality", quality=target.quality)
+            return found.expected_at("target_quality", target.quality, margin=CLOSE / 2)
         assert target.budget is not None
         return found.position_within("budget", target.budget, [self._cost(target, *each) for each in self._sorted()])
 

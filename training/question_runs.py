@@ -106,10 +106,11 @@ class Bench:
             TurnoutError: OUT_OF_RANGE: names the first.
         """
         most = min(model.max_length for model in self.models.models.values()) - self.sampling.max_tokens
-        for number, question in enumerate(questions, start=1):
+        for question in questions:
             length = len(self.encode(question.prompt))
             if not 0 < length <= most:
-                raise out_of_range("data", f"row {number}: prompt: {length} tokens; 1 to {most} leave room to answer")
+                where = f"row {question.row}: prompt"
+                raise out_of_range("data", f"{where}: {length} tokens; 1 to {most} leave room to answer")
 
     async def run(
         self, questions: Sequence[Question], method: str, params: dict[str, Any], recorder: Recorder | None = None

@@ -98,6 +98,12 @@ class StepSpeculationParams(CalibratedParams):
         return self
 
     @property
+    def soft(self) -> str:
+        """See `CalibratedParams.soft`."""
+        own = self.judge().soft
+        return f"scorer.{own}" if own else ""
+
+    @property
     def always(self) -> float:
         """See `CalibratedParams.always`."""
         return self.judge().keeps_none

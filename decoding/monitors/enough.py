@@ -75,24 +75,31 @@ class EnoughMonitor(Monitor):
     def begin(self, request: Request, models: ModelPool) -> None:
         """See `Monitor.begin`."""
         self.top = self.params.top
+        self._measured_on: set[str] = (
+            set()
+        )  # by an artifact's threshold; one that is given fits whomever it is given for
         self._request = request
         self._cue = continuation_ids(codec_of(models, WHERE), self.params.cue)
         self._threshold = self._calibrated(models) if self.params.threshold is None else self.params.threshold
         self._rounds: list[float] = []
         self._entropies: list[float] = []
         self._account = None
+        self._others: set[str] = set()
         if self.params.budget is not None:
             kind = f"enough/{self.params.budget}"
             self._account = models.large.stores.open(kind, request.sequence.learner, TokenAccount)
             self._account.balance += self.params.budget
 
     def _calibrated(self, models: ModelPool) -> float:
-        settings = models.artifacts.open(self.params.artifact, self.name, models, f"{WHERE}.artifact").settings
+        artifact = models.artifacts.open(self.params.artifact, self.name, models, f"{WHERE}.artifact")
+        settings = artifact.settings
+        self._measured_on = {models.role(role).name for role in artifact.models}
         self.top = int(settings["top"])
         return float(settings["thresholds"][self.params.estimator])
 
     def watch(self, segment: Segment) -> None:
         """See `Monitor.watch`."""
+        self._others |= {token.source for token in segment.tokens} - self._measured_on if self._measured_on else set()
         self._entropies += [entropy_nats(token.top[: self.top]) for token in segment.tokens if token.top]
         if self._account is not None:
             self._account.balance -= len(segment.tokens)
@@ -126,6 +133,9 @@ class EnoughMonitor(Monitor):
         if self._rounds:
             read = ", ".join(f"{mean:.3f}" for mean in self._rounds)
             self._request.notes.append(f"mean entropy by round, nats: {read}; threshold {self._threshold:.3f}")
+        if self._others:
+            others = ", ".join(sorted(self._others))
+            self._request.notes.append(f"the threshold was measured on other answers than those of {others}")
 
 
 def entropy_nats(top: tuple[tuple[int, float], ...]) -> float:

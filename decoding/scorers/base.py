@@ -26,6 +26,11 @@ class Scorer(Part):
     threshold: ClassVar[str]
     keeps_none: ClassVar[float]
 
+    @property
+    def soft(self) -> str:
+        """Which of its parameters has the threshold decide by chance, or not at all; empty: the threshold decides."""
+        return ""
+
     @abstractmethod
     async def score(self, models: ModelPool, seq: Sequence, step: tuple[int, ...]) -> float:
         """The score of a step after all that was written, from the whole prefix.

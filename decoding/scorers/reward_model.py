@@ -61,6 +61,11 @@ class RewardModelScorer(Scorer):
         [self._role] = artifact.models
         self._head = StateHead.of(artifact)
 
+    @property
+    def soft(self) -> str:
+        """See `Scorer.soft`."""
+        return "" if self.params.weight == "step" else "weight"
+
     async def score(self, models: ModelPool, seq: Sequence, step: tuple[int, ...]) -> float:
         """A reward from 0 to 1; one forward of the model with the head."""
         text = without_end(step, seq.end_ids)

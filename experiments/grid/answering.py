@@ -147,7 +147,7 @@ async def answer(pool: LocalPool, call: GenerateCall, name: str) -> Record:
 def fill(record: Record, usage: Usage) -> None:
     """Note what an answer took."""
     record.tokens, record.prompt_tokens = usage.completion_tokens, usage.prompt_tokens
-    record.generated = {name: meter.generated_tokens for name, meter in usage.models.items()}
+    record.generated = {name: meter.generated_tokens + meter.discarded_tokens for name, meter in usage.models.items()}
     record.paper = usage.cost.spent.paper * usage.completion_tokens
     record.flops = usage.cost.spent.flops
     record.flops_large_only = usage.cost.large_only.flops

@@ -121,8 +121,7 @@ class Record:
         note: why there is no score, or a word about it.
         again: whether what kept it from being scored may pass: the next run has it scored again.
         prompt_tokens: of what was asked.
-        generated: tokens by the model that wrote them, those of answers that were not shown included; a model that
-            worked and wrote none has 0.
+        generated: tokens by the model that wrote them, in vain or not; a model that worked and wrote none has 0.
     """
 
     id: str

@@ -178,7 +178,7 @@ def _timed(entry: Entry, max_tokens: int) -> Way:
 def _ways_of(name: str, found: KnobCalibration) -> list[Way]:
     """The measured settings of a calibration, each by its share, so that answers name the calibration and are watched.
 
-    The cost is the paper's, parameters per generated token. Share and quality are what the curve promises: a lucky
+    The cost is the paper's, parameters per token written. Share and quality are what the curve promises: a lucky
     point promises nothing. Where several points have one share, it is met by the first.
     """
     shares = isotonic([point.large_share.value for point in found.points])

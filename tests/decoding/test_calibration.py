@@ -37,8 +37,10 @@ def test_a_target_is_met_by_hand_worked_interpolation():
     assert at == pytest.approx(0.25)
     assert CURVE.setting(at) == pytest.approx(2.0)
     assert CURVE.setting(CURVE.position_of("here", large_share=0.4)) == pytest.approx(0.6)
-    # 0.93 lies half-way between 0.90 and 0.96.
-    assert CURVE.setting(CURVE.position_of("here", quality=0.93)) == pytest.approx(0.6)
+    # 0.93 lies half-way between 0.90 and 0.96; it is promised where it was measured to be reached.
+    assert CURVE.setting(CURVE.expected_at("here", 0.93)) == pytest.approx(0.6)
+    assert CURVE.position_of("here", quality=0.93) == 1.0
+    assert CURVE.position_of("here", quality=0.9) == 0.5
     assert CURVE.position_of("here") == 0.25
     assert CURVE.expected(0.25) == pytest.approx([0.65, 0.35])
 

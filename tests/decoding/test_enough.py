@@ -112,14 +112,22 @@ def test_entropies_of_renormalised_probabilities() -> None:
 
 
 async def test_the_threshold_comes_from_an_artifact_of_the_same_models(tmp_path: Path) -> None:
-    models = pool(scripted("small", line("a")), unsure([math.log(4)] * 3))
+    small = unsure([math.log(4)] * 3)
+    small.name = "small"
+    models = pool(small, unsure([math.log(4)] * 3))
     models.artifacts = Artifacts(tmp_path)
     settings = {"top": 8, "thresholds": {"mean": 0.8 * math.log(4) + 1e-3, "bayes": 0.1}}
     Artifact("enough", "test", settings, {"large": models.large.digest}, {}).save(tmp_path / "enough.safetensors")
     common: dict[str, Any] = {"max_tokens": 60, "temperature": 1.0}
     for estimator, expected in (("mean", 1), ("bayes", 3)):
-        seq, _, _ = await answer(models, "monitored", enough(estimator=estimator), **common)
+        seq, _, request = await answer(models, "monitored", enough(estimator=estimator), **common)
         assert rounds(seq) == expected
+        assert not any("other answers" in note for note in request.notes)
+    by_small = {**enough(estimator="bayes"), "inner": {"name": "plain", "model": "small"}}
+    _, _, request = await answer(models, "monitored", by_small, **common)
+    assert "the threshold was measured on other answers than those of small" in request.notes
+    _, _, request = await answer(models, "monitored", {**by_small, **enough(threshold=0.1)}, **common)
+    assert not any("other answers" in note for note in request.notes)
     models.large.digest = "another"
     with pytest.raises(TurnoutError, match="large model"):
         await answer(models, "monitored", enough(), **common)

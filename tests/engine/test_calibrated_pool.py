@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from decoding.artifacts import Artifacts
+from decoding.calibrated import check_method
 from decoding.calibration import KnobCalibration
 from decoding.drift import STORE, DriftWatch
 from decoding.methods.step_speculation import StepSpeculationParams
@@ -22,6 +23,7 @@ from tests.engine.harness import call_of
 from turnout.calls import GenerateCall, Usage
 from turnout.config import PolicyChoice, RoutingConfig, StickyConfig
 from turnout.errors import TurnoutError
+from turnout.registry import get_method
 
 PARAMS = {"calibration": "mine", "large_share": 0.15}
 
@@ -148,3 +150,17 @@ async def test_a_replaced_artifact_leaves_requests_under_way_alone(pool: LocalPo
     assert old.models["small"].generated_tokens == undisturbed.models["small"].generated_tokens
     assert f"version {after}:" in swapped.notes[0]
     assert swapped.params["threshold"] == pytest.approx(5.5)
+
+
+async def test_a_configured_calibration_whose_file_is_gone_goes_on_whatever_is_asked_of_it(
+    pool: LocalPool, folder: Path
+) -> None:
+    version = save(pool, folder)
+    default = {**PARAMS, "window": 1}
+    check_method(pool.pool, "entropy_adaptive", get_method("entropy_adaptive").parse(default), "pools.pair.default")
+    (folder / "mine.safetensors").unlink()
+    for params in (default, PARAMS, {"calibration": "mine"}, {"calibration": "mine", "quality": 0.9}):
+        usage = await usage_of(pool, call_of("hello there", "entropy_adaptive", params, max_tokens=4, seed=3))
+        assert f"calibration mine, version {version}:" in usage.notes[0]
+    with pytest.raises(TurnoutError, match="'other' is not known"):
+        await usage_of(pool, call_of("hello there", "entropy_adaptive", {"calibration": "other"}, max_tokens=4))

@@ -136,3 +136,20 @@ def test_unknown_demo_kinds_and_too_few_are_refused() -> None:
         demo_questions("poems", 20)
     with pytest.raises(TurnoutError, match="count: must be at least 8"):
         demo_questions("lists", 3)
+
+
+@pytest.mark.parametrize(
+    "again", [{"answer": "3"}, {"answer": "3.0"}, {"answer": 3, "match": "numeric"}, {"answer": 3.0}], ids=str
+)
+def test_one_answer_written_in_two_ways_is_no_contradiction(tmp_path: Path, again: dict[str, Any]) -> None:
+    lines = [*rows(8, answer=3), {"prompt": "question 2", **again}]
+    assert len(read_questions(write(tmp_path / "x.jsonl", lines)).questions) == 8
+
+
+def test_rows_keep_their_numbers_and_count_says_how_many_different_ones(tmp_path: Path) -> None:
+    lines = [rows(1)[0], *rows(9), {"prompt": "last", "answer": 1}]
+    path = write(tmp_path / "x.jsonl", lines)
+    with pytest.raises(TurnoutError, match=r"data: row 11: answer: some rows have one"):
+        read_questions(path)
+    found = read_questions(path, count=8)
+    assert [each.row for each in found.questions] == [1, 3, 4, 5, 6, 7, 8, 9]

@@ -209,7 +209,7 @@ def test_what_makes_no_calibration_is_refused(make, said):
 async def test_prompts_that_leave_no_room_are_named_by_their_row():
     narrow = bench()
     narrow.models.large.max_length = 36
-    asked = (*questions(0, 3).questions, Question("1 2 3 4 5", None))
+    asked = (*questions(0, 3).questions, Question("1 2 3 4 5", None, row=4))
     with pytest.raises(TurnoutError, match="data: row 4: prompt: 5 tokens; 1 to 4 leave room to answer"):
         narrow.check(asked)
 
@@ -255,3 +255,34 @@ async def test_where_quality_jumps_over_its_target_the_setting_found_reaches_it(
     ]
     assert found.calibration.points[0].retained.value < 0.9
     assert cascade.quality.sum() >= 0.99 * large.quality.sum()
+
+
+async def test_a_lucky_run_does_not_decide_where_quality_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the share 0.25 half are luckily right: the curve, made to rise, is what promises."""
+    made = calibrator("random_switch", {"mean_run": 4, "min_stay": 1})
+    point = made._point
+
+    def lucky(position: float, value: float, run: Any, edges: list[float]) -> Any:
+        found = point(position, value, run, edges)
+        told = {0.0: 0.8, 0.25: 0.955, 0.5: 0.9, 0.75: 0.9, 1.0: 0.99}.get(position, 0.97)
+        return replace(found, retained=Span(told, told, told))
+
+    monkeypatch.setattr(made, "_point", lucky)
+    found = (await made.measure(Target(quality=0.95))).calibration
+    assert found.chosen > 0.75
+    assert found.position_of("here", quality=0.95) == found.chosen
+
+
+async def test_a_share_that_jumps_over_its_target_is_warned_of() -> None:
+    alike = QuestionSet((Question("1 2", None),) * 128, "agreement", "here", "0" * 32)
+    made = Calibrator(bench(temperature=0.0), alike, "cascade", {"keep_cut": True}, num_points=5)
+    assert (await made.measure(Target(large_share=0.3))).warning == (
+        "no run came within 0.01 of 0.3: those beside it gave 0.000 and 1.000"
+    )
+    assert (await calibrator().measure(Target(quality=0.9))).warning == ""
+
+
+@pytest.mark.parametrize("weight", ["constant", "clipped", "sigmoid"])
+def test_a_scorer_that_keeps_steps_by_chance_is_refused(weight: str) -> None:
+    with pytest.raises(TurnoutError, match=r"param\.scorer\.weight: leaves no threshold that parts what is kept"):
+        calibrator("step_speculation", {"scorer": {"name": "reward_model", "weight": weight}})
