@@ -25,7 +25,7 @@ from experiments.stats.intervals import ratio as accuracy_ratio
 from experiments.stats.retention import GOALS, judged, percent
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from training.data.problem import Problem
-from turnout.config import DEMO_METHOD, ModelConfig, TurnoutConfig, model_path
+from turnout.config import DEMO_METHOD, TurnoutConfig, model_path
 
 RESULT = Path("docs/results/switching.md")
 CONCURRENT = (8, 32)
@@ -36,6 +36,8 @@ KV_BYTES = 1 << 30  # the layers that were added keep keys and values too
 QUANTILE = 0.7  # of the small model's entropies: where the large model wrote 25 to 45% of the tokens in `ead.md`
 GOAL, BAND, COST = 1.3, (0.25, 0.45), 10.0
 FLOOR = GOALS[0].least  # of the large model's accuracy: what seed 2 keeps at the lower end of the band
+# Where the processor has no instructions for bfloat16, float32 computes faster, and reads twice as much.
+DTYPES = ("bfloat16", "float32")
 SMALL, LARGE = (Arm(f"{role} alone", "plain", {"model": role}) for role in ("small", "large"))
 
 
@@ -70,16 +72,16 @@ class Speed:
     mean_tokens: float
 
 
-def pair_of(extra: int, folder: Path) -> Pair:
-    """The demo pair, its large model deepened by so many layers in a folder; 0: as it is shipped."""
+def pair_of(extra: int, folder: Path, dtype: str) -> Pair:
+    """The demo pair in a number format, its large model deepened by so many layers in a folder; 0: as it is shipped."""
     config = TurnoutConfig.demo()
+    models = {name: model.model_copy(update={"dtype": dtype}) for name, model in config.models.items()}
     if not extra:
-        return Pair("as shipped", config)
+        return Pair(f"as shipped, {dtype}", config.model_copy(update={"models": models}))
     name = config.pools["demo"].large
     made = deepened(model_path(config.models[name]), folder / f"deepened-{extra}", extra)
-    large = ModelConfig(path=str(made), kv_memory_bytes=KV_BYTES)
-    models = {**config.models, name: large}
-    return Pair(f"large model deepened by {extra} layers", config.model_copy(update={"models": models}))
+    models[name] = models[name].model_copy(update={"path": str(made), "kv_memory_bytes": KV_BYTES})
+    return Pair(f"large model deepened by {extra} layers, {dtype}", config.model_copy(update={"models": models}))
 
 
 async def arms(pool: LocalPool, calibration: int) -> list[Arm]:
@@ -204,12 +206,17 @@ def _short(interval: Interval, digits: int) -> str:
 
 
 def main(
-    extras: list[int], concurrencies: tuple[int, ...], counts: tuple[int, int], rounds: int, out: Path | None
+    extras: list[int],
+    dtypes: list[str],
+    concurrencies: tuple[int, ...],
+    counts: tuple[int, int],
+    rounds: int,
+    out: Path | None,
 ) -> None:
     """Measure, print, and save where there is a place for it."""
     machine = describe()
     with tempfile.TemporaryDirectory(prefix="switching-") as folder:
-        pairs = [pair_of(extra, Path(folder)) for extra in extras]
+        pairs = [pair_of(extra, Path(folder), dtype) for extra in extras for dtype in dtypes]
         speeds = uvloop.run(measure(pairs, counts, concurrencies, rounds))
     text = to_markdown(speeds, rounds, counts[0], machine)
     publish(text, out, {"machine": machine, "rounds": rounds, "speeds": [asdict(each) for each in speeds]})
@@ -225,6 +232,9 @@ if __name__ == "__main__":
         metavar="LAYERS",
         help="layers that write nothing, added to the large model, one pair for each; 0: as shipped",
     )
+    parser.add_argument(
+        "--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, help="number formats, one pair for each"
+    )
     parser.add_argument("--concurrent", type=int, nargs="+", default=list(CONCURRENT))
     parser.add_argument("--problems", type=int, default=PROBLEMS, help="of each turn")
     parser.add_argument("--calibration", type=int, default=CALIBRATION, help="problems for a threshold")
@@ -233,7 +243,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
     asked = parser.parse_args()
     if asked.quick:
-        main(asked.deepen, tuple(asked.concurrent), (32, 24), 1, asked.out)
+        main(asked.deepen, asked.dtypes, tuple(asked.concurrent), (32, 24), 1, asked.out)
     else:
         sizes = (asked.problems, asked.calibration)
-        main(asked.deepen, tuple(asked.concurrent), sizes, asked.rounds, asked.out or RESULT)
+        main(asked.deepen, asked.dtypes, tuple(asked.concurrent), sizes, asked.rounds, asked.out or RESULT)

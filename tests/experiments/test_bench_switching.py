@@ -98,9 +98,10 @@ def test_all_ways_take_turns_and_each_is_compared_with_the_large_model_of_its_ro
 
 
 def test_the_shipped_pair_is_deepened_under_its_own_name(tmp_path: Path) -> None:
-    shipped, deep = pair_of(0, tmp_path), pair_of(2, tmp_path)
+    shipped, deep = pair_of(0, tmp_path, "bfloat16"), pair_of(2, tmp_path, "float32")
     assert shipped.config == TurnoutConfig.demo()
-    assert deep.title == "large model deepened by 2 layers"
+    assert deep.title == "large model deepened by 2 layers, float32"
+    assert {model.dtype for model in deep.config.models.values()} == {"float32"}
     large = deep.config.models[deep.config.pools["demo"].large]
     assert model_path(large).parent == tmp_path
     assert loaded(model_path(large)).config.num_hidden_layers == loaded(DEMO_LARGE).config.num_hidden_layers + 2
