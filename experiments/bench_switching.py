@@ -72,7 +72,7 @@ class Speed:
     mean_tokens: float
 
 
-def pair_of(extra: int, folder: Path, dtype: str) -> Pair:
+def pair_of(extra: int, folder: Path, dtype: str = DTYPES[0]) -> Pair:
     """The demo pair in a number format, its large model deepened by so many layers in a folder; 0: as it is shipped."""
     config = TurnoutConfig.demo()
     models = {name: model.model_copy(update={"dtype": dtype}) for name, model in config.models.items()}
