@@ -121,7 +121,7 @@ bench-ead: venv ## measure entropy_adaptive on held-out arithmetic: accuracy, co
 bench-ead-ablation: venv ## measure what window, minimum stay and effect of entropy_adaptive are worth
 	$(BIN)/python -m experiments.ead_ablation $(BENCH_ARGS)
 
-bench-switching: venv ## measure entropy_adaptive beside the large model alone at 8 and 32 requests, shipped and deepened (BENCH_ARGS=--quick: briefly)
+bench-switching: venv ## measure entropy_adaptive beside the large model alone at 8 and 32 requests, shipped and deepened, in both number formats (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m experiments.bench_switching $(BENCH_ARGS)
 
 bench-routing: venv ## measure a learned router's probe beside its requests, and the samples of adaptive best-of-k (BENCH_ARGS=--quick: briefly)

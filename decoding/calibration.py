@@ -181,8 +181,9 @@ class KnobCalibration:
         if large_share is not None:
             return self._reach(where, self._rising("large_share"), large_share)
         if quality is not None:
-            place = self.expected_at(where, quality)
-            return next(point.position for point in self.points if point.position >= place)
+            self.expected_at(where, quality)  # refuses what is not reached
+            curve = zip(self.points, self._rising("retained"), strict=True)
+            return next(point.position for point, value in curve if value >= quality)
         return self.chosen
 
     def expected_at(self, where: str, quality: float, margin: float = 0.0) -> float:

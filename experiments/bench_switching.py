@@ -36,7 +36,7 @@ KV_BYTES = 1 << 30  # the layers that were added keep keys and values too
 QUANTILE = 0.7  # of the small model's entropies: where the large model wrote 25 to 45% of the tokens in `ead.md`
 GOAL, BAND, COST = 1.3, (0.25, 0.45), 10.0
 FLOOR = GOALS[0].least  # of the large model's accuracy: what seed 2 keeps at the lower end of the band
-# Where the processor has no instructions for bfloat16, float32 computes faster, and reads twice as much.
+# Float32 reads twice as much; a processor without instructions for bfloat16 may compute the faster in it.
 DTYPES = ("bfloat16", "float32")
 SMALL, LARGE = (Arm(f"{role} alone", "plain", {"model": role}) for role in ("small", "large"))
 

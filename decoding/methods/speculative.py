@@ -42,14 +42,8 @@ Form = TypeVar("Form", bound=BaseModel)
 FIELD = "method.params"
 MOST_NODES = 512
 MOST_ARMS = 16
-PARTS = (
-    "drafter",
-    "draft_length",
-    "nodes",
-    "length",
-    "verifier",
-    "select",
-)  # parameters that a plain answer has none of
+# Parameters that a plain answer has none of.
+PARTS = ("drafter", "draft_length", "nodes", "length", "verifier", "select")
 NONE = PartChoice(name="none")
 
 

@@ -75,9 +75,8 @@ class EnoughMonitor(Monitor):
     def begin(self, request: Request, models: ModelPool) -> None:
         """See `Monitor.begin`."""
         self.top = self.params.top
-        self._measured_on: set[str] = (
-            set()
-        )  # by an artifact's threshold; one that is given fits whomever it is given for
+        # Of an artifact's threshold, whose answers; one that is given fits whomever it is given for.
+        self._measured_on: set[str] = set()
         self._request = request
         self._cue = continuation_ids(codec_of(models, WHERE), self.params.cue)
         self._threshold = self._calibrated(models) if self.params.threshold is None else self.params.threshold
@@ -99,7 +98,8 @@ class EnoughMonitor(Monitor):
 
     def watch(self, segment: Segment) -> None:
         """See `Monitor.watch`."""
-        self._others |= {token.source for token in segment.tokens} - self._measured_on if self._measured_on else set()
+        if self._measured_on:
+            self._others |= {token.source for token in segment.tokens} - self._measured_on
         self._entropies += [entropy_nats(token.top[: self.top]) for token in segment.tokens if token.top]
         if self._account is not None:
             self._account.balance -= len(segment.tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,16 @@ def test_a_lucky_point_promises_nothing():
     with pytest.raises(TurnoutError, match=r"reachable: 0\.600 to 0\.950"):
         lucky.position_of("here", quality=0.97)
     assert lucky.position_of("here", quality=0.95) == pytest.approx(0.5)
+
+
+def test_a_quality_that_a_point_has_is_promised_by_that_point():
+    rng = random.Random(3)
+    for _ in range(20):
+        places = sorted(rng.random() for _ in range(7))
+        qualities = sorted(rng.random() for _ in range(7))
+        points = tuple(point(at, 1.0, 0.1, quality) for at, quality in zip(places, qualities, strict=True))
+        curve = replace(CURVE, points=points)
+        assert [curve.position_of("here", quality=quality) for quality in qualities] == places
 
 
 def test_a_budget_takes_the_last_position_it_pays_for():

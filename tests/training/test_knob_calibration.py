@@ -258,7 +258,7 @@ async def test_where_quality_jumps_over_its_target_the_setting_found_reaches_it(
 
 
 async def test_a_lucky_run_does_not_decide_where_quality_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the share 0.25 half are luckily right: the curve, made to rise, is what promises."""
+    """The second of five settings was lucky: the curve, made to rise, is what promises."""
     made = calibrator("random_switch", {"mean_run": 4, "min_stay": 1})
     point = made._point
 
