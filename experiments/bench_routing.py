@@ -133,7 +133,7 @@ async def train(pool: LocalPool, folder: Path, count: int, samples: int) -> Trai
     _, _, places = split(outcomes, TRAIN_SEED)
     probe, held = Probe.load(artifact), [outcomes.rows[place] for place in places]
     with torch.inference_mode():
-        chances = probe.scaling(probe.network(inputs[places])).double().numpy()
+        chances = probe.scaling(probe.network(inputs[places]).numpy())
     found = {role: answered_by(held, role) for role in ROLES}
     shown = {role: shown_by(held, role, RERANK) for role in ROLES}
     return Trained(

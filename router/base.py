@@ -6,15 +6,46 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from decoding.model import ModelPool, Request, Row, Want
+from decoding.model import ModelPool, Request, Row, Until, Want
 from decoding.parts import Part, PartChoice
+from decoding.stretch import reported
 from router.decision import Decision
 from turnout.calls import DriftReading
 from turnout.config import POLICIES_PACKAGE
 from turnout.registry import MethodParams, load, validated
-from turnout.types import NO_LIMITS, RouteLimits
+from turnout.types import NO_LIMITS, RouteLimits, SamplingParams
 
 PROMPT_WANT = Want(draw=None, entropy=True, top=2, hidden=frozenset({-1}))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the small model said after the prompt.
+
+    Attributes:
+        row: what was read.
+        want: what was to be read: `PROMPT_WANT`, and what the answer's first token needs unless a rule looks at it.
+        sampling: how the row's token was drawn.
+    """
+
+    row: Row
+    want: Want
+    sampling: SamplingParams
+
+    def covers(self, want: Want) -> bool:
+        """Whether all that is wanted was read."""
+        return want.draw is self.want.draw and self.want | want == self.want
+
+    def only(self, want: Want) -> Row:
+        """What is wanted of it, the other fields at their defaults."""
+        row = self.row
+        return Row(
+            token=row.token,
+            entropy_bits=row.entropy_bits if want.entropy else None,
+            logprob=row.logprob if want.logprob else None,
+            top=row.top[: want.top],
+            hidden={layer: row.hidden[layer] for layer in want.hidden},
+        )
 
 
 @dataclass(slots=True)
@@ -28,7 +59,7 @@ class Asked:
         session: what the caller groups requests by; "" without.
         prompt_text: the question as text: the prompt, or the last user message of a conversation.
         limits: what the caller set for cost, time and quality.
-        row: what the small model says after the prompt; None until `read` was called.
+        reading: what the small model says after the prompt; None until `read` was called.
         drift: what the learned policies asked so far have seen of live requests, where they have seen enough.
         heeded: names of the limits that the policies asked so far have looked at; one that nobody heeds is refused.
         arm: what a split says about its own choice (`arm`, `version`, `features`): it counts where that arm refuses.
@@ -40,19 +71,23 @@ class Asked:
     session: str
     prompt_text: str
     limits: RouteLimits = NO_LIMITS
-    row: Row | None = None
+    reading: Reading | None = None
     drift: list[DriftReading] = field(default_factory=list)
     heeded: set[str] = field(default_factory=set)
     arm: dict[str, Any] | None = None
 
     async def read(self, models: ModelPool) -> Row:
-        """The small model's reading at the end of the prompt, computed once: see `PROMPT_WANT`.
+        """The small model's reading at the end of the prompt, computed once: `PROMPT_WANT` at least.
 
-        Its forward is the prompt's prefill: where the small model answers first, nothing is computed twice.
+        Its forward is the prompt's prefill, and it draws the answer's first token: where the small model answers,
+        nothing is computed twice, and nothing waits for a turn of its own on the device.
         """
-        if self.row is None:
-            [self.row] = await models.small.extend(self.request.sequence, want=PROMPT_WANT)
-        return self.row
+        if self.reading is None:
+            seq = self.request.sequence
+            want = PROMPT_WANT | Until().want | reported(seq)
+            [row] = await models.small.extend(seq, want=want)
+            self.reading = Reading(row, want, seq.sampling)
+        return self.reading.row
 
 
 class RoutingPolicy(Part):

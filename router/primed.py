@@ -1,21 +1,19 @@
-"""A model whose next token's distribution is known already: the router read it at the prompt's end."""
+"""A model whose next token is known already: the router read it at the prompt's end."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, cast
 
-import torch
-
-from decoding.model import Model, ModelPool, Until, Want
+from decoding.model import Model, ModelPool, Row, Until, Want
 from decoding.sequence import Sequence
 from decoding.stretch import Stretch
-from router.base import Asked
+from router.base import Asked, Reading
 from turnout.types import Segment
 
 
 class PrimedModel:
-    """A model that takes the first token of one sequence from a hidden state; everything else is the model's own.
+    """A model that takes the first token of one sequence from what was read; everything else is the model's own.
 
     So a request that was routed by the small model's reading, and that the small model begins to answer, costs no
     forward more than one that was not routed (seed 52, DiffAdapt: the probe reads what prefill computed anyway).
@@ -23,13 +21,13 @@ class PrimedModel:
     Args:
         model: the one that read the prompt.
         seq: the prompt's sequence.
-        hidden: its state at the prompt's end, after the last norm: [hidden].
+        reading: at the prompt's end.
     """
 
-    def __init__(self, model: Model, seq: Sequence, hidden: torch.Tensor) -> None:
+    def __init__(self, model: Model, seq: Sequence, reading: Reading) -> None:
         self._model = model
         self._seq = seq
-        self._hidden = hidden
+        self._reading = reading
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -40,8 +38,7 @@ class PrimedModel:
         stretch = Stretch(seq, until, model.name, model.num_parameters)
         if stretch.stopped_by or not self._knows(seq, stretch.want):
             return await model.decode(seq, until)
-        [row] = await model.read(seq, self._hidden[None], [()], stretch.want, normed=True)
-        if not stretch.take(row):
+        if not stretch.take(await self._row(seq, stretch.want)):
             return stretch.segment
         left = None if until.max_tokens is None else until.max_tokens - 1
         rest = await model.decode(seq, replace(until, max_tokens=left))
@@ -50,11 +47,19 @@ class PrimedModel:
     def _knows(self, seq: Sequence, want: Want) -> bool:
         return seq is self._seq and len(seq) == seq.num_prompt_tokens and not want.before and want.hidden <= {-1}
 
+    async def _row(self, seq: Sequence, want: Want) -> Row:
+        """As it was read, or read once more from the hidden state where more is wanted or sampling has changed."""
+        reading = self._reading
+        if reading.covers(want) and reading.sampling == seq.sampling:
+            return reading.only(want)
+        [row] = await self._model.read(seq, reading.row.hidden[-1][None], [()], want, normed=True)
+        return row
+
 
 def primed(models: ModelPool, asked: Asked) -> ModelPool:
     """The pool for a routed request: its small model begins where the routing has left it."""
-    if asked.row is None:
+    if asked.reading is None:
         return models
     name = models.roles["small"]
-    small = PrimedModel(models.models[name], asked.request.sequence, asked.row.hidden[-1])
+    small = PrimedModel(models.models[name], asked.request.sequence, asked.reading)
     return replace(models, models={**models.models, name: cast(Model, small)})

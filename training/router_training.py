@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from decoding.artifacts import Artifact
@@ -90,7 +91,7 @@ async def read_prompts(models: ModelPool, prompts: list[list[int]], advance: Adv
     small, slots = models.small, asyncio.Semaphore(AT_ONCE)
     done = 0
 
-    async def one(prompt: list[int]) -> torch.Tensor:
+    async def one(prompt: list[int]) -> npt.NDArray[np.float32]:
         nonlocal done
         seq = Sequence(prompt, SamplingParams(max_tokens=1), seed=0)
         async with slots:
@@ -102,7 +103,7 @@ async def read_prompts(models: ModelPool, prompts: list[list[int]], advance: Adv
         advance("reading prompts", done, len(prompts))
         return inputs_of(state_of(row), features_of(row, len(prompt)))
 
-    return torch.stack(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+    return torch.from_numpy(np.stack(await asyncio.gather(*(one(prompt) for prompt in prompts))))
 
 
 def split(outcomes: Outcomes, seed: int) -> tuple[list[int], list[int], list[int]]:
@@ -154,7 +155,7 @@ def train_probe(
     with torch.inference_mode():
         outputs = network(inputs)
     scaling = fit_scaling(recipe.calibration, target.law, outputs[tune], labels[tune])
-    predicted = scaling(outputs).double().numpy()
+    predicted = scaling(outputs.numpy())
     priced = None
     if target.kind == ROUTER_PROBE:
         priced = _price(models, outcomes, inputs, (train, tune), recipe, advance)
@@ -221,8 +222,7 @@ def _price(
     if labels is None:
         return _Priced(costs, None, np.ones(len(outcomes.rows)))
     network, _ = _fit(inputs, labels, parts, cost_loss, recipe, advance)
-    with torch.inference_mode():
-        return _Priced(costs, network, extra_costs(network, inputs).double().numpy())
+    return _Priced(costs, network, extra_costs(network, inputs))
 
 
 def _fit(

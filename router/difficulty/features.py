@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from decoding.model import Row
@@ -38,11 +40,12 @@ def features_of(row: Row, num_prompt_tokens: int) -> dict[str, float]:
     }
 
 
-def state_of(row: Row) -> torch.Tensor:
-    """The hidden state before the head, after the last norm: float32 [width], on the CPU."""
-    return row.hidden[-1].to("cpu", torch.float32)
+def state_of(row: Row) -> npt.NDArray[np.float32]:
+    """The hidden state before the head, after the last norm: float32 [width]."""
+    state: npt.NDArray[np.float32] = row.hidden[-1].to("cpu", torch.float32).numpy()
+    return state
 
 
-def inputs_of(hidden: torch.Tensor, features: dict[str, float]) -> torch.Tensor:
+def inputs_of(hidden: npt.NDArray[np.float32], features: dict[str, float]) -> npt.NDArray[np.float32]:
     """What the network is fed: float32 [width + len(FEATURES)]."""
-    return torch.cat([hidden, torch.tensor([features[name] for name in FEATURES])])
+    return np.append(hidden, [features[name] for name in FEATURES]).astype(np.float32)

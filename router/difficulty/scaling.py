@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 Law = Literal["chances", "choice", "values"]
+Floats = npt.NDArray[np.float64]
 
 
 class Scaling:
@@ -27,8 +29,8 @@ class Scaling:
         knots: list[tuple[list[float], list[float]]] | None = None,
     ) -> None:
         self.law = law
-        self.temperatures = torch.tensor(temperatures or [1.0])
-        self.knots = [(torch.tensor(x), torch.tensor(y)) for x, y in knots or []]
+        self.temperatures = np.array(temperatures or [1.0])
+        self.knots = [(np.array(x), np.array(y)) for x, y in knots or []]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -36,24 +38,16 @@ class Scaling:
         knots = [(x.tolist(), y.tolist()) for x, y in self.knots]
         return {"law": self.law, "temperatures": self.temperatures.tolist(), "knots": knots}
 
-    def __call__(self, outputs: torch.Tensor) -> torch.Tensor:
-        """float32 [n, k] outputs -> [n, k] predictions."""
+    def __call__(self, outputs: npt.NDArray[np.floating[Any]]) -> Floats:
+        """[..., k] outputs -> [..., k] predictions."""
+        raw: Floats = outputs.astype(np.float64)
         if self.law == "values":
-            return outputs
-        scaled = outputs / self.temperatures
+            return raw
+        scaled = raw / self.temperatures
         if self.law == "choice":
-            return scaled.softmax(-1)
-        chances = scaled.sigmoid()
+            weights = np.exp(scaled - scaled.max(-1, keepdims=True))
+            return np.asarray(weights / weights.sum(-1, keepdims=True))
+        chances = 0.5 * (1.0 + np.tanh(0.5 * scaled))  # the logistic function, with no exponential to overflow
         if not self.knots:
-            return chances
-        return torch.stack([_interpolate(chances[:, i], x, y) for i, (x, y) in enumerate(self.knots)], 1)
-
-
-def _interpolate(values: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Piecewise linear through the points, constant beyond them; x [m] rising, m >= 1."""
-    if len(x) == 1:
-        return y.expand_as(values)
-    right = torch.searchsorted(x, values.contiguous()).clamp(1, len(x) - 1)
-    left = right - 1
-    part = ((values - x[left]) / (x[right] - x[left]).clamp_min(1e-12)).clamp(0.0, 1.0)
-    return y[left] + part * (y[right] - y[left])
+            return np.asarray(chances)
+        return np.stack([np.interp(chances[..., i], x, y) for i, (x, y) in enumerate(self.knots)], -1)

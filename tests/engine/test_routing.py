@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from cli.route import _decide
+from decoding.model import Row
 from deployments.schemas import chat_job
+from engine.model import EngineModel
 from engine.pool import LocalPool
 from engine.routing import _asked_again
 from router.decision import Decision
@@ -47,7 +49,24 @@ async def test_an_explanation_comes_when_it_is_asked_for(opened: Opened) -> None
     assert short == {**full, "features": {}, "scores": {}, "limits": {}}
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "logprobs": 2}])
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Models that were asked to read a state once more, which takes a turn of its own on the device."""
+    found: list[str] = []
+
+    async def told(self: EngineModel, *args: Any, **kwargs: Any) -> list[Row]:
+        found.append(self.name)
+        return await before(self, *args, **kwargs)
+
+    before = EngineModel.read
+    monkeypatch.setattr(EngineModel, "read", told)
+    return found
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.0}, {"temperature": 1.0, "logprobs": 1}, {"temperature": 1.0, "logprobs": 3}, {"token_details": 1}],
+)
 @pytest.mark.parametrize(
     ("method", "params"),
     [
@@ -56,7 +75,7 @@ async def test_an_explanation_comes_when_it_is_asked_for(opened: Opened) -> None
     ],
 )
 async def test_reading_the_prompt_costs_no_forward_where_the_small_model_begins(
-    opened: Opened, method: str, params: dict[str, Any], sampling: dict[str, Any]
+    opened: Opened, readings: list[str], method: str, params: dict[str, Any], sampling: dict[str, Any]
 ) -> None:
     pool = opened({"policy": STATIC})
     plain = await ask(pool, PROMPT, method, params, tenant="a", **sampling)
@@ -66,7 +85,9 @@ async def test_reading_the_prompt_costs_no_forward_where_the_small_model_begins(
     assert [token.source for token in routed.tokens] == [token.source for token in plain.tokens]
     for ours, theirs in zip(routed.tokens, plain.tokens, strict=True):
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert ours.entropy_bits == pytest.approx(theirs.entropy_bits, abs=1e-4)
         assert [each[0] for each in ours.top] == [each[0] for each in theirs.top]
+    assert readings == []
     for name, meter in plain.usage.models.items():
         assert routed.usage.models[name].forwards == meter.forwards
         assert routed.usage.models[name].processed_tokens == meter.processed_tokens
@@ -83,7 +104,7 @@ async def test_the_large_model_answers_as_it_does_alone_and_the_reading_is_count
     assert (small.forwards, small.prompt_tokens, small.generated_tokens) == (1, len(PROMPT), 0)
 
 
-async def test_sampling_and_suffix_of_a_decision_are_used(opened: Opened) -> None:
+async def test_sampling_and_suffix_of_a_decision_are_used(opened: Opened, readings: list[str]) -> None:
     pool = opened({"policy": STATIC})
     choose(pool, "plain", {"model": "small"}, sampling={"temperature": 0.0, "max_tokens": 5}, suffix=" Briefly.")
     routed = await ask_auto(pool, "question", temperature=1.0, n=2, max_tokens=9, ignore_eos=True)
@@ -98,11 +119,13 @@ async def test_sampling_and_suffix_of_a_decision_are_used(opened: Opened) -> Non
     assert chat.ids == (await answer(pool, plain)).ids
     choose(pool, "plain", {}, sampling={"max_tokens": 50})
     assert len((await ask_auto(pool, max_tokens=3, ignore_eos=True)).ids) == 3
+    assert readings == []
     choose(pool, "plain", {"model": "small"}, sampling={"temperature": 0.0})
     cold = await ask_auto(pool, temperature=1.0, n=3)
     assert [[t.id for t in each] for each in cold.answers] == [
         (await ask(pool, PROMPT, "plain", {"model": "small"})).ids
     ] * 3
+    assert readings == ["small"]  # the first answer's token, which had been drawn at another temperature
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,7 +56,7 @@ async def test_features_of_a_reading():
 def test_a_state_of_another_width_is_refused():
     probe = Probe(network_of(CHANCES), ("p_small", "p_large"), Scaling("chances"))
     with pytest.raises(ValueError, match="is fed 14 numbers, not 15"):
-        probe.predict(torch.zeros(11), dict.fromkeys(FEATURES, 0.0))
+        probe.predict(np.zeros(11, dtype=np.float32), dict.fromkeys(FEATURES, 0.0))
 
 
 def test_a_probe_that_sees_other_features_is_refused(tmp_path: Path):
@@ -77,26 +78,29 @@ def test_a_probe_of_other_models_or_kind_is_refused(tmp_path: Path):
 
 
 def test_temperatures_and_knots_by_hand():
-    outputs = torch.tensor([[2.0, -4.0]])
+    outputs = np.array([[2.0, -4.0]])
     halved = Scaling("chances", [2.0, 4.0])(outputs)[0].tolist()
     assert halved == pytest.approx([1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))])
     assert Scaling("choice", [2.0])(outputs).tolist()[0] == pytest.approx(
         [1 / (1 + math.exp(-3)), 1 / (1 + math.exp(3))]
     )
-    assert torch.equal(Scaling("values", [2.0])(outputs), outputs)
+    assert np.array_equal(Scaling("values", [2.0])(outputs), outputs)
     knots = [([0.2, 0.6], [0.1, 0.5]), ([0.5], [0.25])]
     even = Scaling("chances", knots=knots)
-    logits = torch.logit(torch.tensor([[0.1, 0.9], [0.2, 0.1], [0.4, 0.5], [0.6, 0.5], [0.9, 0.5]]))
+    chances = np.array([[0.1, 0.9], [0.2, 0.1], [0.4, 0.5], [0.6, 0.5], [0.9, 0.5]])
+    logits = np.log(chances / (1.0 - chances))
     assert even(logits)[:, 0].tolist() == pytest.approx([0.1, 0.1, 0.3, 0.5, 0.5], abs=1e-6)
     assert even(logits)[:, 1].tolist() == [0.25] * 5
     again = Scaling(**even.settings)
-    assert torch.equal(again(logits), even(logits))
+    assert np.array_equal(again(logits), even(logits))
+    sure = Scaling("chances")(np.array([-1e4, 1e4], dtype=np.float32))
+    assert sure.tolist() == [0.0, 1.0]
 
 
 def test_inputs_are_the_state_and_then_the_features():
     row = Row(entropy_bits=2.0, top=((1, -0.5), (2, -2.0)), hidden={-1: torch.tensor([7.0, 8.0], dtype=torch.bfloat16)})
     found = inputs_of(state_of(row), features_of(row, 1))
-    assert found.dtype is torch.float32
+    assert found.dtype == np.float32
     assert found.tolist() == [7.0, 8.0, 0.0, 2.0, 1.5, -0.5]
 
 

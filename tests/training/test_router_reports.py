@@ -25,7 +25,7 @@ async def test_the_calibration_error_is_of_the_calibrated_probe_on_held_out_prom
     probe = Probe.load(made.artifact)
     with torch.inference_mode():
         raw = probe.network(await read_prompts(pool, prompts, lambda *_: None))
-        calibrated = probe.scaling(raw).double().numpy()
+        calibrated = probe.scaling(raw.numpy())
     labels = labels_of(WhoIsRight(), outcomes).double().numpy()
     _, tune, heldout = split(outcomes, 0)
 
