@@ -65,7 +65,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize(
     "sampling",
-    [{"temperature": 0.0}, {"temperature": 1.0, "logprobs": 1}, {"temperature": 1.0, "logprobs": 3}, {"token_details": 1}],
+    [{"temperature": 0.0}, {"temperature": 1.0, "logprobs": 1}, {"logprobs": 3}, {"token_details": True}],
 )
 @pytest.mark.parametrize(
     ("method", "params"),
