@@ -8,7 +8,7 @@ from functools import cached_property
 
 from decoding.drafters.base import NOTHING, Drafter, Room
 from decoding.lengths.base import LengthPolicy, Round
-from decoding.model import Model, ModelPool, Request, Until, Want
+from decoding.model import Decision, Model, ModelPool, Request, Row, Until, Want
 from decoding.parts import Part
 from decoding.selectors.base import Gain, Selector
 from decoding.sequence import Sequence
@@ -65,12 +65,31 @@ class Draft:
         return self.asked[-1 if self.tree.fed_tokens else 0]
 
 
+class _Shown:
+    """Ends nothing, and keeps what the target read for drafters with each token.
+
+    Args:
+        want: what they want read.
+    """
+
+    name = "shown"
+
+    def __init__(self, want: Want) -> None:
+        self.want = want
+        self.rows: list[Row] = []
+
+    def observe(self, token: int, row: Row) -> Decision:
+        """See `decoding.model.StopRule`."""
+        self.rows.append(row)
+        return Decision.GO_ON
+
+
 class Speculation:
     """Drafts and verifies until a sequence ends; the target's law is kept where the verifier keeps it.
 
     Every drafter learns from every round, whoever drafted it, so that none is stale when its turn comes; a draft model
-    that has drafted before and is not asked for a while reads along in spare batch room. Where no draft is wanted and
-    nobody learns from what the target reads, the target decodes some tokens at once, as it would alone.
+    that has drafted before and is not asked for a while reads along in spare batch room. Where no draft is wanted, the
+    target decodes some tokens at once, as it would alone, and drafters learn from all of them afterwards.
 
     Args:
         request: what to answer.
@@ -107,8 +126,8 @@ class Speculation:
                 want = NOTHING
                 for arm in self._arms:
                     want = want | arm.drafter.want
-                if draft.plain and want == NOTHING and self._verifier.lossless:
-                    yield await self._decode(seq, draft)
+                if draft.plain and self._verifier.lossless:
+                    yield await self._decode(seq, draft, want)
                 else:
                     yield await self._verify(seq, draft, want)
                 self._keep_warm(seq)
@@ -129,22 +148,29 @@ class Speculation:
             draft_s=draft.seconds,
             verify_s=verify_s,
         )
-        self._learn(seq, draft, verdict, draft.seconds + verify_s)
+        self._teach(seq, draft.tree, verdict)
+        self._tell(draft, verdict, draft.seconds + verify_s)
         gain = Gain(len(verdict.tokens), draft.depth + 1, draft.seconds + verify_s)
         self._selector.observe(draft.arm, gain)
         return Segment(emitted, "finish" if seq.finished else "round")
 
-    async def _decode(self, seq: Sequence, draft: Draft) -> Segment:
+    async def _decode(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
         """A stretch without drafts: as many rounds as tokens."""
         started = self._clock()
-        segment = await self._target.decode(seq, Until(max_tokens=next(self._stretches)))
+        rules = () if want == NOTHING else (_Shown(want),)
+        segment = await self._target.decode(seq, Until(rules, next(self._stretches)))
         rounds = len(segment.tokens)
         draft_s, verify_s = draft.seconds / rounds, (self._clock() - started) / rounds
         for _ in range(rounds):
             seq.meter.speculation.add_round(
                 depths=[], num_accepted=0, num_emitted=1, draft_s=draft_s, verify_s=verify_s
             )
-        self._learn(seq, draft, Verdict((), segment.tokens), rounds * (draft_s + verify_s))
+        plain, read = Verdict((), segment.tokens), draft.tree
+        if rules:  # what was read is what a round reads that accepts all but the last token
+            read = DraftTree.chain([token.id for token in segment.tokens[:-1]], self._target.name)
+            shown = Verdict(tuple(range(len(read))), segment.tokens, rules[0].rows)
+        self._teach(seq, read, shown if rules else plain)
+        self._tell(draft, plain, rounds * (draft_s + verify_s))
         self._selector.observe(draft.arm, Gain(1, 1, draft_s + verify_s))
         return Segment(segment.tokens, "finish" if seq.finished else "round")
 
@@ -187,9 +213,13 @@ class Speculation:
         most = asked.logprobs or 0
         return replace(verdict, tokens=tuple(token._replace(top=token.top[:most]) for token in tokens))
 
-    def _learn(self, seq: Sequence, draft: Draft, verdict: Verdict, seconds: float) -> None:
+    def _teach(self, seq: Sequence, tree: DraftTree, verdict: Verdict) -> None:
+        """Every drafter learns from what the target read."""
         for arm in self._arms:
-            self._beside(arm).teach(seq, arm.drafter, draft.tree, verdict)
+            self._beside(arm).teach(seq, arm.drafter, tree, verdict)
+
+    def _tell(self, draft: Draft, verdict: Verdict, seconds: float) -> None:
+        """The length policies that were asked learn what became of the round."""
         nothing = DraftTree.empty(self._target.name)
         for index in draft.asked:
             if not self._arms[index].drafter.abstains:

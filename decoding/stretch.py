@@ -35,11 +35,12 @@ class Stretch:
         stopped_by: a rule's name, "max_tokens" or "finish" once it has ended; "" before.
     """
 
-    __slots__ = ("_num_parameters", "_source", "_tokens", "_until", "seq", "stopped_by", "want")
+    __slots__ = ("_most", "_num_parameters", "_source", "_tokens", "_until", "seq", "stopped_by", "want")
 
     def __init__(self, seq: Sequence, until: Until, source: str, num_parameters: int) -> None:
         self.seq = seq
         self.want = until.want | reported(seq)
+        self._most = seq.sampling.logprobs or 0
         self._until = until
         self._source = source
         self._num_parameters = num_parameters
@@ -62,6 +63,8 @@ class Stretch:
             if decision is Decision.STOP:
                 stopped_by = stopped_by or rule.name
         token = token_of(row, self._source)
+        if len(token.top) > self._most:  # the others are for rules
+            token = token._replace(top=token.top[: self._most])
         seq.append(token, self._num_parameters)
         self._tokens.append(token)
         if seq.finished:

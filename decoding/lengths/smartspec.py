@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
 
@@ -14,6 +14,7 @@ from turnout.types import TokenKind
 
 # Judged drafts after which the averages consist mostly of what was seen.
 TRUSTED = 8
+FARTHEST = 4.0  # times what a round was to take
 LEAST_FOUND = 0.01  # of rounds with a draft: so that depths are told apart
 
 
@@ -33,6 +34,30 @@ class SmartSpecParams(LengthParams):
 
 
 @dataclass(slots=True)
+class Overhead:
+    """Moving average of measured times beyond predicted ones, `seconds`, of so many rounds."""
+
+    seconds: float = 0.0
+    count: int = 0
+
+    def observe(self, seconds: float, expected_s: float, weight: float) -> None:
+        """Take note of one round. One that waited for another's prompt is no rule: it counts no more than `FARTHEST`.
+
+        Args:
+            seconds: that it took.
+            expected_s: that it was to take.
+            weight: of it in the average.
+        """
+        self.count += 1
+        off, most = seconds - expected_s - self.seconds, FARTHEST * expected_s
+        self.seconds = max(self.seconds + weight * min(max(off, -most), most), 0.0)
+
+    def fade(self, weight: float) -> None:
+        """Take note of a round of the other kind: what is not measured any more is believed the less."""
+        self.seconds *= 1.0 - weight
+
+
+@dataclass(slots=True)
 class Acceptance:
     """Moving averages over the rounds of one drafter.
 
@@ -45,6 +70,9 @@ class Acceptance:
         idle: undrafted steps since a draft was judged.
         seen: drafts judged so far.
         sought: rounds so far that were to draft.
+        drafting: what such a round takes beyond the forwards that are predicted for it.
+        plain: likewise a step that is not to draft, while no sequence drafts.
+        changes: how often a round that was to draft has begun or ended.
     """
 
     accepted: float
@@ -55,6 +83,9 @@ class Acceptance:
     idle: float = 0.0
     seen: int = 0
     sought: int = 0
+    drafting: Overhead = field(default_factory=Overhead)
+    plain: Overhead = field(default_factory=Overhead)
+    changes: int = 0
 
     @property
     def rate(self) -> float:
@@ -79,6 +110,33 @@ class Acceptance:
         self.width += update * (len(draft) / levels - self.width)
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What forwards are to take in a round, in seconds; plain numbers, for a policy travels with its drafter.
+
+    Attributes:
+        plain_s: of a step without drafts.
+        node_s: what the target takes longer for each row besides.
+        level_s: of drafting a level.
+    """
+
+    plain_s: float
+    node_s: float
+    level_s: float
+
+    @classmethod
+    def of(cls, round: Round, known: Acceptance, depth: int) -> Times:
+        """Of a round that may draft so deep."""
+        rows = max(depth, 1) * known.width + known.extra
+        plain_s = round.target_s(1.0)
+        return cls(plain_s, (round.target_s(1.0 + rows) - plain_s) / rows, round.draft_s(known.width))
+
+    def of_draft(self, draft: DraftTree) -> float:
+        """Of the round that verifies it."""
+        levels = max(draft.depths(), default=-1) + 1
+        return self.plain_s + len(draft.fed_tokens) * self.node_s + levels * self.level_s
+
+
 class SmartSpecLength(LengthPolicy):
     """Goodput decides, each round anew (seed 197, SmartSpec).
 
@@ -93,12 +151,19 @@ class SmartSpecLength(LengthPolicy):
     by tenant, drafter, verifier and pair of models beyond a request, and does not change while nothing is drafted.
     For trees, k is the depth; what a level costs draft and target follows the trees seen. Where a drafter feeds the
     target rows besides (Lookahead), these are paid in every round that is to draft, also in one without a candidate.
+
+    What rounds and plain steps take beyond these predictions is measured as well, for it may decide where forwards are
+    short: trained heads, look-ups and searches for a tree are no forwards, and a round is more than its forward.
     """
 
     Params = SmartSpecParams
     params: SmartSpecParams
     seeds = (197,)
     abstains = True
+
+    def __init__(self, params: Any = None) -> None:
+        super().__init__(params)
+        self._timed: set[bool] = set()
 
     def before_round(self, round: Round) -> int:
         """The depth of the largest goodput, the smallest such; `most` where no time is known."""
@@ -107,42 +172,64 @@ class SmartSpecLength(LengthPolicy):
         self._sequences = max(round.target.busy().sequences, 1)
         depth = self._best(round, self._known)
         self._drafting = self._sequences if depth else 1  # of one step; a probe is alone
-        self._asked = depth > 0 and round.seq.num_remaining > 1  # no draft is looked for before the last token
         if depth == 0 and 0 < self.params.probe <= self._known.idle:
             self._known.idle -= self.params.probe  # at once, so that not all requests of a batch probe together
-            self._asked = round.seq.num_remaining > 1
-            return 1
+            depth = 1
+        self._wanted, self._asked = depth, depth > 0 and round.seq.num_remaining > 1  # nothing before the last token
+        self._known.changes += self._asked
+        self._begun, self._times = self._known.changes, Times.of(round, self._known, depth)
         return depth
 
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Update what is known of the drafter; a round without a draft says nothing about acceptance."""
         if self._asked and seconds > 0.0:
-            self._known.observe_search(draft, self._weight(self._known.sought))
+            self._known.observe_search(draft, min(self.params.update, self._weight(self._known.sought)))
+        if seconds > 0.0 and self._times.plain_s > 0.0:
+            self._time(draft, seconds, len(verdict.tokens))
+        self._known.changes += self._asked
         if len(draft):
-            self._known.observe(draft, verdict, self._weight(self._known.seen))
+            self._known.observe(draft, verdict, min(self.params.update, self._weight(self._known.seen)))
         else:
             # Under load a probe disturbs many: then steps of the whole batch count, once acceptance is no mere guess.
             self._known.idle += len(verdict.tokens) / (self._sequences if self._known.seen >= TRUSTED else 1)
 
+    def _time(self, draft: DraftTree, seconds: float, steps: int) -> None:
+        """Compare a round, or the steps of a stretch without drafts, with what its forwards were to take."""
+        known, times = self._known, self._times
+        first = self._asked not in self._timed and (not self._timed or times.level_s > 0.0)
+        self._timed.add(self._asked)
+        if first:  # it has read a prompt, the target's or the draft model's
+            return
+        if self._asked:
+            known.drafting.observe(seconds, times.of_draft(draft), self._weight(known.drafting.count))
+            # Else nobody would find out that steps are fast again; a draft is tried anew in any case, see `probe`.
+            known.plain.fade(self._part)
+        elif self._wanted == 0 and known.changes == self._begun:  # nobody has waited for another's draft
+            known.plain.observe(seconds / steps, times.plain_s, self._weight(known.plain.count))
+
     def _weight(self, seen: int) -> float:
-        """Of one round in the averages: its part of a step's, or of what was seen so far while that is little."""
+        """Of one round in an average: its part of a step's, or of what was seen so far while that is little."""
+        return max(self._part, 1.0 / (seen + 1))
+
+    @property
+    def _part(self) -> float:
         part: float = 1.0 - (1.0 - self.params.update) ** (1.0 / self._drafting)
-        return min(self.params.update, max(part, 1.0 / (seen + 1)))
+        return part
 
     def _best(self, round: Round, known: Acceptance) -> int:
         plain_s, level_s = round.target_s(1.0), round.draft_s(known.width)
         if plain_s <= 0.0:
             return self.params.most
-        best, best_goodput = 0, 1.0 / plain_s
-        # Without extra rows a round that finds nothing costs what plain decoding does: only the others count.
-        found = max(known.found, LEAST_FOUND) if known.extra else 1.0
-        nothing_s = round.target_s(1.0 + known.extra) if known.extra else plain_s
+        best, best_goodput = 0, 1.0 / (plain_s + known.plain.seconds)
+        found = max(known.found, LEAST_FOUND)
+        nothing_s = round.target_s(1.0 + known.extra)
         tokens, chance = 1.0, 1.0
         for depth in range(1, self.params.most + 1):
             chance *= known.rate
             tokens += chance
             draft_s = depth * level_s + round.target_s(1.0 + depth * known.width + known.extra)
-            goodput = (found * tokens + 1.0 - found) / (found * draft_s + (1.0 - found) * nothing_s)
+            round_s = found * draft_s + (1.0 - found) * nothing_s + known.drafting.seconds
+            goodput = (found * tokens + 1.0 - found) / round_s
             if goodput > best_goodput:
                 best, best_goodput = depth, goodput
         return best

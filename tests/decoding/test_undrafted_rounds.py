@@ -79,11 +79,14 @@ async def test_no_draft_wanted_is_plain_decoding_several_tokens_at_once(run: Any
     assert {token.kind for token in seq.generated} == {TokenKind.DECODED}
 
 
-async def test_a_drafter_that_learns_from_what_is_read_reads_every_token(make_model: Any) -> None:
+async def test_a_drafter_that_learns_from_what_is_read_reads_every_token(run: Any, make_model: Any) -> None:
     models = make_model("small", 1), make_model("large", 2)
+    plain = await run("plain", *models, max_tokens=60)
     seq = sequence()
     segments = [s async for s in speculation(models, seq, (drafter_of("token_recycling"), Span(ALWAYS))).run()]
-    assert [len(segment.tokens) for segment in segments] == [1] * 60
+    assert [len(segment.tokens) for segment in segments] == [len(segment.tokens) for segment in plain.segments]
+    assert [token.id for token in seq.generated] == plain.ids
+    assert {len(token.top) for token in seq.generated} == {0}  # what is read for the drafter is nobody's answer
     kind = f"token_recycling/{models[1].vocab_size}"
     matrix = models[1].stores.open(kind, "default", lambda: pytest.fail("nothing was learnt"))
     for token in set(seq.tokens[1:-1]):
