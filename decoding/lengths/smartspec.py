@@ -163,7 +163,7 @@ class SmartSpecLength(LengthPolicy):
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
-        self._timed: set[bool] = set()
+        self._timed = self._drafted = False
 
     def before_round(self, round: Round) -> int:
         """The depth of the largest goodput, the smallest such; `most` where no time is known."""
@@ -196,9 +196,9 @@ class SmartSpecLength(LengthPolicy):
     def _time(self, draft: DraftTree, seconds: float, steps: int) -> None:
         """Compare a round, or the steps of a stretch without drafts, with what its forwards were to take."""
         known, times = self._known, self._times
-        first = self._asked not in self._timed and (not self._timed or times.level_s > 0.0)
-        self._timed.add(self._asked)
-        if first:  # it has read a prompt, the target's or the draft model's
+        first = not self._timed or (times.level_s > 0.0 and len(draft) > 0 and not self._drafted)
+        self._timed, self._drafted = True, self._drafted or len(draft) > 0
+        if first:  # it has read the prompt, as the first draft has where drafting is forwards
             return
         if self._asked:
             known.drafting.observe(seconds, times.of_draft(draft), self._weight(known.drafting.count))
