@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import NOTHING, Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Want
 from decoding.noise import Purpose, noise_key, uniform
@@ -69,7 +69,6 @@ class LookaheadDrafter(Drafter):
     kinds = frozenset({Candidates.FIXED})
     depth = 16
     nodes = 160
-    want = Want(draw=None, top=1)
     params: LookaheadParams
 
     def __init__(self, params: LookaheadParams | None = None, candidates: Candidates | None = None) -> None:
@@ -93,11 +92,13 @@ class LookaheadDrafter(Drafter):
             (guess[: room.depth] for guess in self.pool.after(self._root)), spare if fits else room.nodes, model.name
         )
         self._fed = window_rows(self.rows, len(guesses)) if fits else None
+        self.want = Want(draw=None, top=1) if fits else NOTHING
         return replace(guesses, extra=self._fed)
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
         """Harvest an n-gram from every column, and move the window on; rounds of other drafters teach nothing."""
-        if self._fed is None or draft.extra is not self._fed:
+        fed, self._fed, self.want = self._fed, None, NOTHING  # the window alone is read
+        if fed is None or draft.extra is not fed:
             return
         last = len(self.rows[-1])
         ends = verdict.rows[-last:] if len(self.rows) > 1 else [verdict.rows[0], *verdict.rows[-last:]]
