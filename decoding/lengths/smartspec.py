@@ -59,7 +59,7 @@ class Overhead:
 
 @dataclass(slots=True)
 class Acceptance:
-    """Moving averages over the rounds of one drafter.
+    """Moving averages over the rounds of one drafter: rates begin with a belief, a draft's shape with the first seen.
 
     Attributes:
         accepted: accepted tokens of a round.
@@ -95,7 +95,7 @@ class Acceptance:
     def observe_search(self, draft: DraftTree, update: float) -> None:
         """Take note of a round that was to draft, whether it has a draft or not."""
         self.sought += 1
-        self.extra += update * (len(draft.fed_tokens) - len(draft) - self.extra)
+        self.extra += max(update, 1.0 / self.sought) * (len(draft.fed_tokens) - len(draft) - self.extra)
         self.found += update * (bool(len(draft)) - self.found)
 
     def observe(self, draft: DraftTree, verdict: Verdict, update: float) -> None:
@@ -107,7 +107,7 @@ class Acceptance:
         levels = max(draft.depths()) + 1
         self.accepted += update * (accepted - self.accepted)
         self.judged += update * (judged - self.judged)
-        self.width += update * (len(draft) / levels - self.width)
+        self.width += max(update, 1.0 / self.seen) * (len(draft) / levels - self.width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,15 @@ def test_a_trees_width_counts_at_the_draft_model():
     assert depth_of(0.5, 8) == max(range(17), key=lambda k: tokens[k] / (10.0 + 5.0 * k))
 
 
+def test_the_first_draft_shows_its_shape():
+    """Nothing was believed of it before: eight nodes a level and ninety rows are known at once."""
+    scene, policy = Scene(), smart()
+    scene.depth(policy, 8)
+    tree, verdict = windowed(1, 8, 90)
+    policy.observe(replace(tree, parents=(-1,) * 8), verdict, 0.1)
+    assert (policy._known.width, policy._known.extra) == (8.0, 90.0)
+
+
 def windowed(num_accepted: int, nodes: int, rows: int) -> tuple[DraftTree, Verdict]:
     """A draft with rows besides, as Lookahead's."""
     tree, verdict = judged(num_accepted, nodes - num_accepted)
