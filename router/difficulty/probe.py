@@ -146,7 +146,7 @@ class Probe:
         outputs, *extra = (layers(inputs) for layers in self._layers)
         found = dict(zip(self.labels, self.scaling(outputs).tolist(), strict=True))
         for [logarithm] in extra:
-            found[EXTRA_COST] = min(max(math.exp(logarithm), LEAST_EXTRA), 1.0 / LEAST_EXTRA)
+            found[EXTRA_COST] = math.exp(min(max(logarithm, math.log(LEAST_EXTRA)), -math.log(LEAST_EXTRA)))
         return found
 
 
