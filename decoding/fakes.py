@@ -50,6 +50,8 @@ class TableModel:
         fed_tokens: tokens fed so far.
     """
 
+    runs_here = True
+
     def __init__(
         self, name: str, next_logits: NextLogits, vocab_size: int, num_parameters: int = 1, max_length: int = 1 << 20
     ) -> None:

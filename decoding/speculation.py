@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 from decoding.drafters.base import NOTHING, Drafter, Room
 from decoding.lengths.base import LengthPolicy, Round
@@ -65,6 +66,19 @@ class Draft:
         return self.asked[-1 if self.tree.fed_tokens else 0]
 
 
+@runtime_checkable
+class RunsHere(Protocol):
+    """A model of this process: rules given to it are the caller's own, and keep what they were shown.
+
+    Those given to a model elsewhere are copies there, and tensors that these are shown stay with them.
+
+    Attributes:
+        runs_here: says that.
+    """
+
+    runs_here: bool
+
+
 class _Shown:
     """Ends nothing, and keeps what the target read for drafters with each token.
 
@@ -89,7 +103,8 @@ class Speculation:
 
     Every drafter learns from every round, whoever drafted it, so that none is stale when its turn comes; a draft model
     that has drafted before and is not asked for a while reads along in spare batch room. Where no draft is wanted, the
-    target decodes some tokens at once, as it would alone, and drafters learn from all of them afterwards.
+    target decodes some tokens at once, as it would alone, and drafters learn from all of them afterwards: one by one
+    where what it reads for them stays in another process.
 
     Args:
         request: what to answer.
@@ -126,7 +141,8 @@ class Speculation:
                 want = NOTHING
                 for arm in self._arms:
                     want = want | arm.drafter.want
-                if draft.plain and self._verifier.lossless:
+                shown = want == NOTHING or isinstance(self._target, RunsHere)
+                if draft.plain and shown and self._verifier.lossless:
                     yield await self._decode(seq, draft, want)
                 else:
                     yield await self._verify(seq, draft, want)

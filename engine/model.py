@@ -65,6 +65,8 @@ class EngineModel:
         notes: what whoever runs the model should know: see `engine.pool.LocalPool.notes`.
     """
 
+    runs_here = True
+
     def __init__(
         self, name: str, checkpoint: Checkpoint, config: ModelConfig, engine: EngineConfig, device: Device
     ) -> None:
