@@ -103,8 +103,8 @@ class Speculation:
 
     Every drafter learns from every round, whoever drafted it, so that none is stale when its turn comes; a draft model
     that has drafted before and is not asked for a while reads along in spare batch room. Where no draft is wanted, the
-    target decodes some tokens at once, as it would alone, and drafters learn from all of them afterwards: one by one
-    where what it reads for them stays in another process.
+    target decodes some tokens at once, as it would alone, and drafters learn from all of them afterwards. Where what it
+    reads for them stays in another process, each of these tokens is a round of its own.
 
     Args:
         request: what to answer.
@@ -141,8 +141,8 @@ class Speculation:
                 want = NOTHING
                 for arm in self._arms:
                     want = want | arm.drafter.want
-                shown = want == NOTHING or isinstance(self._target, RunsHere)
-                if draft.plain and shown and self._verifier.lossless:
+                tells = want == NOTHING or isinstance(self._target, RunsHere)
+                if draft.plain and tells and self._verifier.lossless:
                     yield await self._decode(seq, draft, want)
                 else:
                     yield await self._verify(seq, draft, want)
@@ -181,12 +181,12 @@ class Speculation:
             seq.meter.speculation.add_round(
                 depths=[], num_accepted=0, num_emitted=1, draft_s=draft_s, verify_s=verify_s
             )
-        plain, read = Verdict((), segment.tokens), draft.tree
+        tree, taught = draft.tree, Verdict((), segment.tokens)
         if rules:  # what was read is what a round reads that accepts all but the last token
-            read = DraftTree.chain([token.id for token in segment.tokens[:-1]], self._target.name)
-            shown = Verdict(tuple(range(len(read))), segment.tokens, rules[0].rows)
-        self._teach(seq, read, shown if rules else plain)
-        self._tell(draft, plain, rounds * (draft_s + verify_s))
+            tree = DraftTree.chain([token.id for token in segment.tokens[:-1]], self._target.name)
+            taught = Verdict(tuple(range(len(tree))), segment.tokens, rules[0].rows)
+        self._teach(seq, tree, taught)
+        self._tell(draft, Verdict((), segment.tokens), rounds * (draft_s + verify_s))
         self._selector.observe(draft.arm, Gain(1, 1, draft_s + verify_s))
         return Segment(segment.tokens, "finish" if seq.finished else "round")
 

@@ -142,7 +142,7 @@ class SmartSpecLength(LengthPolicy):
 
     For k = 0 .. `most`, goodput is (1 - a^(k+1)) / (1 - a) expected tokens over k draft steps and one verification,
     all sequences the models hold taken to draft alike. Step times are the models' own predictions for their live
-    batch and context, measured on this machine; a free drafter's steps take no time. k = 0 decodes plainly.
+    batch and context, measured on this machine; a free drafter's steps are no forwards. k = 0 decodes plainly.
 
     The acceptance rate a is the ratio of two moving averages, accepted and judged tokens: the average of the
     rounds' own ratios would be too low for long drafts, because short failures weigh as much as long successes. One
@@ -153,7 +153,7 @@ class SmartSpecLength(LengthPolicy):
     target rows besides (Lookahead), these are paid in every round that is to draft, also in one without a candidate.
 
     What rounds and plain steps take beyond these predictions is measured as well, for it may decide where forwards are
-    short: trained heads, look-ups and searches for a tree are no forwards, and a round is more than its forward.
+    short: trained heads, look-ups and searches for a tree take time as well, and a round is more than its forward.
     """
 
     Params = SmartSpecParams

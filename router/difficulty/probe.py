@@ -26,7 +26,7 @@ ROUTER_LABELS = ("p_small", "p_large")
 EXTRA_COST = "extra_cost"  # its network's name in an artifact, and that of its prediction
 LEAST_EXTRA = 0.05  # of the mean extra cost: no answer counts as cheaper, so that worths stay within 1 / LEAST_EXTRA
 
-Floats = npt.NDArray[np.float32]
+Vector = npt.NDArray[np.float32]
 
 FARTHEST = 6.0  # standard deviations; beyond what training saw, a straight line must not run on
 
@@ -75,8 +75,8 @@ class ProbeNetwork(Head):
 class Layers:
     """A network's arithmetic for one prompt.
 
-    A request's decision stands between its prompt and its first token: through torch it would take several times
-    longer, most of it in dispatching operations of a few hundred numbers.
+    A request's decision stands between its prompt and its first token, and whoever else decodes waits for it: torch
+    takes longer to dispatch operations of a few hundred numbers than these take.
 
     Args:
         network: trained to its end.
@@ -87,10 +87,10 @@ class Layers:
         self._first, self._shift = (each.detach().numpy() for each in (network.first.weight, network.first.bias))
         self._last, self._offset = (each.detach().numpy() for each in (network.last.weight, network.last.bias))
 
-    def __call__(self, inputs: Floats) -> Floats:
+    def __call__(self, inputs: Vector) -> Vector:
         """float32 [inputs] -> [outputs]; see `ProbeNetwork.forward`."""
         known = np.clip((inputs - self._mean) * self._scale, -FARTHEST, FARTHEST)
-        outputs: Floats = self._last @ np.maximum(self._first @ known + self._shift, 0.0) + self._offset
+        outputs: Vector = self._last @ np.maximum(self._first @ known + self._shift, 0.0) + self._offset
         return outputs
 
 
@@ -130,7 +130,7 @@ class Probe:
     def _layers(self) -> list[Layers]:
         return [Layers(network) for network in (self.network, self.extra) if network is not None]
 
-    def predict(self, hidden: Floats, features: dict[str, float]) -> dict[str, float]:
+    def predict(self, hidden: Vector, features: dict[str, float]) -> dict[str, float]:
         """Calibrated predictions for one prompt, by label, and `extra_cost` where the probe predicts it.
 
         Args:

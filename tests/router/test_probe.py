@@ -13,7 +13,7 @@ from decoding.artifacts import Artifact
 from decoding.model import Row
 from router.base import PROMPT_WANT
 from router.difficulty.features import FEATURES, features_of, inputs_of, state_of
-from router.difficulty.probe import ROUTER_PROBE, Probe
+from router.difficulty.probe import EXTRA_COST, LEAST_EXTRA, ROUTER_PROBE, Probe, ProbeNetwork, extra_costs
 from router.difficulty.scaling import Scaling
 from router.difficulty.strategies import EASY, HARD, NORMAL, LabelRule
 from tests.router.probes import LastToken, models_of, network_of, save_router
@@ -51,6 +51,26 @@ async def test_features_of_a_reading():
     with pytest.raises(ValueError, match="must read entropy"):
         features_of(Row(), 4)
     assert features_of(Row(entropy_bits=0.0, top=((3, 0.0),)), 1)["margin_nats"] == 100.0
+
+
+def test_one_prompt_is_predicted_as_many_are():
+    """What is served is what was trained, calibrated and reported: inputs far out and costs out of range included."""
+    torch.manual_seed(0)
+    main, extra = ProbeNetwork(14, 8, 2).requires_grad_(False), ProbeNetwork(14, 8, 1).requires_grad_(False)
+    for network in (main, extra):
+        network.standardise(torch.randn(50, 14) * 3.0 + 1.0)
+    extra.last.weight *= 20.0
+    scaling = Scaling("chances", [1.5, 0.7])
+    probe = Probe(main, ("p_small", "p_large"), scaling, extra)
+    costs = []
+    for inputs in torch.randn(40, 14) * torch.linspace(0.5, 60.0, 40)[:, None]:
+        features = dict(zip(FEATURES, inputs[10:].tolist(), strict=True))
+        found = probe.predict(inputs[:10].numpy(), features)
+        chances = scaling(main(inputs[None]).numpy())[0].tolist()
+        costs.append(found[EXTRA_COST])
+        expected = {"p_small": chances[0], "p_large": chances[1], EXTRA_COST: extra_costs(extra, inputs[None])[0]}
+        assert found == pytest.approx(expected, rel=1e-4)
+    assert (min(costs), max(costs)) == pytest.approx((LEAST_EXTRA, 1.0 / LEAST_EXTRA))
 
 
 def test_a_state_of_another_width_is_refused():
