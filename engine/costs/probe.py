@@ -143,22 +143,25 @@ def profile(probe: Probe) -> StepTime:
 
 
 def measure(probe: Probe, shapes: tuple[Shape, ...], essential: int) -> list[Sample]:
-    """Samples of as many shapes as the budget allows: always of the first `essential`, where they fit the model."""
-    started = probe.clock()
+    """Samples of as many shapes as the budget allows: always of the first `essential`, where they fit the model.
+
+    The first forward of a shape is charged like the second: on a GPU it compiles kernels and captures graphs, which
+    takes seconds and tells nothing about those that follow.
+    """
     step = probe.sample((Group(1, 1, 0),), repeats=3).seconds
     budget_s = min(max(BUDGET_STEPS * step, BUDGET_S[0]), BUDGET_S[1])
-
-    def spent() -> float:
-        return (probe.clock() - started) / budget_s
-
+    spent_s = 3 * step
     best: dict[Shape, Sample] = {}
     for index, shape in enumerate(shapes):
         fitting = probe.clipped(shape)
-        if fitting is None or fitting in best or (index >= essential and spent() > 0.7):
+        if fitting is None or fitting in best or (index >= essential and spent_s > 0.7 * budget_s):
             continue
         best[fitting] = probe.sample(fitting, repeats=2)
+        spent_s += 2 * best[fitting].seconds
     for _ in range(MAX_ROUNDS - 2):
         for shape, sample in best.items():
-            if spent() + sample.seconds / budget_s < 1.0:
-                best[shape] = min(sample, probe.sample(shape), key=lambda timed: timed.seconds)
+            if spent_s + sample.seconds < budget_s:
+                timed = probe.sample(shape)
+                spent_s += timed.seconds
+                best[shape] = min(sample, timed, key=lambda each: each.seconds)
     return list(best.values())
