@@ -36,6 +36,7 @@ Draft = Annotated[str | None, typer.Option(help="Folder of the draft model; abse
 Trained = Annotated[Path | None, typer.Option(help="Folder of what was trained for the two; absent: the demo's.")]
 Precision = Annotated[Literal["bfloat16", "float32"], typer.Option(help="Of weights and arithmetic.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of a forward; absent: all cores.")]
+Where = Annotated[str, typer.Option("--device", help="Where both models live: cpu, cuda or cuda:N.")]
 Out = Annotated[Path, typer.Option(help="Folder of the cells; what it holds is not measured again.")]
 Cache = Annotated[Path, typer.Option(help="Where the widened target is kept.")]
 Results = Annotated[
@@ -64,6 +65,7 @@ def speculation(
     artifacts: Trained = None,
     dtype: Precision = "bfloat16",
     threads: Threads = None,
+    device: Where = "cpu",
     out: Out = Path(".runs/speculation/cells"),
     cache: Cache = Path(".runs/speculation/targets"),
     results: Results = None,
@@ -85,7 +87,7 @@ def speculation(
 
     given = {"prompts": prompts, "max_tokens": max_tokens}
     chosen = (QUICK if quick else {}) | {key: value for key, value in given.items() if value is not None}
-    setting = Setting(target, draft, artifacts, cache, dtype, threads=threads, **chosen)
+    setting = Setting(target, draft, artifacts, cache, dtype, threads=threads, device=device, **chosen)
     report = _run(setting, axes, out)
     folder = results or (None if quick else RESULTS)
     if folder is not None:

@@ -72,10 +72,11 @@ class Speed:
     mean_tokens: float
 
 
-def pair_of(extra: int, folder: Path, dtype: str = DTYPES[0]) -> Pair:
+def pair_of(extra: int, folder: Path, dtype: str = DTYPES[0], device: str = "cpu") -> Pair:
     """The demo pair in a number format, its large model deepened by so many layers in a folder; 0: as it is shipped."""
     config = TurnoutConfig.demo()
-    models = {name: model.model_copy(update={"dtype": dtype}) for name, model in config.models.items()}
+    place = {"dtype": dtype, "device": device}
+    models = {name: model.model_copy(update=place) for name, model in config.models.items()}
     if not extra:
         return Pair(f"as shipped, {dtype}", config.model_copy(update={"models": models}))
     name = config.pools["demo"].large
@@ -211,12 +212,13 @@ def main(
     concurrencies: tuple[int, ...],
     counts: tuple[int, int],
     rounds: int,
+    device: str,
     out: Path | None,
 ) -> None:
     """Measure, print, and save where there is a place for it."""
-    machine = describe()
+    machine = describe(device)
     with tempfile.TemporaryDirectory(prefix="switching-") as folder:
-        pairs = [pair_of(extra, Path(folder), dtype) for extra in extras for dtype in dtypes]
+        pairs = [pair_of(extra, Path(folder), dtype, device) for extra in extras for dtype in dtypes]
         speeds = uvloop.run(measure(pairs, counts, concurrencies, rounds))
     text = to_markdown(speeds, rounds, counts[0], machine)
     publish(text, out, {"machine": machine, "rounds": rounds, "speeds": [asdict(each) for each in speeds]})
@@ -239,11 +241,13 @@ if __name__ == "__main__":
     parser.add_argument("--problems", type=int, default=PROBLEMS, help="of each turn")
     parser.add_argument("--calibration", type=int, default=CALIBRATION, help="problems for a threshold")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--device", default="cpu", help="where both models live, as torch names it")
     parser.add_argument("--quick", action="store_true", help="one round, few problems, results printed and not saved")
     parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
     asked = parser.parse_args()
     if asked.quick:
-        main(asked.deepen, asked.dtypes, tuple(asked.concurrent), (32, 24), 1, asked.out)
+        main(asked.deepen, asked.dtypes, tuple(asked.concurrent), (32, 24), 1, asked.device, asked.out)
     else:
         sizes = (asked.problems, asked.calibration)
-        main(asked.deepen, asked.dtypes, tuple(asked.concurrent), sizes, asked.rounds, asked.out or RESULT)
+        out = asked.out or (RESULT if asked.device == "cpu" else RESULT.with_stem(f"{RESULT.stem}-{asked.device}"))
+        main(asked.deepen, asked.dtypes, tuple(asked.concurrent), sizes, asked.rounds, asked.device, out)

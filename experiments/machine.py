@@ -7,9 +7,10 @@ import platform
 from pathlib import Path
 
 
-def describe() -> dict[str, str]:
-    """Processor, cores, memory, Python, and how busy the machine was at this moment."""
+def describe(device: str = "cpu") -> dict[str, str]:
+    """Processor, cores, memory, Python, how busy the machine was at this moment, and the GPU of a torch device."""
     return {
+        **({} if device == "cpu" else {"device": _gpu(device)}),
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{_memory_bytes() / 2**30:.0f} GiB",
@@ -27,6 +28,12 @@ def _processor() -> str:
     lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
     found = {name.strip(): value.strip() for name, _, value in lines}
     return f"{found.get('model name', platform.machine())} ({vectors(found.get('flags', ''))})"
+
+
+def _gpu(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device)
 
 
 def vectors(flags: str) -> str:

@@ -47,6 +47,7 @@ class Setting:
         prompts: of a group.
         max_tokens: longest answer, tokens.
         threads: CPU threads of a forward; absent: all cores.
+        device: of both models, as torch names it.
     """
 
     target: str
@@ -57,6 +58,7 @@ class Setting:
     prompts: int = 40
     max_tokens: int = 64
     threads: int | None = None
+    device: str = "cpu"
 
     @property
     def num_threads(self) -> int:
@@ -91,10 +93,8 @@ def configured(setting: Setting) -> TurnoutConfig:
         artifacts = restamped(artifacts, source, folder, folder.with_name(f"{folder.name}-artifacts"))
         target = str(folder)
     members = {"small": setting.draft or "demo:small", "large": target}
-    models = {
-        role: ModelConfig.model_validate({"path": path, "dtype": setting.dtype, "kv_memory_bytes": KV_MEMORY_BYTES})
-        for role, path in members.items()
-    }
+    common = {"device": setting.device, "dtype": setting.dtype, "kv_memory_bytes": KV_MEMORY_BYTES}
+    models = {role: ModelConfig.model_validate({"path": path, **common}) for role, path in members.items()}
     engine = demo.engine.model_copy(update={"threads": setting.num_threads})
     pool = PoolConfig(small="small", large="large", artifacts=str(artifacts))
     return TurnoutConfig(models=models, pools={POOL: pool}, engine=engine)
@@ -140,7 +140,7 @@ class Grid:
                 }
             else:
                 grid.missing[name] = why
-        here = machine.describe()
+        here = machine.describe(setting.device)
         grid.shared = {
             "dtype": setting.dtype,
             "threads": setting.num_threads,
@@ -148,7 +148,7 @@ class Grid:
             "max_tokens": setting.max_tokens,
             "models": {role: grid.pool.engines[role].digest for role in ("small", "large")},
             "parameters": {role: grid.pool.engines[role].num_parameters for role in ("small", "large")},
-            "machine": {key: here[key] for key in ("processor", "cores", "python")},
+            "machine": {key: here[key] for key in ("device", "processor", "cores", "python") if key in here},
             "versions": {name: version(name) for name in ("torch", "transformers")},
         }
         return grid
@@ -201,7 +201,7 @@ class Grid:
 
     def _theirs(self, baseline: str) -> HuggingFaceSide:
         if self._checkpoints is None:
-            self._checkpoints = Checkpoints(self.setting.dtype)
+            self._checkpoints = Checkpoints(self.setting.dtype, self.setting.device)
         folders = {role: model_path(model) for role, model in self.config.models.items()}
         options: dict[str, Any] = {}
         if baseline == ASSISTED:
@@ -209,4 +209,4 @@ class Grid:
         elif baseline == LOOKUP:
             options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
         model = self._checkpoints.open(folders["large"])
-        return HuggingFaceSide(model, self.setting.max_tokens, self.setting.num_threads, options)
+        return HuggingFaceSide(model, self.setting.max_tokens, self.setting.num_threads, options, self.setting.device)

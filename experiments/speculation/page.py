@@ -10,7 +10,7 @@ from typing import Any
 from experiments.machine import describe, one_line
 from experiments.speculation.bench import Report
 from experiments.speculation.contenders import PLAIN, Family, contenders
-from experiments.speculation.grid import PANEL, WIDENED, Axes
+from experiments.speculation.grid import PANEL, WIDENED, Axes, Setting
 from experiments.speculation.plot import plot
 from experiments.speculation.summary import Figures
 from experiments.speculation.tasks import GROUPS
@@ -32,15 +32,19 @@ ByGroup = dict[str, Figures]
 def save(report: Report, folder: Path) -> None:
     """Write the page, the plot and the numbers."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = page_name(report.grid.setting.target)
+    name = page_name(report.grid.setting)
     (folder / f"{name}.md").write_text(to_markdown(report), encoding="utf-8")
     (folder / f"{name}.json").write_text(json.dumps(as_dict(report), indent=1) + "\n", encoding="utf-8")
     plot(report, folder / f"{name}.png")
 
 
-def page_name(target: str) -> str:
-    """What a target's files are called: the widened one's have the plain name, for the goals are about it."""
-    return NAME if target == WIDENED else f"{NAME}-{Path(target).name}"
+def page_name(setting: Setting) -> str:
+    """What a setting's files are called: the widened target's on the CPU have the plain name, for the goals are about
+    it.
+    """
+    target = [] if setting.target == WIDENED else [Path(setting.target).name]
+    device = [] if setting.device == "cpu" else [setting.device.replace(":", "-")]
+    return "-".join([NAME, *target, *device])
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -69,9 +73,7 @@ def to_markdown(report: Report) -> str:
     lines += ["", "## Beside Hugging Face `generate`", "", *_peers(report)]
     if report.grid.missing:
         lines += ["", "## Not run", "", *(f"- `{name}`: {why}" for name, why in report.grid.missing.items())]
-    return "\n".join(
-        [*lines, "", f"![speed-up by method and kind of text]({page_name(report.grid.setting.target)}.png)", ""]
-    )
+    return "\n".join([*lines, "", f"![speed-up by method and kind of text]({page_name(report.grid.setting)}.png)", ""])
 
 
 def condition(temperature: float, batch: int) -> str:
@@ -91,7 +93,7 @@ def _heading(report: Report) -> list[str]:
     return [
         f"# Speculative methods beside plain decoding (target {setting.target}, {sizes['large']} parameters)",
         "",
-        f"`make bench-speculation`; {one_line(describe())}; load average while measuring"
+        f"`make bench-speculation`; {one_line(describe(setting.device))}; load average while measuring"
         f" {min(loads, default=0):.1f} to {max(loads, default=0):.1f}. {shared['dtype']}, {shared['threads']} threads;"
         f" draft model {sizes['small']}.{stand_in if setting.target == 'widened' else ''} {setting.prompts} prompts of"
         f" each kind, answers of at most {setting.max_tokens} tokens. Plain decoding and up to"

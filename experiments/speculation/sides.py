@@ -108,12 +108,13 @@ class Checkpoints:
     """Models as transformers loads them, each once and when it is first asked for."""
 
     dtype: str
+    device: str
     _loaded: dict[Path, Any] = field(default_factory=dict)
 
     def open(self, folder: Path) -> Any:
         """The model in a folder."""
         if folder not in self._loaded:
-            self._loaded[folder] = load(str(folder), self.dtype)
+            self._loaded[folder] = load(str(folder), self.dtype).to(self.device)
         return self._loaded[folder]
 
 
@@ -124,12 +125,14 @@ class HuggingFaceSide:
     Attributes:
         threads: of its arithmetic, as many as our engine has.
         options: what makes it speculative: `assistant_model` or `prompt_lookup_num_tokens`.
+        device: of the model.
     """
 
     model: Any
     max_tokens: int
     threads: int
     options: dict[str, Any]
+    device: str = "cpu"
 
     async def answer(self, prompts: dict[int, Prompt]) -> Turn:
         """See `Side.answer`."""
@@ -140,7 +143,7 @@ class HuggingFaceSide:
     @torch.inference_mode()
     def _generate(self, prompt: Prompt) -> tuple[int, ...]:
         torch.set_num_threads(self.threads)  # a count of this thread, which another may have been given
-        ids = torch.tensor([prompt])
+        ids = torch.tensor([prompt], device=self.device)
         output = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -14,7 +14,7 @@ from experiments.speculation.bench import Report
 from experiments.speculation.cells import Cell, Plan
 from experiments.speculation.contenders import contenders
 from experiments.speculation.grid import ASSISTED, Grid, Setting
-from experiments.speculation.page import as_dict, save, to_markdown, verdict
+from experiments.speculation.page import as_dict, page_name, save, to_markdown, verdict
 from experiments.speculation.summary import ALL, figures, speedup
 from experiments.speculation.tasks import GROUPS
 from experiments.statistics import Interval
@@ -64,6 +64,11 @@ def test_each_target_has_a_page_of_its_own(tmp_path: Path) -> None:
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {f"speculation{end}.{kind}" for end in ("", "-demo") for kind in ("md", "json", "png")}
     assert "](speculation-demo.png)" in (tmp_path / "speculation-demo.md").read_text(encoding="utf-8")
+
+
+def test_what_was_measured_on_a_gpu_has_a_page_of_its_own() -> None:
+    assert page_name(Setting("widened", device="cuda:0")) == "speculation-cuda-0"
+    assert page_name(Setting("some/demo", device="cuda")) == "speculation-demo-cuda"
 
 
 def test_goals_of_a_large_target_are_marked_beside_a_small_one() -> None:
