@@ -18,7 +18,7 @@ from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep, Scores
 from engine.groups import run_groups, summed_once
 from engine.packing import packed
-from engine.stacks import ModelParts, ModuleStack
+from engine.stacks import ModelParts, ModuleStack, pick
 
 SHORTEST_TABLE = 1024  # positions
 LEAN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -98,6 +98,10 @@ class LeanStack(ModuleStack):
                 tapped[index + 1] = hidden
         return hidden, tapped
 
+    def norm(self, hidden: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
+        """See `engine.stacks.LayerStack.norm`."""
+        return _rms(self._parts.norm, pick(hidden, picked))
+
     def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """See `engine.stacks.LayerStack.queries`."""
         cos, sin = self._angles(positions, int(positions.max()))
@@ -121,7 +125,7 @@ class LeanLayer(nn.Module):
         self.out = packed(attention.o_proj)
         self.gate_up = packed(_joined(mlp.gate_proj, mlp.up_proj))
         self.down = packed(mlp.down_proj)
-        self.activation = mlp.act_fn
+        self.activation, self.activation_name = mlp.act_fn, mlp.config.hidden_act
         self.kv_heads = attention.k_proj.out_features // self.head_dim
         self.heads = attention.q_proj.out_features // self.head_dim
         self.before_attention = layer.input_layernorm

@@ -108,8 +108,9 @@ class Runner:
         step = self.plan.backend.step(layout, self.store)
         starts = layout.starts.tolist()
         places = [starts[i] + index for i, feed in enumerate(feeds) for index, _, _ in feed.reads]
-        # Sent to the device now: after the layers, the copy would wait for them.
-        picked = torch.tensor(places, dtype=torch.int64, device=self.device)
+        # Sent to the device now: after the layers, the copy would wait for them. Nobody waits for one of pinned memory.
+        picked = torch.tensor(places, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        picked = picked.to(self.device, non_blocking=True)
         states = None if depth.first == 0 else torch.cat([feed.states for feed in feeds if feed.states is not None])
         hidden, taps = self.plan.stack.hidden(layout, step, tapped(feeds), depth, states)
         return self._deliver(feeds, hidden, taps, layout.starts, picked)

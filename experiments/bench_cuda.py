@@ -12,11 +12,13 @@ import argparse
 import asyncio
 import copy
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import uvloop
+from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from decoding.model import Until
@@ -26,9 +28,9 @@ from engine.device import Device
 from engine.loading import prepare
 from engine.model import EngineModel
 from experiments import machine
-from experiments.report import show
+from experiments.report import note, show
 from experiments.statistics import Interval, spread
-from training.random_models import llama_config, random_model
+from training.random_models import llama_config
 from turnout.config import EngineConfig, ModelConfig
 from turnout.types import SamplingParams
 
@@ -174,7 +176,9 @@ async def engine_speed(model: EngineModel, load: Load, tokens: int) -> float:
 async def measure(plan: Plan) -> list[Speed]:
     """Every load, both sides in turn."""
     config = llama_config(**{"vocab_size": 512, **plan.shape}, tie_word_embeddings=False)
-    plain = random_model(config, seed=0).to(plan.dtype).to(plan.device).eval()
+    torch.manual_seed(0)
+    with plan.device:  # weights alone are made in this type: a model cast to it would lose precise rotary angles
+        plain = AutoModelForCausalLM.from_config(config, dtype=plan.dtype).eval()
     plain.generation_config.eos_token_id = None
     device = Device(str(plan.device))
     slot = KVStore.slot_bytes(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, plan.dtype)
@@ -190,6 +194,7 @@ async def measure(plan: Plan) -> list[Speed]:
             theirs = await asyncio.to_thread(plain_speed, plain, load, plan.tokens)
             pairs.append((theirs, await engine_speed(ours, load, plan.tokens)))
         speeds.append(_speed(load, load.sequences * bytes_per_second / step_bytes(plain, load, plan.tokens), pairs[1:]))
+        note(_row(speeds[-1]))
     await ours.close()
     device.close()
     return speeds
@@ -210,17 +215,19 @@ def to_markdown(plan: Plan, speeds: list[Speed]) -> str:
         f" median of {plan.rounds} alternating rounds [smallest, largest]. The roofline is the bytes of weights and"
         " cache a step must read over the bandwidth of a large copy. `generate` has a compiled static cache.",
         "",
-        f"{machine.one_line(machine.describe())}, torch {torch.__version__}",
+        f"{machine.one_line(machine.describe(str(plan.device)))}, torch {torch.__version__}",
         "",
         "| sequences | prompt | roofline, tokens/s | engine, tokens/s | of the roofline | generate, tokens/s | ratio |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    rows = [
+    return "\n".join([*lines, *map(_row, speeds), ""])
+
+
+def _row(speed: Speed) -> str:
+    return (
         f"| {speed.load.sequences} | {speed.load.context} | {speed.roofline:.0f} | {_cell(speed.ours, 0)} "
         f"| {speed.ours.value / speed.roofline:.0%} | {_cell(speed.plain, 0)} | {_cell(speed.ratio, 2)} |"
-        for speed in speeds
-    ]
-    return "\n".join([*lines, *rows, ""])
+    )
 
 
 def _cell(interval: Interval, digits: int) -> str:
@@ -237,11 +244,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, printed and not saved")
     parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --dry-run")
+    parser.add_argument("--rounds", type=int, help=f"that count; absent: {GPU.rounds}, 1 with --dry-run")
     chosen = parser.parse_args()
     if not chosen.dry_run and not torch.cuda.is_available():
         parser.error("needs a CUDA device; --dry-run does without")
     plan = DRY_RUN if chosen.dry_run else GPU
-    text = to_markdown(plan, asyncio.run(measure(plan)))
+    plan = replace(plan, rounds=chosen.rounds or plan.rounds)
+    text = to_markdown(plan, uvloop.run(measure(plan)))
     out = chosen.out or (None if chosen.dry_run else RESULT)
     if out is not None:
         out.write_text(text)

@@ -72,7 +72,8 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
+        # The first graph owns the memory, which lives as long as some graph uses it: so this one is kept.
+        self._first: torch.cuda.CUDAGraph | None = None
 
     def record(self, work: Work) -> CudaRecording:
         """See `Recorder.record`."""
@@ -84,9 +85,11 @@ class CudaRecorder:
                 work()
             current.wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
+            pool = None if self._first is None else self._first.pool()
             # Other threads may allocate meanwhile: draft distributions are judged outside the forward's thread.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 output = work()
+            self._first = self._first or graph
             graph.replay()
         return CudaRecording(graph, output)
 

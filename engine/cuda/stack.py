@@ -7,6 +7,7 @@ import torch
 from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
+from engine.cuda.fused import run
 from engine.cuda.graphs import Bucket, Graphs, Recorder
 from engine.cuda.step import CudaStep, PagedStep
 from engine.lean import LeanStack
@@ -44,8 +45,4 @@ class CudaStack(LeanStack):
 
     def _forward(self, tokens: torch.Tensor, angles: torch.Tensor, step: PagedStep) -> torch.Tensor:
         """tokens [rows], angles [rows, 2, head_dim] -> [rows, hidden]."""
-        hidden: torch.Tensor = self._parts.embed(tokens)
-        cos, sin = (part[:, None] for part in angles.unbind(1))
-        for layer in self._layers:
-            hidden = layer.feed_forward(layer.attend(hidden, cos, sin, step))
-        return hidden
+        return run(self._layers, self._parts.embed(tokens), angles, step)

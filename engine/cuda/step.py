@@ -31,7 +31,7 @@ class PagedStep:
 
     def __init__(self, metadata: Metadata, store: KVStore, block_size: int, reach: Reach, processors: int) -> None:
         self.metadata = metadata
-        self._store = store
+        self.store = store
         self._block_size = block_size
         self._reach = reach
         self._processors = processors
@@ -46,12 +46,16 @@ class PagedStep:
 
     def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
         """See `engine.attention.step.AttentionStep.attend`."""
-        cache = self._store.layers[layer]
-        tiling = tile(self._reach, cache, query.shape[1] // cache.shape[2], self._processors, scores.window)
         # Triton launches on the current device, which need not be the model's; the CPU's number, -1, changes nothing.
         with torch.cuda.device(query.get_device()):
-            write(cache, self.metadata.slots, pairs)
-            return attend(query, cache, self.metadata, scores, tiling, self._block_size)
+            write(self.store.layers[layer], self.metadata.slots, pairs)
+            return self.attend_written(layer, query, scores)
+
+    def attend_written(self, layer: int, query: torch.Tensor, scores: Scores) -> torch.Tensor:
+        """The same for rows whose keys and values stand in their slots, on the current device."""
+        cache = self.store.layers[layer]
+        tiling = tile(self._reach, cache, query.shape[1] // cache.shape[2], self._processors, scores.window)
+        return attend(query, cache, self.metadata, scores, tiling, self._block_size)
 
 
 class MixedStep:

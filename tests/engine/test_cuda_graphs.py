@@ -21,7 +21,8 @@ from engine.attention.step import Scores
 from engine.backend import choose_backend
 from engine.cuda.graphs import MAX_ROWS, WIDTH, Bucket, Graphs
 from engine.cuda.metadata import NOWHERE, Extent, Metadata
-from engine.cuda.paged_attention import MIN_SPLIT_KEYS, Reach, tile
+from engine.cuda.paged_attention import LARGE_PROGRAMS, MIN_SPLIT_KEYS, PROGRAMS, Reach, tile
+from engine.cuda.paged_attention import MAX_ROWS as TILE_ROWS
 from engine.cuda.step import CudaStep, PagedStep
 from tests.engine.layouts import Batch, batches, random_tree
 from tests.engine.triton_process import Reruns
@@ -141,7 +142,7 @@ def test_another_cache_is_never_written_by_an_old_recording() -> None:
     recorder, seen = Reruns(), []
 
     def noting(tokens: torch.Tensor, angles: torch.Tensor, step: PagedStep) -> torch.Tensor:
-        seen.append(step._store)
+        seen.append(step.store)
         return layers(tokens, angles, step)
 
     graphs, batch = Graphs(noting, recorder), Batch((1,), (3,))
@@ -174,15 +175,14 @@ def test_programs_cover_every_row_and_fill_the_device(
     assert tiling.rows * tiling.row_tiles >= fed * group
     assert (tiling.rows & tiling.rows - 1, tiling.splits & tiling.splits - 1) == (0, 0)
     assert tiling.splits == 1 or min(keys, keys if window is None else window + fed) >= tiling.splits * MIN_SPLIT_KEYS
-    assert (
-        tiling.splits == 1 or max(sequences, rows * group // tiling.rows) * kv_heads * tiling.splits <= 2 * processors
-    )
+    most = (LARGE_PROGRAMS if tiling.rows == TILE_ROWS else PROGRAMS) * processors
+    assert tiling.splits == 1 or max(sequences, rows * group // tiling.rows) * kv_heads * tiling.splits <= most
 
 
 def test_one_long_sequence_is_cut_until_the_device_is_full() -> None:
     cache = torch.empty(1, 2, 8, 128, dtype=torch.bfloat16)
-    assert tile(Reach(1, 1, 1, 32_768), cache, 4, 132, None).splits == 32
-    assert tile(Reach(1, 1, 1, 32_768), cache, 4, 132, 1024).splits == 4
+    assert tile(Reach(1, 1, 1, 32_768), cache, 4, 132, None).splits == 64
+    assert tile(Reach(1, 1, 1, 32_768), cache, 4, 132, 1024).splits == 16
     assert tile(Reach(64, 64, 1, 32_768), cache, 4, 132, None).splits == 1
 
 

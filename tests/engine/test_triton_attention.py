@@ -145,14 +145,18 @@ def test_a_window_that_is_off_by_one_shows_in_every_row_it_cuts(interpreted: rem
     assert rows_that_differ(got, out) == cut
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "llama_biased", "qwen3", "gemma2"])
 def test_a_whole_model_through_padded_replays(interpreted: remote.Call, name: str) -> None:
     num_recorded = interpreted(remote.check_architecture, name)
-    assert (num_recorded > 0) == (name == "llama")
+    assert (num_recorded > 0) == (name != "gemma2")
 
 
-def test_replayed_layers_equal_launched_ones(interpreted: remote.Call) -> None:
-    assert interpreted(remote.check_replays) is None  # the other process asserts
+@pytest.mark.parametrize(
+    ("name", "changes"), [("llama", {}), ("qwen3", {}), ("mistral", {}), ("llama", {"hidden_act": "gelu"})], ids=str
+)
+def test_replayed_layers_equal_launched_ones(interpreted: remote.Call, name: str, changes: dict[str, Any]) -> None:
+    """Replayed ones are fused, those launched one by one are not."""
+    assert interpreted(remote.check_replays, name, changes) is None  # the other process asserts
 
 
 POINTERS = dict.fromkeys(("positions", "starts", "lengths", "tree_sizes", "tree_masks", "blocks", "slots"), "*i64") | {
@@ -160,22 +164,29 @@ POINTERS = dict.fromkeys(("positions", "starts", "lengths", "tree_sizes", "tree_
     "parts": "*fp32",
     "scaling": "fp32",
     "softcap": "fp32",
+    "eps": "fp32",
 }
 SHAPE = {"KV_HEADS": 4, "GROUP": 4, "BLOCK_SIZE": 16}
 DECODE = {"DIM": 128, "TILE_DIM": 128, "ROWS": 16, "KEYS": 64, "IS_SPLIT": False, "WINDOW": 0, "SOFTCAP": 0.0}
 VERIFY = {"DIM": 80, "TILE_DIM": 128, "ROWS": 64, "KEYS": 64, "IS_SPLIT": True, "WINDOW": 512, "SOFTCAP": 30.0}
 MERGE = {"HEADS": 16, "DIM": 80, "TILE_DIM": 128, "SPLITS": 64}
+ROTATE = {"HEADS": 16, "KV_HEADS": 4, "DIM": 80, "TILE": 128, "NORMED": True}
 # What a program may have on the smallest GPU this is meant for (sm_86), bytes.
 SHARED = 99 << 10
 
 
 def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path_factory: pytest.TempPathFactory) -> None:
-    half = dict.fromkeys(("query", "cache", "out", "pairs"), "*bf16")
+    stored = ("query", "cache", "out", "pairs", "hidden", "added", "weight", "total", "normed", "qkv", "angles")
+    half = dict.fromkeys((*stored, "query_norm", "key_norm", "gate_up"), "*bf16")
+    attention = half | {"weight": "*fp32"}
     jobs: list[tuple[str, dict[str, str], dict[str, Any], int]] = [
         ("write_kernel", POINTERS | half, {"ROW": 1024, "TILE": 1024}, 80),
-        ("attend_kernel", POINTERS | half, SHAPE | DECODE, 80),
-        ("attend_kernel", POINTERS | half | {"out": "*fp32"}, SHAPE | VERIFY, 90),
-        ("merge_kernel", POINTERS | half, MERGE, 90),
+        ("attend_kernel", POINTERS | attention, SHAPE | DECODE, 80),
+        ("attend_kernel", POINTERS | attention | {"out": "*fp32"}, SHAPE | VERIFY, 90),
+        ("merge_kernel", POINTERS | attention, MERGE, 90),
+        ("add_norm_kernel", POINTERS | half, {"WIDTH": 3072, "TILE": 4096, "ADDS": True}, 80),
+        ("rotate_kernel", POINTERS | half, ROTATE, 80),
+        ("gate_kernel", POINTERS | half, {"WIDTH": 8192, "TILE": 1024}, 90),
     ]
     with remote.triton_process(False, tmp_path_factory.mktemp("compiled")) as call:
         assert max(call(remote.compile_kernel, *job) for job in jobs) <= SHARED

@@ -124,8 +124,8 @@ def check_architecture(name: str) -> int:
     return len(backend.recorder.recorded)
 
 
-def check_replays() -> None:
-    """`assert_replays_equal_launches` of a small Llama over the interpreted backend."""
+def check_replays(name: str, changes: dict[str, Any]) -> None:
+    """`assert_replays_equal_launches` of a small model over the interpreted backend."""
     import engine.loading
     from tests.engine.architectures import config_of
     from tests.engine.replays import assert_replays_equal_launches
@@ -134,7 +134,7 @@ def check_replays() -> None:
     backend = InterpretedBackend()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.loading, "choose_backend", lambda *_: backend)
-        plan = engine.loading.prepare(random_model(config_of("llama"), seed=3, spread=0.2)).plan
+        plan = engine.loading.prepare(random_model(config_of(name, **changes), seed=3, spread=0.2)).plan
     recorded = len(backend.recorder.recorded)
     assert_replays_equal_launches(plan, torch.device("cpu"))
     assert len(backend.recorder.recorded) > recorded
@@ -153,9 +153,9 @@ def compile_kernel(name: str, pointers: dict[str, str], constants: dict[str, Any
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from engine.cuda import kernels
+    from engine.cuda import fused_kernels, kernels
 
-    kernel = getattr(kernels, name)
+    kernel = getattr(kernels, name, None) or getattr(fused_kernels, name)
     signature = {argument: pointers.get(argument, "i32") for argument in kernel.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
     places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
