@@ -232,6 +232,9 @@ class SmartSpecLength(LengthPolicy):
             goodput = (found * tokens + 1.0 - found) / round_s
             if goodput > best_goodput:
                 best, best_goodput = depth, goodput
+            # A round takes no less time for being deeper, and however deep, it has fewer tokens than this.
+            if known.rate < 1.0 and (found / (1.0 - known.rate) + 1.0 - found) / round_s <= best_goodput:
+                break
         return best
 
 

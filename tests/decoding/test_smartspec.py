@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from decoding.fakes import TableModel, markov
 from decoding.lengths.base import Round
@@ -67,6 +69,35 @@ UNDRAFTED = DraftTree.empty("large"), judged(0)[1]
 )
 def test_the_worked_examples(acceptance, sequences, depth):
     assert Scene().depth(smart(acceptance), sequences) == depth
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rate=st.floats(0.01, 1.0),
+    sequences=st.integers(1, 600),
+    width=st.floats(1.0, 20.0),
+    found=st.floats(0.0, 1.0),
+    overhead_s=st.floats(0.0, 30.0),
+    most=st.integers(1, 40),
+    free=st.booleans(),
+)
+def test_no_depth_beyond_the_last_one_looked_at_is_better(rate, sequences, width, found, overhead_s, most, free):
+    scene, policy = Scene(), smart(rate, most=most)
+    scene.draft.load = scene.target.load = Busy(sequences, sequences * 10)
+    known = Acceptance(rate, width=width, found=found)
+    known.drafting.seconds = overhead_s
+    round = Round(Sequence([0] * 10, SamplingParams(), 0), scene.draft, scene.target, free, "x")
+
+    def goodput(depth: int) -> float:
+        times = round.target_s(1.0 + depth * width), round.target_s(1.0)
+        tokens = sum(rate**level for level in range(depth + 1))
+        mean_s = depth * round.draft_s(width) * found + found * times[0] + (1.0 - found) * times[1] + overhead_s
+        return (found * tokens + 1.0 - found) / (mean_s if depth else round.target_s(1.0))
+
+    found = max(found, 0.01)
+    depth = policy._best(round, known)
+    assert depth <= most
+    assert goodput(depth) == pytest.approx(max(map(goodput, range(most + 1))))
 
 
 def test_depth_falls_with_load_and_rises_with_acceptance():

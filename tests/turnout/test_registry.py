@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -154,3 +155,10 @@ def test_a_long_value_is_not_echoed() -> None:
     with pytest.raises(ValidationError) as caught:
         Leaf.model_validate({"x": "7x" * 200})
     assert "got" not in explain(caught.value, "", Leaf).message
+
+
+def test_a_file_that_comes_later_is_found(slot: Path) -> None:
+    assert "late" not in names(SLOT)
+    (slot / "late.py").write_text("", encoding="utf-8")
+    os.utime(slot, ns=(1, 1))  # clocks of file systems are coarse
+    assert "late" in names(SLOT)
