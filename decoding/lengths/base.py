@@ -73,6 +73,12 @@ class Round:
         """
         return 0.0 if self.free else self.share * step_seconds(self.draft, self.draft.busy(), len(self.seq), width)
 
+    @property
+    def entry_s(self) -> float:
+        """Predicted wall time of reading the sequence for a first draft, in seconds; 0.0 where nothing is read."""
+        length = len(self.seq)
+        return 0.0 if self.free else self.share * self.draft.forward_seconds(length, length * (length + 1) // 2, 1)
+
     def target_s(self, tokens: float) -> float:
         """Predicted wall time of verification with so many tokens fed for each sequence, in seconds."""
         return step_seconds(self.target, self._busy, len(self.seq), tokens)

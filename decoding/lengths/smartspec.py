@@ -16,6 +16,9 @@ from turnout.types import TokenKind
 TRUSTED = 8
 FARTHEST = 4.0  # times what a round was to take
 LEAST_FOUND = 0.01  # of rounds with a draft: so that depths are told apart
+# Plain steps of every sequence that drafts may lose before anything was earned, and that they may save up.
+GRANT, SAVINGS = 2.0, 32.0
+PACE = 0.05  # of a predicted step, by which one stretch moves what plain steps are held to take
 
 
 class SmartSpecParams(LengthParams):
@@ -31,6 +34,10 @@ class SmartSpecParams(LengthParams):
             description="after so many undrafted steps one token is drafted, to see again; 0: never",
         ),
     ] = 64
+    allowance: Annotated[
+        FiniteFloat,
+        Field(ge=0, le=1, description="part of plain decoding's time that drafts may lose; 1: any"),
+    ] = 0.03
 
 
 @dataclass(slots=True)
@@ -72,6 +79,9 @@ class Acceptance:
         sought: rounds so far that were to draft.
         drafting: what such a round takes beyond the forwards that are predicted for it.
         plain: likewise a step that is not to draft, while no sequence drafts.
+        usual_s: the same of half of these steps at most; it is not doubted while nobody decodes plainly.
+        earned_s: what drafts may lose, see `SmartSpecLength`.
+        crowd: sequences that decoded in the last round.
         changes: how often a round that was to draft has begun or ended.
     """
 
@@ -85,6 +95,9 @@ class Acceptance:
     sought: int = 0
     drafting: Overhead = field(default_factory=Overhead)
     plain: Overhead = field(default_factory=Overhead)
+    usual_s: float = 0.0
+    earned_s: float = 0.0
+    crowd: int = 0
     changes: int = 0
 
     @property
@@ -133,8 +146,11 @@ class Times:
 
     def of_draft(self, draft: DraftTree) -> float:
         """Of the round that verifies it."""
-        levels = max(draft.depths(), default=-1) + 1
-        return self.plain_s + len(draft.fed_tokens) * self.node_s + levels * self.level_s
+        return self.of_shape(max(draft.depths(), default=-1) + 1, len(draft.fed_tokens))
+
+    def of_shape(self, levels: float, rows: float) -> float:
+        """Of a round with a draft of so many levels, and so many rows fed besides the last token."""
+        return self.plain_s + rows * self.node_s + levels * self.level_s
 
 
 class SmartSpecLength(LengthPolicy):
@@ -153,7 +169,14 @@ class SmartSpecLength(LengthPolicy):
     target rows besides (Lookahead), these are paid in every round that is to draft, also in one without a candidate.
 
     What rounds and plain steps take beyond these predictions is measured as well, for it may decide where forwards are
-    short: trained heads, look-ups and searches for a tree take time as well, and a round is more than its forward.
+    short: trained heads, look-ups and searches for a tree take time as well, and a round is more than its forward. What
+    an answer's first draft takes to read what stands there must pay within the answer's remaining tokens.
+
+    Goodput is a belief, and trying costs time, most in a batch, where one draft keeps all others waiting. So what
+    drafts may lose is bounded: plain decoding earns them `allowance` of its time, rounds with a draft and those that
+    waited for one add what they saved or lost by the clock, and nobody drafts deeper than all sequences together can
+    afford if nothing is accepted. A drafter that is right soon has what it needs; one that is wrong, or slower than
+    anybody predicted, costs little more than the allowance.
     """
 
     Params = SmartSpecParams
@@ -164,27 +187,56 @@ class SmartSpecLength(LengthPolicy):
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
         self._timed = self._drafted = False
+        self._entry_s = 0.0
 
     def before_round(self, round: Round) -> int:
         """The depth of the largest goodput, the smallest such; `most` where no time is known."""
         kind = f"smartspec/{round.drafter}/{round.judge}/{round.draft.name}/{self.params.acceptance}"
         self._known = round.target.stores.open(kind, round.seq.learner, lambda: Acceptance(self.params.acceptance))
         self._sequences = max(round.target.busy().sequences, 1)
+        # Where all begin to draft, each waits until all have read.
+        self._entry_s = 0.0 if self._drafted else self._sequences * round.entry_s
         depth = self._best(round, self._known)
-        self._drafting = self._sequences if depth else 1  # of one step; a probe is alone
-        if depth == 0 and 0 < self.params.probe <= self._known.idle:
+        probes = depth == 0 and 0 < self.params.probe <= self._known.idle
+        self._times = Times.of(round, self._known, 1 if probes else depth)
+        depth = self._affordable(1 if probes else depth)
+        if probes and depth:
             self._known.idle -= self.params.probe  # at once, so that not all requests of a batch probe together
-            depth = 1
+        self._drafting = self._sequences if depth and not probes else 1  # of one step; a probe is alone
         self._wanted, self._asked = depth, depth > 0 and round.seq.num_remaining > 1  # nothing before the last token
         self._known.changes += self._asked
-        self._begun, self._times = self._known.changes, Times.of(round, self._known, depth)
+        self._begun = self._known.changes
         return depth
+
+    def _affordable(self, depth: int) -> int:
+        """The depth, or the largest below it that every sequence may draft even if nothing of it is accepted."""
+        known, times = self._known, self._times
+        if self.params.allowance == 1.0 or times.plain_s <= 0.0:
+            return depth
+        if not self._timed and known.crowd != 1:  # others may begin at the same time, and be many
+            return 0
+        spare_s = known.earned_s / self._sequences + GRANT * times.plain_s
+        while depth and self._risk_s(depth) > spare_s:
+            depth -= 1
+        return depth
+
+    def _risk_s(self, depth: int) -> float:
+        """What a round with a draft takes longer than a step without."""
+        known = self._known
+        round_s = self._times.of_shape(depth, depth * known.width + known.extra) + known.drafting.seconds
+        return round_s + self._entry_s - self._plain_s
+
+    @property
+    def _plain_s(self) -> float:
+        """What a step without drafts takes."""
+        return self._times.plain_s + self._known.usual_s
 
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Update what is known of the drafter; a round without a draft says nothing about acceptance."""
         if self._asked and seconds > 0.0:
             self._known.observe_search(draft, min(self.params.update, self._weight(self._known.sought)))
         if seconds > 0.0 and self._times.plain_s > 0.0:
+            self._earn(draft, seconds, len(verdict.tokens))
             self._time(draft, seconds, len(verdict.tokens))
         self._known.changes += self._asked
         if len(draft):
@@ -192,6 +244,19 @@ class SmartSpecLength(LengthPolicy):
         else:
             # Under load a probe disturbs many: then steps of the whole batch count, once acceptance is no mere guess.
             self._known.idle += len(verdict.tokens) / (self._sequences if self._known.seen >= TRUSTED else 1)
+
+    def _earn(self, draft: DraftTree, seconds: float, tokens: int) -> None:
+        """Enter a round, or a stretch without drafts, into what drafts may lose."""
+        known, plain_s = self._known, self._plain_s
+        earned_s = self.params.allowance * tokens * plain_s
+        if self._asked and not self._timed:  # it has read the prompt as well: nobody knows what the draft took
+            earned_s += (tokens - 1) * plain_s - self._risk_s(self._wanted)
+        elif self._timed and (self._asked or known.changes != self._begun):  # has drafted, or waited for who did
+            expected_s = self._times.of_draft(draft) + self._entry_s if self._asked else tokens * plain_s
+            # One that waited for another's prompt is not to be paid for.
+            earned_s += tokens * plain_s - min(seconds, 2.0 * (expected_s + known.drafting.seconds))
+        known.crowd, step_s = self._sequences, self._sequences * plain_s
+        known.earned_s = min(max(known.earned_s + earned_s, -GRANT * step_s), SAVINGS * step_s)
 
     def _time(self, draft: DraftTree, seconds: float, steps: int) -> None:
         """Compare a round, or the steps of a stretch without drafts, with what its forwards were to take."""
@@ -206,6 +271,8 @@ class SmartSpecLength(LengthPolicy):
             known.plain.fade(self._part)
         elif self._wanted == 0 and known.changes == self._begun:  # nobody has waited for another's draft
             known.plain.observe(seconds / steps, times.plain_s, self._weight(known.plain.count))
+            most = PACE * times.plain_s
+            known.usual_s += min(max(seconds / steps - self._plain_s, -most), most)
 
     def _weight(self, seen: int) -> float:
         """Of one round in an average: its part of a step's, or of what was seen so far while that is little."""
@@ -223,13 +290,14 @@ class SmartSpecLength(LengthPolicy):
         best, best_goodput = 0, 1.0 / (plain_s + known.plain.seconds)
         found = max(known.found, LEAST_FOUND)
         nothing_s = round.target_s(1.0 + known.extra)
+        entry_s = self._entry_s / max(round.seq.num_remaining, 1)
         tokens, chance = 1.0, 1.0
         for depth in range(1, self.params.most + 1):
             chance *= known.rate
             tokens += chance
             draft_s = depth * level_s + round.target_s(1.0 + depth * known.width + known.extra)
             round_s = found * draft_s + (1.0 - found) * nothing_s + known.drafting.seconds
-            goodput = (found * tokens + 1.0 - found) / round_s
+            goodput = 1.0 / (round_s / (found * tokens + 1.0 - found) + entry_s)
             if goodput > best_goodput:
                 best, best_goodput = depth, goodput
             # A round takes no less time for being deeper, and however deep, it has fewer tokens than this.

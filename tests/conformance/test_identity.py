@@ -51,7 +51,7 @@ PROMPTS, FEWER = 100, 40  # where every combination is tried, and in the default
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.3}
 # What keeps a policy drafting that would rather not, by what it knows of this machine's times.
-KEEN = {"abstains": False, "probe": 1}
+KEEN = {"abstains": False, "probe": 1, "allowance": 1.0}
 TIMED = {"smartspec"}
 FITTING = fitting(LOSSLESS)
 GREEDY_ONLY = fitting(LOSSY)

@@ -45,12 +45,14 @@ class Scene:
         self, policy: SmartSpecLength, sequences: int, free=False, drafter="model_chain", tenant="t", judge=""
     ) -> int:
         self.draft.load = self.target.load = Busy(sequences, sequences * 10)
-        seq = Sequence([0] * 10, SamplingParams(), 0, tenant=tenant)
+        # So long that it is no matter what the first draft has to read.
+        seq = Sequence([0] * 10, SamplingParams(max_tokens=100_000), 0, tenant=tenant)
         return policy.before_round(Round(seq, self.draft, self.target, free, drafter, judge=judge))
 
 
 def smart(acceptance: float = 0.7, most: int = 16, **params) -> SmartSpecLength:
-    return SmartSpecLength(SmartSpecParams(acceptance=acceptance, most=most, **params))
+    """Goodput alone: drafts may lose any time."""
+    return SmartSpecLength(SmartSpecParams(acceptance=acceptance, most=most, **{"allowance": 1.0, **params}))
 
 
 def judged(num_accepted: int, num_rejected: int = 0) -> tuple[DraftTree, Verdict]:
@@ -290,7 +292,7 @@ async def test_under_load_a_request_is_decoded_plainly(run):
     chain = torch.full((4, 4), 0.1)
     chain[:, 1] = 0.7
     draft.next_logits = target.next_logits = markov(chain)
-    params = {"length": {"name": "smartspec", "probe": 0}}
+    params = {"length": {"name": "smartspec", "probe": 0, "allowance": 1.0}}
     plain = await run("plain", draft, target, prompt=(0,), max_tokens=30)
     for sequences, drafted in ((512, False), (1, True)):
         draft.load = target.load = Busy(sequences, sequences * 10)

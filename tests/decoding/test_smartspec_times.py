@@ -38,7 +38,7 @@ class Server:
     """Answers of one tenant, whose drafts are all accepted; rounds take as long as told beyond their forwards."""
 
     def __init__(self, free: bool = True, **params: Any) -> None:
-        self.free, self.params = free, {"acceptance": 0.9, "most": 4, **params}
+        self.free, self.params = free, {"acceptance": 0.9, "most": 4, "allowance": 1.0, **params}
         self.small, self.large = Model("small", DRAFT_S), Model("large", TARGET_S)
 
     def policy(self) -> SmartSpecLength:

@@ -72,7 +72,7 @@ async def test_drafts_are_as_deep_and_as_good_after_a_load_as_before(temperature
         pass
     large.release(plain)
     pool = ModelPool({"s": small, "m": large}, {"small": "s", "large": "m"}, ListText([""] * VOCAB))
-    length = Told(SmartSpecParams(acceptance=0.99, most=4))
+    length = Told(SmartSpecParams(acceptance=0.99, most=4, allowance=1.0))
     drafter = PartChoice(name="model_chain").make("decoding.drafters", "drafter")
     judge = PartChoice(name="match").make("decoding.verifiers", "verifier")
     crowd: list[Sequence] = []
