@@ -100,7 +100,7 @@ class LeanStack(ModuleStack):
 
     def norm(self, hidden: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
         """See `engine.stacks.LayerStack.norm`."""
-        return _rms(self._parts.norm, pick(hidden, picked))
+        return _rms(self._parts.norm, pick(hidden, picked).to(self._parts.norm.weight.dtype))
 
     def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """See `engine.stacks.LayerStack.queries`."""

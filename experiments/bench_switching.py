@@ -249,5 +249,7 @@ if __name__ == "__main__":
         main(asked.deepen, asked.dtypes, tuple(asked.concurrent), (32, 24), 1, asked.device, asked.out)
     else:
         sizes = (asked.problems, asked.calibration)
-        out = asked.out or (RESULT if asked.device == "cpu" else RESULT.with_stem(f"{RESULT.stem}-{asked.device}"))
+        out = asked.out or (
+            RESULT if asked.device == "cpu" else RESULT.with_stem(f"{RESULT.stem}-{asked.device}".replace(":", "-"))
+        )
         main(asked.deepen, asked.dtypes, tuple(asked.concurrent), sizes, asked.rounds, asked.device, out)

@@ -120,7 +120,15 @@ def method(
 def names(package: str) -> list[str]:
     """Module names in a slot's package, sorted; private ones and `base` are not methods."""
     folders = tuple(importlib.import_module(package).__path__)
-    return list(_listed(folders, tuple(Path(folder).stat().st_mtime_ns for folder in folders)))
+    return list(_listed(folders, tuple(map(_changed, folders))))
+
+
+def _changed(folder: str) -> int:
+    """When a file of a folder came or went last, ns; 0 for what is no folder, as an archive."""
+    try:
+        return Path(folder).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 @cache

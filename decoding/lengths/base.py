@@ -75,7 +75,7 @@ class Round:
 
     @property
     def entry_s(self) -> float:
-        """Predicted wall time of reading the sequence for a first draft, in seconds; 0.0 where nothing is read."""
+        """Predicted wall time of reading the sequence for a first draft, in seconds; 0.0 where drafting is free."""
         length = len(self.seq)
         return 0.0 if self.free else self.share * self.draft.forward_seconds(length, length * (length + 1) // 2, 1)
 

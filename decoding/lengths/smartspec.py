@@ -18,7 +18,8 @@ FARTHEST = 4.0  # times what a round was to take
 LEAST_FOUND = 0.01  # of rounds with a draft: so that depths are told apart
 # Plain steps of every sequence that drafts may lose before anything was earned, and that they may save up.
 GRANT, SAVINGS = 2.0, 32.0
-PACE = 0.05  # of a predicted step, by which one stretch moves what plain steps are held to take
+# Of a predicted step: by how much one stretch moves what plain steps are held to take, and how much less that may be.
+PACE, LEAST_USUAL = 0.05, -0.5
 
 
 class SmartSpecParams(LengthParams):
@@ -79,7 +80,7 @@ class Acceptance:
         sought: rounds so far that were to draft.
         drafting: what such a round takes beyond the forwards that are predicted for it.
         plain: likewise a step that is not to draft, while no sequence drafts.
-        usual_s: the same of half of these steps at most; it is not doubted while nobody decodes plainly.
+        usual: the same in predicted steps, about the median; it is not doubted while nobody decodes plainly.
         earned_s: what drafts may lose, see `SmartSpecLength`.
         crowd: sequences that decoded in the last round.
         changes: how often a round that was to draft has begun or ended.
@@ -95,7 +96,7 @@ class Acceptance:
     sought: int = 0
     drafting: Overhead = field(default_factory=Overhead)
     plain: Overhead = field(default_factory=Overhead)
-    usual_s: float = 0.0
+    usual: float = 0.0
     earned_s: float = 0.0
     crowd: int = 0
     changes: int = 0
@@ -173,10 +174,10 @@ class SmartSpecLength(LengthPolicy):
     an answer's first draft takes to read what stands there must pay within the answer's remaining tokens.
 
     Goodput is a belief, and trying costs time, most in a batch, where one draft keeps all others waiting. So what
-    drafts may lose is bounded: plain decoding earns them `allowance` of its time, rounds with a draft and those that
-    waited for one add what they saved or lost by the clock, and nobody drafts deeper than all sequences together can
-    afford if nothing is accepted. A drafter that is right soon has what it needs; one that is wrong, or slower than
-    anybody predicted, costs little more than the allowance.
+    drafts may lose is bounded: every token earns them `allowance` of a plain step, rounds with a draft and those that
+    waited for one add what they saved or lost by the clock, up to twice what they were to take, and nobody drafts
+    deeper than all sequences together can afford if nothing is accepted. A drafter that is right soon has what it
+    needs; one that is wrong, or slower than anybody predicted, costs little more than the allowance.
     """
 
     Params = SmartSpecParams
@@ -187,7 +188,7 @@ class SmartSpecLength(LengthPolicy):
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
         self._timed = self._drafted = False
-        self._entry_s = 0.0
+        self._entry_s = self._reading_s = 0.0
 
     def before_round(self, round: Round) -> int:
         """The depth of the largest goodput, the smallest such; `most` where no time is known."""
@@ -195,13 +196,17 @@ class SmartSpecLength(LengthPolicy):
         self._known = round.target.stores.open(kind, round.seq.learner, lambda: Acceptance(self.params.acceptance))
         self._sequences = max(round.target.busy().sequences, 1)
         # Where all begin to draft, each waits until all have read.
-        self._entry_s = 0.0 if self._drafted else self._sequences * round.entry_s
+        self._reading_s = self._sequences * round.entry_s
+        self._entry_s = 0.0 if self._drafted else self._reading_s
         depth = self._best(round, self._known)
         probes = depth == 0 and 0 < self.params.probe <= self._known.idle
         self._times = Times.of(round, self._known, 1 if probes else depth)
         depth = self._affordable(1 if probes else depth)
-        if probes and depth:
+        self._times = Times.of(round, self._known, depth)
+        if probes:
             self._known.idle -= self.params.probe  # at once, so that not all requests of a batch probe together
+            if self._risk_s(1) > self._most_s:  # so much is never saved up: else one slow moment would end it for good
+                self._known.drafting.fade(self.params.update)
         self._drafting = self._sequences if depth and not probes else 1  # of one step; a probe is alone
         self._wanted, self._asked = depth, depth > 0 and round.seq.num_remaining > 1  # nothing before the last token
         self._known.changes += self._asked
@@ -213,7 +218,7 @@ class SmartSpecLength(LengthPolicy):
         known, times = self._known, self._times
         if self.params.allowance == 1.0 or times.plain_s <= 0.0:
             return depth
-        if not self._timed and known.crowd != 1:  # others may begin at the same time, and be many
+        if not self._timed and known.crowd != 1:  # as others may begin at the same time that are not counted yet
             return 0
         spare_s = known.earned_s / self._sequences + GRANT * times.plain_s
         while depth and self._risk_s(depth) > spare_s:
@@ -227,9 +232,14 @@ class SmartSpecLength(LengthPolicy):
         return round_s + self._entry_s - self._plain_s
 
     @property
+    def _most_s(self) -> float:
+        """What may be saved up for each sequence."""
+        return SAVINGS * self._plain_s + self._reading_s
+
+    @property
     def _plain_s(self) -> float:
         """What a step without drafts takes."""
-        return self._times.plain_s + self._known.usual_s
+        return self._times.plain_s * (1.0 + self._known.usual)
 
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Update what is known of the drafter; a round without a draft says nothing about acceptance."""
@@ -253,10 +263,11 @@ class SmartSpecLength(LengthPolicy):
             earned_s += (tokens - 1) * plain_s - self._risk_s(self._wanted)
         elif self._timed and (self._asked or known.changes != self._begun):  # has drafted, or waited for who did
             expected_s = self._times.of_draft(draft) + self._entry_s if self._asked else tokens * plain_s
-            # One that waited for another's prompt is not to be paid for.
+            # One that waited for another's prompt is no rule: it is paid for like one of twice its time.
             earned_s += tokens * plain_s - min(seconds, 2.0 * (expected_s + known.drafting.seconds))
-        known.crowd, step_s = self._sequences, self._sequences * plain_s
-        known.earned_s = min(max(known.earned_s + earned_s, -GRANT * step_s), SAVINGS * step_s)
+        known.crowd = self._sequences
+        least_s, most_s = -GRANT * self._sequences * plain_s, self._sequences * self._most_s
+        known.earned_s = min(max(known.earned_s + earned_s, least_s), most_s)
 
     def _time(self, draft: DraftTree, seconds: float, steps: int) -> None:
         """Compare a round, or the steps of a stretch without drafts, with what its forwards were to take."""
@@ -271,8 +282,8 @@ class SmartSpecLength(LengthPolicy):
             known.plain.fade(self._part)
         elif self._wanted == 0 and known.changes == self._begun:  # nobody has waited for another's draft
             known.plain.observe(seconds / steps, times.plain_s, self._weight(known.plain.count))
-            most = PACE * times.plain_s
-            known.usual_s += min(max(seconds / steps - self._plain_s, -most), most)
+            off = seconds / steps / times.plain_s - 1.0 - known.usual
+            known.usual = max(known.usual + min(max(off, -PACE), PACE), LEAST_USUAL)
 
     def _weight(self, seen: int) -> float:
         """Of one round in an average: its part of a step's, or of what was seen so far while that is little."""

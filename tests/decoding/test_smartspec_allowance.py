@@ -28,6 +28,8 @@ class Tenant:
         draft_s: of a round with a draft, beyond what is predicted.
         free: whether the drafter needs no forwards.
         prompt: tokens of each.
+        tokens_each: of an answer.
+        factor: of what forwards take, of what is predicted.
         took_s: all steps but those that read prompts.
         drafted: of all rounds.
     """
@@ -37,6 +39,8 @@ class Tenant:
     draft_s: float = 0.0
     free: bool = False
     prompt: int = 10
+    tokens_each: int = ANSWER
+    factor: float = 1.0
     params: SmartSpecParams = field(default_factory=lambda: SmartSpecParams(most=8, probe=16))
     scene: Scene = field(default_factory=Scene)
     took_s: float = 0.0
@@ -51,9 +55,11 @@ class Tenant:
     def answer(self) -> None:
         """One answer of each, from beginning to end."""
         policies = [SmartSpecLength(self.params) for _ in range(self.sequences)]
-        seqs = [Sequence([0] * self.prompt, SamplingParams(max_tokens=ANSWER), 0, tenant="t") for _ in policies]
+        seqs = [
+            Sequence([0] * self.prompt, SamplingParams(max_tokens=self.tokens_each), 0, tenant="t") for _ in policies
+        ]
         entered = [False] * self.sequences
-        for step in range(10 * ANSWER):
+        for step in range(10 * self.tokens_each):
             if seqs[0].finished:
                 return
             seconds = self._step(policies, seqs, entered, reads=step == 0)
@@ -77,6 +83,7 @@ class Tenant:
             seconds += sum(draft.forward_seconds(self.prompt, 0, 1) for _ in begin)
             for place in begin:
                 entered[place] = True
+        seconds *= self.factor
         for policy, seq, depth in zip(policies, seqs, depths, strict=True):
             tree, verdict = (judged(depth) if self.accepts else judged(0, 1)) if depth else UNDRAFTED
             if depth and not self.accepts:
@@ -141,6 +148,32 @@ def test_who_becomes_wrong_is_stopped_and_who_becomes_right_is_found() -> None:
     tenant.answers(40)
     late = tenant.drafted[(first + len(tenant.drafted)) // 2 :]
     assert sum(late) / len(late) > 0.8
+
+
+def test_one_slow_moment_does_not_end_drafting_for_good() -> None:
+    tenant = Tenant(accepts=True).answers(5)
+    known = tenant.scene.target.stores.open("smartspec/d//small/0.7", "t", lambda: pytest.fail("nothing kept"))
+    known.drafting.seconds = 40 * tenant.plain_s  # more than can be saved up
+    tenant.answers(80)
+    late = tenant.drafted[-100:]
+    assert sum(late) / len(late) > 0.8
+
+
+@pytest.mark.parametrize("prompt", [1000, 3000])
+def test_long_prompts_that_must_be_read_can_be_saved_up_for(prompt: int) -> None:
+    """The draft model reads 3,000 tokens in 31 s, and eight of them take as long as eight steps of the target each."""
+    tenant = Tenant(8, accepts=True, prompt=prompt, tokens_each=300).answers(12)
+    late = tenant.drafted[len(tenant.drafted) // 2 :]
+    assert sum(late) / len(late) > 0.6
+
+
+@pytest.mark.parametrize(("busy_s", "quiet_s"), [(0.5, 1.0), (3.0, 1.0)])
+def test_what_plain_steps_took_under_load_is_no_licence_later(busy_s: float, quiet_s: float) -> None:
+    """Forwards that are half, or three times, as long as predicted, and then as predicted."""
+    tenant = Tenant(8, factor=busy_s).answers(5)
+    tenant.factor, tenant.took_s, tenant.tokens = quiet_s, 0.0, 0
+    tenant.answers(20)
+    assert tenant.lost_steps < 4 * GRANT + 1.5 * ALLOWANCE * 20 * ANSWER
 
 
 def test_in_a_crowd_nobody_drafts_before_the_first_token() -> None:

@@ -140,7 +140,9 @@ def check_replays(name: str, changes: dict[str, Any]) -> None:
     assert len(backend.recorder.recorded) > recorded
 
 
-def compile_kernel(name: str, pointers: dict[str, str], constants: dict[str, Any], capability: int) -> int:
+def compile_kernel(
+    name: str, pointers: dict[str, str], constants: dict[str, Any], capability: int, options: dict[str, int]
+) -> int:
     """Compile a kernel for a GPU that need not be there, to machine code; returns its shared memory in bytes.
 
     Args:
@@ -148,6 +150,7 @@ def compile_kernel(name: str, pointers: dict[str, str], constants: dict[str, Any
         pointers: argument -> Triton type; every other argument is a 32-bit integer or one of `constants`.
         constants: compile-time arguments.
         capability: of the GPU, as in sm_90.
+        options: warps and stages.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -159,7 +162,9 @@ def compile_kernel(name: str, pointers: dict[str, str], constants: dict[str, Any
     signature = {argument: pointers.get(argument, "i32") for argument in kernel.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
     places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
-    compiled = triton.compile(ASTSource(kernel, signature, places), target=GPUTarget("cuda", capability, 32))
+    compiled = triton.compile(
+        ASTSource(kernel, signature, places), target=GPUTarget("cuda", capability, 32), options=options
+    )
     assert len(compiled.asm["cubin"]) > 0
     return int(compiled.metadata.shared)
 
