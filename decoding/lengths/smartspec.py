@@ -200,9 +200,11 @@ class SmartSpecLength(LengthPolicy):
         self._entry_s = 0.0 if self._drafted else self._reading_s
         depth = self._best(round, self._known)
         probes = depth == 0 and 0 < self.params.probe <= self._known.idle
-        self._times = Times.of(round, self._known, 1 if probes else depth)
-        depth = self._affordable(1 if probes else depth)
-        self._times = Times.of(round, self._known, depth)
+        wanted = 1 if probes else depth
+        self._times = Times.of(round, self._known, wanted)
+        depth = self._affordable(wanted)
+        if depth != wanted:  # rows cost otherwise where there are fewer
+            self._times = Times.of(round, self._known, depth)
         if probes:
             self._known.idle -= self.params.probe  # at once, so that not all requests of a batch probe together
             if self._risk_s(1) > self._most_s:  # so much is never saved up: else one slow moment would end it for good
@@ -278,7 +280,7 @@ class SmartSpecLength(LengthPolicy):
             return
         if self._asked:
             known.drafting.observe(seconds, times.of_draft(draft), self._weight(known.drafting.count))
-            # Else nobody would find out that steps are fast again; a draft is tried anew in any case, see `probe`.
+            # Else nobody would find out that steps are fast again; a draft is tried anew, see `probe` and `allowance`.
             known.plain.fade(self._part)
         elif self._wanted == 0 and known.changes == self._begun:  # nobody has waited for another's draft
             known.plain.observe(seconds / steps, times.plain_s, self._weight(known.plain.count))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from engine.cache.store import KVStore
+from engine.cuda.paged_attention import power_of_two
 from engine.cuda.step import PagedStep
 from engine.lean import LeanLayer
 
@@ -52,7 +53,7 @@ def add_norm(hidden: torch.Tensor, added: torch.Tensor | None, norm: Any) -> tup
         normed,
         norm.variance_epsilon,
         WIDTH=width,
-        TILE=_power_of_two(width),
+        TILE=power_of_two(width),
         ADDS=added is not None,
         num_warps=8 if width > 1024 else 4,
     )
@@ -86,7 +87,7 @@ def rotate(
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=dim,
-        TILE=_power_of_two(dim),
+        TILE=power_of_two(dim),
         NORMED=query_norm is not None,
         num_warps=1,
     )
@@ -108,10 +109,6 @@ def gated(layer: LeanLayer, gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     _kernels().gate_kernel[(rows, -(-width // GATE_TILE))](gate_up, out, WIDTH=width, TILE=GATE_TILE)
     return out
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 @cache

@@ -69,7 +69,7 @@ def tile(reach: Reach, cache: torch.Tensor, group: int, processors: int, window:
     """
     kv_heads = cache.shape[2]
     wanted = reach.fed * group
-    rows = min(max(_power_of_two(wanted), MIN_ROWS), MAX_ROWS if cache.element_size() == 2 else MIN_ROWS)
+    rows = min(max(power_of_two(wanted), MIN_ROWS), MAX_ROWS if cache.element_size() == 2 else MIN_ROWS)
     row_tiles = -(-wanted // rows)
     keys = reach.keys if window is None else min(reach.keys, window + reach.fed)
     busy = max(reach.sequences, -(-reach.rows * group // rows)) * kv_heads
@@ -114,7 +114,7 @@ def attend(
     if tiling.splits > 1:
         target = torch.empty((tiling.splits, *query.shape), dtype=torch.float32, device=query.device)
         weight = torch.empty((tiling.splits, rows, heads), dtype=torch.float32, device=query.device)
-    tile_dim = max(_power_of_two(dim), 16)
+    tile_dim = max(power_of_two(dim), 16)
     _kernels().attend_kernel[(len(metadata.lengths), tiling.row_tiles * tiling.splits, kv_heads)](
         query,
         cache,
@@ -152,7 +152,7 @@ def attend(
     return out
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
     """The smallest power of two that is not below it."""
     return 1 << (number - 1).bit_length()
 
