@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from experiments.speculation.bench import Report
     from experiments.speculation.grid import Axes, Setting
 
-QUICK = {"prompts": 2, "max_tokens": 16}
+QUICK = {"prompts": 2, "max_tokens": 16, "turns": 1}
 RESULTS = Path("docs/results")
 
 app = typer.Typer(help="Compare ways of decoding on this machine.", no_args_is_help=True)
@@ -29,6 +29,10 @@ Temperatures = Annotated[
 Batches = Annotated[str | None, typer.Option(help="Prompts answered at once, by commas; absent: 1,8, 1 with --quick.")]
 Prompts = Annotated[int | None, typer.Option(min=1, help="Of each kind of text; absent: 40, 2 with --quick.")]
 MaxTokens = Annotated[int | None, typer.Option(min=2, max=256, help="Longest answer; absent: 64, 16 with --quick.")]
+Turns = Annotated[
+    int | None,
+    typer.Option(min=1, help="Of a cell, at least: prompts are asked again until then; absent: 15, 1 with --quick."),
+]
 Target = Annotated[
     str, typer.Option(help="widened: the demo's large model at the cost of 200 M parameters; demo; or a folder.")
 ]
@@ -60,6 +64,7 @@ def speculation(
     batches: Batches = None,
     prompts: Prompts = None,
     max_tokens: MaxTokens = None,
+    turns: Turns = None,
     target: Target = "widened",
     draft: Draft = None,
     artifacts: Trained = None,
@@ -85,7 +90,7 @@ def speculation(
     from experiments.speculation.grid import Setting
     from experiments.speculation.page import save  # before hours of measuring, in which the code may change
 
-    given = {"prompts": prompts, "max_tokens": max_tokens}
+    given = {"prompts": prompts, "max_tokens": max_tokens, "turns": turns}
     chosen = (QUICK if quick else {}) | {key: value for key, value in given.items() if value is not None}
     setting = Setting(target, draft, artifacts, cache, dtype, threads=threads, device=device, **chosen)
     report = _run(setting, axes, out)

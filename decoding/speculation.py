@@ -122,6 +122,7 @@ class Speculation:
         self._sizes = models.sizes
         self._models = models
         self._target = models.large
+        self._runs_here = isinstance(models.large, RunsHere)
         self._clock = models.clock
         self._arms = arms
         self._selector = selector
@@ -141,8 +142,7 @@ class Speculation:
                 want = NOTHING
                 for arm in self._arms:
                     want = want | arm.drafter.want
-                tells = want == NOTHING or isinstance(self._target, RunsHere)
-                if draft.plain and tells and self._verifier.lossless:
+                if draft.plain and (want == NOTHING or self._runs_here) and self._verifier.lossless:
                     yield await self._decode(seq, draft, want)
                 else:
                     yield await self._verify(seq, draft, want)
@@ -175,19 +175,15 @@ class Speculation:
         started = self._clock()
         rules = () if want == NOTHING else (_Shown(want),)
         segment = await self._target.decode(seq, Until(rules, next(self._stretches)))
-        rounds = len(segment.tokens)
-        draft_s, verify_s = draft.seconds / rounds, (self._clock() - started) / rounds
-        for _ in range(rounds):
-            seq.meter.speculation.add_round(
-                depths=[], num_accepted=0, num_emitted=1, draft_s=draft_s, verify_s=verify_s
-            )
+        rounds, verify_s = len(segment.tokens), self._clock() - started
+        seq.meter.speculation.add_plain(rounds, draft.seconds, verify_s)
         tree, taught = draft.tree, Verdict((), segment.tokens)
         if rules:  # what was read is what a round reads that accepts all but the last token
             tree = DraftTree.chain([token.id for token in segment.tokens[:-1]], self._target.name)
             taught = Verdict(tuple(range(len(tree))), segment.tokens, rules[0].rows)
         self._teach(seq, tree, taught)
-        self._tell(draft, Verdict((), segment.tokens), rounds * (draft_s + verify_s))
-        self._selector.observe(draft.arm, Gain(1, 1, draft_s + verify_s))
+        self._tell(draft, Verdict((), segment.tokens), draft.seconds + verify_s)
+        self._selector.observe(draft.arm, Gain(1, 1, (draft.seconds + verify_s) / rounds))
         return Segment(segment.tokens, "finish" if seq.finished else "round")
 
     async def _draft(self, seq: Sequence) -> Draft:

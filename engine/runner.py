@@ -152,9 +152,10 @@ class Runner:
         states = {layer: taps[layer].index_select(0, picked).float() for layer in wanted & taps.keys()}
         if -1 in wanted:
             states[-1] = normed.float()
-        for place, want in enumerate(wants):
-            for layer in want.hidden & states.keys():
-                rows[place].hidden[layer] = states[layer][place]
+        for layer, values in states.items():
+            for row, want, state in zip(rows, wants, values.unbind(), strict=True):
+                if layer in want.hidden:
+                    row.hidden[layer] = state
         return rows
 
     def _logits(self, normed: torch.Tensor, wants: list[Want]) -> torch.Tensor:

@@ -174,7 +174,8 @@ class Work:
         if tree is not None:
             tokens += tree.fed_tokens[self.cached_nodes :]
         feed = Feed(table, tokens, tree, self.cached_nodes, self._reads(start, len(tokens), last))
-        feed.traced = self.want.before if self.want is not None and not self.rows else frozenset()
+        if self.want is not None and not self.rows and (len(tokens) > 1 or not last or self.traces):
+            feed.traced = self.want.before  # of a single token that is read, nothing is before it
         if tree is not None and tree.is_chain and not self.grows and start == len(seq) - 1:
             held = table.tail.resumable((seq.tokens[-1], *tree.tokens))
             if held is not None:
@@ -243,15 +244,14 @@ class Work:
         """Gather what `Want.before` asks for, and give it to the first row; the cache is as before the forward."""
         if not feed.traced:
             return
-        start = len(self.table)
-        if start != self.traced:  # the cache was shortened meanwhile, or this is the first part
+        if (start := len(self.table)) != self.traced:  # the cache was shortened meanwhile, or this is the first part
             self.traces.clear()
         end = feed.reads[0][0] if rows else len(feed.tokens)
         self.traces.append({layer: states[:end] for layer, states in feed.traces.items()})
         self.traced = start + end
         if rows:
-            layers = [layer for layer in feed.traced if all(layer in part for part in self.traces)]
-            rows[0].before = {layer: torch.cat([part[layer] for part in self.traces]) for layer in layers}
+            every = feed.traced.intersection(*self.traces)
+            rows[0].before = {layer: torch.cat([part[layer] for part in self.traces]) for layer in every}
 
     def meter(self, feed: Feed, name: str, num_parameters: int, num_layers: int) -> None:
         """Put every fed token into one of the meter's classes; the cache is still as before the forward."""

@@ -108,6 +108,13 @@ class SpeculationMeter:
         self.draft_s += draft_s
         self.verify_s += verify_s
 
+    def add_plain(self, rounds: int, draft_s: float, verify_s: float) -> None:
+        """Count rounds without a draft, each of one token; the times are those of all of them together, in seconds."""
+        self.rounds += rounds
+        self.emitted_tokens += rounds
+        self.draft_s += draft_s
+        self.verify_s += verify_s
+
     def merge(self, other: SpeculationMeter) -> None:
         """Add another sequence's counters to these."""
         for name in ("rounds", "emitted_tokens", "draft_tokens", "accepted_tokens", "draft_s", "verify_s"):

@@ -7,11 +7,11 @@ the method's name. Nothing lists them twice.
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -126,7 +126,7 @@ def names(package: str) -> list[str]:
 def _changed(folder: str) -> int:
     """When a file of a folder came or went last, ns; 0 for what is no folder, as an archive."""
     try:
-        return Path(folder).stat().st_mtime_ns
+        return os.stat(folder).st_mtime_ns  # noqa: PTH116 (asked ten times a request: a path object is half of the cost)
     except OSError:
         return 0
 

@@ -116,9 +116,12 @@ class ExitDrafter(TrainedDrafter[ExitHead]):
         before = rows[0].before.get(self.layer)
         if before is not None and len(before):
             self._keep(root - len(before), before)
-        for place, row in enumerate(rows, start=root):
-            if self.layer in row.hidden:  # not where another drafter's deeper exit was verified
-                self._keep(place, row.hidden[self.layer][None])
+        read = {place: row.hidden[self.layer] for place, row in enumerate(rows, root) if self.layer in row.hidden}
+        if len(read) == len(rows):
+            self._seen.append((root, torch.stack(list(read.values())).to("cpu", torch.float32)))
+            return
+        for place, state in read.items():  # another drafter's deeper exit was verified
+            self._keep(place, state[None])
 
     def _keep(self, place: int, states: torch.Tensor) -> None:
         self._seen.append((place, states.to("cpu", torch.float32, copy=True)))

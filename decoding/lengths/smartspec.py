@@ -38,7 +38,7 @@ class SmartSpecParams(LengthParams):
     allowance: Annotated[
         FiniteFloat,
         Field(ge=0, le=1, description="part of plain decoding's time that drafts may lose; 1: any"),
-    ] = 0.03
+    ] = 0.01
 
 
 @dataclass(slots=True)
@@ -198,17 +198,20 @@ class SmartSpecLength(LengthPolicy):
         # Where all begin to draft, each waits until all have read.
         self._reading_s = self._sequences * round.entry_s
         self._entry_s = 0.0 if self._drafted else self._reading_s
-        depth = self._best(round, self._known)
+        self._times = Times.of(round, self._known, 1)
+        able = self._affordable(1) > 0  # else what would be best need not be looked for
+        depth = self._best(round, self._known) if able else 0
         probes = depth == 0 and 0 < self.params.probe <= self._known.idle
-        wanted = 1 if probes else depth
-        self._times = Times.of(round, self._known, wanted)
-        depth = self._affordable(wanted)
-        if depth != wanted:  # rows cost otherwise where there are fewer
-            self._times = Times.of(round, self._known, depth)
         if probes:
             self._known.idle -= self.params.probe  # at once, so that not all requests of a batch probe together
+            depth = int(able)
             if self._risk_s(1) > self._most_s:  # so much is never saved up: else one slow moment would end it for good
                 self._known.drafting.fade(self.params.update)
+        elif depth > 1:
+            self._times = Times.of(round, self._known, depth)
+            wanted, depth = depth, self._affordable(depth)
+            if depth != wanted:  # rows cost otherwise where there are fewer
+                self._times = Times.of(round, self._known, depth)
         self._drafting = self._sequences if depth and not probes else 1  # of one step; a probe is alone
         self._wanted, self._asked = depth, depth > 0 and round.seq.num_remaining > 1  # nothing before the last token
         self._known.changes += self._asked

@@ -127,7 +127,7 @@ async def _panel(grid: Grid, plans: list[Plan]) -> list[Cell]:
     if not plans:
         return []
     baseline, challengers = grid.baseline(plans[0]), tuple(grid.challenger(plan) for plan in plans)
-    return await measure(plans, Panel(baseline, challengers), grid.group(plans[0].group), grid.pool)
+    return await measure(plans, Panel(baseline, challengers), grid.group(plans[0].group), grid.pool, grid.setting.turns)
 
 
 async def _alone(grid: Grid, plan: Plan, progress: Progress) -> list[Cell]:

@@ -15,7 +15,7 @@ from experiments.speculation.tasks import TaskGroup
 from turnout.cost import SpeculationMeter
 from turnout.sources import ROOT
 
-FORMAT = 3
+FORMAT = 4
 # What every cell runs; all modules these import belong to it.
 CORE = ("engine.pool", "experiments.speculation.grid", "experiments.speculation.measure")
 
@@ -62,8 +62,8 @@ class Cell:
         target_steps: forwards of the target that gave tokens, in the challenger's answers.
         target_tokens: fed to the target in them, prompts left out; through half of the layers counts one half.
         equality: see `experiments.speculation.equality.Equality`; None where other engines are compared.
-        num_prompts: that were answered.
-        agreement: share of prompts that both sides answered alike.
+        num_answers: of each side.
+        agreement: share of them that are alike on both sides.
         load_average: of the machine when the cell began.
     """
 
@@ -73,7 +73,7 @@ class Cell:
     target_steps: int
     target_tokens: float
     equality: dict[str, int] | None
-    num_prompts: int
+    num_answers: int
     agreement: float
     load_average: float
 

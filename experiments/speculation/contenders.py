@@ -50,7 +50,7 @@ class Contender:
         params: of the method `speculative`; None decodes plainly.
         lossless: whether its output law is the target's.
         seeded: whether its tokens are those of plain decoding with the same seed, at any temperature.
-        automatic: whether it chooses by itself how much is drafted, nothing included.
+        automatic: whether its length policy chooses how much is drafted, nothing included.
         sampled_only: whether it does the same as another contender where no token is drawn.
     """
 
@@ -75,7 +75,8 @@ def contenders() -> dict[str, Contender]:
     A drafter has the request's default verifier where that judges its candidates best, and else the first lossless
     one that does. Where several do, the others are contenders of their own when tokens are drawn. Each drafter is also
     tried under the length policy that decides when it drafts at all. The other length policies and verifiers that are
-    not lossless are tried on the default drafter, selectors on a few arms.
+    not lossless are tried on the default drafter, selectors on a few arms; those that learn, on arms under that policy
+    as well.
     """
     found = [Contender(PLAIN, Family.PLAIN)]
     found += [each for name in names(DRAFTERS) for each in _of_drafter(name)]
@@ -92,8 +93,11 @@ def contenders() -> dict[str, Contender]:
     ]
     for name in names(SELECTORS):
         learns = name != _choice(DEFAULTS.select)
-        arms = [*ARMS, *([NO_DRAFT] if learns else [])]
-        found.append(_contender(name, Family.SELECTOR, {"drafter": arms, "select": name}, automatic=learns))
+        params = {"drafter": [*ARMS, *([NO_DRAFT] if learns else [])], "select": name}
+        found.append(_contender(name, Family.SELECTOR, params))
+        if learns:
+            params = {**params, "length": CONTROL}
+            found.append(_contender(f"{name}+{CONTROL}", Family.SELECTOR, params, automatic=True))
     return {each.name: each for each in found}
 
 

@@ -19,12 +19,15 @@ from experiments.speculation.sides import Checkpoints, HuggingFaceSide, OurSide,
 from experiments.speculation.target import restamped, widened
 from experiments.speculation.tasks import GROUPS, TaskGroup, task_group
 from turnout.config import ModelConfig, PoolConfig, TurnoutConfig, artifacts_path, model_path
+from turnout.garbage import freeze_loaded
 
 POOL = "bench"
 WIDENED = "widened"
 DEMO = "demo"
 KV_MEMORY_BYTES = 256 << 20
 PANEL = 4  # challengers that share the baseline's answers: more would be measured long after it
+# How much longer a step may take for the prompts read in it: of prompts that come together, all are decoded together.
+READING_SLOWDOWN = 8.0
 LOOKUP_TOKENS = 10  # what the documentation of transformers' prompt lookup asks for
 
 GENERATE = "generate"
@@ -48,6 +51,7 @@ class Setting:
         max_tokens: longest answer, tokens.
         threads: CPU threads of a forward; absent: all cores.
         device: of both models, as torch names it.
+        turns: of a cell, at least: its prompts are asked again until there are so many, all that was learned forgotten.
     """
 
     target: str
@@ -59,6 +63,7 @@ class Setting:
     max_tokens: int = 64
     threads: int | None = None
     device: str = "cpu"
+    turns: int = 15
 
     @property
     def num_threads(self) -> int:
@@ -95,7 +100,7 @@ def configured(setting: Setting) -> TurnoutConfig:
     members = {"small": setting.draft or "demo:small", "large": target}
     common = {"device": setting.device, "dtype": setting.dtype, "kv_memory_bytes": KV_MEMORY_BYTES}
     models = {role: ModelConfig.model_validate({"path": path, **common}) for role, path in members.items()}
-    engine = demo.engine.model_copy(update={"threads": setting.num_threads})
+    engine = demo.engine.model_copy(update={"threads": setting.num_threads, "max_slowdown": READING_SLOWDOWN})
     pool = PoolConfig(small="small", large="large", artifacts=str(artifacts))
     return TurnoutConfig(models=models, pools={POOL: pool}, engine=engine)
 
@@ -130,6 +135,7 @@ class Grid:
         """
         config = configured(setting)
         grid = cls(LocalPool.load(POOL, config), config, setting)
+        freeze_loaded()  # as processes that serve do
         for name, contender in contenders().items():
             why = lacking(contender, grid.pool.pool)
             if why is None:
@@ -145,6 +151,7 @@ class Grid:
             "dtype": setting.dtype,
             "threads": setting.num_threads,
             "panel": PANEL,
+            "turns": setting.turns,
             "max_tokens": setting.max_tokens,
             "models": {role: grid.pool.engines[role].digest for role in ("small", "large")},
             "parameters": {role: grid.pool.engines[role].num_parameters for role in ("small", "large")},

@@ -42,23 +42,29 @@ class Panel:
             side.forget()
 
 
-async def measure(plans: list[Plan], panel: Panel, group: TaskGroup, pool: LocalPool) -> list[Cell]:
-    """Measure cells that differ in nothing but their challenger: every prompt once on every side, after a warm-up.
+async def measure(plans: list[Plan], panel: Panel, group: TaskGroup, pool: LocalPool, least_turns: int) -> list[Cell]:
+    """Measure cells that differ in nothing but their challenger: every prompt on every side, after a warm-up.
 
-    What the sides learned in the warm-up is forgotten; what they learn from then on they keep to the end.
+    What the sides learned in the warm-up is forgotten. What they learn from then on they keep until all prompts were
+    asked; where these are asked once more, they begin anew.
 
     Args:
         plans: the cells.
         panel: their sides, challengers in the order of the cells.
         group: their prompts.
         pool: our engine, idle.
+        least_turns: all prompts are asked again until there were so many turns.
     """
     load_average = os.getloadavg()[0]
     for number, prompts in enumerate(_turns(group.warm_up, plans[0].batch)[:WARM_UP_TURNS]):
         await panel.turn(number, prompts)
-    panel.forget()
-    asked = _turns(group.prompts, plans[0].batch)
-    turns = [await panel.turn(number, prompts) for number, prompts in enumerate(asked)]
+    once = _turns(group.prompts, plans[0].batch)
+    asked: list[dict[int, Prompt]] = []
+    turns: list[tuple[Turn, ...]] = []
+    while len(turns) < least_turns:
+        panel.forget()
+        turns += [await panel.turn(number, prompts) for number, prompts in enumerate(once, start=len(turns))]
+        asked += once
     cells = []
     for plan, side, place in zip(plans, panel.challengers, itertools.count(1), strict=False):
         pairs = [(each[0], each[place]) for each in turns]
@@ -82,7 +88,7 @@ def _cell(
         target_steps=steps,
         target_tokens=fed,
         equality=None if equality is None else equality.as_dict(),
-        num_prompts=len(alike),
+        num_answers=len(alike),
         agreement=sum(alike) / len(alike),
         load_average=load_average,
     )

@@ -41,7 +41,7 @@ class Figures:
     group: str
     temperature: float
     batch: int
-    prompts: int
+    answers: int
     speedup: Interval
     halves: tuple[Interval, Interval]
     baseline_tokens_per_s: float
@@ -82,7 +82,7 @@ def figures(cells: list[Cell], contender: Contender) -> Figures:
         group=plan.group if len(cells) == 1 else ALL,
         temperature=plan.temperature,
         batch=plan.batch,
-        prompts=sum(cell.num_prompts for cell in cells),
+        answers=sum(cell.num_answers for cell in cells),
         speedup=speedup(turns),
         halves=(speedup(turns[::2]), speedup(turns[1::2] if len(turns) > 1 else turns)),
         baseline_tokens_per_s=float(turns[:, 1].sum() / turns[:, 0].sum()),
@@ -119,7 +119,7 @@ def _ratio(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _equality(cells: list[Cell], contender: Contender) -> tuple[str, int]:
     found = [cell.equality for cell in cells if cell.equality is not None]
     if not found:
-        return f"{sum(cell.agreement * cell.num_prompts for cell in cells):.0f} equal", 0
+        return f"{sum(cell.agreement * cell.num_answers for cell in cells):.0f} equal", 0
     if not contender.lossless:
         return "own law", 0
     if cells[0].plan.temperature and not contender.seeded:

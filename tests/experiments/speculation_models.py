@@ -21,7 +21,7 @@ def setting(folder: Path, draft_seed: int = 0, **changes: Any) -> Setting:
     """Two tiny models in float32; the same weights twice unless the draft's seed says otherwise."""
     target = checkpoint(folder / "target")
     draft = checkpoint(folder / "draft", draft_seed)
-    values: dict[str, Any] = {"dtype": "float32", "prompts": 3, "max_tokens": 10, "threads": 1, **changes}
+    values: dict[str, Any] = {"dtype": "float32", "prompts": 3, "max_tokens": 10, "threads": 1, "turns": 1, **changes}
     return Setting(str(target), str(draft), **values)
 
 

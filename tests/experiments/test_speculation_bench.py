@@ -29,7 +29,7 @@ def bench(
     folder: Path, *methods: str, out: str = "cells", draft_seed: int = 0, **changes: Any
 ) -> tuple[Report, list[str]]:
     """Run it; what it said on the way comes back with the report."""
-    sizes = {key: changes.pop(key) for key in ("prompts", "max_tokens") if key in changes}
+    sizes = {key: changes.pop(key) for key in ("prompts", "max_tokens", "turns") if key in changes}
     said: list[str] = []
     chosen = setting(folder, draft_seed, **sizes)
     return asyncio.run(run(chosen, axes(*methods, **changes), folder / "cells", said.append)), said
@@ -45,6 +45,17 @@ def test_plain_beside_plain_gives_one_token_a_forward_and_the_same_text(tmp_path
         assert found.equality == "6 equal"
         assert found.speedup.low <= found.speedup.value <= found.speedup.high
         assert 0.1 < found.speedup.value < 10.0
+
+
+def test_prompts_are_asked_again_until_there_are_enough_turns(tmp_path: Path) -> None:
+    """What was learned is forgotten before: token recycling knows nothing of an answer that it has seen."""
+    once, _ = bench(tmp_path / "once", "token_recycling")
+    again, _ = bench(tmp_path / "again", "token_recycling", turns=7)
+    assert [len(report.cells[0].turns) for report in (once, again)] == [3, 9]
+    one, three = (report.cells[0].speculation for report in (once, again))
+    assert three.accepted_at == [3 * count for count in one.accepted_at]
+    assert three.drafted_at == [3 * count for count in one.drafted_at]
+    assert again.figures(0.0, 1)["token_recycling"][""].equality == "9 equal"
 
 
 def test_a_perfect_drafter_gives_its_length_and_one(tmp_path: Path) -> None:

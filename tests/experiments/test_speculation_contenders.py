@@ -52,9 +52,9 @@ def test_what_is_promised_about_the_text_is_the_verifiers_promise() -> None:
 
 def test_who_chooses_how_much_to_draft_is_marked() -> None:
     chosen = {name for name, contender in TABLE.items() if contender.automatic}
-    assert {"model_chain+thompson", "ucb", "exp3"} <= chosen
+    assert {"model_chain+thompson", "ucb+smartspec", "exp3+smartspec"} <= chosen
     # A policy that drafts a token at least chooses no more than how long a draft is.
-    always = {f"model_chain+{name}" for name in ("svip", "confidence", "disco", "specdecpp")}
+    always = {f"model_chain+{name}" for name in ("svip", "confidence", "disco", "specdecpp")} | {"ucb", "exp3"}
     assert always <= set(TABLE)
     assert not {PLAIN, "model_chain", "first", "copyspec", *always} & chosen
     assert all(TABLE[name].family in (Family.LENGTH, Family.SELECTOR) for name in chosen)

@@ -44,7 +44,7 @@ def cell(name: str, group: str = "edit", seconds: float = 1.0, baseline: str = "
         "target_steps": 8,
         "target_tokens": 35.0,
         "equality": {"equal": 2, "ties": 0, "wrong": 0, "unlike": 0},
-        "num_prompts": 2,
+        "num_answers": 2,
         "agreement": 1.0,
         "load_average": 0.5,
     }
@@ -91,7 +91,7 @@ def test_figures_add_up_over_groups() -> None:
     both = figures(
         [cell("copyspec"), cell("copyspec", "code", 4.0, speculation=meter(2, 4, empty=10))], TABLE["copyspec"]
     )
-    assert (both.group, both.prompts) == (ALL, 4)
+    assert (both.group, both.answers) == (ALL, 4)
     assert both.speedup.value == pytest.approx(8.0 / 10.0)
     assert both.acceptance == (8 * 2 + 2 * 4) / (10 * 4)
     assert both.by_depth == (1.0, 1.0, 0.2, 0.2)
@@ -134,8 +134,12 @@ def test_the_verdict_names_the_best_and_the_worst_text() -> None:
 @pytest.fixture
 def only_ucb(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were no other contenders that choose by themselves."""
-    few = {name: TABLE[name] for name in ("plain", "copyspec", "ucb")}
+    few = {name: TABLE[name] for name in ("plain", "copyspec", "ucb+smartspec")}
     monkeypatch.setattr("experiments.speculation.page.contenders", lambda: few)
+
+
+NAME = "`ucb+smartspec`"
+FIRST = "greedy, one prompt at a time"
 
 
 def every_cell(name: str) -> list[Cell]:
@@ -145,24 +149,23 @@ def every_cell(name: str) -> list[Cell]:
 
 @pytest.mark.usefixtures("only_ucb")
 def test_automatic_control_is_judged_by_its_worst_text() -> None:
-    cells = every_cell("ucb")
-    slow = [replace(each, turns=[(2.0, 10, 2.2, 10)] * 2) for each in cells if each.plan == cell("ucb", "code").plan]
+    cells = every_cell("ucb+smartspec")
+    code = cell("ucb+smartspec", "code").plan
+    slow = [replace(each, turns=[(2.0, 10, 2.2, 10)] * 2) for each in cells if each.plan == code]
     fine = to_markdown(report(*cells))
-    assert (
-        "| the worst of 24 cells | 2.00 [2.00, 2.00] `ucb` on edit, greedy, one prompt at a time | 0.95 | yes |" in fine
-    )
-    assert "| `ucb` | greedy, one prompt at a time | 2.00 [2.00, 2.00] | edit 2.00 [2.00, 2.00] | 0% | yes |" in fine
+    assert f"| the worst of 24 cells | 2.00 [2.00, 2.00] {NAME} on edit, {FIRST} | 0.95 | yes |" in fine
+    assert f"| {NAME} | {FIRST} | 2.00 [2.00, 2.00] | edit 2.00 [2.00, 2.00] | 0% | yes |" in fine
+    assert "0 of 24 measured cells are below 0.95, 0 of them with the whole interval." in fine
     page = to_markdown(report(*[each for each in cells if each.plan != slow[0].plan], *slow))
-    assert (
-        "| the worst of 24 cells | 0.91 [0.91, 0.91] `ucb` on code, greedy, one prompt at a time | 0.95 | no |" in page
-    )
+    assert f"| the worst of 24 cells | 0.91 [0.91, 0.91] {NAME} on code, {FIRST} | 0.95 | no |" in page
+    assert "1 of 24 measured cells are below 0.95, 1 of them with the whole interval." in page
     assert "| code 0.91 [0.91, 0.91] | 0% | no |" in page
 
 
 @pytest.mark.usefixtures("only_ucb")
 def test_what_was_not_measured_is_not_proved() -> None:
-    lacking_one = to_markdown(report(*every_cell("ucb")[:-1]))
-    assert "| the worst of 24 cells, 1 of them not measured | 2.00 [2.00, 2.00] `ucb`" in lacking_one
+    lacking_one = to_markdown(report(*every_cell("ucb+smartspec")[:-1]))
+    assert "| the worst of 24 cells, 1 of them not measured | 2.00 [2.00, 2.00] `ucb+smartspec`" in lacking_one
     assert "one prompt at a time | 0.95 | no |" in lacking_one
     assert "edit 2.00 [2.00, 2.00], 1 not measured | 0% | no |" in lacking_one
     page = to_markdown(report(cell("copyspec")))
@@ -170,9 +173,19 @@ def test_what_was_not_measured_is_not_proved() -> None:
     assert page.count("| not measured | | | no |") == 4
 
 
+@pytest.mark.usefixtures("only_ucb")
+def test_who_may_be_below_the_goal_by_chance_is_told_from_who_is() -> None:
+    """One turn that was much slower among ten alike; and plain decoding's own spread stands beside it."""
+    unlucky = replace(every_cell("ucb+smartspec")[0], turns=[*[(2.0, 10, 2.0, 10)] * 9, (2.0, 10, 4.0, 10)])
+    again = [cell("plain", "edit", 2.1), cell("plain", "code", 1.9)]
+    page = to_markdown(report(*every_cell("ucb+smartspec")[1:], unlucky, *again))
+    assert "1 of 24 measured cells are below 0.95, 0 of them with the whole interval." in page
+    assert "2 cells of plain decoding beside itself: 0.95 to 1.05." in page
+
+
 def test_everybody_who_may_abstain_is_judged() -> None:
     page = to_markdown(report(cell("copyspec")))
-    for name in ("ucb", "model_chain+smartspec", "medusa+smartspec", "model_chain+thompson"):
+    for name in ("ucb+smartspec", "model_chain+smartspec", "medusa+smartspec", "model_chain+thompson"):
         assert f"| `{name}` | greedy, one prompt at a time | not measured |" in page
     assert "| `model_chain+svip` |" not in page
 
@@ -180,7 +193,7 @@ def test_everybody_who_may_abstain_is_judged() -> None:
 def test_policies_that_always_draft_are_named_with_their_worst_cell() -> None:
     slow = replace(cell("model_chain+svip", "code"), turns=[(2.0, 10, 4.0, 10)] * 2)
     page = to_markdown(report(cell("model_chain+svip", "edit"), slow, cell("model_chain+thompson", "edit")))
-    said = next(line for line in page.splitlines() if line.startswith("Not in it, for they end a draft early"))
+    said = next(line for line in page.splitlines() if line.startswith("Not in it, for no length policy"))
     assert "`model_chain+svip`" in said
     assert "`model_chain+thompson`" not in said
     assert "0.50 [0.50, 0.50], `model_chain+svip` on code, greedy, one prompt at a time; 1 of 2 are below 0.95" in said
