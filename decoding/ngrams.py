@@ -25,19 +25,20 @@ class GramIndex:
         self._starts: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
-    def find(self, tokens: list[int]) -> int | None:
+    def find(self, tokens: list[int], *then: int) -> int | None:
         """Where the run at the end of a list stood before in it.
 
         Args:
             tokens: the list of the call before, grown or not.
+            then: a token that will be behind it; none or one.
         """
-        end = len(tokens) - self._size
+        end = len(tokens) + len(then) - self._size
         for start in range(self._num_indexed, end):
             run = tuple(tokens[start : start + self._size])
             if self._latest or run not in self._starts:
                 self._starts[run] = start
         self._num_indexed = max(end, self._num_indexed)
-        return self._starts.get(tuple(tokens[end:])) if end > 0 else None
+        return self._starts.get((*tokens[end:], *then)) if end > 0 else None
 
 
 class SuffixMatcher:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from decoding.drafters.base import NOTHING, Drafter, Room
 from decoding.lengths.base import LengthPolicy, Round
-from decoding.model import Decision, Model, ModelPool, Request, Row, Until, Want
+from decoding.model import Decision, Model, ModelPool, Request, Row, StopRule, Until, Want
 from decoding.parts import Part
 from decoding.selectors.base import Gain, Selector
 from decoding.sequence import Sequence
@@ -51,7 +51,8 @@ class Draft:
         asked: who was asked, in this order; the last one drafted it, where it is not empty.
         depth: how deep it could have been.
         seconds: how long it took.
-        plain: whether nothing was wanted, rather than nothing found.
+        plain: whether nothing was wanted, or nobody had it who cannot tell when.
+        watchers: who was asked for something, had nothing, and can tell when: all that were, where it is `plain`.
     """
 
     tree: DraftTree
@@ -59,6 +60,7 @@ class Draft:
     depth: int
     seconds: float
     plain: bool = False
+    watchers: list[Arm] = field(default_factory=list)
 
     @property
     def arm(self) -> int:
@@ -98,13 +100,35 @@ class _Shown:
         return Decision.GO_ON
 
 
+class _Watch:
+    """Ends a stretch where a drafter has something to propose.
+
+    Args:
+        seq: what is decoded.
+        drafters: that have nothing to propose before it.
+    """
+
+    name = "found"
+    want = NOTHING
+
+    def __init__(self, seq: Sequence, drafters: list[Drafter]) -> None:
+        self._seq = seq
+        self._drafters = drafters
+
+    def observe(self, token: int, row: Row) -> Decision:
+        """See `decoding.model.StopRule`."""
+        ready = [drafter.ready(self._seq, token) for drafter in self._drafters]  # each of them reads every token
+        return Decision.STOP if any(ready) else Decision.GO_ON
+
+
 class Speculation:
     """Drafts and verifies until a sequence ends; the target's law is kept where the verifier keeps it.
 
     Every drafter learns from every round, whoever drafted it, so that none is stale when its turn comes; a draft model
     that has drafted before and is not asked for a while reads along in spare batch room. Where no draft is wanted, the
-    target decodes some tokens at once, as it would alone, and drafters learn from all of them afterwards. Where what it
-    reads for them stays in another process, each of these tokens is a round of its own.
+    target decodes some tokens at once, as it would alone, and drafters learn from all of them afterwards; likewise
+    where a draft is wanted and nobody has one, until somebody has. Where the target is in another process, which cannot
+    see what they look at, and keeps what it reads for them, each of these tokens is a round of its own.
 
     Args:
         request: what to answer.
@@ -142,7 +166,8 @@ class Speculation:
                 want = NOTHING
                 for arm in self._arms:
                     want = want | arm.drafter.want
-                if draft.plain and (want == NOTHING or self._runs_here) and self._verifier.lossless:
+                tells = self._runs_here or (want == NOTHING and not draft.watchers)
+                if draft.plain and tells and self._verifier.lossless:
                     yield await self._decode(seq, draft, want)
                 else:
                     yield await self._verify(seq, draft, want)
@@ -173,14 +198,20 @@ class Speculation:
     async def _decode(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
         """A stretch without drafts: as many rounds as tokens."""
         started = self._clock()
-        rules = () if want == NOTHING else (_Shown(want),)
-        segment = await self._target.decode(seq, Until(rules, next(self._stretches)))
+        shown, rules = _Shown(want), list[StopRule]()
+        if want != NOTHING:
+            rules.append(shown)
+        if draft.watchers:
+            rules.append(_Watch(seq, [arm.drafter for arm in draft.watchers]))
+            for arm in draft.watchers:
+                arm.length.put_off()
+        segment = await self._target.decode(seq, Until(tuple(rules), next(self._stretches)))
         rounds, verify_s = len(segment.tokens), self._clock() - started
         seq.meter.speculation.add_plain(rounds, draft.seconds, verify_s)
         tree, taught = draft.tree, Verdict((), segment.tokens)
-        if rules:  # what was read is what a round reads that accepts all but the last token
+        if shown.rows:  # what was read is what a round reads that accepts all but the last token
             tree = DraftTree.chain([token.id for token in segment.tokens[:-1]], self._target.name)
-            taught = Verdict(tuple(range(len(tree))), segment.tokens, rules[0].rows)
+            taught = Verdict(tuple(range(len(tree))), segment.tokens, shown.rows)
         self._teach(seq, tree, taught)
         self._tell(draft, Verdict((), segment.tokens), draft.seconds + verify_s)
         self._selector.observe(draft.arm, Gain(1, 1, (draft.seconds + verify_s) / rounds))
@@ -189,7 +220,7 @@ class Speculation:
     async def _draft(self, seq: Sequence) -> Draft:
         started = self._clock()
         order = self._selector.order(seq, len(self._arms))
-        plain = True
+        plain, watchers = True, list[Arm]()
         for place, index in enumerate(order):
             arm = self._arms[index]
             if arm.drafter.abstains:
@@ -199,7 +230,9 @@ class Speculation:
             share = arm.drafter.share
             round = Round(seq, beside, self._target, share == 0.0, arm.drafts, share, self._judge)
             wanted = arm.length.before_round(round)
-            plain = plain and wanted <= 0
+            if wanted > 0 and arm.drafter.watches:
+                watchers.append(arm)
+            plain = plain and (wanted <= 0 or arm.drafter.watches)
             # One place is the target's own token's.
             depth = min(wanted, seq.num_remaining - 1)
             if depth > 0:
@@ -216,7 +249,7 @@ class Speculation:
                     tree = replace(tree, extra=None)
                 if len(tree) or tree.extra is not None:
                     return Draft(tree, order[: place + 1], depth, self._clock() - started)
-        return Draft(DraftTree.empty(self._target.name), order, 0, self._clock() - started, plain)
+        return Draft(DraftTree.empty(self._target.name), order, 0, self._clock() - started, plain, watchers)
 
     def _reported(self, tree: DraftTree, verdict: Verdict) -> Verdict:
         """The tokens with what the request asked for: alternatives that were read beside are for drafters."""

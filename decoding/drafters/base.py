@@ -62,6 +62,7 @@ class Drafter(Part):
         kinds: candidates it can make.
         stepwise: whether it asks the length policy before it goes on below a token.
         abstains: whether its turn is a round without a draft: nobody is asked in its place.
+        watches: whether `ready` tells when it has something to propose, so that it need not be asked before.
         want: what the target reads for it at the root, every node and every extra row of the coming round.
         depth: deepest draft unless the request says otherwise; None: what the length policy has as its own limit.
         nodes: nodes of a draft unless the request says otherwise; None: as many as it is deep.
@@ -71,6 +72,7 @@ class Drafter(Part):
     kinds: ClassVar[frozenset[Candidates]] = frozenset({Candidates.FIXED})
     stepwise: ClassVar[bool] = False
     abstains: ClassVar[bool] = False
+    watches: ClassVar[bool] = False
     depth: ClassVar[int | None] = None
     nodes: ClassVar[int | None] = None
     where: str = FIELD
@@ -121,6 +123,13 @@ class Drafter(Part):
             room: how large it may be.
             length: asked before going on below a token, by stepwise drafters.
         """
+
+    def ready(self, seq: Sequence, token: int) -> bool:
+        """Whether it has something to propose behind a token that is about to be appended.
+
+        Asked for each one while the target decodes because nobody had anything to propose: a matter of microseconds.
+        """
+        return True
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
         """What became of a round, its draft being this drafter's or another's; `seq` has the emitted tokens.

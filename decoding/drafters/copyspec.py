@@ -36,6 +36,7 @@ class CopySpecDrafter(Drafter):
 
     Params = CopySpecParams
     seeds = (141,)
+    watches = True
     depth = 32
     params: CopySpecParams
 
@@ -50,6 +51,10 @@ class CopySpecDrafter(Drafter):
             return DraftTree.empty(model.name)
         start += self.params.gamma
         return DraftTree.chain(seq.tokens[start : start + min(room.depth, room.nodes)], model.name)
+
+    def ready(self, seq: Sequence, token: int) -> bool:
+        """Whether the last tokens, this one included, stood there before."""
+        return self._index.find(seq.tokens, token) is not None
 
 
 PART = CopySpecDrafter

@@ -45,6 +45,7 @@ class InputCopyDrafter(Drafter):
 
     Params = InputCopyParams
     seeds = (140,)
+    watches = True
     depth = 64
     params: InputCopyParams
 
@@ -69,6 +70,12 @@ class InputCopyDrafter(Drafter):
         most = min(room.depth, room.nodes)
         return DraftTree.chain(self._source[self._place : self._place + most], model.name)
 
+    def ready(self, seq: Sequence, token: int) -> bool:
+        """Whether the answer, this token included, is in the source and not at its end."""
+        self._follow(seq)
+        self._read(token)
+        return self._place is not None and self._place < len(self._source)
+
     def _follow(self, seq: Sequence) -> None:
         """Find the place behind what was emitted since the last draft."""
         if self._matcher is None:
@@ -80,13 +87,17 @@ class InputCopyDrafter(Drafter):
                     f" last token; it has {seq.num_prompt_tokens}"
                 )
         for token in seq.tokens[seq.num_prompt_tokens + self._num_read :]:
-            self._num_read += 1
-            self._matcher.read(token)
-            place = self._place
-            if place is not None and place < len(self._source) and self._source[place] == token:
-                self._place = place + 1
-            else:
-                self._place = self._matcher.place
+            self._read(token)
+
+    def _read(self, token: int) -> None:
+        assert self._matcher is not None
+        self._num_read += 1
+        self._matcher.read(token)
+        place = self._place
+        if place is not None and place < len(self._source) and self._source[place] == token:
+            self._place = place + 1
+        else:
+            self._place = self._matcher.place
 
 
 PART = InputCopyDrafter

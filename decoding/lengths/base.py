@@ -130,6 +130,9 @@ class LengthPolicy(Part):
         """Deepest draft of the coming round; 0: decode plainly."""
         return self.params.most
 
+    def put_off(self) -> None:
+        """Nobody has what `before_round` wanted: the target decodes plainly until somebody may have, or for a while."""
+
     def goes_on(self, path: Path[Step]) -> bool:
         """Whether to draft on below a token, at least one long.
 

@@ -218,6 +218,11 @@ class SmartSpecLength(LengthPolicy):
         self._begun = self._known.changes
         return depth
 
+    def put_off(self) -> None:
+        """It is as if no draft had been wanted: looking for one cost next to nothing."""
+        self._known.changes -= self._asked
+        self._begun, self._wanted, self._asked, self._drafting = self._known.changes, 0, False, 1
+
     def _affordable(self, depth: int) -> int:
         """The depth, or the largest below it that every sequence may draft even if nothing of it is accepted."""
         known, times = self._known, self._times

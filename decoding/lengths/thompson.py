@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field, FiniteFloat
 
 from decoding.lengths._readings import top_probability
 from decoding.lengths.base import LengthParams, LengthPolicy, Round, Step
+from decoding.lengths.smartspec import SmartSpecLength, SmartSpecParams
 from decoding.model import Want
 from decoding.noise import Purpose, noise_key, round_seed, uniform
 from decoding.tree import DraftTree
@@ -35,8 +35,8 @@ class ThompsonParams(LengthParams):
     abstains: Annotated[
         bool,
         Field(
-            description="decode plainly where a rate drawn from the posterior would not pay for a draft; false: draft"
-            " one token at least"
+            description="decode plainly where `smartspec` would, and draft no deeper than it; false: draft one token at"
+            " least"
         ),
     ] = True
 
@@ -50,9 +50,8 @@ class ThompsonLength(LengthPolicy):
     Calibration-TS mixes it with the draft's top-1 probability c at the token in question, w a / (a + b) + (1 - w) c
     with w = n / (n + half) after n judged tokens; how w grows is a choice made here.
 
-    Whether to draft at all is no matter of the paper, which drafts a token at least. Here a rate is drawn from the
-    posterior, and the round is decoded plainly where (1 + rate) tokens in the time of a draft of one and its
-    verification are fewer than one token in the time of a plain forward. Where no times are known, a token is drafted.
+    Whether to draft at all is no matter of the paper, which drafts a token at least. Here goodput decides on it, and
+    what drafts may lose is bounded; see `smartspec`, whose averages of all answers of a tenant are shared.
 
     The decision is made before the further token is drawn, with noise of its own. It is keyed by round and depth:
     branches of a tree that stand equally deep share it.
@@ -69,22 +68,24 @@ class ThompsonLength(LengthPolicy):
         self._accepted = self._rejected = 0
         self._calibrated = self.params.control == "calibrated"
         self.want = Want(draw=None, top=1 if self._calibrated else 0)
+        self._goodput = SmartSpecLength(SmartSpecParams(most=self.params.most)) if self.params.abstains else None
 
     @property
     def mean(self) -> float:
         """The posterior's mean acceptance rate."""
-        accepted, rejected = self._posterior
+        accepted, rejected = self.params.accepted + self._accepted, self.params.rejected + self._rejected
         return accepted / (accepted + rejected)
-
-    @property
-    def _posterior(self) -> tuple[float, float]:
-        return self.params.accepted + self._accepted, self.params.rejected + self._rejected
 
     def before_round(self, round: Round) -> int:
         """As deep as allowed; 0 where a draft is not expected to pay."""
         self._root = len(round.seq)
         self._seed = round_seed(round.seq.seed, self._root)
-        return self.params.most if self._pays(round) else 0
+        return self.params.most if self._goodput is None else self._goodput.before_round(round)
+
+    def put_off(self) -> None:
+        """See `LengthPolicy.put_off`."""
+        if self._goodput is not None:
+            self._goodput.put_off()
 
     def goes_on(self, path: Path[Step]) -> bool:
         """One draw."""
@@ -95,17 +96,10 @@ class ThompsonLength(LengthPolicy):
             rate = weight * rate + (1.0 - weight) * top_probability(path[-1].row)
         return uniform(noise_key(self._seed, self._root + len(path), Purpose.LENGTH)) < rate
 
-    def _pays(self, round: Round) -> bool:
-        """Whether one drafted token would, at a rate drawn from the posterior."""
-        plain_s = round.target_s(1.0) if self.params.abstains else 0.0
-        if plain_s <= 0.0:
-            return True
-        accepted, rejected = self._posterior
-        noise = np.random.default_rng(noise_key(self._seed, self._root, Purpose.LENGTH))
-        return (1.0 + noise.beta(accepted, rejected)) * plain_s > round.draft_s() + round.target_s(2.0)
-
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Count what was accepted, and whether a candidate was rejected."""
+        if self._goodput is not None:
+            self._goodput.observe(draft, verdict, seconds)
         if not len(draft):
             return
         self._accepted += verdict.num_accepted_tokens

@@ -146,6 +146,43 @@ async def test_copies_change_nothing(run, make_model, drafter):
     assert accepted > 40
 
 
+@pytest.mark.parametrize("make", [lambda: CopySpecDrafter(CopySpecParams(gamma=2)), InputCopyDrafter])
+async def test_one_is_ready_exactly_where_it_would_propose(make):
+    """Asked token by token, or only now and then; and what it proposes is the same, whether it was asked before."""
+    draw = random.Random(0)
+    ready_somewhere = 0
+    for _ in range(60):
+        prompt = [draw.randrange(4) for _ in range(draw.randrange(1, 12))]
+        watching, seq = make(), sequence(prompt)
+        for _ in range(20):
+            token = draw.randrange(4)
+            ready = watching.ready(seq, token) if draw.random() < 0.7 else None
+            seq.extend([Token(token, "m")], {"m": 1})
+            fresh = make()
+            expected = await propose(fresh, seq)
+            assert ready is None or ready == bool(expected)
+            assert await propose(watching, seq) == expected
+            ready_somewhere += bool(ready)
+    assert ready_somewhere > 100
+
+
+@pytest.mark.parametrize("drafter", ["copyspec", "input_copy"])
+async def test_while_nothing_is_found_the_target_decodes_as_alone_and_no_copy_is_missed(run, scripted, drafter):
+    """Twenty new tokens, the prompt's own, and new ones again."""
+    prompt, new = tuple(range(8)), list(range(10, 30))
+    answer = [*new, *prompt, 30, 31]
+    large = scripted(len(prompt), answer)
+    params = {"drafter": drafter, "draft_length": 16}
+    done = await run("speculative", large, large, params, prompt=prompt, temperature=0, max_tokens=40, eos=(31,))
+    assert done.ids == answer
+    lengths = [len(segment.tokens) for segment in done.segments]
+    if drafter == "copyspec":  # four tokens of the prompt must stand there again
+        assert lengths == [1, 2, 4, 8, 8, 1, 5, 1]
+    else:  # drafts from the prompt's first token, in vain; then one token is enough
+        assert lengths == [1, 1, 2, 4, 8, 5, 8, 1]
+    assert done.seq.meter.speculation.rounds == large.forwards
+
+
 async def test_input_copy_needs_three_forwards_for_one_replaced_token(run, scripted):
     prompt, answer = (A, B, C, D, E, F), [A, B, X, D, E, F, 31]
     large = scripted(len(prompt), answer)
@@ -163,7 +200,7 @@ async def test_input_copy_needs_three_forwards_for_one_replaced_token(run, scrip
         ([A, B, D, E, F, 31], [3, 3]),  # C deleted: the unexpected D is found at once
         ([A, B, X, Y, C, D, E, F, 31], [3, 1, 1, 4]),  # X Y inserted
         ([A, B, C, D, E, F, 31], [7]),
-        ([X, Y, X, Y, 31], [1, 1, 1, 1, 1]),  # always wrong
+        ([X, Y, X, Y, 31], [1, 1, 2, 1]),  # nothing to copy: decoded as plainly as without a drafter
     ],
     ids=["deleted", "inserted", "same", "other"],
 )

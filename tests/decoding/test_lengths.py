@@ -131,7 +131,7 @@ def test_a_policy_without_its_reading_says_so():
 
 
 def test_the_beta_posterior_counts_accepted_and_rejected_tokens():
-    policy = ThompsonLength()
+    policy = ThompsonLength(ThompsonParams(abstains=False))
     assert policy.mean == 1 / 2
     policy.observe(*outcome(5, TokenKind.RECOVERED), 0.1)
     policy.observe(*outcome(3, TokenKind.RECOVERED), 0.1)
@@ -142,7 +142,7 @@ def test_the_beta_posterior_counts_accepted_and_rejected_tokens():
 
 def test_one_bernoulli_has_the_law_of_a_drawn_rate():
     """20,000 decisions against rates drawn from the Beta posterior, by a two-sample test."""
-    policy, runs = ThompsonLength(), 20_000
+    policy, runs = ThompsonLength(ThompsonParams(abstains=False)), 20_000
     for accepted in (2, 1):
         policy.observe(*outcome(accepted, TokenKind.RECOVERED), 0.1)
     ours = 0
@@ -172,7 +172,7 @@ def test_thompson_draws_anew_at_every_depth_and_round():
 
 
 def test_calibration_moves_from_confidence_to_the_posterior():
-    policy = ThompsonLength(ThompsonParams(control="calibrated", half=10.0))
+    policy = ThompsonLength(ThompsonParams(control="calibrated", half=10.0, abstains=False))
 
     def share(confidence: float) -> float:
         going = 0

@@ -23,6 +23,7 @@ from decoding.verifiers.match import MatchVerifier
 from turnout.types import SamplingParams, Token, TokenKind
 
 ALWAYS, NEVER = (0, 10_000), (0, 0)
+POLICIES = (ThompsonLength, SmartSpecLength)
 
 
 class Span(LengthPolicy):
@@ -165,41 +166,73 @@ def test_what_a_level_costs_is_the_drafters_share_of_a_forward() -> None:
     assert drafter_of("clasp", skipped=0.25).share == drafter_of("swift", skipped=0.25).share == 0.75
 
 
-class Scene:
-    """A draft model at some share of the target's time, and a policy after some rounds."""
-
-    def __init__(self, draft_s: float) -> None:
-        self.small, self.large = (Timed(name, lambda _: torch.zeros(4), 4) for name in ("small", "large"))
-        self.small.step_s = draft_s
-
-    def drafting(self, accepted: int, rejected: int, **params: Any) -> float:
-        """Share of 2,000 rounds, each of another answer, that are drafted."""
-        drafted = 0
-        for seed in range(2_000):
-            policy = ThompsonLength(ThompsonParams(**params))
-            for kind, count in ((TokenKind.BONUS, accepted), (TokenKind.RECOVERED, rejected)):
-                for _ in range(count):
-                    path = (0,) if kind is TokenKind.BONUS else ()
-                    policy.observe(DraftTree.chain([0], "small"), Verdict(path, (Token(0, "large", kind),)), 0.1)
-            drafted += policy.before_round(Round(sequence(seed), self.small, self.large, False, "x")) > 0
-        return drafted / 2_000
+def rounds(policy: LengthPolicy, model: Timed, accepted: int) -> list[int]:
+    """Depths of a hundred rounds of an answer, in which so many drafted tokens are accepted."""
+    seq, depths = sequence(max_tokens=10_000), []
+    for _ in range(100):
+        depth = policy.before_round(Round(seq, model, model, False, "x", 0.2))
+        kept = min(depth, accepted)
+        kind = TokenKind.RECOVERED if kept < depth else TokenKind.BONUS
+        tokens = (*(Token(0, "large"),) * kept, Token(0, "large", kind))
+        policy.observe(DraftTree.chain([0] * depth, "small"), Verdict(tuple(range(kept)), tokens), 1.0 + 0.2 * depth)
+        seq.extend(tokens, {"large": 1})
+        depths.append(depth)
+    return depths
 
 
-def test_thompson_drafts_where_a_rate_it_believes_in_pays() -> None:
-    """A drafted token costs 0.4 forwards: drafted where a rate drawn from Beta(1 + a, 1 + r) is above 0.4."""
-    scene = Scene(0.4)
-    # Beta(1, 1): 0.6. Beta(1, 5): 0.6^5 = 0.078. Beta(6, 1): 1 - 0.4^6 = 0.996.
-    assert scene.drafting(0, 0) == pytest.approx(0.6, abs=0.04)
-    assert scene.drafting(0, 4) == pytest.approx(0.078, abs=0.02)
-    assert scene.drafting(5, 0) == pytest.approx(0.996, abs=0.01)
-    assert scene.drafting(0, 4, abstains=False) == 1.0
-    assert Scene(0.0).drafting(0, 4) == 1.0
+@pytest.mark.parametrize("accepted", [0, 1, 16])
+def test_thompson_drafts_where_goodput_does_and_no_deeper(accepted: int) -> None:
+    thompson, smartspec = (rounds(make(), Timed("m", lambda _: torch.zeros(4), 4), accepted) for make in POLICIES)
+    assert thompson == smartspec
+    assert (sum(depth > 0 for depth in thompson) > 50) == (accepted > 0)
+    always = ThompsonLength(ThompsonParams(abstains=False))
+    assert set(rounds(always, Timed("m", lambda _: torch.zeros(4), 4), accepted)) == {16}
 
 
 def test_thompson_learns_nothing_where_nothing_was_drafted() -> None:
-    policy = ThompsonLength()
+    policy = ThompsonLength(ThompsonParams(abstains=False))
     policy.observe(DraftTree.empty("large"), Verdict((), (Token(0, "large", TokenKind.RECOVERED),)), 0.1)
     assert policy.mean == 0.5
+
+
+@pytest.mark.parametrize("make", POLICIES)
+def test_a_draft_that_nobody_has_was_not_wanted(make: Any) -> None:
+    """Else goodput would believe that this drafter mostly finds nothing, and that looking for it takes time."""
+    model = Timed("m", lambda _: torch.zeros(4), 4)
+    policy, seq = make(), sequence(max_tokens=10_000)
+    for each in range(300):
+        wanted = policy.before_round(Round(seq, model, model, True, "x")) > 0
+        assert wanted == (each > 0)  # the first of all rounds is not known to be alone
+        if wanted:
+            policy.put_off()
+        tokens = (Token(0, "large"),) * 8
+        policy.observe(DraftTree.empty("m"), Verdict((), tokens), 8.0)
+        seq.extend(tokens, {"large": 1})
+    known = model.stores.open("smartspec/x//m/0.7", seq.learner, lambda: pytest.fail("nothing kept"))
+    assert (known.found, known.sought, known.changes, known.drafting.count) == (1.0, 0, 0, 0)
+    assert known.plain.seconds == pytest.approx(0.0, abs=1e-6)
+
+
+class Elsewhere:
+    """A model in another process: what it is given is a copy there."""
+
+    def __init__(self, model: TableModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "runs_here":
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+
+async def test_where_the_target_is_elsewhere_nobody_can_watch_it(make_model: Any) -> None:
+    for elsewhere, single in ((False, False), (True, True)):
+        small, large = make_model("small", 1), make_model("large", 2)
+        models = (small, Elsewhere(large) if elsewhere else large)
+        seq = sequence()
+        segments = [s async for s in speculation(models, seq, (drafter_of("copyspec", gamma=16), Span())).run()]
+        assert (max(len(segment.tokens) for segment in segments) == 1) == single
+        assert len(seq.generated) == 60
 
 
 @pytest.mark.parametrize("select", ["ucb", "exp3"])
