@@ -21,6 +21,7 @@ from turnout.types import Segment
 
 # Tokens a draft model may lack before it reads along: few forwards, and a short catch-up at the next draft.
 WARM_AFTER = 32
+LEAST_S = 1e-6  # of a round: no time at all says that nobody knows
 
 
 @dataclass
@@ -178,7 +179,7 @@ class Speculation:
 
     async def _verify(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
         """One forward over the draft; tokens of it, and one of the target's own."""
-        started = self._clock()
+        started, read_s = self._clock(), self._target.busy().reading_s
         verdict = self._reported(draft.tree, await self._target.verify(seq, draft.tree, self._verifier, want))
         emitted = seq.extend(verdict.tokens, self._sizes)
         verify_s = self._clock() - started
@@ -190,14 +191,14 @@ class Speculation:
             verify_s=verify_s,
         )
         self._teach(seq, draft.tree, verdict)
-        self._tell(draft, verdict, draft.seconds + verify_s)
-        gain = Gain(len(verdict.tokens), draft.depth + 1, draft.seconds + verify_s)
-        self._selector.observe(draft.arm, gain)
+        seconds = draft.seconds + self._undisturbed_s(verify_s, read_s)
+        self._tell(draft, verdict, seconds)
+        self._selector.observe(draft.arm, Gain(len(verdict.tokens), draft.depth + 1, seconds))
         return Segment(emitted, "finish" if seq.finished else "round")
 
     async def _decode(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
         """A stretch without drafts: as many rounds as tokens."""
-        started = self._clock()
+        started, read_s = self._clock(), self._target.busy().reading_s
         shown, rules = _Shown(want), list[StopRule]()
         if want != NOTHING:
             rules.append(shown)
@@ -213,9 +214,14 @@ class Speculation:
             tree = DraftTree.chain([token.id for token in segment.tokens[:-1]], self._target.name)
             taught = Verdict(tuple(range(len(tree))), segment.tokens, shown.rows)
         self._teach(seq, tree, taught)
-        self._tell(draft, Verdict((), segment.tokens), draft.seconds + verify_s)
-        self._selector.observe(draft.arm, Gain(1, 1, (draft.seconds + verify_s) / rounds))
+        seconds = draft.seconds + self._undisturbed_s(verify_s, read_s)
+        self._tell(draft, Verdict((), segment.tokens), seconds)
+        self._selector.observe(draft.arm, Gain(1, 1, seconds / rounds))
         return Segment(segment.tokens, "finish" if seq.finished else "round")
+
+    def _undisturbed_s(self, seconds: float, read_s: float) -> float:
+        """Of a time since the target had read prompts for so long, what it would have been but for such reading."""
+        return max(seconds - (self._target.busy().reading_s - read_s), LEAST_S)
 
     async def _draft(self, seq: Sequence) -> Draft:
         started = self._clock()

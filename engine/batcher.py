@@ -17,7 +17,7 @@ from engine.device import Device, Member
 from engine.forwards import Forwards, Outcome
 from engine.planner import Planner, Steps
 from engine.runner import Feed, Runner
-from engine.scheduler import Limits, Load, load_of
+from engine.scheduler import Limits, Load, is_decode, load_of
 from engine.spans import forward_span
 from engine.threads import Fed
 from engine.waiting import WaitingWork
@@ -42,6 +42,7 @@ class Batcher:
     Attributes:
         tables: the caches of the sequences the model works on.
         step_seconds: recent time of a step of single tokens, in seconds.
+        reading_s: what all steps so far took longer for prompts that were read in them, in seconds.
         went_at_s: the device's `spent_s` at the end of its last step.
         held_at_s: the device's `spent_s` when the next step began to wait for company; None: it does not.
         stuck: whether the last turn came to nothing.
@@ -63,7 +64,7 @@ class Batcher:
         self.limits = limits
         self.times = times
         self.tables: dict[Sequence, BlockTable] = {}
-        self.step_seconds = 0.0
+        self.step_seconds = self.reading_s = 0.0
         self._forwards = Forwards(runner, device)
         self._waiting = WaitingWork()
         self._planner = Planner(self, self._waiting, device)
@@ -229,9 +230,8 @@ class Batcher:
             self.device.ran(self.name, _fed(steps), None, seconds)
             self.went_at_s = self.device.spent_s = self.device.spent_s + seconds
             return
-        whole = Forward()
-        for _, feed in steps:
-            whole.add(len(feed.table), len(feed.tokens))
+        whole = _forward_of(steps)
+        self.reading_s += _reading_seconds(steps, seconds, self.times)
         self.device.ran(self.name, _fed(steps), whole.seconds(self.times), seconds)
         self.went_at_s = self.device.spent_s = self.device.spent_s + whole.seconds(self.times)
         active = self.device.tenants()
@@ -271,6 +271,21 @@ class Batcher:
             self._waiting.refuse(work, error)
         else:
             self._waiting.renew(work)
+
+
+def _forward_of(steps: Steps) -> Forward:
+    whole = Forward()
+    for _, feed in steps:
+        whole.add(len(feed.table), len(feed.tokens))
+    return whole
+
+
+def _reading_seconds(steps: Steps, seconds: float, times: StepTime) -> float:
+    """By how much a step that took so long is longer than one with its decodes alone would have been."""
+    decodes = [(work, feed) for work, feed in steps if is_decode(work)]
+    if len(decodes) == len(steps):
+        return 0.0
+    return max(seconds - _forward_of(decodes).seconds(times), 0.0)
 
 
 def _fed(steps: Steps) -> Fed:

@@ -276,7 +276,7 @@ class EngineModel:
     def busy(self) -> Busy:
         """See `decoding.model.Model.busy`."""
         tables = self.batcher.tables.values()
-        return Busy(len(tables), sum(map(len, tables)))
+        return Busy(len(tables), sum(map(len, tables)), self.batcher.reading_s)
 
     def stats(self) -> MemberStats:
         """What it holds right now."""

@@ -17,7 +17,10 @@ PACKAGE = "decoding.selectors"
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a round brought: tokens emitted, at most `most` of them possible, in so many seconds."""
+    """What a round brought: tokens emitted, at most `most` of them possible, in so many seconds.
+
+    What the target read of prompts meanwhile is not counted among these.
+    """
 
     tokens: int
     most: int

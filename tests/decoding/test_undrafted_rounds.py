@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from decoding.fakes import TableModel, markov, pair
 from decoding.lengths.base import LengthParams, LengthPolicy, Round
 from decoding.lengths.smartspec import SmartSpecLength, SmartSpecParams
 from decoding.lengths.thompson import ThompsonLength, ThompsonParams
-from decoding.model import Request
+from decoding.model import Busy, Request
 from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
@@ -211,6 +212,52 @@ def test_a_draft_that_nobody_has_was_not_wanted(make: Any) -> None:
     known = model.stores.open("smartspec/x//m/0.7", seq.learner, lambda: pytest.fail("nothing kept"))
     assert (known.found, known.sought, known.changes, known.drafting.count) == (1.0, 0, 0, 0)
     assert known.plain.seconds == pytest.approx(0.0, abs=1e-6)
+
+
+class Crowded(TableModel):
+    """Every operation takes five seconds of its clock, four of which went into the prompts of others."""
+
+    now = reading_s = 0.0
+
+    def busy(self) -> Busy:
+        return Busy(1, 1, self.reading_s)
+
+    def _work(self) -> None:
+        self.now += 5.0
+        self.reading_s += 4.0
+
+    async def verify(self, *args: Any, **named: Any) -> Any:
+        self._work()
+        return await super().verify(*args, **named)
+
+    async def decode(self, *args: Any, **named: Any) -> Any:
+        self._work()
+        return await super().decode(*args, **named)
+
+
+class Hearing(Span):
+    """Keeps the times it is told."""
+
+    def __init__(self, pause: tuple[int, int]) -> None:
+        super().__init__(pause)
+        self.seconds: list[float] = []
+
+    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+        super().observe(draft, verdict, seconds)
+        self.seconds.append(seconds)
+
+
+@pytest.mark.parametrize("pause", [ALWAYS, NEVER])
+async def test_time_that_went_into_others_prompts_is_nobodys_fault(make_model: Any, pause: tuple[int, int]) -> None:
+    made = make_model("large", 2)
+    large, length, seq = Crowded("large", made.next_logits, made.vocab_size), Hearing(pause), sequence()
+    models = replace(pair(make_model("small", 1), large), clock=lambda: large.now)
+    arms = [Arm(drafter_of("model_chain"), length)]
+    async for _ in Speculation(Request("r", seq), models, arms, First(), MatchVerifier()).run():
+        pass
+    assert len(length.seconds) > 5
+    assert set(length.seconds) == {1.0}
+    assert seq.meter.speculation.verify_s == 5.0 * len(length.seconds)  # by the clock, as the user has waited
 
 
 class Elsewhere:
