@@ -155,6 +155,7 @@ class Speculation:
         self._judge = f"{named(verifier)} {'greedy' if self._seq.sampling.greedy else 'drawn'}"
         self._stretches = stretch_lengths()
         self._reader = BackgroundReader()
+        self._read_s = 0.0  # how long the target had read prompts when the round began
         self._read_to: int | None = None  # where the draft model was last asked to read; None: it never drafted
         selector.begin(self._seq, [arm.name for arm in arms], self._target.stores)
 
@@ -163,6 +164,7 @@ class Speculation:
         seq = self._seq
         try:
             while not seq.finished:
+                self._read_s = self._target.busy().reading_s
                 draft = await self._draft(seq)
                 want = NOTHING
                 for arm in self._arms:
@@ -179,7 +181,7 @@ class Speculation:
 
     async def _verify(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
         """One forward over the draft; tokens of it, and one of the target's own."""
-        started, read_s = self._clock(), self._target.busy().reading_s
+        started = self._clock()
         verdict = self._reported(draft.tree, await self._target.verify(seq, draft.tree, self._verifier, want))
         emitted = seq.extend(verdict.tokens, self._sizes)
         verify_s = self._clock() - started
@@ -191,14 +193,14 @@ class Speculation:
             verify_s=verify_s,
         )
         self._teach(seq, draft.tree, verdict)
-        seconds = draft.seconds + self._undisturbed_s(verify_s, read_s)
+        seconds = self._undisturbed_s(draft, verify_s)
         self._tell(draft, verdict, seconds)
         self._selector.observe(draft.arm, Gain(len(verdict.tokens), draft.depth + 1, seconds))
         return Segment(emitted, "finish" if seq.finished else "round")
 
     async def _decode(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
         """A stretch without drafts: as many rounds as tokens."""
-        started, read_s = self._clock(), self._target.busy().reading_s
+        started = self._clock()
         shown, rules = _Shown(want), list[StopRule]()
         if want != NOTHING:
             rules.append(shown)
@@ -214,14 +216,14 @@ class Speculation:
             tree = DraftTree.chain([token.id for token in segment.tokens[:-1]], self._target.name)
             taught = Verdict(tuple(range(len(tree))), segment.tokens, shown.rows)
         self._teach(seq, tree, taught)
-        seconds = draft.seconds + self._undisturbed_s(verify_s, read_s)
+        seconds = self._undisturbed_s(draft, verify_s)
         self._tell(draft, Verdict((), segment.tokens), seconds)
         self._selector.observe(draft.arm, Gain(1, 1, seconds / rounds))
         return Segment(segment.tokens, "finish" if seq.finished else "round")
 
-    def _undisturbed_s(self, seconds: float, read_s: float) -> float:
-        """Of a time since the target had read prompts for so long, what it would have been but for such reading."""
-        return max(seconds - (self._target.busy().reading_s - read_s), LEAST_S)
+    def _undisturbed_s(self, draft: Draft, verify_s: float) -> float:
+        """What a round would have taken, draft and verification, if the target had read no prompts meanwhile."""
+        return max(draft.seconds + verify_s - (self._target.busy().reading_s - self._read_s), LEAST_S)
 
     async def _draft(self, seq: Sequence) -> Draft:
         started = self._clock()
