@@ -148,6 +148,8 @@ class Speculation:
         self._models = models
         self._target = models.large
         self._runs_here = isinstance(models.large, RunsHere)
+        # Whether a round without a draft has the token of plain decoding, and not only one of the same law.
+        self._draws_alike = verifier.want.draw is not None or self._seq.sampling.greedy
         self._clock = models.clock
         self._arms = arms
         self._selector = selector
@@ -169,8 +171,7 @@ class Speculation:
                 want = NOTHING
                 for arm in self._arms:
                     want = want | arm.drafter.want
-                tells = self._runs_here or (want == NOTHING and not draft.watchers)
-                if draft.plain and tells and self._verifier.lossless:
+                if draft.plain and (want == NOTHING or self._runs_here) and self._verifier.lossless:
                     yield await self._decode(seq, draft, want)
                 else:
                     yield await self._verify(seq, draft, want)
@@ -201,14 +202,15 @@ class Speculation:
     async def _decode(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
         """A stretch without drafts: as many rounds as tokens."""
         started = self._clock()
-        shown, rules = _Shown(want), list[StopRule]()
-        if want != NOTHING:
-            rules.append(shown)
-        if draft.watchers:
+        shown, most = _Shown(want), next(self._stretches)
+        rules: list[StopRule] = [] if want == NOTHING else [shown]
+        if draft.watchers and self._runs_here:
             rules.append(_Watch(seq, [arm.drafter for arm in draft.watchers]))
-            for arm in draft.watchers:
-                arm.length.put_off()
-        segment = await self._target.decode(seq, Until(tuple(rules), next(self._stretches)))
+        elif draft.watchers:
+            most = 1
+        for arm in draft.watchers:
+            arm.length.put_off()
+        segment = await self._target.decode(seq, Until(tuple(rules), most))
         rounds, verify_s = len(segment.tokens), self._clock() - started
         seq.meter.speculation.add_plain(rounds, draft.seconds, verify_s)
         tree, taught = draft.tree, Verdict((), segment.tokens)
@@ -238,9 +240,9 @@ class Speculation:
             share = arm.drafter.share
             round = Round(seq, beside, self._target, share == 0.0, arm.drafts, share, self._judge)
             wanted = arm.length.before_round(round)
-            if wanted > 0 and arm.drafter.watches:
+            if wanted > 0 and arm.drafter.watches and self._draws_alike:
                 watchers.append(arm)
-            plain = plain and (wanted <= 0 or arm.drafter.watches)
+            plain = plain and (wanted <= 0 or arm in watchers)
             # One place is the target's own token's.
             depth = min(wanted, seq.num_remaining - 1)
             if depth > 0:
