@@ -171,7 +171,7 @@ class Busy:
     Attributes:
         sequences: that it holds a cache for now.
         cached_tokens: of these caches.
-        reading_s: what all steps so far took longer for prompts that were read in them, in seconds.
+        reading_s: what steps through all layers took longer so far for prompts that were read in them, in seconds.
     """
 
     sequences: int

@@ -131,6 +131,9 @@ class Speculation:
     where a draft is wanted and nobody has one, until somebody has. Where the target is in another process, which cannot
     see what they look at, and keeps what it reads for them, each of these tokens is a round of its own.
 
+    Policies and selectors are told how long a round took, less what the target read of prompts meanwhile: a draft
+    beside somebody's prompt is no slow draft.
+
     Args:
         request: what to answer.
         models: `large` verifies; drafters run beside whom they ask for.
@@ -194,7 +197,7 @@ class Speculation:
             verify_s=verify_s,
         )
         self._teach(seq, draft.tree, verdict)
-        seconds = self._undisturbed_s(draft, verify_s)
+        seconds = self._undisturbed_s(draft, verify_s, 1)
         self._tell(draft, verdict, seconds)
         self._selector.observe(draft.arm, Gain(len(verdict.tokens), draft.depth + 1, seconds))
         return Segment(emitted, "finish" if seq.finished else "round")
@@ -206,10 +209,10 @@ class Speculation:
         rules: list[StopRule] = [] if want == NOTHING else [shown]
         if draft.watchers and self._runs_here:
             rules.append(_Watch(seq, [arm.drafter for arm in draft.watchers]))
-        elif draft.watchers:
+            for arm in draft.watchers:
+                arm.length.put_off()
+        elif draft.watchers:  # who cannot watch is asked again after every token, which takes its time
             most = 1
-        for arm in draft.watchers:
-            arm.length.put_off()
         segment = await self._target.decode(seq, Until(tuple(rules), most))
         rounds, verify_s = len(segment.tokens), self._clock() - started
         seq.meter.speculation.add_plain(rounds, draft.seconds, verify_s)
@@ -218,14 +221,25 @@ class Speculation:
             tree = DraftTree.chain([token.id for token in segment.tokens[:-1]], self._target.name)
             taught = Verdict(tuple(range(len(tree))), segment.tokens, shown.rows)
         self._teach(seq, tree, taught)
-        seconds = self._undisturbed_s(draft, verify_s)
+        seconds = self._undisturbed_s(draft, verify_s, rounds)
         self._tell(draft, Verdict((), segment.tokens), seconds)
         self._selector.observe(draft.arm, Gain(1, 1, seconds / rounds))
         return Segment(segment.tokens, "finish" if seq.finished else "round")
 
-    def _undisturbed_s(self, draft: Draft, verify_s: float) -> float:
-        """What a round would have taken, draft and verification, if the target had read no prompts meanwhile."""
-        return max(draft.seconds + verify_s - (self._target.busy().reading_s - self._read_s), LEAST_S)
+    def _undisturbed_s(self, draft: Draft, verify_s: float, steps: int) -> float:
+        """What a round would have taken, draft and verification, if the target had read no prompts meanwhile.
+
+        Reading is counted when its step ends, and may have gone on beside a draft on another device: so little is left
+        of a round's time at least that nobody becomes more than about twice as fast by it.
+        """
+        seconds = draft.seconds + verify_s
+        if not self._runs_here:  # what is known of it is older than the round
+            return seconds
+        least_s = steps * self._target.step_seconds()
+        if self._arms[draft.arm].drafter.beside == "small":
+            least_s += draft.depth * self._models.small.step_seconds()
+        reading_s = self._target.busy().reading_s - self._read_s
+        return max(seconds - reading_s, min(seconds, 0.5 * least_s), LEAST_S)
 
     async def _draft(self, seq: Sequence) -> Draft:
         started = self._clock()

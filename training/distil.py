@@ -126,7 +126,7 @@ async def _answer(model: Model, source: Source, index: int, top: int, exit_layer
 
 def _exits(rows: list[Row], layer: int) -> dict[str, torch.Tensor]:
     """The states behind a layer at all places of a prompt and its answer."""
-    parts = [*rows[0].before[layer], *(row.hidden[layer] for row in rows)]
+    parts = [*rows[0].before.get(layer, ()), *(row.hidden[layer] for row in rows)]
     states = torch.stack([each.to("cpu", torch.float16) for each in parts])
     return {"places": torch.tensor([len(parts)]), "exits": states}
 

@@ -148,6 +148,6 @@ class LengthPolicy(Part):
         Args:
             draft: what its drafter proposed; empty where that was nothing, also if another's draft was verified.
             verdict: the outcome of the round, whoever drafted; of a stretch without drafts, its tokens.
-            seconds: wall time of draft and verification, less what the target read of prompts meanwhile; 0.0 where
-                another's draft was verified.
+            seconds: wall time of draft and verification, less what the target read of prompts meanwhile, its own too;
+                0.0 where another's draft was verified.
         """

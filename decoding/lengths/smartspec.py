@@ -202,16 +202,19 @@ class SmartSpecLength(LengthPolicy):
         able = self._affordable(1) > 0  # else what would be best need not be looked for
         depth = self._best(round, self._known) if able else 0
         probes = depth == 0 and 0 < self.params.probe <= self._known.idle
-        if probes:
-            self._known.idle -= self.params.probe  # at once, so that not all requests of a batch probe together
-            depth = int(able)
-            if self._risk_s(1) > self._most_s:  # so much is never saved up: else one slow moment would end it for good
-                self._known.drafting.fade(self.params.update)
+        self._spent = 0.0
+        if probes and able:
+            self._spent, depth = float(self.params.probe), 1
+        elif probes and self._risk_s(1) > self._most_s:
+            # So much is never saved up: else one slow moment would end it for good.
+            self._spent = float(self.params.probe)
+            self._known.drafting.fade(self.params.update)
         elif depth > 1:
             self._times = Times.of(round, self._known, depth)
             wanted, depth = depth, self._affordable(depth)
             if depth != wanted:  # rows cost otherwise where there are fewer
                 self._times = Times.of(round, self._known, depth)
+        self._known.idle -= self._spent  # at once, so that not all requests of a batch probe together
         self._drafting = self._sequences if depth and not probes else 1  # of one step; a probe is alone
         self._wanted, self._asked = depth, depth > 0 and round.seq.num_remaining > 1  # nothing before the last token
         self._known.changes += self._asked
@@ -219,8 +222,9 @@ class SmartSpecLength(LengthPolicy):
         return depth
 
     def put_off(self) -> None:
-        """It is as if no draft had been wanted: looking for one cost next to nothing."""
+        """It is as if no draft had been wanted: looking for one cost next to nothing, and a probe is still to be made."""
         self._known.changes -= self._asked
+        self._known.idle += self._spent
         self._begun, self._wanted, self._asked, self._drafting = self._known.changes, 0, False, 1
 
     def _affordable(self, depth: int) -> int:

@@ -58,6 +58,7 @@ class Cell:
     Attributes:
         plan: what was asked.
         turns: seconds and tokens of the baseline, then of the challenger, turn by turn.
+        turns_once: after so many, the prompts are asked again in the same order.
         speculation: counters of the challenger's answers together.
         target_steps: forwards of the target that gave tokens, in the challenger's answers.
         target_tokens: fed to the target in them, prompts left out; through half of the layers counts one half.
@@ -69,6 +70,7 @@ class Cell:
 
     plan: Plan
     turns: list[tuple[float, int, float, int]]
+    turns_once: int
     speculation: SpeculationMeter
     target_steps: int
     target_tokens: float

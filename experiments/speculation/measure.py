@@ -61,9 +61,10 @@ async def measure(plans: list[Plan], panel: Panel, group: TaskGroup, pool: Local
     once = _turns(group.prompts, plans[0].batch)
     asked: list[dict[int, Prompt]] = []
     turns: list[tuple[Turn, ...]] = []
-    while len(turns) < least_turns:
+    for repeat in range(-(-least_turns // len(once))):
         panel.forget()
-        turns += [await panel.turn(number, prompts) for number, prompts in enumerate(once, start=len(turns))]
+        start = repeat * (len(once) + 1)  # so that the same prompts are not asked in the same order of sides again
+        turns += [await panel.turn(number, prompts) for number, prompts in enumerate(once, start)]
         asked += once
     cells = []
     for plan, side, place in zip(plans, panel.challengers, itertools.count(1), strict=False):
@@ -71,19 +72,25 @@ async def measure(plans: list[Plan], panel: Panel, group: TaskGroup, pool: Local
         equality = None
         if isinstance(side, OurSide) and isinstance(panel.baseline, OurSide):
             equality = await _equality(pool, side, list(zip(asked, pairs, strict=True)), str(plan.setting["dtype"]))
-        cells.append(_cell(plan, pairs, pool, equality, load_average))
+        cells.append(_cell(plan, pairs, len(once), pool, equality, load_average))
     panel.forget()
     return cells
 
 
 def _cell(
-    plan: Plan, pairs: list[tuple[Turn, Turn]], pool: LocalPool, equality: Equality | None, load_average: float
+    plan: Plan,
+    pairs: list[tuple[Turn, Turn]],
+    turns_once: int,
+    pool: LocalPool,
+    equality: Equality | None,
+    load_average: float,
 ) -> Cell:
     speculation, steps, fed = _counted(pool, pairs)
     alike = [a.tokens == b.tokens for mine, theirs in pairs for a, b in zip(mine.answers, theirs.answers, strict=True)]
     return Cell(
         plan=plan,
         turns=[(a.seconds, a.num_tokens, b.seconds, b.num_tokens) for a, b in pairs],
+        turns_once=turns_once,
         speculation=speculation,
         target_steps=steps,
         target_tokens=fed,

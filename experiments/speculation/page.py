@@ -103,7 +103,8 @@ def _heading(report: Report) -> list[str]:
         f" {READING_SLOWDOWN:g}), so that all of their answers are decoded together.",
         "",
         "Numbers under the texts are tokens per second over plain decoding's, reading the prompt included [95%"
-        " interval, bootstrap over prompts or batches of them, pairs together]. *Tokens* are emitted tokens of one"
+        " interval, bootstrap over turns, pairs together, and those that ask the same prompts again counted as others]."
+        " *Tokens* are emitted tokens of one"
         " forward of the target; *fed* are tokens that went through the target for each emitted one, the prompt's left"
         " out, and half of one where it went through half of the layers; *kept* is the share of drafted tokens that"
         " stayed; *drafting* its share of the time."

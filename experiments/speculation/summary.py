@@ -23,8 +23,8 @@ class Figures:
 
     Attributes:
         speedup: its tokens per second over the baseline's, bootstrapped over turns, both sides of a turn together.
-        halves: the same of every other turn, and of those between: who is chosen for being the fastest on the one half
-            is judged by the other.
+        halves: the same of every other prompt, and of those between: who is chosen for being the fastest on the one
+            half is judged by the other.
         baseline_tokens_per_s: of the baseline in the same turns.
         tokens_per_step: tokens of a forward of the target.
         fed_per_token: tokens fed to the target for each of the answer's, prompts left out.
@@ -68,6 +68,7 @@ def figures(cells: list[Cell], contender: Contender) -> Figures:
     """
     plan = cells[0].plan
     turns = np.array([turn for cell in cells for turn in cell.turns], dtype=np.float64)
+    second = np.array([place % cell.turns_once % 2 == 1 for cell in cells for place in range(len(cell.turns))])
     meter, steps, fed = SpeculationMeter(), 0, 0.0
     for cell in cells:
         meter.merge(cell.speculation)
@@ -84,7 +85,7 @@ def figures(cells: list[Cell], contender: Contender) -> Figures:
         batch=plan.batch,
         answers=sum(cell.num_answers for cell in cells),
         speedup=speedup(turns),
-        halves=(speedup(turns[::2]), speedup(turns[1::2] if len(turns) > 1 else turns)),
+        halves=(speedup(turns[~second]), speedup(turns[second] if second.any() else turns)),
         baseline_tokens_per_s=float(turns[:, 1].sum() / turns[:, 0].sum()),
         tokens_per_step=tokens / steps if steps else 0.0,
         fed_per_token=fed / tokens if tokens else 0.0,

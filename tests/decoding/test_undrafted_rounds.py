@@ -214,6 +214,21 @@ def test_a_draft_that_nobody_has_was_not_wanted(make: Any) -> None:
     assert known.plain.seconds == pytest.approx(0.0, abs=1e-6)
 
 
+def test_a_probe_that_finds_nothing_to_copy_is_made_later() -> None:
+    model, policy = Timed("m", lambda _: torch.zeros(4), 4), SmartSpecLength(SmartSpecParams(probe=20, acceptance=0.01))
+    seq, nothing = sequence(max_tokens=10_000), DraftTree.empty("m")
+    for _ in range(3):
+        assert policy.before_round(Round(seq, model, model, False, "x")) == 0
+        policy.observe(nothing, Verdict((), (Token(0, "m"),) * 8), 8.0)
+    for _ in range(3):
+        assert policy.before_round(Round(seq, model, model, False, "x")) == 1
+        policy.put_off()
+        policy.observe(nothing, Verdict((), (Token(0, "m"),)), 1.0)
+    assert policy.before_round(Round(seq, model, model, False, "x")) == 1
+    policy.observe(DraftTree.chain([0], "m"), Verdict((), (Token(0, "m"),)), 1.0)
+    assert policy.before_round(Round(seq, model, model, False, "x")) == 0
+
+
 class Crowded(TableModel):
     """Every operation takes five seconds of its clock, four of which went into the prompts of others."""
 
@@ -260,6 +275,31 @@ async def test_time_that_went_into_others_prompts_is_nobodys_fault(make_model: A
     assert seq.meter.speculation.verify_s == 5.0 * len(length.seconds)  # by the clock, as the user has waited
 
 
+async def test_nobody_becomes_much_faster_by_what_others_read(make_model: Any) -> None:
+    """A step is known to take four seconds: what was read meanwhile did not all hold it up."""
+    heard = []
+    for elsewhere in (False, True):
+        made = make_model("large", 2)
+        large, length, seq = Crowded("large", made.next_logits, made.vocab_size), Hearing(NEVER), sequence()
+        large.step_seconds = lambda: 4.0  # type: ignore[method-assign]
+        models = pair(make_model("small", 1), Elsewhere(large) if elsewhere else large)  # type: ignore[arg-type]
+        models = replace(models, clock=lambda model=large: model.now)
+        arms = [Arm(drafter_of("model_chain"), length)]
+        async for _ in Speculation(Request("r", seq), models, arms, First(), MatchVerifier()).run():
+            pass
+        heard.append(set(length.seconds))
+    assert heard == [{2.0}, {5.0}]  # nobody knows in time what a model elsewhere reads
+
+
+class Putting(Span):
+    """Counts how often it was put off."""
+
+    put_off_times = 0
+
+    def put_off(self) -> None:
+        self.put_off_times += 1
+
+
 class Elsewhere:
     """A model in another process: what it is given is a copy there."""
 
@@ -273,12 +313,15 @@ class Elsewhere:
 
 
 async def test_where_the_target_is_elsewhere_nobody_can_watch_it(make_model: Any) -> None:
+    """A policy hears of every time a draft was looked for there: that is not free."""
     for elsewhere, single in ((False, False), (True, True)):
         small, large = make_model("small", 1), make_model("large", 2)
         models = (small, Elsewhere(large) if elsewhere else large)
         seq = sequence()
-        segments = [s async for s in speculation(models, seq, (drafter_of("copyspec", gamma=16), Span())).run()]
+        length = Putting()
+        segments = [s async for s in speculation(models, seq, (drafter_of("copyspec", gamma=16), length)).run()]
         assert (max(len(segment.tokens) for segment in segments) == 1) == single
+        assert length.put_off_times == (0 if elsewhere else len(segments))
         assert len(seq.generated) == 60
 
 

@@ -22,7 +22,7 @@ def plan(**setting: object) -> Plan:
 
 def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
     meter = SpeculationMeter(rounds=2, emitted_tokens=3, drafted_at=[2, 1], accepted_at=[1])
-    cell = Cell(plan(), [(1.0, 2, 0.5, 3)], meter, 2, 5.5, {"equal": 1}, 1, 1.0, 0.1)
+    cell = Cell(plan(), [(1.0, 2, 0.5, 3)], 1, meter, 2, 5.5, {"equal": 1}, 1, 1.0, 0.1)
     assert Cell.load(plan(), tmp_path) is None
     cell.save(tmp_path)
     assert Cell.load(plan(), tmp_path) == cell

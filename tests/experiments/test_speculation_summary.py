@@ -40,6 +40,7 @@ def cell(name: str, group: str = "edit", seconds: float = 1.0, baseline: str = "
     plan = Plan(name, baseline, group, temperature, batch, {"dtype": "float32"})
     values: dict[str, Any] = {
         "turns": [(2.0, 10, seconds, 10)] * 2,
+        "turns_once": 40,
         "speculation": meter(8, 2),
         "target_steps": 8,
         "target_tokens": 35.0,
@@ -222,6 +223,8 @@ def test_who_is_chosen_on_one_half_of_the_prompts_is_judged_on_the_other() -> No
     assert "| edit, over plain decoding | 1.00 [1.00, 1.00] `copyspec` | 2.5 | no |" in page
     halves = figures([lucky], TABLE["copyspec"]).halves
     assert (halves[0].value, halves[1].value) == (4.0, 1.0)
+    again = cell("copyspec", turns=[(2.0, 10, 0.5, 10), (2.0, 10, 2.0, 10), (2.0, 10, 0.5, 10)] * 2, turns_once=3)
+    assert [half.value for half in figures([again], TABLE["copyspec"]).halves] == [4.0, 1.0]
     alone = figures([cell("copyspec", turns=[(2.0, 10, 1.0, 10)])], TABLE["copyspec"])
     assert alone.halves == (alone.speedup, alone.speedup)
 
