@@ -39,6 +39,10 @@ class SmartSpecParams(LengthParams):
         FiniteFloat,
         Field(ge=0, le=1, description="part of plain decoding's time that drafts may lose; 1: any"),
     ] = 0.01
+    margin: Annotated[
+        FiniteFloat,
+        Field(ge=0, le=1, description="by how much of plain decoding's goodput a draft's must be larger"),
+    ] = 0.1
 
 
 @dataclass(slots=True)
@@ -173,11 +177,13 @@ class SmartSpecLength(LengthPolicy):
     short: trained heads, look-ups and searches for a tree take time as well, and a round is more than its forward. What
     an answer's first draft takes to read what stands there must pay within the answer's remaining tokens.
 
-    Goodput is a belief, and trying costs time, most in a batch, where one draft keeps all others waiting. So what
-    drafts may lose is bounded: every token earns them `allowance` of a plain step, rounds with a draft and those that
-    waited for one add what they saved or lost by the clock, up to twice what they were to take, and nobody drafts
-    deeper than all sequences together can afford if nothing is accepted. A drafter that is right soon has what it
-    needs; one that is wrong, or slower than anybody predicted, costs little more than the allowance.
+    Times are known no better than to some percent, those of plain steps least while all draft: what promises less than
+    `margin` more than plain decoding is left out. And goodput is a belief, and trying costs time, most in a batch,
+    where one draft keeps all others waiting. So what drafts may lose is bounded: every token earns them `allowance` of
+    a plain step, rounds with a draft and those that waited for one add what they saved or lost by the clock, up to
+    twice what they were to take, and nobody drafts deeper than all sequences together can afford if nothing is
+    accepted. A drafter that is right soon has what it needs; one that is wrong, or slower than anybody predicted, costs
+    little more than the allowance.
     """
 
     Params = SmartSpecParams
@@ -222,7 +228,7 @@ class SmartSpecLength(LengthPolicy):
         return depth
 
     def put_off(self) -> None:
-        """It is as if no draft had been wanted: looking for one cost next to nothing, and a probe is still to be made."""
+        """It is as if no draft had been wanted: looking for one cost next to nothing, and a probe is still owed."""
         self._known.changes -= self._asked
         self._known.idle += self._spent
         self._begun, self._wanted, self._asked, self._drafting = self._known.changes, 0, False, 1
@@ -312,7 +318,7 @@ class SmartSpecLength(LengthPolicy):
         plain_s, level_s = round.target_s(1.0), round.draft_s(known.width)
         if plain_s <= 0.0:
             return self.params.most
-        best, best_goodput = 0, 1.0 / (plain_s + known.plain.seconds)
+        best, best_goodput = 0, (1.0 + self.params.margin) / (plain_s + known.plain.seconds)
         found = max(known.found, LEAST_FOUND)
         nothing_s = round.target_s(1.0 + known.extra)
         entry_s = self._entry_s / max(round.seq.num_remaining, 1)
