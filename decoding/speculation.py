@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import Protocol, runtime_checkable
 
 from decoding.drafters.base import NOTHING, Drafter, Room
@@ -36,6 +37,12 @@ class Arm:
     def drafts(self) -> str:
         """Which drafter, with all its parameters, and its nodes: equal for arms that draft alike."""
         return f"{named(self.drafter)} {self.nodes}"
+
+    @property
+    def width(self) -> float:
+        """Nodes of a level: a shallower draft has in proportion fewer than the most that the deepest one may have."""
+        most = self.length.params.most
+        return (self.nodes or self.drafter.nodes or most) / most
 
     @property
     def name(self) -> str:
@@ -252,7 +259,7 @@ class Speculation:
                 break
             beside = self._beside(arm)
             share = arm.drafter.share
-            round = Round(seq, beside, self._target, share == 0.0, arm.drafts, share, self._judge)
+            round = Round(seq, beside, self._target, share == 0.0, arm.drafts, share, self._judge, arm.width)
             wanted = arm.length.before_round(round)
             if wanted > 0 and arm.drafter.watches and self._draws_alike:
                 watchers.append(arm)
@@ -265,7 +272,7 @@ class Speculation:
                     self._read_to = len(seq)
                 # All nodes lie in the cache at once, which may hold no more than one sequence of the longest kind.
                 spare = min(beside.max_length, self._target.max_length) - len(seq)
-                nodes = min(arm.nodes or arm.drafter.nodes or depth, spare)
+                nodes = min(ceil(wanted * arm.width), spare)
                 room = Room(depth, nodes, max(self._target.busy().sequences, 1))
                 tree = await beside.propose(seq, arm.drafter, room, arm.length)
                 tree = tree.within(self._target.vocab_size)

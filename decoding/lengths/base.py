@@ -55,6 +55,7 @@ class Round:
         drafter: who drafts, and how; equal for those that draft alike.
         share: how much of a forward of `draft` a drafted level takes, where it takes any.
         judge: by what a draft is judged: the verifier, and whether tokens are drawn.
+        width: nodes that a draft may have for each of its levels.
     """
 
     seq: Sequence
@@ -64,6 +65,7 @@ class Round:
     drafter: str
     share: float = 1.0
     judge: str = ""
+    width: float = 1.0
 
     def draft_s(self, width: float = 1.0) -> float:
         """Predicted wall time of drafting a level, in seconds; 0.0 where nothing is known, or nothing is needed.

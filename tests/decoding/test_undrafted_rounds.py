@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from decoding.drafters.base import Drafter
+from decoding.drafters.base import Drafter, Room
 from decoding.fakes import TableModel, markov, pair
 from decoding.lengths.base import LengthParams, LengthPolicy, Round
 from decoding.lengths.smartspec import SmartSpecLength, SmartSpecParams
 from decoding.lengths.thompson import ThompsonLength, ThompsonParams
-from decoding.model import Busy, Request
+from decoding.model import Request
 from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
@@ -134,6 +133,32 @@ async def test_acceptance_after_a_pause_is_what_it_was(make_model: Any, drafter:
     assert abs(rates[1] - rates[0]) < 0.02
 
 
+@pytest.mark.parametrize(("nodes", "shallow", "deep"), [(None, 8, 32), (9, 3, 9), (1, 1, 1)])
+async def test_a_shallow_draft_has_as_many_nodes_for_a_level_as_a_deep_one(
+    make_model: Any, nodes: int | None, shallow: int, deep: int
+) -> None:
+    """A policy that weighs what a level costs would else believe that shallow trees are wide, and deep ones narrow."""
+    drafter, rooms = drafter_of("model_tree"), []
+    original = drafter.propose
+
+    async def propose(model: Any, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+        rooms.append(room)
+        return await original(model, seq, room, length)
+
+    drafter.propose = propose  # type: ignore[method-assign]
+    policy = Span()
+    policy.params = LengthParams(most=8)
+    for wanted in (2, 8):
+        policy.before_round = lambda round, wanted=wanted: wanted  # type: ignore[method-assign]
+        seq, models = sequence(max_tokens=40), (make_model("small", 1), make_model("large", 2))
+        made = [Arm(drafter, policy, nodes)]
+        async for _ in Speculation(Request("r", seq), pair(*models), made, First(), MatchVerifier()).run():
+            pass
+        assert {room.nodes for room in rooms} == {shallow if wanted == 2 else deep}  # at the answer's end as well
+        assert {room.depth for room in rooms} >= {1, wanted}
+        rooms.clear()
+
+
 async def test_every_policy_that_was_asked_hears_of_the_round(make_model: Any) -> None:
     models = make_model("small", 1), make_model("large", 2)
     first, second = Span(ALWAYS), Span((10, 30))
@@ -227,68 +252,6 @@ def test_a_probe_that_finds_nothing_to_copy_is_made_later() -> None:
     assert policy.before_round(Round(seq, model, model, False, "x")) == 1
     policy.observe(DraftTree.chain([0], "m"), Verdict((), (Token(0, "m"),)), 1.0)
     assert policy.before_round(Round(seq, model, model, False, "x")) == 0
-
-
-class Crowded(TableModel):
-    """Every operation takes five seconds of its clock, four of which went into the prompts of others."""
-
-    now = reading_s = 0.0
-
-    def busy(self) -> Busy:
-        return Busy(1, 1, self.reading_s)
-
-    def _work(self) -> None:
-        self.now += 5.0
-        self.reading_s += 4.0
-
-    async def verify(self, *args: Any, **named: Any) -> Any:
-        self._work()
-        return await super().verify(*args, **named)
-
-    async def decode(self, *args: Any, **named: Any) -> Any:
-        self._work()
-        return await super().decode(*args, **named)
-
-
-class Hearing(Span):
-    """Keeps the times it is told."""
-
-    def __init__(self, pause: tuple[int, int]) -> None:
-        super().__init__(pause)
-        self.seconds: list[float] = []
-
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
-        super().observe(draft, verdict, seconds)
-        self.seconds.append(seconds)
-
-
-@pytest.mark.parametrize("pause", [ALWAYS, NEVER])
-async def test_time_that_went_into_others_prompts_is_nobodys_fault(make_model: Any, pause: tuple[int, int]) -> None:
-    made = make_model("large", 2)
-    large, length, seq = Crowded("large", made.next_logits, made.vocab_size), Hearing(pause), sequence()
-    models = replace(pair(make_model("small", 1), large), clock=lambda: large.now)
-    arms = [Arm(drafter_of("model_chain"), length)]
-    async for _ in Speculation(Request("r", seq), models, arms, First(), MatchVerifier()).run():
-        pass
-    assert len(length.seconds) > 5
-    assert set(length.seconds) == {1.0}
-    assert seq.meter.speculation.verify_s == 5.0 * len(length.seconds)  # by the clock, as the user has waited
-
-
-async def test_nobody_becomes_much_faster_by_what_others_read(make_model: Any) -> None:
-    """A step is known to take four seconds: what was read meanwhile did not all hold it up."""
-    heard = []
-    for elsewhere in (False, True):
-        made = make_model("large", 2)
-        large, length, seq = Crowded("large", made.next_logits, made.vocab_size), Hearing(NEVER), sequence()
-        large.step_seconds = lambda: 4.0  # type: ignore[method-assign]
-        models = pair(make_model("small", 1), Elsewhere(large) if elsewhere else large)  # type: ignore[arg-type]
-        models = replace(models, clock=lambda model=large: model.now)
-        arms = [Arm(drafter_of("model_chain"), length)]
-        async for _ in Speculation(Request("r", seq), models, arms, First(), MatchVerifier()).run():
-            pass
-        heard.append(set(length.seconds))
-    assert heard == [{2.0}, {5.0}]  # nobody knows in time what a model elsewhere reads
 
 
 class Putting(Span):
