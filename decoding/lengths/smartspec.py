@@ -18,6 +18,8 @@ FARTHEST = 4.0  # times what a round was to take
 LEAST_FOUND = 0.01  # of rounds with a draft: so that depths are told apart
 # Plain steps of every sequence that drafts may lose before anything was earned, and that they may save up.
 GRANT, SAVINGS = 2.0, 32.0
+# Of the steps between probes, what is left of them where as much as may be is saved up.
+OFTENEST = 0.125
 # Of a predicted step: by how much one stretch moves what plain steps are held to take, and how much less that may be.
 PACE, LEAST_USUAL = 0.05, -0.5
 
@@ -32,7 +34,8 @@ class SmartSpecParams(LengthParams):
         Field(
             ge=0,
             le=1_000_000,
-            description="after so many undrafted steps one token is drafted, to see again; 0: never",
+            description="after so many undrafted steps one token is drafted, to see again, sooner where drafts have"
+            " saved time; 0: never",
         ),
     ] = 64
     allowance: Annotated[
@@ -208,13 +211,14 @@ class SmartSpecLength(LengthPolicy):
         self._times = Times.of(round, self._known, 1)
         able = self._affordable(1) > 0  # else what would be best need not be looked for
         depth = self._best(round, self._known) if able else 0
-        probes = depth == 0 and 0 < self.params.probe <= self._known.idle
+        every = self._probe_every
+        probes = depth == 0 and 0 < every <= self._known.idle
         self._spent = 0.0
         if probes and able:
-            self._spent, depth = float(self.params.probe), 1
+            self._spent, depth = every, 1
         elif probes and self._risk_s(1) > self._most_s:
             # So much is never saved up: else one slow moment would end it for good.
-            self._spent = float(self.params.probe)
+            self._spent = every
             self._known.drafting.fade(self.params.update)
         elif depth > 1:
             self._times = Times.of(round, self._known, depth)
@@ -227,6 +231,15 @@ class SmartSpecLength(LengthPolicy):
         self._known.changes += self._asked
         self._begun = self._known.changes
         return depth
+
+    @property
+    def _probe_every(self) -> float:
+        """Undrafted steps between probes: the fewer, the more is saved up that they may lose."""
+        if self.params.allowance == 1.0:
+            return float(self.params.probe)
+        full_s = self._sequences * SAVINGS * self._plain_s
+        saved = min(max(self._known.earned_s / full_s, 0.0), 1.0) if full_s > 0.0 else 0.0
+        return self.params.probe * (1.0 - saved * (1.0 - OFTENEST))
 
     def put_off(self) -> None:
         """It is as if no draft had been wanted: looking for one cost next to nothing, and a probe is still owed."""

@@ -150,6 +150,18 @@ def test_who_becomes_wrong_is_stopped_and_who_becomes_right_is_found() -> None:
     assert sum(late) / len(late) > 0.8
 
 
+def test_what_was_saved_up_pays_for_probes() -> None:
+    """A text that is hard for a while is no reason to give up for long: the bound above holds all the same."""
+    tries = []
+    for right in (False, True):
+        tenant = Tenant(accepts=right, params=SmartSpecParams(most=8)).answers(5)
+        tenant.accepts = False
+        tenant.answers(2)  # until nobody believes in it any more
+        tenant.drafted.clear()
+        tries.append(sum(tenant.answers(5).drafted))
+    assert tries[1] > 2 * tries[0] > 0
+
+
 def test_one_slow_moment_does_not_end_drafting_for_good() -> None:
     tenant = Tenant(accepts=True).answers(5)
     known = tenant.scene.target.stores.open("smartspec/d//small/0.7", "t", lambda: pytest.fail("nothing kept"))
