@@ -157,6 +157,10 @@ class TableModel:
         """See `decoding.model.Model.busy`."""
         return Busy(len(self.cached), sum(map(len, self.cached.values())))
 
+    def reading_seconds(self) -> float:
+        """See `decoding.speculation.RunsHere.reading_seconds`."""
+        return 0.0
+
     def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
         logits = torch.stack([self.next_logits(seq.tokens + list(path)) for path in paths])
         return read(logits, [History(seq, path) for path in paths], [want] * len(paths))

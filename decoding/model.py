@@ -166,17 +166,10 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """What a model works on.
-
-    Attributes:
-        sequences: that it holds a cache for now.
-        cached_tokens: of these caches.
-        reading_s: what steps through all layers took longer so far for prompts that were read in them, in seconds.
-    """
+    """What a model works on now: sequences it holds a cache for, and the tokens of these caches."""
 
     sequences: int
     cached_tokens: int
-    reading_s: float = 0.0
 
 
 class Model(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
 from typing import Protocol, runtime_checkable
 
 from decoding.drafters.base import NOTHING, Drafter, Room
@@ -38,11 +37,15 @@ class Arm:
         """Which drafter, with all its parameters, and its nodes: equal for arms that draft alike."""
         return f"{named(self.drafter)} {self.nodes}"
 
+    def nodes_of(self, depth: int) -> int:
+        """Most nodes of a draft so deep: in proportion to the deepest one's."""
+        most = self.length.params.most
+        return -(-depth * (self.nodes or self.drafter.nodes or most) // most)
+
     @property
     def width(self) -> float:
-        """Nodes of a level: a shallower draft has in proportion fewer than the most that the deepest one may have."""
-        most = self.length.params.most
-        return (self.nodes or self.drafter.nodes or most) / most
+        """Nodes of a level."""
+        return self.nodes_of(self.length.params.most) / self.length.params.most
 
     @property
     def name(self) -> str:
@@ -59,8 +62,8 @@ class Draft:
         asked: who was asked, in this order; the last one drafted it, where it is not empty.
         depth: how deep it could have been.
         seconds: how long it took.
-        plain: whether nothing was wanted, or nobody had it who cannot tell when.
-        watchers: who was asked for something, had nothing, and can tell when: all that were, where it is `plain`.
+        plain: whether a stretch of plain decoding may follow: nobody was asked for a draft but `watchers`.
+        watchers: who was asked for a draft, had none, and can tell when there is one.
     """
 
     tree: DraftTree
@@ -88,6 +91,10 @@ class RunsHere(Protocol):
 
     runs_here: bool
 
+    def reading_seconds(self) -> float:
+        """What its steps through all layers took longer so far for prompts that were read in them, in seconds."""
+        ...
+
 
 class _Shown:
     """Ends nothing, and keeps what the target read for drafters with each token.
@@ -109,7 +116,7 @@ class _Shown:
 
 
 class _Watch:
-    """Ends a stretch where a drafter has something to propose.
+    """Ends a stretch where a drafter has something to propose; for models of this process, for it is shown live state.
 
     Args:
         seq: what is decoded.
@@ -157,7 +164,7 @@ class Speculation:
         self._sizes = models.sizes
         self._models = models
         self._target = models.large
-        self._runs_here = isinstance(models.large, RunsHere)
+        self._here = models.large if isinstance(models.large, RunsHere) else None
         # Whether a round without a draft has the token of plain decoding, and not only one of the same law.
         self._draws_alike = verifier.want.draw is not None or self._seq.sampling.greedy
         self._clock = models.clock
@@ -176,12 +183,12 @@ class Speculation:
         seq = self._seq
         try:
             while not seq.finished:
-                self._read_s = self._target.busy().reading_s
+                self._read_s = self._here.reading_seconds() if self._here else 0.0
                 draft = await self._draft(seq)
                 want = NOTHING
                 for arm in self._arms:
                     want = want | arm.drafter.want
-                if draft.plain and (want == NOTHING or self._runs_here) and self._verifier.lossless:
+                if draft.plain and (want == NOTHING or self._here) and self._verifier.lossless:
                     yield await self._decode(seq, draft, want)
                 else:
                     yield await self._verify(seq, draft, want)
@@ -214,7 +221,7 @@ class Speculation:
         started = self._clock()
         shown, most = _Shown(want), next(self._stretches)
         rules: list[StopRule] = [] if want == NOTHING else [shown]
-        if draft.watchers and self._runs_here:
+        if draft.watchers and self._here:
             rules.append(_Watch(seq, [arm.drafter for arm in draft.watchers]))
             for arm in draft.watchers:
                 arm.length.put_off()
@@ -240,12 +247,12 @@ class Speculation:
         of a round's time at least that nobody becomes more than about twice as fast by it.
         """
         seconds = draft.seconds + verify_s
-        if not self._runs_here:  # what is known of it is older than the round
+        if self._here is None:  # nobody knows in time
             return seconds
         least_s = steps * self._target.step_seconds()
         if self._arms[draft.arm].drafter.beside == "small":
             least_s += draft.depth * self._models.small.step_seconds()
-        reading_s = self._target.busy().reading_s - self._read_s
+        reading_s = self._here.reading_seconds() - self._read_s
         return max(seconds - reading_s, min(seconds, 0.5 * least_s), LEAST_S)
 
     async def _draft(self, seq: Sequence) -> Draft:
@@ -272,7 +279,7 @@ class Speculation:
                     self._read_to = len(seq)
                 # All nodes lie in the cache at once, which may hold no more than one sequence of the longest kind.
                 spare = min(beside.max_length, self._target.max_length) - len(seq)
-                nodes = min(ceil(wanted * arm.width), spare)
+                nodes = min(arm.nodes_of(wanted), spare)
                 room = Room(depth, nodes, max(self._target.busy().sequences, 1))
                 tree = await beside.propose(seq, arm.drafter, room, arm.length)
                 tree = tree.within(self._target.vocab_size)

@@ -42,7 +42,7 @@ class Batcher:
     Attributes:
         tables: the caches of the sequences the model works on.
         step_seconds: recent time of a step of single tokens, in seconds.
-        reading_s: see `decoding.model.Busy`.
+        reading_s: see `decoding.speculation.RunsHere.reading_seconds`.
         went_at_s: the device's `spent_s` at the end of its last step.
         held_at_s: the device's `spent_s` when the next step began to wait for company; None: it does not.
         stuck: whether the last turn came to nothing.

@@ -96,18 +96,8 @@ class EngineModel:
         self.store = plan.cache(num_blocks * engine.block_size, device.torch_device)
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)
         device.floor.share = engine.batch_share
-        limits = Limits(
-            engine.token_budget,
-            engine.max_batch,
-            max_slowdown=engine.max_slowdown,
-            order=engine.order,
-            max_overtaken=engine.max_overtaken,
-            patient_slowdown=engine.batch_slowdown,
-            patient_slowdown_beside=engine.batch_slowdown_beside,
-            short_s=engine.short_step_s,
-        )
         self.step_time = profile(Probe(runner, num_blocks, self.max_length, engine.max_batch, engine.token_budget))
-        self.batcher = Batcher(name, self.num_parameters, runner, device, limits, self.step_time)
+        self.batcher = Batcher(name, self.num_parameters, runner, device, _limits(engine), self.step_time)
         self.batcher.step_seconds = self.step_time.seconds(fed=1, attended=1, sequences=1)
         self.shared: SharedPrefixes | None = None
         self.spans: SpanReuse | None = None
@@ -276,7 +266,11 @@ class EngineModel:
     def busy(self) -> Busy:
         """See `decoding.model.Model.busy`."""
         tables = self.batcher.tables.values()
-        return Busy(len(tables), sum(map(len, tables)), self.batcher.reading_s)
+        return Busy(len(tables), sum(map(len, tables)))
+
+    def reading_seconds(self) -> float:
+        """See `decoding.speculation.RunsHere.reading_seconds`."""
+        return self.batcher.reading_s
 
     def stats(self) -> MemberStats:
         """What it holds right now."""
@@ -301,3 +295,16 @@ class EngineModel:
         if self.shared is not None:
             await self.shared.close()
         await self.batcher.close()
+
+
+def _limits(engine: EngineConfig) -> Limits:
+    return Limits(
+        engine.token_budget,
+        engine.max_batch,
+        max_slowdown=engine.max_slowdown,
+        order=engine.order,
+        max_overtaken=engine.max_overtaken,
+        patient_slowdown=engine.batch_slowdown,
+        patient_slowdown_beside=engine.batch_slowdown_beside,
+        short_s=engine.short_step_s,
+    )

@@ -250,8 +250,8 @@ class Work:
         self.traces.append({layer: states[:end] for layer, states in feed.traces.items()})
         self.traced = start + end
         if rows:
-            every = feed.traced.intersection(*self.traces)
-            rows[0].before = {layer: torch.cat([part[layer] for part in self.traces]) for layer in every}
+            layers = feed.traced.intersection(*self.traces)
+            rows[0].before = {layer: torch.cat([part[layer] for part in self.traces]) for layer in layers}
 
     def meter(self, feed: Feed, name: str, num_parameters: int, num_layers: int) -> None:
         """Put every fed token into one of the meter's classes; the cache is still as before the forward."""

@@ -118,7 +118,7 @@ class ExitDrafter(TrainedDrafter[ExitHead]):
             self._keep(root - len(before), before)
         read = {place: row.hidden[self.layer] for place, row in enumerate(rows, root) if self.layer in row.hidden}
         if len(read) == len(rows):
-            self._seen.append((root, torch.stack(list(read.values())).to("cpu", torch.float32)))
+            self._keep(root, torch.stack(list(read.values())))
             return
         for place, state in read.items():  # another drafter's deeper exit was verified
             self._keep(place, state[None])

@@ -202,8 +202,9 @@ class SmartSpecLength(LengthPolicy):
     def before_round(self, round: Round) -> int:
         """The depth of the largest goodput, the smallest such; `most` where no time is known."""
         kind = f"smartspec/{round.drafter}/{round.judge}/{round.draft.name}/{self.params.acceptance}"
-        fresh = Acceptance(self.params.acceptance, width=round.width)
-        self._known = round.target.stores.open(kind, round.seq.learner, lambda: fresh)
+        self._known = round.target.stores.open(
+            kind, round.seq.learner, lambda: Acceptance(self.params.acceptance, width=round.width)
+        )
         self._sequences = max(round.target.busy().sequences, 1)
         # Where all begin to draft, each waits until all have read.
         self._reading_s = self._sequences * round.entry_s

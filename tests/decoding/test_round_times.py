@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decoding.fakes import TableModel, pair
-from decoding.model import Busy, Request
+from decoding.model import Request
 from decoding.selectors.first import First
 from decoding.speculation import Arm, Speculation
 from decoding.tree import DraftTree
@@ -22,8 +22,8 @@ class Crowded(TableModel):
 
     now = reading_s = 0.0
 
-    def busy(self) -> Busy:
-        return Busy(1, 1, self.reading_s)
+    def reading_seconds(self) -> float:
+        return self.reading_s
 
     def _work(self) -> None:
         self.now += 5.0

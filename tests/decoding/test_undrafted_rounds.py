@@ -159,6 +159,12 @@ async def test_a_shallow_draft_has_as_many_nodes_for_a_level_as_a_deep_one(
         rooms.clear()
 
 
+@pytest.mark.parametrize(("nodes", "most"), [(7, 25), (14, 51), (512, 64), (1, 64)])
+def test_a_draft_never_has_more_nodes_than_it_was_given(nodes: int, most: int) -> None:
+    arm = Arm(drafter_of("model_tree"), SmartSpecLength(SmartSpecParams(most=most)), nodes)
+    assert [arm.nodes_of(most), max(map(arm.nodes_of, range(1, most + 1)))] == [nodes, nodes]
+
+
 async def test_every_policy_that_was_asked_hears_of_the_round(make_model: Any) -> None:
     models = make_model("small", 1), make_model("large", 2)
     first, second = Span(ALWAYS), Span((10, 30))

@@ -46,13 +46,13 @@ async def test_a_prompt_read_beside_decodes_counts_what_it_adds(timed: tuple[Eng
     running = [asyncio.create_task(model.decode(sequence(2, i))) for i in range(3)]
     while len(steps) < 3:
         await asyncio.sleep(0)
-    before_s = model.busy().reading_s
+    before_s = model.reading_seconds()
     assert before_s == pytest.approx(sum(1.0 + 0.1 * sum(step) for step in steps if max(step) > 1))  # their own prompts
     await model.extend(sequence(*[5] * 20))
     assert [step for step in steps if max(step) > 2] == [[1, 1, 1, 5]] * 4
-    assert model.busy().reading_s - before_s == pytest.approx(4 * 0.5)
+    assert model.reading_seconds() - before_s == pytest.approx(4 * 0.5)
     await asyncio.gather(*running)
-    assert model.busy().reading_s - before_s == pytest.approx(4 * 0.5)  # decodes alone add nothing
+    assert model.reading_seconds() - before_s == pytest.approx(4 * 0.5)  # decodes alone add nothing
 
 
 async def test_a_draft_is_no_prompt(timed: tuple[EngineModel, list[list[int]]]) -> None:
@@ -60,14 +60,14 @@ async def test_a_draft_is_no_prompt(timed: tuple[EngineModel, list[list[int]]]) 
     seq = sequence(2, 3)
     await model.verify(seq, DraftTree.empty("m"), MatchVerifier())
     seq.extend([next(iter((await model.verify(seq, DraftTree.empty("m"), MatchVerifier())).tokens))], {"m": 1})
-    before_s = model.busy().reading_s
+    before_s = model.reading_seconds()
     await model.verify(seq, DraftTree.chain([4, 5, 6], "m"), MatchVerifier())
     assert steps[-1] == [4]
-    assert model.busy().reading_s == before_s
+    assert model.reading_seconds() == before_s
 
 
 async def test_a_prompt_read_alone_counts_whole(timed: tuple[EngineModel, list[list[int]]]) -> None:
     model, steps = timed
     await model.extend(sequence(*[5] * 12))
     assert steps == [[8], [4]]
-    assert model.busy().reading_s == pytest.approx(2 * 1.0 + 12 * 0.1)
+    assert model.reading_seconds() == pytest.approx(2 * 1.0 + 12 * 0.1)
