@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import random
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -82,6 +82,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         self._retired: OrderedDict[str, float] = OrderedDict()  # when
         self._gone: OrderedDict[str, str] = OrderedDict()  # where they were
         self._template: PendingRequest | None = None
+        self._counted: Counter[ReplicaID] = Counter()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -142,6 +143,21 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         waiting = self._pending_requests_to_fulfill
         return next((each for each in waiting if each.metadata is request_metadata and not each.future.done()), None)
 
+    def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: object = None) -> None:
+        """Serve counts a call when it is sent: of calls that come together, all would go where the first one goes."""
+        given = self._get_pending_request_matching_internal_request_id(request_metadata) is not None
+        super()._fulfill_next_pending_request(replica, request_metadata)
+        if given:
+            super().on_send_request(replica.replica_id)
+            self._counted[replica.replica_id] += 1
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        """See `RequestRouter`: what was given a replica has been counted then; questions to all were not."""
+        if self._counted[replica_id]:
+            self._counted[replica_id] -= 1
+        else:
+            super().on_send_request(replica_id)
+
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
         """See `RequestRouter`: what was sent there is soon cached there."""
         self._template = pending_request
@@ -171,6 +187,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         super().update_replicas(replicas)
         self._known = {key: known for key, known in self._known.items() if key in listed}
         self._died &= listed
+        self._counted = Counter({key: count for key, count in self._counted.items() if key in listed})
         self._even_out(replicas)
 
     def _even_out(self, replicas: list[RunningReplica]) -> None:

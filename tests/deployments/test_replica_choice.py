@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,13 +21,11 @@ from deployments.pool_options import pool_options, pool_version
 from deployments.prompt_prefix import DIGEST_BYTES, MARKS, Held, prefixes
 from deployments.replica_choice import PrefixRouter
 from tests.deployments.scripted_pool import load_scripted, scripted_config
-from tests.deployments.served_pool import ServedPool, call, read_one, served_pool, until
+from tests.deployments.served_pool import call
 from turnout.calls import ChatMessage, GenerateCall, Moved
 from turnout.types import SharingPolicy
 
 LONG = "All that follows is said of one house and one street. " * 40
-# The served pool is one backend, which lives in one loop.
-IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
 def longest(first: GenerateCall, second: GenerateCall) -> int:
@@ -98,7 +95,10 @@ def router(known: list[Replica], **options: Any) -> PrefixRouter:
     made = PrefixRouter.__new__(PrefixRouter)
     made._replicas = {each.replica_id: each for each in known}
     calls = {each.replica_id: each for each in known}
-    made._replica_queue_len_cache = SimpleNamespace(get=lambda replica_id: calls[replica_id].calls)
+    made._replica_queue_len_cache = SimpleNamespace(
+        get=lambda replica_id: calls[replica_id].calls,
+        update=lambda replica_id, count: setattr(calls[replica_id], "calls", count),
+    )
     made.initialize_state(**options)
     return made
 
@@ -284,18 +284,45 @@ async def test_a_call_that_moves_goes_where_least_is_to_be_done() -> None:
     assert (await chosen(made, known, replace(call(LONG), moved=Moved()))) is known[1]
 
 
-async def test_two_calls_of_one_request_are_both_given_a_replica() -> None:
-    """Serve asks by this name, which is its own."""
-    assert callable(RequestRouter._get_pending_request_matching_internal_request_id)
-    made = router(replicas({}))
-    made._pending_requests_to_fulfill = deque(PendingRequest([], {}, metadata("one")) for _ in range(2))
+def waiting(made: PrefixRouter, asked: list[PendingRequest]) -> None:
+    """Calls that Serve has taken and given no replica yet."""
+    made._pending_requests_to_fulfill = deque(asked)
     made._cancel_routing_task_for_pending_request = lambda *_: None
     made._record_queue_wait_time = lambda *_: None
     made._remove_pending_request_from_indices = lambda *_: None
-    both = list(made._pending_requests_to_fulfill)
+    made._use_replica_queue_len_cache = True
+    made._update_router_queue_len_gauge = lambda *_: None
+
+
+async def test_two_calls_of_one_request_are_both_given_a_replica() -> None:
+    """Serve asks by this name, which is its own."""
+    assert callable(RequestRouter._get_pending_request_matching_internal_request_id)
+    [known] = replicas({})
+    made = router([known])
+    both = [PendingRequest([], {}, metadata("one")) for _ in range(2)]
+    waiting(made, both)
     for each in both:
-        made._fulfill_next_pending_request("a replica", each.metadata)
-    assert [each.future.done() and each.future.result() for each in both] == ["a replica"] * 2
+        made._fulfill_next_pending_request(known, each.metadata)
+    assert [each.future.done() and each.future.result() for each in both] == [known] * 2
+
+
+async def test_calls_that_come_together_do_not_all_go_where_the_first_one_goes() -> None:
+    """Serve sends, and counts, only after it has given all of them a replica. The name is Serve's own, too."""
+    assert callable(RequestRouter._fulfill_next_pending_request)
+    known = replicas({}, {})
+    known[0].calls = 1
+    made = router(known)
+    burst = [PendingRequest([call("x")], {}, metadata(str(place))) for place in range(11)]
+    waiting(made, burst)
+    for each in burst:
+        made._fulfill_next_pending_request(await chosen(made, known, call("x")), each.metadata)
+    assert [each.calls for each in known] == [6, 6]
+    for each in burst:
+        made.on_send_request(each.future.result().replica_id)
+    assert [each.calls for each in known] == [6, 6]
+    made.on_send_request(known[0].replica_id)  # a question to all: nobody gave it a replica
+    made._fulfill_next_pending_request(known[0], metadata("gone"))
+    assert [each.calls for each in known] == [7, 6]
 
 
 def test_serve_still_takes_a_version() -> None:
@@ -350,41 +377,3 @@ async def test_no_tenant_makes_the_sessions_of_another_one_lose_their_replica(mo
 
 def test_the_router_travels_by_value() -> None:
     assert cloudpickle.loads(cloudpickle.dumps(PrefixRouter)).__name__ == "PrefixRouter"
-
-
-@pytest.fixture(scope="module")
-def pool(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPool]:
-    routing = {"policy": {"name": "static"}, "sticky": {}}
-    config = scripted_config(tmp_path_factory.mktemp("marks"), replicas=2, routing=routing)
-    with served_pool("choice", config, load_scripted) as served:
-        asyncio.run(served.wait_for_replicas(2))
-        yield served
-
-
-@IN_ONE_LOOP
-async def test_served_prompts_gather_and_spread(pool: ServedPool) -> None:
-    async def where(prompt: str, **changes: Any) -> str:
-        got = await read_one(pool.backend, call(prompt, f"{prompt[-12:]}{changes}", **changes))
-        return got.sources[0]
-
-    async def gathered() -> bool:
-        """Both replicas are known to what routes, and the prompt stays on one of them."""
-        return len({await where(f"{LONG} step=0.001 {i}", max_tokens=2) for i in range(6)}) == 1
-
-    await until(gathered, "a prompt stays where it is cached")
-
-    async def spread() -> bool:
-        """Once it is known what such calls cost: how many go elsewhere, the cases made by hand above say."""
-        return len(set(await asyncio.gather(*[where(f"{LONG} step=0.05 {i}", max_tokens=20) for i in range(24)]))) == 2
-
-    await until(spread, "a replica that is busier than reading the prompt again costs is passed over")
-    assert len({await where("step=0.001", max_tokens=2, session=f"s{i % 3}") for i in range(12)}) <= 2
-
-
-@IN_ONE_LOOP
-async def test_a_served_session_stays_on_its_replica_under_load(pool: ServedPool) -> None:
-    first = (await read_one(pool.backend, call("step=0.001", session="mine", max_tokens=2))).sources
-    load = [asyncio.create_task(read_one(pool.backend, call("step=0.02", f"l{i}", session="mine"))) for i in range(10)]
-    later = [(await read_one(pool.backend, call(f"step=0.001 {i}", session="mine", max_tokens=2))) for i in range(5)]
-    assert {source for got in later for source in got.sources} == set(first)
-    assert {source for got in await asyncio.gather(*load) for source in got.sources} == set(first)
