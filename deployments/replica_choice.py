@@ -82,7 +82,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         self._retired: OrderedDict[str, float] = OrderedDict()  # when
         self._gone: OrderedDict[str, str] = OrderedDict()  # where they were
         self._template: PendingRequest | None = None
-        self._counted: Counter[ReplicaID] = Counter()
+        self._counted: Counter[ReplicaID] = Counter()  # calls that have been given a replica, and not been sent
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -144,7 +144,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         return next((each for each in waiting if each.metadata is request_metadata and not each.future.done()), None)
 
     def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: object = None) -> None:
-        """Serve counts a call when it is sent: of calls that come together, all would go where the first one goes."""
+        """Serve counts a call when it is sent: of calls that come together, all would go where the first one goes.
+
+        A call that is given up in between stays counted until its replica next says how many it has.
+        """
         given = self._get_pending_request_matching_internal_request_id(request_metadata) is not None
         super()._fulfill_next_pending_request(replica, request_metadata)
         if given:
