@@ -26,8 +26,9 @@ from turnout.types import SamplingParams
 AttentionInterface.register(NAME, paged_attention)
 
 CHECK_TOKENS = 24
-# Largest difference from the plain forward that rounding explains, relative to the spread of the logits.
-CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}
+# What rounding explains of `difference`. In bfloat16 the plain forward is itself 0.043 off in float32's terms after 28
+# layers of random weights 3,072 wide (0.009 after 4 of 512); ours over CUDA kernels was 0.047 from it.
+CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.12}
 
 
 @dataclass(slots=True)
@@ -142,9 +143,25 @@ def check_forward(checkpoint: Checkpoint, expected: torch.Tensor) -> None:
         rows += runner.run([_check_feed(table, start, end)])[0]
         table.filled(seq.tokens[start:end])
     got = torch.stack([row.logits for row in rows if row.logits is not None])
-    error = ((got - expected).abs().max() / expected.std().clamp_min(1e-6)).item()
-    if not error <= CHECK_TOLERANCE.get(checkpoint.dtype, 0.15):
+    error = difference(got, expected)
+    if not error <= CHECK_TOLERANCE[checkpoint.dtype]:
         message = (
             f"{checkpoint.architecture}: our forward differs from the plain one by {error:.3g} of the logits' spread"
         )
         raise TurnoutError(Code.INTERNAL, message, "model")
+
+
+def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """How far two forwards are apart: the root mean square over a row's logits, in the row where it is largest.
+
+    The largest single difference would not do: of rounding alone it grows with the vocabulary.
+
+    Args:
+        got: float32 [rows, vocab].
+        expected: float32 [rows, vocab].
+
+    Returns:
+        In standard deviations of `expected`; NaN where a number is none.
+    """
+    by_row = (got - expected).square().mean(dim=-1).sqrt()
+    return (by_row.max() / expected.std().clamp_min(1e-6)).item()

@@ -18,6 +18,7 @@ from decoding.sequence import Sequence
 from decoding.stores import Stores
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verifier
+from tests.decoding.many_runs import many_runs
 from turnout.types import SamplingParams
 
 TARGET = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.3, 0.4, 0.3]])
@@ -103,6 +104,7 @@ def play(
     return seq.tokens[1 : POSITIONS + 1]
 
 
+@many_runs()
 def p_value(
     drafter: Drafter,
     verifier: Verifier,

@@ -28,6 +28,7 @@ from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.rejection import RejectionVerifier
 from tests.decoding.head_models import StateModel, pool_of, save_head
+from tests.decoding.many_runs import many_runs
 from tests.decoding.markov_rounds import DRAFT, FAR, POSITIONS, TARGET, Readings, now, play, processed
 from turnout.errors import Code, TurnoutError
 from turnout.registry import load
@@ -101,6 +102,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
 }
 
 
+@many_runs()
 def p_value(make: Callable[[], Drafter], runs: int, draft: torch.Tensor, **sampling: Any) -> tuple[float, int]:
     """Of the chi-square test of all sequences of three tokens, with a drafter for each; and drafted tokens."""
     target, model = processed(TARGET, **sampling), Exits(processed(draft, **sampling))

@@ -20,6 +20,7 @@ from decoding.model import Row
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.rejection import RejectionVerifier
+from tests.decoding.many_runs import many_runs
 from tests.decoding.markov_rounds import POSITIONS, TARGET, Readings, now, processed
 from turnout.types import SamplingParams
 
@@ -46,6 +47,7 @@ def play(rows: list[Row], seed: int, change: Callable[[DraftTree], DraftTree]) -
     return seq.tokens[1 : POSITIONS + 1]
 
 
+@many_runs()
 def p_value(runs: int, change: Callable[[DraftTree], DraftTree] = lambda tree: tree, **sampling: Any) -> float:
     table = processed(TARGET, **sampling)
     rows = [Row(probs=row) for row in table]

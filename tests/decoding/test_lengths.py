@@ -23,6 +23,7 @@ from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.rejection import RejectionVerifier
+from tests.decoding.many_runs import many_runs
 from turnout.types import SamplingParams, Token, TokenKind
 
 POLICIES = [
@@ -243,6 +244,7 @@ def chain_of(policy: LengthPolicy, seq: Sequence, least: float) -> DraftTree:
     return DraftTree.chain([step.token for step in path], "small", [step.row.probs for step in path])
 
 
+@many_runs()
 def p_value(make: Callable[[], LengthPolicy], runs: int, least: float = 0.0) -> float:
     """Chi-square of the first three tokens of so many answers against the target's law."""
     counts = np.zeros(27)

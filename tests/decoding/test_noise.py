@@ -6,6 +6,8 @@ import torch
 from scipy import stats
 
 from decoding.noise import Purpose, derive_seed, gumbel, noise_key, uniform
+from decoding.verifiers import rejection
+from tests.decoding import many_runs
 
 CPU = torch.device("cpu")
 
@@ -21,6 +23,16 @@ GUMBEL = [
     0.551392138004303,
 ]
 SEEDS = (5, 3567305580077179309)
+
+
+def test_the_noise_of_many_runs_is_the_librarys():
+    keys = [noise_key(seed, 3, Purpose.DRAFT) for seed in range(20_000)] + [0, 2**64 - 1, 2**63]
+    for vocab_size in (1, 3, 64):
+        assert torch.equal(many_runs.gumbel(keys, vocab_size, CPU), gumbel(keys, vocab_size, CPU))
+    original = rejection.gumbel
+    with many_runs.many_runs():
+        assert rejection.gumbel is many_runs.gumbel
+    assert rejection.gumbel is original
 
 
 def test_known_answers_never_change():

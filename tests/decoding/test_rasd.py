@@ -19,6 +19,7 @@ from decoding.tree import ROOT, DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.match import MatchVerifier
 from decoding.verifiers.rejection import RejectionVerifier
+from tests.decoding.many_runs import many_runs
 from tests.decoding.markov_rounds import DRAFT, POSITIONS, TARGET, Readings, now
 from tests.engine.harness import twins
 from training.random_models import llama_config
@@ -184,6 +185,7 @@ def drops_the_unlikely(draft: DraftTree) -> DraftTree:
     )
 
 
+@many_runs()
 def outcomes(spoil, runs: int) -> np.ndarray:
     """Counts of the first three tokens after a prompt whose runs occur more than once."""
     verifier, model = RejectionVerifier(), Readings(DRAFT)

@@ -18,6 +18,7 @@ from decoding.sequence import Sequence
 from decoding.tree import ROOT
 from decoding.tree_plans import PlanTable, TreePlan, branching_plan
 from decoding.verifiers.rejection import RejectionVerifier
+from tests.decoding.many_runs import many_runs
 from tests.decoding.markov_rounds import TARGET, Readings, play
 from turnout.types import SamplingParams
 
@@ -295,6 +296,7 @@ def test_the_law_is_the_targets_where_distributions_are_exhausted_over_many_runs
     assert exhausted_p_value(beyond, 200_000) > 1e-3
 
 
+@many_runs()
 def exhausted_p_value(beyond: Beyond, runs: int) -> float:
     """Draft distributions of one and two tokens of three, under a target of all three."""
     model = Readings(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.6, 0.0, 0.4]]))

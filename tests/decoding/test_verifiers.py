@@ -18,6 +18,7 @@ from decoding.tree import ROOT, DraftTree
 from decoding.verifiers.base import Verifier, want_of
 from decoding.verifiers.match import MatchVerifier
 from decoding.verifiers.rejection import RejectionVerifier, subtract
+from tests.decoding.many_runs import many_runs
 from turnout.registry import names
 from turnout.types import SamplingParams, TokenKind
 
@@ -79,6 +80,11 @@ def play(verifier: Verifier, draw_tree: DrawTree, seed: int) -> list[int]:
     return seq.tokens[1 : POSITIONS + 1]
 
 
+@many_runs()
+def outcomes(verifier: Verifier, draw_tree: DrawTree, runs: int) -> list[list[int]]:
+    return [play(verifier, draw_tree, seed) for seed in range(runs)]
+
+
 def exact(probs: torch.Tensor = TARGET) -> np.ndarray:
     """Probability of each of the 81 sequences."""
     law = np.zeros(3**POSITIONS)
@@ -91,24 +97,24 @@ def exact(probs: torch.Tensor = TARGET) -> np.ndarray:
     return law / law.sum()
 
 
-def p_value(outcomes: list[list[int]]) -> float:
+def p_value(sequences: list[list[int]]) -> float:
     """Of the chi-square test over all 81 sequences, 80 degrees of freedom."""
-    codes = np.array(outcomes) @ (3 ** np.arange(POSITIONS)[::-1])
+    codes = np.array(sequences) @ (3 ** np.arange(POSITIONS)[::-1])
     counts = np.bincount(codes, minlength=3**POSITIONS)
-    return float(stats.chisquare(counts, exact() * len(outcomes)).pvalue)
+    return float(stats.chisquare(counts, exact() * len(sequences)).pvalue)
 
 
 @pytest.mark.parametrize("draw_tree", [chain(3), bush], ids=["chain", "tree"])
 def test_rejection_keeps_the_target_law(draw_tree: DrawTree):
     verifier = RejectionVerifier()
-    assert p_value([play(verifier, draw_tree, seed) for seed in range(20_000)]) > 1e-3
+    assert p_value(outcomes(verifier, draw_tree, 20_000)) > 1e-3
 
 
 @pytest.mark.exactness
 @pytest.mark.parametrize("draw_tree", [chain(3), bush], ids=["chain", "tree"])
 def test_rejection_keeps_the_target_law_over_many_runs(draw_tree: DrawTree):
     verifier = RejectionVerifier()
-    assert p_value([play(verifier, draw_tree, seed) for seed in range(200_000)]) > 1e-3
+    assert p_value(outcomes(verifier, draw_tree, 200_000)) > 1e-3
 
 
 def keyed_p_value(runs: int) -> float:
@@ -196,7 +202,7 @@ def untouched_proposal(seed: int, position: int, last: int) -> DraftTree:
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
 def test_planted_faults_are_caught(verifier: Verifier, draw_tree: DrawTree):
-    assert p_value([play(verifier, draw_tree, seed) for seed in range(6_000)]) < 1e-6
+    assert p_value(outcomes(verifier, draw_tree, 6_000)) < 1e-6
 
 
 def test_acceptance_and_residual_of_the_textbook_pair():

@@ -13,7 +13,7 @@ from decoding.sequence import Sequence
 from engine.attention.step import Scores
 from engine.backend import Kernels
 from engine.lean import LeanLayer
-from engine.loading import prepare
+from engine.loading import difference, prepare
 from engine.native.stack import NativeLayer
 from engine.plan import SUPPORTED, check_supported
 from tests.engine.architectures import CONFIGS, TOLERANCE, assert_equals_plain_forward, config_of
@@ -83,7 +83,7 @@ def wrong_window(layer: LeanLayer) -> None:
 
 
 def broken_weight(layer: LeanLayer) -> None:
-    torch.nn.init.zeros_(layer.down.weight)
+    layer.down = torch.nn.Sequential(layer.down, torch.nn.Threshold(torch.inf, 0.0))
 
 
 def swapped_norms(layer: LeanLayer) -> None:
@@ -113,8 +113,11 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind, faults in FAULTS.items() for fault in faults])
-def test_the_load_check_catches_a_planted_fault(kind: Any, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_check_catches_a_planted_fault(
+    kind: Any, fault: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = kind.__init__
     kernels: Kernels = "torch" if kind is LeanLayer else "native"
     made: list[Any] = []
@@ -125,11 +128,21 @@ def test_the_load_check_catches_a_planted_fault(kind: Any, fault: Any, monkeypat
         if len(made) == 2:
             fault(self)
 
-    prepare(random_model(config_of("llama"), seed=3, spread=0.2), kernels)
+    prepare(random_model(config_of("llama"), seed=3, spread=0.2).to(dtype), kernels)
     monkeypatch.setattr(kind, "__init__", planted)
     with pytest.raises(TurnoutError, match="llama: our forward differs from the plain one") as caught:
-        prepare(random_model(config_of("llama"), seed=3, spread=0.2), kernels)
+        prepare(random_model(config_of("llama"), seed=3, spread=0.2).to(dtype), kernels)
     assert caught.value.code is Code.INTERNAL
+
+
+def test_a_difference_does_not_grow_with_the_vocabulary_and_one_wrong_row_is_not_averaged_away() -> None:
+    generator = torch.Generator().manual_seed(7)
+    for vocab_size in (500, 150_000):
+        expected = torch.randn(24, vocab_size, generator=generator) * 3
+        rounded = expected + torch.randn(24, vocab_size, generator=generator) * 3 * 0.05
+        assert difference(rounded, expected) == pytest.approx(0.05, rel=0.15)
+        rounded[17] = expected[16]
+        assert difference(rounded, expected) == pytest.approx(2**0.5, rel=0.15)
 
 
 def test_the_load_check_refuses_broken_numbers() -> None:
