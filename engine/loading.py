@@ -28,7 +28,9 @@ AttentionInterface.register(NAME, paged_attention)
 CHECK_TOKENS = 24
 # What rounding explains of `difference`. In bfloat16 the plain forward is itself 0.043 off in float32's terms after 28
 # layers of random weights 3,072 wide (0.009 after 4 of 512); ours over CUDA kernels was 0.047 from it.
-CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.12}
+CHECK_TOLERANCE = {torch.float32: 1.25e-4, torch.bfloat16: 0.12}
+# The largest of a million rounding errors is some five times their root mean square; one of more is another fault's.
+LONE = 8
 
 
 @dataclass(slots=True)
@@ -154,7 +156,8 @@ def check_forward(checkpoint: Checkpoint, expected: torch.Tensor) -> None:
 def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
     """How far two forwards are apart: the root mean square over a row's logits, in the row where it is largest.
 
-    The largest single difference would not do: of rounding alone it grows with the vocabulary.
+    The largest single difference would not do, since of rounding alone it grows with the vocabulary; it counts where
+    it is more than `LONE` times as large, as that of one wrong row of the head is.
 
     Args:
         got: float32 [rows, vocab].
@@ -163,5 +166,6 @@ def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
     Returns:
         In standard deviations of `expected`; NaN where a number is none.
     """
-    by_row = (got - expected).square().mean(dim=-1).sqrt()
-    return (by_row.max() / expected.std().clamp_min(1e-6)).item()
+    off = got - expected
+    largest = torch.maximum(off.square().mean(dim=-1).sqrt().max(), off.abs().max() / LONE)
+    return (largest / expected.std().clamp_min(1e-6)).item()

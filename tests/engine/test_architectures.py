@@ -135,12 +135,14 @@ def test_the_load_check_catches_a_planted_fault(
     assert caught.value.code is Code.INTERNAL
 
 
-def test_a_difference_does_not_grow_with_the_vocabulary_and_one_wrong_row_is_not_averaged_away() -> None:
+def test_a_difference_does_not_grow_with_the_vocabulary_and_no_wrong_row_or_logit_is_averaged_away() -> None:
     generator = torch.Generator().manual_seed(7)
     for vocab_size in (500, 150_000):
         expected = torch.randn(24, vocab_size, generator=generator) * 3
         rounded = expected + torch.randn(24, vocab_size, generator=generator) * 3 * 0.05
         assert difference(rounded, expected) == pytest.approx(0.05, rel=0.15)
+        rounded[3, 5] = expected[3, 5] + 3 * 2.0
+        assert difference(rounded, expected) == pytest.approx(2.0 / 8, rel=0.01)
         rounded[17] = expected[16]
         assert difference(rounded, expected) == pytest.approx(2**0.5, rel=0.15)
 
