@@ -78,8 +78,16 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
         model: a causal language model in evaluation dtype, on its device. Taken over: its attention is replaced.
         kernels: how to compute; see `choose_backend`. The results stay the same.
         shared_attention: read prefixes that sequences of a batch share once; see `choose_backend`.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for what is not supported, by its name: the architecture, a variant of it, or
+            the dtype of the weights. INTERNAL when our forward disagrees with the plain one.
     """
     check_supported(model.config)
+    if model.dtype not in CHECK_TOLERANCE:  # the kernels have no other
+        supported = ", ".join(str(each).removeprefix("torch.") for each in CHECK_TOLERANCE)
+        message = f"weights in {str(model.dtype).removeprefix('torch.')} are not supported; supported: {supported}"
+        raise TurnoutError(Code.INVALID_ARGUMENT, message, "dtype")
     model.eval().requires_grad_(False)
     notes: list[str] = []
     backend = choose_backend(kernels, model.device, shared_attention, notes)

@@ -33,6 +33,13 @@ async def test_tokens_and_logits_equal_the_plain_forward_in_a_ragged_batch(name:
     await assert_equals_plain_forward(name, kernels, "cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_weights_of_a_dtype_without_kernels_are_refused_by_name(dtype: torch.dtype) -> None:
+    """Over native kernels a forward of them ended the process."""
+    with pytest.raises(TurnoutError, match=f"weights in {str(dtype)[6:]} are not supported; supported: float32, bf"):
+        prepare(random_model(config_of("llama"), seed=3).to(dtype))
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "mamba", "bloom"])
 def test_unsupported_architectures_are_refused_by_name(kind: str) -> None:
     with pytest.raises(TurnoutError, match=f"'{kind}' is not supported; supported: gemma2") as caught:
