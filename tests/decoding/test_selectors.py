@@ -23,7 +23,7 @@ from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.rejection import RejectionVerifier
 from tests.decoding.markov_rounds import FAR, SMALL, p_value
-from turnout.types import SamplingParams, Token
+from turnout.types import FinishReason, SamplingParams, Token
 
 ARMS = [{"drafter": "model_chain", "length": {"name": "fixed", "most": most}} for most in (1, 2, 3, 4)]
 
@@ -111,6 +111,77 @@ def test_exp3_draws_arms_with_its_probabilities():
         assert sum(order[0] == arm for order in drawn) / 4_000 == pytest.approx(prob, abs=0.03)
     assert all(sorted(order) == [0, 1, 2] for order in drawn)
     assert {tuple(order[1:]) for order in drawn if order[0] == 1} == {(0, 2)}
+
+
+def test_answers_that_learn_together_pull_what_one_of_them_drew():
+    """A step of a batch is as long as its slowest draft: those that wait for one might as well draft alike."""
+    stores, seqs = Stores(), [new_sequence(seed) for seed in range(3)]
+    bandits = [exp3() for _ in seqs]
+    for bandit, seq in zip(bandits, seqs, strict=True):
+        bandit.begin(seq, list("abcd"), stores)
+    pulls = []
+    for _ in range(60):
+        [arm] = {bandit.order(seq, 4)[0] for bandit, seq in zip(bandits, seqs, strict=True)}
+        pulls.append(arm)
+        for bandit, seq in zip(bandits, seqs, strict=True):
+            bandit.observe(arm, Gain(2, 5, 1.0))
+            seq.append(Token(0, "m"))
+    assert set(pulls) == {0, 1, 2, 3}
+    assert (bandits[0].state.draws, bandits[0].state.rounds) == (60, 180)
+    # Who has pulled an arm draws anew, whatever the others do; they go on with the newest, and never with one twice.
+    first, second, _ = bandits
+    first.order(seqs[0], 4)
+    newest = first.order(seqs[0], 4)[0]
+    assert second.order(seqs[1], 4)[0] == newest
+    assert first.state.draws == 62
+    second.order(seqs[1], 4)
+    assert first.state.draws == 63
+
+
+def test_a_pull_of_a_draw_counts_by_the_chance_of_the_draw():
+    stores, seqs = Stores(), [new_sequence(seed) for seed in range(2)]
+    first, second = exp3(), exp3()
+    for bandit, seq in zip((first, second), seqs, strict=True):
+        bandit.begin(seq, ["a", "b"], stores)
+    arm = first.order(seqs[0], 2)[0]
+    first.observe(arm, Gain(2, 5, 1.0))
+    assert first.probabilities()[arm] != 0.5
+    assert second.order(seqs[1], 2)[0] == arm
+    second.observe(arm, Gain(4, 5, 1.0))
+    # Drawn with 1/2 and pulled twice, for gains of 1 and 3.
+    assert (first.state.weights[arm], first.state.gains[arm]) == (4.0, 8.0)
+
+
+def test_what_an_answer_drew_that_has_ended_is_nobodys():
+    """Answers one after the other draw in every round, as the paper's single one does."""
+    stores, rounds = Stores(), 0
+    for seed in range(4):
+        bandit, seq = exp3(), new_sequence(seed)
+        bandit.begin(seq, list("abcd"), stores)
+        for _ in range(3):
+            rounds += 1
+            bandit.order(seq, 4)
+            assert bandit.state.draws == rounds
+            seq.append(Token(0, "m"))
+        if seed % 2:
+            seq.finish_reason = FinishReason.LENGTH
+        else:
+            del bandit  # given up: nobody has it any more
+
+
+@pytest.mark.parametrize("apart", ["tenant", "scope"])
+def test_answers_that_learn_apart_draw_apart(apart):
+    stores, seqs = Stores(), [new_sequence(seed, f"{apart} {seed}" if apart == "tenant" else "a") for seed in range(2)]
+    bandits = [exp3(scope="tenant" if apart == "tenant" else "request") for _ in seqs]
+    for bandit, seq in zip(bandits, seqs, strict=True):
+        bandit.begin(seq, list("abcd"), stores)
+    differed = 0
+    for _ in range(20):
+        arms = [bandit.order(seq, 4)[0] for bandit, seq in zip(bandits, seqs, strict=True)]
+        differed += arms[0] != arms[1]
+        for seq in seqs:
+            seq.append(Token(0, "m"))
+    assert differed > 5
 
 
 def against_ucb(rounds: int) -> list[tuple[float, float]]:
