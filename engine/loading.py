@@ -61,8 +61,7 @@ def load_checkpoint(
     """Load a Hugging Face checkpoint folder; see `prepare`.
 
     Raises:
-        TurnoutError: INVALID_ARGUMENT for an unsupported architecture, by name; INTERNAL when our forward
-            disagrees with the plain one.
+        TurnoutError: as `prepare`.
     """
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     check_supported(config)
@@ -84,7 +83,7 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
             the dtype of the weights. INTERNAL when our forward disagrees with the plain one.
     """
     check_supported(model.config)
-    if model.dtype not in CHECK_TOLERANCE:  # the kernels have no other
+    if model.dtype not in CHECK_TOLERANCE:  # the kernels compute in no other, and none was ever checked
         supported = ", ".join(str(each).removeprefix("torch.") for each in CHECK_TOLERANCE)
         message = f"weights in {str(model.dtype).removeprefix('torch.')} are not supported; supported: {supported}"
         raise TurnoutError(Code.INVALID_ARGUMENT, message, "dtype")

@@ -12,6 +12,31 @@ from decoding.sequence import Sequence
 from decoding.stores import Stores
 
 
+@dataclass(slots=True, eq=False)
+class Draw:
+    """An arm that was drawn.
+
+    Attributes:
+        arm: which.
+        chance: the probability it was drawn with.
+        drawer: whose answer drew it.
+        part: what each pull of it counts, in rounds.
+        pulls: how often it was pulled so far.
+    """
+
+    arm: int
+    chance: float
+    drawer: ref[Exp3]
+    part: float
+    pulls: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the answer that drew it has ended, or was given up."""
+        drawer = self.drawer()
+        return drawer is None or drawer.seq.finished
+
+
 @dataclass(slots=True)
 class Exp3State:
     """Importance-weighted sums; each pull counts 1 / (the probability it was drawn with).
@@ -19,22 +44,16 @@ class Exp3State:
     Attributes:
         weights: [arms] sum over an arm's pulls.
         gains: [arms] the same sum with each pull's gain.
-        rounds: pulls of all arms.
+        rounds: pulls of all arms, those of one draw together as one.
         width: largest gain a round can bring, as far as is known.
-        draws: how often an arm was drawn.
-        drawn: the arm that was drawn last.
-        chance: the probability it was drawn with.
-        drawer: whose answer it was drawn for; None: there was none yet.
+        draw: the last one.
     """
 
     weights: list[float]
     gains: list[float]
-    rounds: int = 0
+    rounds: float = 0.0
     width: float = 0.0
-    draws: int = 0
-    drawn: int = 0
-    chance: float = 1.0
-    drawer: ref[Exp3] | None = None
+    draw: Draw | None = None
 
 
 class Exp3(Bandit[Exp3State]):
@@ -44,19 +63,23 @@ class Exp3(Bandit[Exp3State]):
     in round n is eta_n = sqrt(ln K / (n K)). L is the largest gain known so far; losses of the past are scaled to it
     as well.
 
-    Answers that learn together draw together, as the paper's serving variant has one bandit for a batch: what one of
-    them drew is pulled by the others as well, until it has ended, or somebody who has pulled it draws anew. A step of a
-    batch is as long as its slowest draft: where each drew for itself, all would wait in nearly every step for what one
-    of them drafts. An answer that is alone draws in each of its rounds.
+    Answers that learn together draw together, for a step of a batch is as long as its slowest draft: where each drew
+    for itself, all would wait in nearly every step for what one of them drafts. Whoever has pulled the newest draw
+    makes another, and so does whoever finds that the answer that made it has ended; the others pull it, each once. The
+    pulls of a draw are one round, as in the paper's serving variant: each counts a part of it, by how many pulls the
+    draw before had. An answer that is alone draws in each of its rounds.
+
+    Attributes:
+        seq: of the answer.
     """
 
     seeds = (44,)
+    _draw: Draw | None = None  # the one that it pulled last, which it does not do again
 
     def begin(self, seq: Sequence, arms: list[str], stores: Stores) -> None:
         """See `Bandit.begin`."""
         super().begin(seq, arms, stores)
-        self._seq = seq
-        self._followed = 0  # the number of the draw that it pulled last
+        self.seq = seq
 
     def fresh(self, num_arms: int) -> Exp3State:
         """Nothing pulled."""
@@ -65,16 +88,15 @@ class Exp3(Bandit[Exp3State]):
     def rank(self, seq: Sequence) -> list[int]:
         """The drawn arm, then the others by falling probability."""
         state, probs = self.state, self.probabilities()
-        drawer = state.drawer() if state.drawer is not None else None
-        if drawer is None or drawer._seq.finished or self._followed == state.draws:
-            state.draws, state.drawer = state.draws + 1, ref(self)
-            state.drawn = _at(uniform(noise_key(seq.seed, len(seq), Purpose.SELECT)), probs)
-            state.chance = probs[state.drawn]
-        self._followed = state.draws
-        # Kept until the round has been seen: other answers of the tenant may draw and learn in between.
-        self._chance = state.chance
-        others = sorted((arm for arm in range(len(probs)) if arm != state.drawn), key=probs.__getitem__, reverse=True)
-        return [state.drawn, *others]
+        draw = state.draw
+        if draw is None or draw is self._draw or draw.over:
+            arm = _at(uniform(noise_key(seq.seed, len(seq), Purpose.SELECT)), probs)
+            draw = state.draw = Draw(arm, probs[arm], ref(self), 1.0 / draw.pulls if draw is not None else 1.0)
+        draw.pulls += 1
+        # Kept until the round has been seen: others may draw and learn in between.
+        self._draw = draw
+        others = sorted((arm for arm in range(len(probs)) if arm != draw.arm), key=probs.__getitem__, reverse=True)
+        return [draw.arm, *others]
 
     def probabilities(self) -> list[float]:
         """Probability of each arm in the coming round; sums to 1."""
@@ -89,9 +111,11 @@ class Exp3(Bandit[Exp3State]):
 
     def learn(self, arm: int, gain: float) -> None:
         """Weigh a pull by the probability it had."""
-        self.state.rounds += 1
-        self.state.weights[arm] += 1.0 / self._chance
-        self.state.gains[arm] += gain / self._chance
+        assert self._draw is not None
+        part, weight = self._draw.part, self._draw.part / self._draw.chance
+        self.state.rounds += part
+        self.state.weights[arm] += weight
+        self.state.gains[arm] += gain * weight
 
 
 def _at(place: float, probs: list[float]) -> int:

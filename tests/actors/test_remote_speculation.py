@@ -100,11 +100,12 @@ async def give_up(model: Any, seq: Sequence, turns: int) -> bool:
     was_there = asked.done()
     asked.cancel()
     await asyncio.wait([asked])
+    assert asked.cancelled() or len(asked.result()) == 4
     return was_there
 
 
 async def test_a_cancelled_proposal_leaves_nothing_on_the_shelf(remote: RemotePool) -> None:
-    """Wherever it is cut off: before it was sent, on its way, at work, on the way back, or when it is there."""
+    """Cut off before it was sent, on its way, at work, on the way back, or when it is there."""
     small, seq = remote.members["small"], sequence()
     turns = 0
     while not await give_up(small, seq, turns):

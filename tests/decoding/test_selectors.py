@@ -113,60 +113,88 @@ def test_exp3_draws_arms_with_its_probabilities():
     assert {tuple(order[1:]) for order in drawn if order[0] == 1} == {(0, 2)}
 
 
+def several(num_answers: int, stores: Stores) -> list[tuple[Exp3, Sequence]]:
+    """Answers of a tenant that have begun, with the bandit of each."""
+    answers = [(exp3(), new_sequence(seed)) for seed in range(num_answers)]
+    for bandit, seq in answers:
+        bandit.begin(seq, list("abcd"), stores)
+    return answers
+
+
 def test_answers_that_learn_together_pull_what_one_of_them_drew():
     """A step of a batch is as long as its slowest draft: those that wait for one might as well draft alike."""
-    stores, seqs = Stores(), [new_sequence(seed) for seed in range(3)]
-    bandits = [exp3() for _ in seqs]
-    for bandit, seq in zip(bandits, seqs, strict=True):
-        bandit.begin(seq, list("abcd"), stores)
-    pulls = []
+    answers = several(3, Stores())
+    draws = []
     for _ in range(60):
-        [arm] = {bandit.order(seq, 4)[0] for bandit, seq in zip(bandits, seqs, strict=True)}
-        pulls.append(arm)
-        for bandit, seq in zip(bandits, seqs, strict=True):
+        [arm] = {bandit.order(seq, 4)[0] for bandit, seq in answers}
+        draws.append(answers[0][0].state.draw)
+        assert (draws[-1].arm, draws[-1].pulls) == (arm, 3)
+        for bandit, seq in answers:
             bandit.observe(arm, Gain(2, 5, 1.0))
             seq.append(Token(0, "m"))
-    assert set(pulls) == {0, 1, 2, 3}
-    assert (bandits[0].state.draws, bandits[0].state.rounds) == (60, 180)
-    # Who has pulled an arm draws anew, whatever the others do; they go on with the newest, and never with one twice.
-    first, second, _ = bandits
-    first.order(seqs[0], 4)
-    newest = first.order(seqs[0], 4)[0]
-    assert second.order(seqs[1], 4)[0] == newest
-    assert first.state.draws == 62
-    second.order(seqs[1], 4)
-    assert first.state.draws == 63
+    assert len(set(draws)) == 60
+    assert {draw.arm for draw in draws} == {0, 1, 2, 3}
+    # The pulls of a draw are a round together; nobody knew how many would pull the first.
+    assert answers[0][0].state.rounds == pytest.approx(3 + 59)
 
 
-def test_a_pull_of_a_draw_counts_by_the_chance_of_the_draw():
-    stores, seqs = Stores(), [new_sequence(seed) for seed in range(2)]
-    first, second = exp3(), exp3()
-    for bandit, seq in zip((first, second), seqs, strict=True):
-        bandit.begin(seq, ["a", "b"], stores)
-    arm = first.order(seqs[0], 2)[0]
-    first.observe(arm, Gain(2, 5, 1.0))
-    assert first.probabilities()[arm] != 0.5
-    assert second.order(seqs[1], 2)[0] == arm
-    second.observe(arm, Gain(4, 5, 1.0))
-    # Drawn with 1/2 and pulled twice, for gains of 1 and 3.
-    assert (first.state.weights[arm], first.state.gains[arm]) == (4.0, 8.0)
+def test_who_has_pulled_a_draw_makes_the_next_and_others_go_on_with_the_newest():
+    (fast, seq), (slow, other), _ = several(3, Stores())
+    fast.order(seq, 4)
+    fast.order(seq, 4)
+    newest = fast.state.draw
+    assert slow.order(other, 4)[0] == newest.arm
+    assert (slow.state.draw, newest.pulls) == (newest, 2)
+    slow.order(other, 4)
+    assert slow.state.draw is not newest
+
+
+def test_a_pull_counts_by_the_chance_of_its_draw_and_as_a_part_of_it():
+    (first, seq), (second, other) = several(2, Stores())
+    for bandit, answer, tokens in ((first, seq, 2), (second, other, 4)):
+        arm = bandit.order(answer, 4)[0]
+        bandit.observe(arm, Gain(tokens, 5, 1.0))
+        assert bandit.probabilities()[arm] != 0.25
+    # Drawn with 1/4 and pulled twice, for gains of 1 and 3; as nobody drew before, each pull is taken for a round.
+    state = first.state
+    assert (state.weights[arm], state.gains[arm], state.rounds) == (8.0, 16.0, 2.0)
+    chances = first.probabilities()
+    drawn = first.order(seq, 4)[0]
+    first.observe(drawn, Gain(3, 5, 1.0))
+    expected = (8.0 if drawn == arm else 0.0) + 0.5 / chances[drawn]
+    assert (state.weights[drawn], state.rounds) == (pytest.approx(expected), 2.5)
 
 
 def test_what_an_answer_drew_that_has_ended_is_nobodys():
     """Answers one after the other draw in every round, as the paper's single one does."""
-    stores, rounds = Stores(), 0
+    stores, kept, draws = Stores(), [], []
     for seed in range(4):
         bandit, seq = exp3(), new_sequence(seed)
         bandit.begin(seq, list("abcd"), stores)
         for _ in range(3):
-            rounds += 1
             bandit.order(seq, 4)
-            assert bandit.state.draws == rounds
+            draws.append(bandit.state.draw)
             seq.append(Token(0, "m"))
         if seed % 2:
             seq.finish_reason = FinishReason.LENGTH
-        else:
-            del bandit  # given up: nobody has it any more
+            kept.append(bandit)
+        # The others are given up: nobody has them any more.
+    assert len(set(draws)) == 12
+
+
+@pytest.mark.parametrize("num_answers", [1, 2])
+def test_an_answer_that_speculates_in_several_stretches_never_pulls_a_draw_twice(num_answers):
+    """Where steps of another model lie between, the same bandit begins again and again with the same answer."""
+    stores = Stores()
+    answers = several(num_answers, stores)
+    draws = []
+    for _ in range(12):
+        for bandit, seq in answers:
+            bandit.begin(seq, list("abcd"), stores)
+            bandit.order(seq, 4)
+            draws.append(bandit.state.draw)
+            seq.append(Token(0, "m"))
+    assert [draws.count(draw) for draw in draws] == [num_answers] * len(draws)
 
 
 @pytest.mark.parametrize("apart", ["tenant", "scope"])

@@ -36,8 +36,9 @@ async def test_tokens_and_logits_equal_the_plain_forward_in_a_ragged_batch(name:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_weights_of_a_dtype_without_kernels_are_refused_by_name(dtype: torch.dtype) -> None:
     """Over native kernels a forward of them ended the process."""
-    with pytest.raises(TurnoutError, match=f"weights in {str(dtype)[6:]} are not supported; supported: float32, bf"):
+    with pytest.raises(TurnoutError, match=f"weights in {str(dtype)[6:]} are not supported; supported: float32, bf") as caught:
         prepare(random_model(config_of("llama"), seed=3).to(dtype))
+    assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, "dtype")
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "mamba", "bloom"])
