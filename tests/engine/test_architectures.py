@@ -36,7 +36,8 @@ async def test_tokens_and_logits_equal_the_plain_forward_in_a_ragged_batch(name:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_weights_of_a_dtype_without_kernels_are_refused_by_name(dtype: torch.dtype) -> None:
     """Over native kernels a forward of them ended the process."""
-    with pytest.raises(TurnoutError, match=f"weights in {str(dtype)[6:]} are not supported; supported: float32, bf") as caught:
+    named = f"weights in {str(dtype)[6:]} are not supported; supported: float32, bfloat16"
+    with pytest.raises(TurnoutError, match=named) as caught:
         prepare(random_model(config_of("llama"), seed=3).to(dtype))
     assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, "dtype")
 
