@@ -41,10 +41,16 @@ class Bandit(Generic[S], Selector):
     Where the arm proposes nothing, another drafts: to pull arm i is to ask i first, so the gain, time included, is
     still arm i's. The choice depends on past rounds only, so a lossless verifier stays lossless. Gains are counted
     from the worst: for `tokens` emitted tokens less the one a round always brings, for `speed` tokens per second.
+
+    Attributes:
+        seq: of the answer; None before it begins.
+        state: what was learned, once it has begun.
     """
 
     Params = BanditParams
     params: BanditParams
+    seq: Sequence | None = None
+    state: S
 
     @abstractmethod
     def fresh(self, num_arms: int) -> S:
@@ -58,12 +64,16 @@ class Bandit(Generic[S], Selector):
     def learn(self, arm: int, gain: float) -> None:
         """A pull brought so much; the state's `width` is at least that."""
 
+    def pass_over(self, arm: int) -> None:
+        """A pull of which nothing can be said: its round did other work as well."""
+
     def begin(self, seq: Sequence, arms: list[str], stores: Stores) -> None:
-        """Fresh state, or the tenant's for these arms."""
+        """Fresh state, or the tenant's for these arms; an answer that begins again has learned what it has."""
         self._pulled = 0
         self._warm: set[int] = set()
+        again, self.seq = seq is self.seq, seq
         if self.params.scope == "request":
-            self.state = self.fresh(len(arms))
+            self.state = self.state if again else self.fresh(len(arms))
         else:
             kind = f"{self.name}/{self.params.model_dump_json()}/{arms}"
             self.state = stores.open(kind, seq.learner, lambda: self.fresh(len(arms)))
@@ -82,6 +92,7 @@ class Bandit(Generic[S], Selector):
             if self._pulled not in self._warm:
                 # An arm's first round of an answer also feeds the prompt, which says nothing about its speed.
                 self._warm.add(self._pulled)
+                self.pass_over(self._pulled)
                 return
             value = most = gain.tokens / max(gain.seconds, 1e-9)
         self.state.width = max(self.state.width, most)

@@ -9,7 +9,6 @@ from weakref import ref
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.selectors._bandit import Bandit
 from decoding.sequence import Sequence
-from decoding.stores import Stores
 
 
 @dataclass(slots=True, eq=False)
@@ -20,38 +19,38 @@ class Draw:
         arm: which.
         chance: the probability it was drawn with.
         drawer: whose answer drew it.
-        part: what each pull of it counts, in rounds.
-        pulls: how often it was pulled so far.
+        seen: how many pulls of it have been seen.
+        gain: the mean of theirs.
     """
 
     arm: int
     chance: float
     drawer: ref[Exp3]
-    part: float
-    pulls: int = 0
+    seen: int = 0
+    gain: float = 0.0
 
     @property
     def over(self) -> bool:
         """Whether the answer that drew it has ended, or was given up."""
         drawer = self.drawer()
-        return drawer is None or drawer.seq.finished
+        return drawer is None or drawer.seq is None or drawer.seq.finished
 
 
 @dataclass(slots=True)
 class Exp3State:
-    """Importance-weighted sums; each pull counts 1 / (the probability it was drawn with).
+    """Importance-weighted sums; each draw counts 1 / (the probability it was drawn with).
 
     Attributes:
-        weights: [arms] sum over an arm's pulls.
-        gains: [arms] the same sum with each pull's gain.
-        rounds: pulls of all arms, those of one draw together as one.
+        weights: [arms] sum over an arm's draws of which a pull has been seen.
+        gains: [arms] the same sum with each draw's gain, the mean of its pulls'.
+        rounds: such draws of all arms.
         width: largest gain a round can bring, as far as is known.
         draw: the last one.
     """
 
     weights: list[float]
     gains: list[float]
-    rounds: float = 0.0
+    rounds: int = 0
     width: float = 0.0
     draw: Draw | None = None
 
@@ -65,21 +64,13 @@ class Exp3(Bandit[Exp3State]):
 
     Answers that learn together draw together, for a step of a batch is as long as its slowest draft: where each drew
     for itself, all would wait in nearly every step for what one of them drafts. Whoever has pulled the newest draw
-    makes another, and so does whoever finds that the answer that made it has ended; the others pull it, each once. The
-    pulls of a draw are one round, as in the paper's serving variant: each counts a part of it, by how many pulls the
-    draw before had. An answer that is alone draws in each of its rounds.
-
-    Attributes:
-        seq: of the answer.
+    makes another, and so does whoever finds that the answer that made it has ended; the others pull it, each once. All
+    pulls of a draw are one round, as in the paper's serving variant, with the mean of their gains. An answer that is
+    alone draws in each of its rounds.
     """
 
     seeds = (44,)
     _draw: Draw | None = None  # the one that it pulled last, which it does not do again
-
-    def begin(self, seq: Sequence, arms: list[str], stores: Stores) -> None:
-        """See `Bandit.begin`."""
-        super().begin(seq, arms, stores)
-        self.seq = seq
 
     def fresh(self, num_arms: int) -> Exp3State:
         """Nothing pulled."""
@@ -91,8 +82,7 @@ class Exp3(Bandit[Exp3State]):
         draw = state.draw
         if draw is None or draw is self._draw or draw.over:
             arm = _at(uniform(noise_key(seq.seed, len(seq), Purpose.SELECT)), probs)
-            draw = state.draw = Draw(arm, probs[arm], ref(self), 1.0 / draw.pulls if draw is not None else 1.0)
-        draw.pulls += 1
+            draw = state.draw = Draw(arm, probs[arm], ref(self))
         # Kept until the round has been seen: others may draw and learn in between.
         self._draw = draw
         others = sorted((arm for arm in range(len(probs)) if arm != draw.arm), key=probs.__getitem__, reverse=True)
@@ -110,12 +100,21 @@ class Exp3(Bandit[Exp3State]):
         return [score / total for score in scores]
 
     def learn(self, arm: int, gain: float) -> None:
-        """Weigh a pull by the probability it had."""
-        assert self._draw is not None
-        part, weight = self._draw.part, self._draw.part / self._draw.chance
-        self.state.rounds += part
-        self.state.weights[arm] += weight
-        self.state.gains[arm] += gain * weight
+        """Weigh a pull by the probability of its draw, and enter it into the draw's mean."""
+        draw = self._draw
+        assert draw is not None
+        if not draw.seen:
+            self.state.rounds += 1
+            self.state.weights[arm] += 1.0 / draw.chance
+        draw.seen += 1
+        more = (gain - draw.gain) / draw.seen
+        draw.gain += more
+        self.state.gains[arm] += more / draw.chance
+
+    def pass_over(self, arm: int) -> None:
+        """As if it had brought what its arm does: arms that are drawn rarely would else be left out more often."""
+        if weight := self.state.weights[arm]:
+            self.learn(arm, self.state.gains[arm] / weight)
 
 
 def _at(place: float, probs: list[float]) -> int:
@@ -124,7 +123,7 @@ def _at(place: float, probs: list[float]) -> int:
         place -= prob
         if place < 0.0:
             return index
-    return len(probs) - 1  # by rounding, they sum to less
+    return max(range(len(probs)), key=probs.__getitem__)  # by rounding, they sum to less
 
 
 PART = Exp3

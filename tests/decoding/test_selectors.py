@@ -23,7 +23,7 @@ from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.rejection import RejectionVerifier
 from tests.decoding.markov_rounds import FAR, SMALL, p_value
-from turnout.types import FinishReason, SamplingParams, Token
+from turnout.types import SamplingParams, Token
 
 ARMS = [{"drafter": "model_chain", "length": {"name": "fixed", "most": most}} for most in (1, 2, 3, 4)]
 
@@ -113,105 +113,6 @@ def test_exp3_draws_arms_with_its_probabilities():
     assert {tuple(order[1:]) for order in drawn if order[0] == 1} == {(0, 2)}
 
 
-def several(num_answers: int, stores: Stores) -> list[tuple[Exp3, Sequence]]:
-    """Answers of a tenant that have begun, with the bandit of each."""
-    answers = [(exp3(), new_sequence(seed)) for seed in range(num_answers)]
-    for bandit, seq in answers:
-        bandit.begin(seq, list("abcd"), stores)
-    return answers
-
-
-def test_answers_that_learn_together_pull_what_one_of_them_drew():
-    """A step of a batch is as long as its slowest draft: those that wait for one might as well draft alike."""
-    answers = several(3, Stores())
-    draws = []
-    for _ in range(60):
-        [arm] = {bandit.order(seq, 4)[0] for bandit, seq in answers}
-        draws.append(answers[0][0].state.draw)
-        assert (draws[-1].arm, draws[-1].pulls) == (arm, 3)
-        for bandit, seq in answers:
-            bandit.observe(arm, Gain(2, 5, 1.0))
-            seq.append(Token(0, "m"))
-    assert len(set(draws)) == 60
-    assert {draw.arm for draw in draws} == {0, 1, 2, 3}
-    # The pulls of a draw are a round together; nobody knew how many would pull the first.
-    assert answers[0][0].state.rounds == pytest.approx(3 + 59)
-
-
-def test_who_has_pulled_a_draw_makes_the_next_and_others_go_on_with_the_newest():
-    (fast, seq), (slow, other), _ = several(3, Stores())
-    fast.order(seq, 4)
-    fast.order(seq, 4)
-    newest = fast.state.draw
-    assert slow.order(other, 4)[0] == newest.arm
-    assert (slow.state.draw, newest.pulls) == (newest, 2)
-    slow.order(other, 4)
-    assert slow.state.draw is not newest
-
-
-def test_a_pull_counts_by_the_chance_of_its_draw_and_as_a_part_of_it():
-    (first, seq), (second, other) = several(2, Stores())
-    for bandit, answer, tokens in ((first, seq, 2), (second, other, 4)):
-        arm = bandit.order(answer, 4)[0]
-        bandit.observe(arm, Gain(tokens, 5, 1.0))
-        assert bandit.probabilities()[arm] != 0.25
-    # Drawn with 1/4 and pulled twice, for gains of 1 and 3; as nobody drew before, each pull is taken for a round.
-    state = first.state
-    assert (state.weights[arm], state.gains[arm], state.rounds) == (8.0, 16.0, 2.0)
-    chances = first.probabilities()
-    drawn = first.order(seq, 4)[0]
-    first.observe(drawn, Gain(3, 5, 1.0))
-    expected = (8.0 if drawn == arm else 0.0) + 0.5 / chances[drawn]
-    assert (state.weights[drawn], state.rounds) == (pytest.approx(expected), 2.5)
-
-
-def test_what_an_answer_drew_that_has_ended_is_nobodys():
-    """Answers one after the other draw in every round, as the paper's single one does."""
-    stores, kept, draws = Stores(), [], []
-    for seed in range(4):
-        bandit, seq = exp3(), new_sequence(seed)
-        bandit.begin(seq, list("abcd"), stores)
-        for _ in range(3):
-            bandit.order(seq, 4)
-            draws.append(bandit.state.draw)
-            seq.append(Token(0, "m"))
-        if seed % 2:
-            seq.finish_reason = FinishReason.LENGTH
-            kept.append(bandit)
-        # The others are given up: nobody has them any more.
-    assert len(set(draws)) == 12
-
-
-@pytest.mark.parametrize("num_answers", [1, 2])
-def test_an_answer_that_speculates_in_several_stretches_never_pulls_a_draw_twice(num_answers):
-    """Where steps of another model lie between, the same bandit begins again and again with the same answer."""
-    stores = Stores()
-    answers = several(num_answers, stores)
-    draws = []
-    for _ in range(12):
-        for bandit, seq in answers:
-            bandit.begin(seq, list("abcd"), stores)
-            bandit.order(seq, 4)
-            draws.append(bandit.state.draw)
-            seq.append(Token(0, "m"))
-    assert [draws.count(draw) for draw in draws] == [num_answers] * len(draws)
-
-
-@pytest.mark.parametrize("apart", ["tenant", "scope"])
-def test_answers_that_learn_apart_draw_apart(apart):
-    stores, seqs = Stores(), [new_sequence(seed, f"{apart} {seed}" if apart == "tenant" else "a") for seed in range(2)]
-    bandits = [exp3(scope="tenant" if apart == "tenant" else "request") for _ in seqs]
-    for bandit, seq in zip(bandits, seqs, strict=True):
-        bandit.begin(seq, list("abcd"), stores)
-    differed = 0
-    for _ in range(20):
-        arms = [bandit.order(seq, 4)[0] for bandit, seq in zip(bandits, seqs, strict=True)]
-        differed += arms[0] != arms[1]
-        for seq in seqs:
-            seq.append(Token(0, "m"))
-    assert differed > 5
-
-
 def against_ucb(rounds: int) -> list[tuple[float, float]]:
     """Gains set against UCB, which is deterministic: nothing for the arm it pulls, all for the other."""
     bandit, seq, gains = ucb(exploration=2.0), new_sequence(), []
@@ -295,6 +196,17 @@ def test_state_is_the_requests_or_the_tenants(make):
     assert state("tenant", "a", ["x", "y"]) is shared
     assert state("tenant", "b", ["x", "y"]) is not shared
     assert state("tenant", "a", ["x", "z"]) is not shared
+
+
+@pytest.mark.parametrize("make", [ucb, exp3])
+def test_an_answer_that_begins_again_has_learned_what_it_has(make):
+    bandit, seq = make(scope="request"), new_sequence()
+    bandit.begin(seq, ["x", "y"], Stores())
+    learned = bandit.state
+    bandit.begin(seq, ["x", "y"], Stores())
+    assert bandit.state is learned
+    bandit.begin(new_sequence(), ["x", "y"], Stores())
+    assert bandit.state is not learned
 
 
 @pytest.mark.parametrize("scope", ["request", "tenant"])
