@@ -31,7 +31,7 @@ class Selector(Part):
     """Chooses among arms 0 .. n - 1 by what they brought so far; it never sees a draft before it chooses."""
 
     def begin(self, seq: Sequence, arms: list[str], stores: Stores) -> None:
-        """Before the first round of an answer.
+        """Before the first round of an answer, and of each later stretch of it where another model writes in between.
 
         Args:
             seq: the answer's sequence.
