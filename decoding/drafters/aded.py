@@ -218,10 +218,11 @@ class AdedDrafter(Drafter):
 
     The tenant's store learns the 8 most probable tokens of every row the target is read at: the root, all draft nodes,
     rejected ones included, and before the second draft the prompt, from the states that the first forward left at its
-    places; only the head runs for them, and places whose keys and values were in a cache have none. The tri-grams'
-    counts in the prompt are known to this request alone. The search looks after two tokens first, the store before the
-    counts, then after one. That a path is worth its probability, and that readings are mixed at a rate, are this
-    implementation's choices.
+    places; only the head runs for them, and places whose keys and values were in a cache have none. An answer that does
+    not draft in its first round does not ask for these states: drafts that are held back would pay for a last layer
+    over the whole prompt. The tri-grams' counts in the prompt are known to this request alone. The search looks after
+    two tokens first, the store before the counts, then after one. That a path is worth its probability, and that
+    readings are mixed at a rate, are this implementation's choices.
     """
 
     Params = AdedParams
@@ -239,12 +240,13 @@ class AdedDrafter(Drafter):
         self._unread: tuple[int, torch.Tensor] | None = None  # a place, and the states from there on
 
     def check(self, models: ModelPool) -> None:
-        """Ask for the states behind the target's last layer."""
+        """Note which states are those behind the target's last layer."""
         self._num_layers = models.large.num_layers
-        self.want = READ | Want(draw=None, before=frozenset({self._num_layers}))
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The search's most visited nodes."""
+        if self._first_round:
+            self.want = READ | Want(draw=None, before=frozenset({self._num_layers}))
         if self._counts is None:
             self._counts = TrigramCounts(seq.tokens[: seq.num_prompt_tokens])
         store, counts = _store(model, seq), self._counts

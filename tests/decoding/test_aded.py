@@ -153,6 +153,8 @@ async def test_the_prompts_places_are_read_too():
     for cached in (False, True):
         seq, drafter = Sequence(prompt, SamplingParams(temperature=0.0), 0), AdedDrafter()
         drafter.check(pair(large, large))
+        assert not drafter.want.before  # nothing is asked of the prompt for drafts that nobody wants
+        await large.propose(seq, drafter, Room(4, 8), FixedLength())
         verdict = await large.verify(seq, nothing, MatchVerifier(), drafter.want)
         left = len(verdict.rows[0].before.get(2, ()))
         assert (left < 8) if cached else (left == 199)
