@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -31,12 +32,18 @@ def reach_store(address: str, port: int, generation: int, timeout_s: float) -> T
     Raises:
         TurnoutError: UNAVAILABLE, nobody answers there.
     """
+    deadline = time.monotonic() + timeout_s
     try:
-        return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout_s))
-    except DistError:
+        # The store is open before anybody is told of it, so who refuses will go on refusing; torch's client would
+        # try again, and sleep past the deadline.
+        socket.create_connection((address, port), timeout_s).close()
+        left_s = max(deadline - time.monotonic(), SHORTEST_S)
+        return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=left_s))
+    except (OSError, DistError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or f"no answer in {timeout_s:.0f} s"
         raise TurnoutError(
             Code.UNAVAILABLE,
-            f"group {generation}: its meeting place at {address}:{port} does not answer in {timeout_s:.0f} s; "
+            f"group {generation}: its meeting place at {address}:{port} does not answer ({reason}); "
             "check that the member that opened it is alive, and that the nodes reach each other on all ports",
         ) from None
 
