@@ -9,12 +9,14 @@ import pytest
 import torch
 from scipy import stats
 
+from decoding.drafters.base import Room
+from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.fakes import TableModel as Table
 from decoding.fakes import markov, pair
-from decoding.model import Request
+from decoding.lengths.base import LengthPolicy
+from decoding.model import Model, Request
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.rejection import RejectionVerifier
 from tests.constrained import END, allowed_ids, char_compiler
 from turnout.registry import get_method
 from turnout.structure import Structure
@@ -37,7 +39,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
 
 
 def probs(seed: int) -> torch.Tensor:
-    """Uneven, and nothing impossible: what is refused is drafted all the time."""
+    """Uneven, and nothing impossible: without the mask what is refused would be drawn all the time."""
     return (torch.randn((VOCAB, VOCAB), generator=torch.Generator().manual_seed(seed)) * 0.8).softmax(-1)
 
 
@@ -115,17 +117,17 @@ async def test_a_wrong_law_would_be_seen() -> None:
 
 
 @pytest.mark.exactness
-async def test_a_verifier_that_takes_drafts_for_constrained_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: drafts were drawn freely, and are judged as if from what fits alone."""
+async def test_a_drafter_that_says_it_drew_freely_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: drafts are drawn from what fits alone, and said to be drawn from the whole vocabulary."""
 
-    def choose(
-        self: RejectionVerifier, seed: int, position: int, draft: DraftTree, children: list[int], residual: torch.Tensor
-    ) -> tuple[int | None, torch.Tensor]:
-        fitting = [None if each is None else each * (residual > 0) for each in draft.proposals]
-        masked = replace(draft, proposals=tuple(None if each is None else each / each.sum() for each in fitting))
-        return right(self, seed, position, masked, children, residual)
+    async def propose(
+        self: ModelChainDrafter, model: Model, seq: Sequence, room: Room, length: LengthPolicy
+    ) -> DraftTree:
+        draft = await right(self, model, seq, room, length)
+        before = (seq.tokens[-1], *draft.tokens)[: len(draft)]
+        return replace(draft, proposals=tuple((probs(1)[token].log() / 0.9).softmax(-1) for token in before))
 
-    right = RejectionVerifier.choose
-    monkeypatch.setattr(RejectionVerifier, "choose", choose)
+    right = ModelChainDrafter.propose
+    monkeypatch.setattr(ModelChainDrafter, "propose", propose)
     seen = await sampled(*CASES[1], probs(1), probs(2), MANY)
     assert p_value(seen, constrained_law(probs(2), 0.9)) < LEAST
