@@ -42,13 +42,11 @@ def node() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     try:
         # Before it becomes what it is to be, the child is a copy of its parent, title and all.
         until(lambda: [each.part for each in kit.processes(tag)] in (["proxy", None], [None, "proxy"]), "both run")
-    except AssertionError:
-        process.kill()
-        raise
-    yield tag, process
-    with suppress(TimeoutError):
-        kit.lose(tag)
-    process.wait()
+        yield tag, process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the child too, which nobody finds once its parent is gone
+        process.wait()
 
 
 def test_a_part_is_found_by_its_title_among_the_processes_of_its_node(
