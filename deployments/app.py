@@ -10,9 +10,11 @@ import shutil
 import socket
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import ray
 from ray import serve
@@ -21,7 +23,7 @@ from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import LoggingConfig
 
-from deployments.agreement import Origin, begin
+from deployments.agreement import Origin, begin, unsettled
 from deployments.cluster_checks import node_offers
 from deployments.embedded_store import EmbeddedStore, start_store
 from deployments.grpc_wire import MAX_REQUEST_BYTES
@@ -54,21 +56,24 @@ QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 ENDING_S = 15.0
 
 
-def build_app(config: TurnoutConfig, load: PoolLoader = load_engine) -> serve.Application:
+def build_app(
+    config: TurnoutConfig, load: PoolLoader = load_engine, late: Mapping[str, int] = MappingProxyType({})
+) -> serve.Application:
     """One ingress and one deployment per pool. What did not change since the last time keeps its replicas.
 
     Args:
         config: checked already.
         load: makes a pool inside its replica; it is pickled, so it must be importable there.
+        late: by pool, replicas that may still fail in its name; see `deployments.agreement.unsettled`.
     """
-    pools = {name: pool_app(name, config, load) for name in config.pools}
+    pools = {name: pool_app(name, config, load, late.get(name, 0)) for name in config.pools}
     ingress = _versioned(serve.deployment(Ingress, **ingress_options(config)), ingress_version(config))
     return ingress.bind(config, pools)
 
 
-def pool_app(name: str, config: TurnoutConfig, load: PoolLoader) -> serve.Application:
+def pool_app(name: str, config: TurnoutConfig, load: PoolLoader, late: int = 0) -> serve.Application:
     """One pool without an ingress: who has a handle may ask it."""
-    deployment = serve.deployment(ServedPool, **pool_options(name, config))
+    deployment = serve.deployment(ServedPool, **pool_options(name, config, late))
     version = pool_version(name, config, load)
     return _versioned(deployment, version).bind(name, config, load, Origin(version, this_program()))
 
@@ -86,7 +91,7 @@ def build(arguments: dict[str, str]) -> serve.Application:
 def _begun(config: TurnoutConfig, load: PoolLoader) -> serve.Application:
     """As `build_app`, for an application that is deployed now."""
     begin(APP_NAME, {name: pool_version(name, config, load) for name in config.pools})
-    return build_app(config, load)
+    return build_app(config, load, unsettled(APP_NAME))
 
 
 @dataclass

@@ -24,13 +24,18 @@ HEALTH_PERIOD_S = 5.0
 HALF_LIFE_S = 3600.0  # see `deployments.autoscaling.PoolPolicy`
 
 
-def pool_options(name: str, config: TurnoutConfig) -> dict[str, Any]:
+def pool_options(name: str, config: TurnoutConfig, late: int = 0) -> dict[str, Any]:
     """Options of `serve.deployment` for a pool.
 
     A call that finds no replica (none is wanted, or the last one is being replaced) waits for one, until its
     deadline. A replica that is to stop is given `server.shutdown_grace_s`; what still runs then goes on in another
     one. When its configuration changes, old replicas go before new ones come, one in five at a time: nodes with spare
     GPUs are rare.
+
+    Args:
+        name: the pool's.
+        config: holds it.
+        late: replicas of the version before that may still fail to start; see `deployments.agreement.unsettled`.
     """
     pool = config.pools[name]
     bundles = replica_bundles(config, pool)
@@ -38,7 +43,8 @@ def pool_options(name: str, config: TurnoutConfig) -> dict[str, Any]:
         "name": f"pool-{name}",
         "max_ongoing_requests": num_in_replica(pool),
         "max_queued_requests": pool.max_queued_requests,
-        "max_constructor_retry_count": 1,  # a pool that does not load now will not load in a minute
+        # A pool that does not load now will not load in a minute; but Serve counts late failures as the new version's.
+        "max_constructor_retry_count": 1 + late,
         "ray_actor_options": {"num_cpus": bundles[0]["CPU"], "num_gpus": bundles[0].get("GPU", 0)},
         "graceful_shutdown_timeout_s": config.server.shutdown_grace_s,
         "health_check_period_s": HEALTH_PERIOD_S,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from ray import serve
 
 from deployments import app
-from deployments.agreement import begin
+from deployments.agreement import begin, unsettled
 from deployments.app import QUIET, pool_app
 from deployments.pool_options import pool_version
 from deployments.program import this_program
@@ -38,10 +39,18 @@ def load_named(name: str, config: TurnoutConfig) -> NamedPool:
     return NamedPool(name, config)
 
 
+def load_at_second_try(name: str, config: TurnoutConfig) -> NamedPool:
+    pool = NamedPool(name, config)
+    with suppress(FileExistsError):
+        (pool.folder / "tried").touch(exist_ok=False)
+        raise RuntimeError("as a replica of the version before would")
+    return pool
+
+
 def run(config: TurnoutConfig, load: Any = load_named, patience_s: float = 60.0) -> None:
     """As `deployments.app.deploy` does, without an ingress; gives up where nothing changes for so long."""
     begin(NAME, {"p": pool_version("p", config, load)})
-    application = pool_app("p", config, load)
+    application = pool_app("p", config, load, unsettled(NAME).get("p", 0))
     waited = config.model_copy(update={"ray": config.ray.model_copy(update={"start_timeout_s": patience_s})})
     run_until_up(serve.RunTarget(target=application, name=NAME, route_prefix=None, logging_config=QUIET), waited)
 
@@ -75,6 +84,19 @@ def test_a_replica_with_other_weights_is_refused_until_the_pool_is_another_versi
     run(other)
     weights.write_text("cc", encoding="utf-8")
     run(config)
+
+
+def test_a_late_failure_of_the_version_before_does_not_end_a_rollout(gone: None, tmp_path: Path) -> None:
+    config = scripted_config(tmp_path)
+    (tmp_path / "weights").write_text("aa", encoding="utf-8")
+    assert unsettled(NAME) == {}
+    run(config)
+    assert unsettled(NAME) == {}
+    (tmp_path / "weights").write_text("bb", encoding="utf-8")
+    two = config.model_copy(update={"pools": {"p": config.pools["p"].model_copy(update={"replicas": 2})}})
+    assert "has the digest bb" in refusal(two)
+    assert unsettled(NAME) == {"p": 1}
+    run(two, load_at_second_try)
 
 
 def test_a_replica_that_runs_another_program_than_the_deployment_is_refused(
