@@ -6,19 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ray import serve
 from ray.experimental import internal_kv as kv
-from ray.serve._private.common import ReplicaState
-from ray.serve.context import _get_global_client
-from ray.serve.schema import DeploymentStatus, DeploymentStatusOverview
 
 from deployments.program import Program, compare, this_program
+from deployments.served import running_pools
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
 
 NAMESPACE = "turnout"
-STARTING = (ReplicaState.STARTING, ReplicaState.UPDATING, ReplicaState.RECOVERING)
-ON_ITS_WAY = (DeploymentStatus.UPDATING, DeploymentStatus.UPSCALING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,45 +47,15 @@ def begin(application: str, versions: Mapping[str, str]) -> None:
         application: its name in Serve.
         versions: of its pools, by name, as they are to be.
     """
-    there = _running(application)
+    there = running_pools(application)
     for pool, version in versions.items():
         prefix = f"{application}/{pool}/"
-        before = _get(f"{prefix}version") if f"pool-{pool}" in there else None
+        before = _get(f"{prefix}version") if pool in there else None
         kept = {f"{prefix}version", f"{prefix}models/{before}"}
         for key in kv._internal_kv_list(prefix, namespace=NAMESPACE):
             if key.decode() not in kept:
                 kv._internal_kv_del(key, namespace=NAMESPACE)
         kv._internal_kv_put(f"{prefix}version", version, overwrite=True, namespace=NAMESPACE)
-
-
-def unsettled(application: str) -> dict[str, int]:
-    """Replicas that are starting now, or soon will be, by pool; none where a pool is settled or not there.
-
-    What of them fails after another version was deployed Serve takes for a failure of that version, and ends its
-    rollout for good.
-
-    Args:
-        application: its name in Serve.
-    """
-    found = {}
-    for name, deployment in _deployments(application).items():
-        starting = sum(deployment.replica_states.get(state, 0) for state in STARTING)
-        if starting or deployment.status in ON_ITS_WAY:  # between two tries nothing starts
-            found[name.removeprefix("pool-")] = max(starting, 1)
-    return found
-
-
-def _running(application: str) -> set[str]:
-    """Deployments that have replicas."""
-    found = _deployments(application).items()
-    return {name for name, each in found if each.replica_states.get(ReplicaState.RUNNING, 0)}
-
-
-def _deployments(application: str) -> Mapping[str, DeploymentStatusOverview]:
-    if _get_global_client(raise_if_no_controller_running=False) is None:
-        return {}
-    status = serve.status().applications.get(application)
-    return status.deployments if status is not None else {}
 
 
 def agree(

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import ray
 from ray import serve
@@ -23,7 +22,7 @@ from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import LoggingConfig
 
-from deployments.agreement import Origin, begin, unsettled
+from deployments.agreement import Origin, begin
 from deployments.cluster_checks import node_offers
 from deployments.embedded_store import EmbeddedStore, start_store
 from deployments.grpc_wire import MAX_REQUEST_BYTES
@@ -41,6 +40,7 @@ from deployments.pool_options import (
 )
 from deployments.program import this_program
 from deployments.room import check_room
+from deployments.served import unsettled_pools
 from deployments.starting import Tell, run_until_up, silent
 from turnout.calls import PoolStats
 from turnout.config import PoolConfig, TurnoutConfig, load_config
@@ -57,16 +57,16 @@ ENDING_S = 15.0
 
 
 def build_app(
-    config: TurnoutConfig, load: PoolLoader = load_engine, late: Mapping[str, int] = MappingProxyType({})
+    config: TurnoutConfig, load: PoolLoader = load_engine, late: Mapping[str, int] | None = None
 ) -> serve.Application:
     """One ingress and one deployment per pool. What did not change since the last time keeps its replicas.
 
     Args:
         config: checked already.
         load: makes a pool inside its replica; it is pickled, so it must be importable there.
-        late: by pool, replicas that may still fail in its name; see `deployments.agreement.unsettled`.
+        late: by pool, replicas of the version before that may still fail; see `deployments.served.unsettled_pools`.
     """
-    pools = {name: pool_app(name, config, load, late.get(name, 0)) for name in config.pools}
+    pools = {name: pool_app(name, config, load, (late or {}).get(name, 0)) for name in config.pools}
     ingress = _versioned(serve.deployment(Ingress, **ingress_options(config)), ingress_version(config))
     return ingress.bind(config, pools)
 
@@ -91,7 +91,7 @@ def build(arguments: dict[str, str]) -> serve.Application:
 def _begun(config: TurnoutConfig, load: PoolLoader) -> serve.Application:
     """As `build_app`, for an application that is deployed now."""
     begin(APP_NAME, {name: pool_version(name, config, load) for name in config.pools})
-    return build_app(config, load, unsettled(APP_NAME))
+    return build_app(config, load, unsettled_pools(APP_NAME))
 
 
 @dataclass

@@ -25,6 +25,7 @@ from deployments.pool_deployment import PoolLoader, load_engine
 from deployments.pool_options import all_bundles
 from deployments.program import this_program
 from deployments.room import check_room
+from deployments.served import applications
 from deployments.starting import Tell, silent
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid
@@ -90,7 +91,7 @@ def deploy(
         tell(line)
     if config.kvstore.url == EMBEDDED:
         tell("kvstore.url: an embedded store cannot be reached from a cluster; replicas share no prefixes")
-    replaced = _serves_already()
+    replaced = APP_NAME in applications()
     try:
         run_app(config, load, ProxyLocation.EveryNode, tell)
     except BaseException:
@@ -106,11 +107,6 @@ def deploy(
         pools=tuple(config.pools),
         grace_s=config.server.shutdown_grace_s,
     )
-
-
-def _serves_already() -> bool:
-    client = _get_global_client(raise_if_no_controller_running=False)
-    return client is not None and APP_NAME in serve.status().applications
 
 
 def leave() -> None:

@@ -35,7 +35,7 @@ def pool_options(name: str, config: TurnoutConfig, late: int = 0) -> dict[str, A
     Args:
         name: the pool's.
         config: holds it.
-        late: replicas of the version before that may still fail to start; see `deployments.agreement.unsettled`.
+        late: replicas of the version before that may still fail to start; see `deployments.served.unsettled_pools`.
     """
     pool = config.pools[name]
     bundles = replica_bundles(config, pool)

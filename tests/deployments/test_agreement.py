@@ -13,10 +13,11 @@ import pytest
 from ray import serve
 
 from deployments import app
-from deployments.agreement import begin, unsettled
+from deployments.agreement import begin
 from deployments.app import QUIET, pool_app
 from deployments.pool_options import pool_version
 from deployments.program import this_program
+from deployments.served import unsettled_pools
 from deployments.starting import run_until_up
 from tests.deployments.conftest import poll
 from tests.deployments.scripted_pool import ScriptedPool, load_scripted, scripted_config
@@ -50,7 +51,7 @@ def load_at_second_try(name: str, config: TurnoutConfig) -> NamedPool:
 def run(config: TurnoutConfig, load: Any = load_named, patience_s: float = 60.0) -> None:
     """As `deployments.app.deploy` does, without an ingress; gives up where nothing changes for so long."""
     begin(NAME, {"p": pool_version("p", config, load)})
-    application = pool_app("p", config, load, unsettled(NAME).get("p", 0))
+    application = pool_app("p", config, load, unsettled_pools(NAME).get("p", 0))
     waited = config.model_copy(update={"ray": config.ray.model_copy(update={"start_timeout_s": patience_s})})
     run_until_up(serve.RunTarget(target=application, name=NAME, route_prefix=None, logging_config=QUIET), waited)
 
@@ -89,13 +90,13 @@ def test_a_replica_with_other_weights_is_refused_until_the_pool_is_another_versi
 def test_a_late_failure_of_the_version_before_does_not_end_a_rollout(gone: None, tmp_path: Path) -> None:
     config = scripted_config(tmp_path)
     (tmp_path / "weights").write_text("aa", encoding="utf-8")
-    assert unsettled(NAME) == {}
+    assert unsettled_pools(NAME) == {}
     run(config)
-    assert unsettled(NAME) == {}
+    assert unsettled_pools(NAME) == {}
     (tmp_path / "weights").write_text("bb", encoding="utf-8")
     two = config.model_copy(update={"pools": {"p": config.pools["p"].model_copy(update={"replicas": 2})}})
     assert "has the digest bb" in refusal(two)
-    assert unsettled(NAME) == {"p": 1}
+    assert unsettled_pools(NAME) == {"p": 1}
     run(two, load_at_second_try)
 
 
