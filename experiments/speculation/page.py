@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +33,25 @@ ByGroup = dict[str, Figures]
 def save(report: Report, folder: Path) -> None:
     """Write the page, the plot and the numbers."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = page_name(report.grid.setting)
+    name = _name(report)
     (folder / f"{name}.md").write_text(to_markdown(report), encoding="utf-8")
     (folder / f"{name}.json").write_text(json.dumps(as_dict(report), indent=1) + "\n", encoding="utf-8")
     plot(report, folder / f"{name}.png")
 
 
-def page_name(setting: Setting) -> str:
-    """What a setting's files are called: the widened target's on the CPU have the plain name, for the goals are about
-    it.
+def page_name(setting: Setting, temperatures: Iterable[float] = (0.0,)) -> str:
+    """What the files are called: the widened target's on the CPU, greedy ones among them, have the plain name, for the
+    goals are about them.
     """
     target = [] if setting.target == WIDENED else [Path(setting.target).name]
     device = [] if setting.device == "cpu" else [setting.device.replace(":", "-")]
-    return "-".join([NAME, *target, *device])
+    measured = dict.fromkeys(temperatures)
+    sampled = [] if 0.0 in measured else [f"t{temperature:g}" for temperature in measured]
+    return "-".join([NAME, *target, *device, *sampled])
+
+
+def _name(report: Report) -> str:
+    return page_name(report.grid.setting, [temperature for temperature, _ in report.conditions()])
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -73,7 +80,7 @@ def to_markdown(report: Report) -> str:
     lines += ["", "## Beside Hugging Face `generate`", "", *_peers(report)]
     if report.grid.missing:
         lines += ["", "## Not run", "", *(f"- `{name}`: {why}" for name, why in report.grid.missing.items())]
-    return "\n".join([*lines, "", f"![speed-up by method and kind of text]({page_name(report.grid.setting)}.png)", ""])
+    return "\n".join([*lines, "", f"![speed-up by method and kind of text]({_name(report)}.png)", ""])
 
 
 def condition(temperature: float, batch: int) -> str:
@@ -172,6 +179,13 @@ def verdict(name: str, found: ByGroup) -> str:
 
 def _goals(report: Report) -> list[str]:
     """The best lossless method on the kinds of text that have a goal, and the best of ours beside each of theirs."""
+    automatic = [
+        "| automatic control, over plain decoding | worst | goal | met |",
+        "| --- | --- | --- | --- |",
+        _worst_goal(report),
+    ]
+    if report.conditions() and all(temperature for temperature, _ in report.conditions()):
+        return ["Goals for the best method are about greedy decoding, which is not on this page.", "", *automatic]
     said = (
         "The best is chosen on every other prompt, and judged on those between: the fastest of many is so by luck, too."
     )
@@ -190,13 +204,7 @@ def _goals(report: Report) -> list[str]:
             "",
             *lines,
         ]
-    return [
-        *lines,
-        "",
-        "| automatic control, over plain decoding | worst | goal | met |",
-        "| --- | --- | --- | --- |",
-        _worst_goal(report),
-    ]
+    return [*lines, "", *automatic]
 
 
 def _goal(what: str, measured: dict[str, tuple[Interval, Interval]], goal: float) -> str:
@@ -264,7 +272,9 @@ def _automatic(report: Report) -> list[str]:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     _, missing = _automatic_cells(report)
-    for temperature, batch in itertools.product(WANTED.temperatures, WANTED.batches):
+    wanted = list(itertools.product(WANTED.temperatures, WANTED.batches))
+    absent = [condition(*each) for each in wanted if each not in report.conditions()]
+    for temperature, batch in [each for each in wanted if each in report.conditions()]:
         found = report.figures(temperature, batch)
         for name in _automatic_names():
             whole = found[name][""] if name in found else None
@@ -279,6 +289,8 @@ def _automatic(report: Report) -> list[str]:
                 f"| `{name}` | {words} | {interval(whole.speedup)} | {worst.group} {interval(worst.speedup)}"
                 f"{f', {lacks} not measured' if lacks else ''} | {whole.undrafted:.0%} | {met} |"
             )
+    if absent:
+        lines += ["", f"Nothing was measured of: {'; '.join(absent)}."]
     return [*lines, "", _below(report), "", _always_drafting(report)]
 
 

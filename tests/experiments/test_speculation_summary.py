@@ -72,6 +72,18 @@ def test_what_was_measured_on_a_gpu_has_a_page_of_its_own() -> None:
     assert page_name(Setting("some/demo", device="cuda")) == "speculation-demo-cuda"
 
 
+def test_what_was_measured_without_greedy_decoding_has_a_page_of_its_own(tmp_path: Path) -> None:
+    """The page that the greedy goals are judged on stays as it is."""
+    save(report(cell("copyspec", temperature=1.0)), tmp_path)
+    page = (tmp_path / "speculation-demo-t1.md").read_text(encoding="utf-8")
+    assert "](speculation-demo-t1.png)" in page
+    assert "which is not on this page" in page
+    assert "| edit, over plain decoding |" not in page
+    both = report(cell("copyspec"), cell("copyspec", temperature=1.0))
+    save(both, tmp_path)
+    assert "| edit, over plain decoding |" in (tmp_path / "speculation-demo.md").read_text(encoding="utf-8")
+
+
 def test_goals_of_a_large_target_are_marked_beside_a_small_one() -> None:
     found = report(cell("copyspec"))
     assert "for a target of 200 M" not in to_markdown(found)
@@ -171,7 +183,9 @@ def test_what_was_not_measured_is_not_proved() -> None:
     assert "edit 2.00 [2.00, 2.00], 1 not measured | 0% | no |" in lacking_one
     page = to_markdown(report(cell("copyspec")))
     assert "| the worst of 24 cells, 24 of them not measured | not measured | 0.95 | no |" in page
-    assert page.count("| not measured | | | no |") == 4
+    assert page.count("| not measured | | | no |") == 1
+    absent = "Greedy, 8 prompts at once; Temperature 1, one prompt at a time; Temperature 1, 8 prompts at once"
+    assert f"Nothing was measured of: {absent}." in page
 
 
 @pytest.mark.usefixtures("only_ucb")
