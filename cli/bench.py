@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 QUICK = {"prompts": 2, "max_tokens": 16, "turns": 1}
 RESULTS = Path("docs/results")
+AUTOMATIC = "automatic"
 
 app = typer.Typer(help="Compare ways of decoding on this machine.", no_args_is_help=True)
 
 Methods = Annotated[
-    str | None, typer.Option(help="Only these, by commas: plain, DRAFTER, DRAFTER+VERIFIER, DRAFTER+LENGTH, SELECTOR.")
+    str | None,
+    typer.Option(
+        help="Only these, by commas: plain, DRAFTER, DRAFTER+VERIFIER, DRAFTER+LENGTH, SELECTOR;"
+        f" {AUTOMATIC}: all that choose by themselves whether to draft."
+    ),
 ]
 Groups = Annotated[str | None, typer.Option(help="Only these kinds of text, separated by commas.")]
 Temperatures = Annotated[
@@ -107,6 +112,7 @@ def _axes(methods: str | None, groups: str | None, temperatures: str, batches: s
     """The cells that are asked for, each name and number checked."""
     from experiments.speculation.contenders import contenders
     from experiments.speculation.grid import Axes
+    from experiments.speculation.page import automatic_names
     from experiments.speculation.tasks import GROUPS
 
     try:
@@ -116,15 +122,17 @@ def _axes(methods: str | None, groups: str | None, temperatures: str, batches: s
         raise invalid("temperatures, batches", f"must be numbers, got {temperatures!r} and {batches!r}") from None
     if any(not 0 <= each <= 2 for each in warm) or any(not 1 <= each <= 64 for each in sizes):
         raise invalid("temperatures, batches", "must be 0 to 2, and 1 to 64")
-    names = _names("methods", methods, list(contenders()))
-    return Axes(names, _names("groups", groups, list(GROUPS)), warm, sizes, peers)
+    names = _names("methods", methods, list(contenders()), {AUTOMATIC: automatic_names()})
+    return Axes(names, _names("groups", groups, list(GROUPS), {}), warm, sizes, peers)
 
 
-def _names(field: str, given: str | None, known: list[str]) -> tuple[str, ...]:
-    names = [each.strip() for each in given.split(",")] if given is not None else known
+def _names(field: str, given: str | None, known: list[str], sets: dict[str, list[str]]) -> tuple[str, ...]:
+    """What was given by commas, each name once; a set's name stands for those in it."""
+    words = [each.strip() for each in given.split(",")] if given is not None else known
+    names = list(dict.fromkeys(name for word in words for name in sets.get(word, [word])))
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
-        raise not_found(field, unknown, known)
+        raise not_found(field, unknown, [*known, *sets])
     return tuple(names)
 
 

@@ -39,19 +39,26 @@ def save(report: Report, folder: Path) -> None:
     plot(report, folder / f"{name}.png")
 
 
-def page_name(setting: Setting, temperatures: Iterable[float] = (0.0,)) -> str:
-    """What the files are called: the widened target's on the CPU, greedy ones among them, have the plain name, for the
-    goals are about them.
+def page_name(setting: Setting, only_at: Iterable[float] = ()) -> str:
+    """What the files are called: the widened target's on the CPU have the plain name, for the goals are about it.
+
+    Args:
+        setting: that all cells share.
+        only_at: temperatures of a page that has nothing greedy, and so nothing of most goals.
     """
     target = [] if setting.target == WIDENED else [Path(setting.target).name]
     device = [] if setting.device == "cpu" else [setting.device.replace(":", "-")]
-    measured = dict.fromkeys(temperatures)
-    sampled = [] if 0.0 in measured else [f"t{temperature:g}" for temperature in measured]
-    return "-".join([NAME, *target, *device, *sampled])
+    return "-".join([NAME, *target, *device, *(f"t{temperature:g}" for temperature in only_at)])
 
 
 def _name(report: Report) -> str:
-    return page_name(report.grid.setting, [temperature for temperature, _ in report.conditions()])
+    return page_name(report.grid.setting, _only_at(report))
+
+
+def _only_at(report: Report) -> list[float]:
+    """Temperatures that were measured where greedy decoding was not; empty where it was."""
+    measured = list(dict.fromkeys(temperature for temperature, _ in report.conditions()))
+    return [] if 0.0 in measured else measured
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -184,7 +191,7 @@ def _goals(report: Report) -> list[str]:
         "| --- | --- | --- | --- |",
         _worst_goal(report),
     ]
-    if report.conditions() and all(temperature for temperature, _ in report.conditions()):
+    if _only_at(report):
         return ["Goals for the best method are about greedy decoding, which is not on this page.", "", *automatic]
     said = (
         "The best is chosen on every other prompt, and judged on those between: the fastest of many is so by luck, too."
@@ -247,7 +254,7 @@ def _worst_goal(report: Report) -> str:
 def _automatic_cells(report: Report) -> tuple[list[Figures], list[tuple[str, float, int, str]]]:
     """What is measured, and what is not, of every lossless method that may choose to draft nothing."""
     found, missing = [], []
-    for name in _automatic_names():
+    for name in automatic_names():
         for temperature, batch in itertools.product(WANTED.temperatures, WANTED.batches):
             mine = report.figures(temperature, batch).get(name, {})
             for group in WANTED.groups:
@@ -258,8 +265,10 @@ def _automatic_cells(report: Report) -> tuple[list[Figures], list[tuple[str, flo
     return found, missing
 
 
-def _automatic_names() -> list[str]:
-    """Those that cannot run here included: what is not measured is not proved."""
+def automatic_names() -> list[str]:
+    """Who the goal for automatic control is about, those that cannot run here included: what is not measured is not
+    proved.
+    """
     return [name for name, each in contenders().items() if each.automatic and each.lossless]
 
 
@@ -273,10 +282,10 @@ def _automatic(report: Report) -> list[str]:
     ]
     _, missing = _automatic_cells(report)
     wanted = list(itertools.product(WANTED.temperatures, WANTED.batches))
-    absent = [condition(*each) for each in wanted if each not in report.conditions()]
+    absent = [condition(*each).lower() for each in wanted if each not in report.conditions()]
     for temperature, batch in [each for each in wanted if each in report.conditions()]:
         found = report.figures(temperature, batch)
-        for name in _automatic_names():
+        for name in automatic_names():
             whole = found[name][""] if name in found else None
             words = condition(temperature, batch).lower()
             lacks = sum(each[:3] == (name, temperature, batch) for each in missing)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cli.main import main
+from experiments.speculation.page import automatic_names
 from experiments.speculation.tasks import GROUPS
 from tests.experiments.speculation_models import checkpoint
 
@@ -71,6 +72,15 @@ def test_it_prints_a_table_and_writes_the_page(command: Callable[..., Outcome], 
     assert found == json.loads((tmp_path / "results" / "speculation-target.json").read_text(encoding="utf-8"))
     assert {each["contender"] for each in found["figures"]} == {"plain", "copyspec"}
     assert found["setting"]["max_tokens"] == 16
+
+
+def test_all_that_choose_by_themselves_have_a_name_together(command: Callable[..., Outcome]) -> None:
+    result = command("--quick", "--methods", "automatic,copyspec+smartspec", "--threads", "1", "--no-peers", "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    measured = {each["contender"] for each in found["figures"]}
+    assert {"copyspec+smartspec", "model_chain+thompson", "ucb+smartspec"} <= measured
+    assert measured == set(automatic_names()) - set(found["not run"])
 
 
 @pytest.mark.parametrize(

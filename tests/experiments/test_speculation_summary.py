@@ -184,7 +184,7 @@ def test_what_was_not_measured_is_not_proved() -> None:
     page = to_markdown(report(cell("copyspec")))
     assert "| the worst of 24 cells, 24 of them not measured | not measured | 0.95 | no |" in page
     assert page.count("| not measured | | | no |") == 1
-    absent = "Greedy, 8 prompts at once; Temperature 1, one prompt at a time; Temperature 1, 8 prompts at once"
+    absent = "greedy, 8 prompts at once; temperature 1, one prompt at a time; temperature 1, 8 prompts at once"
     assert f"Nothing was measured of: {absent}." in page
 
 
