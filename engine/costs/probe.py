@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from decoding.logits import History
@@ -114,6 +114,19 @@ class Probe:
             seconds = min(seconds, self.clock() - started)
         fed = sum(group.sequences * group.fed for group in shape)
         return Sample(fed, attended(shape), sum(group.sequences for group in shape), seconds)
+
+    def set_up(self, setups: Iterable[tuple[int, int, int]]) -> None:
+        """Run a forward of each of these batches that fits, so that no answer waits for what the first one takes.
+
+        Args:
+            setups: see `engine.backend.Backend.setups`.
+        """
+        for sequences, fed, blocks in setups:
+            longest = Group(1, fed, max(blocks * self._runner.block_size - fed, 0))
+            shape = (longest, Group(sequences - 1, fed, 0)) if sequences > 1 else (longest,)
+            fitting = self.clipped(shape)
+            if fitting is not None:
+                self.sample(fitting)
 
     def _feeds(self, shape: Shape) -> list[Feed]:
         pool = BlockPool(self._num_blocks, self._runner.block_size)

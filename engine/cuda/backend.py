@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
 from engine.cache.store import KVStore
-from engine.cuda.graphs import CudaRecorder
+from engine.cuda.graphs import CudaRecorder, buckets
 from engine.cuda.stack import CudaStack
 from engine.cuda.step import CudaStep
 from engine.lean import LEAN
@@ -37,3 +39,7 @@ class CudaBackend:
     def step(self, layout: Layout, store: KVStore) -> AttentionStep:
         """See `engine.backend.Backend.step`."""
         return CudaStep(layout, store, self._processors)
+
+    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
+        """See `engine.backend.Backend.setups`; one for each graph of all layers."""
+        return (bucket.smallest for bucket in buckets(most_blocks))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from decoding.sketch import WHOLE, Depth
 from engine.cache.store import KVStore
 from engine.cuda.paged_attention import power_of_two
 from engine.cuda.step import PagedStep
@@ -15,23 +16,37 @@ from engine.lean import LeanLayer
 GATE_TILE = 1024
 
 
-def run(layers: list[LeanLayer], hidden: torch.Tensor, angles: torch.Tensor, step: PagedStep) -> torch.Tensor:
-    """The residual stream after the layers, [rows, hidden] -> [rows, hidden].
+def run(
+    layers: list[LeanLayer],
+    hidden: torch.Tensor,
+    angles: torch.Tensor,
+    step: PagedStep,
+    depth: Depth = WHOLE,
+    taps: frozenset[int] = frozenset(),
+) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """The residual stream after the layers, [rows, hidden], and where it is tapped.
 
     Args:
-        layers: in order.
-        hidden: after the embedding.
+        layers: all of them, in order.
+        hidden: [rows, hidden] what goes into the first that runs.
         angles: [rows, 2, head_dim] from `engine.lean.Angles`.
         step: the forward's attention; it knows the rows' slots.
+        depth: which layers run; no groups.
+        taps: layers whose output is wanted too, those that do not run are left out; 0: the embeddings.
     """
     added: torch.Tensor | None = None
-    for layer in layers:
-        hidden, normed = add_norm(hidden, added, layer.before_attention)
-        query = rotate(layer, layer.qkv(normed), angles, step.store, step.metadata.slots)
-        attended = step.attend_written(layer.index, query, layer.scores)
-        hidden, normed = add_norm(hidden, layer.out(attended.view(len(hidden), -1)), layer.before_mlp)
-        added = layer.down(gated(layer, layer.gate_up(normed)))
-    return hidden if added is None else hidden + added
+    tapped = {depth.first: hidden} if depth.first in taps else {}
+    for index, layer in enumerate(layers[depth.first : depth.last], start=depth.first):
+        if 2 * index not in depth.skipped:
+            hidden, normed = add_norm(hidden, added, layer.before_attention)
+            query = rotate(layer, layer.qkv(normed), angles, step.store, step.metadata.slots)
+            added = layer.out(step.attend_written(layer.index, query, layer.scores).view(len(hidden), -1))
+        if 2 * index + 1 not in depth.skipped:
+            hidden, normed = add_norm(hidden, added, layer.before_mlp)
+            added = layer.down(gated(layer, layer.gate_up(normed)))
+        if index + 1 in taps:
+            tapped[index + 1] = hidden if added is None else hidden + added
+    return (hidden if added is None else hidden + added), tapped
 
 
 def add_norm(hidden: torch.Tensor, added: torch.Tensor | None, norm: Any) -> tuple[torch.Tensor, torch.Tensor]:

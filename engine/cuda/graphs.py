@@ -3,16 +3,21 @@
 A decode step of a small batch is a few hundred kernels of a few microseconds; launching them one by one takes longer
 than running them. A graph launches all of them at once, but only over the same memory: so every bucket has inputs of
 its own, which a batch is copied into, padded (see `engine.cuda.metadata.pack` on what padding may touch).
+
+Drafters that read inner layers, or run only some of them, have graphs of their own as well: one such request launched
+kernel by kernel would slow down whoever decodes beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.cache.store import KVStore
 from engine.cuda.metadata import Extent, Metadata
@@ -24,15 +29,21 @@ MAX_ROWS = 64
 WIDTH, WIDER = 64, 4
 # Rows of a sequence that feeds several, as a rule: a short draft. Wrong guesses cost time, nothing else.
 TYPICAL_SPAN = 4
+# A part of the layers is recorded once it has run so often: a search for layers to leave out tries most sets briefly.
+OFTEN = 4
+# Recordings of parts that are kept at once, those used last, and so many more parts that are counted.
+MOST_PARTS = 64
 
-Work = Callable[[], torch.Tensor]
+# Hidden states after the layers, and what was tapped: layer -> [rows, hidden].
+Output = tuple[torch.Tensor, dict[int, torch.Tensor]]
+Work = Callable[[], Output]
 
 
 class Recording(Protocol):
     """Recorded work."""
 
     @property
-    def output(self) -> torch.Tensor:
+    def output(self) -> Output:
         """What the work returned; every replay writes there."""
         ...
 
@@ -54,7 +65,7 @@ class CudaRecording:
     """A captured graph; see `Recording`."""
 
     graph: torch.cuda.CUDAGraph
-    output: torch.Tensor
+    output: Output
 
     def replay(self) -> None:
         """See `Recording.replay`."""
@@ -118,6 +129,44 @@ class Bucket:
             width *= WIDER
         return cls(1 << (layout.num_tokens - 1).bit_length(), int(layout.counts.max()) == 1, width)
 
+    @property
+    def smallest(self) -> tuple[int, int, int]:
+        """Of its full batches, the one of least context: sequences, tokens each feeds, blocks of one of them."""
+        blocks = 1 if self.width == WIDTH else self.width // WIDER + 1
+        return (self.rows, 1, blocks) if self.is_single else (1, self.rows, blocks)
+
+
+def buckets(most_blocks: int) -> Iterator[Bucket]:
+    """All there are for sequences of at most so many blocks."""
+    width = WIDTH
+    while True:
+        for power in range(MAX_ROWS.bit_length()):
+            yield Bucket(1 << power, True, width)
+            if power:
+                yield Bucket(1 << power, False, width)
+        if width >= most_blocks:
+            return
+        width *= WIDER
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one graph runs.
+
+    Attributes:
+        depth: which layers.
+        taps: those whose output is wanted too, 0 for the embeddings.
+    """
+
+    depth: Depth = WHOLE
+    taps: frozenset[int] = frozenset()
+
+
+ALL = Part()
+# The work to record: (part, tokens [rows], states [rows, hidden] into its first layer unless that is 0, angles
+# [rows, 2, head_dim], attention) -> what comes out.
+Layers = Callable[[Part, torch.Tensor, torch.Tensor | None, torch.Tensor, PagedStep], Output]
+
 
 class Frame:
     """Inputs of one graph at fixed places, and the graph once it is recorded.
@@ -125,10 +174,11 @@ class Frame:
     Args:
         bucket: what it serves.
         step: of the batch that asks for it first.
-        like: a table of rotary angles, [positions, 2, head_dim].
+        like: a table of rotary angles, [positions, 2, head_dim], of the hidden states' dtype.
+        states: of that batch, [tokens, hidden]; None: the embeddings go into the first layer.
     """
 
-    def __init__(self, bucket: Bucket, step: CudaStep, like: torch.Tensor) -> None:
+    def __init__(self, bucket: Bucket, step: CudaStep, like: torch.Tensor, states: torch.Tensor | None) -> None:
         block_size = step.layout.block_size
         metadata = Metadata.empty(Extent(bucket.rows, bucket.rows, bucket.width), like.device)
         keys = bucket.width * block_size
@@ -138,51 +188,89 @@ class Frame:
             reach = Reach(bucket.rows, max(bucket.rows // TYPICAL_SPAN, 1), bucket.rows, keys)
         self.step = PagedStep(metadata, step.store, block_size, reach, step.processors)
         self.angles = like.new_empty(bucket.rows, *like.shape[1:])
+        self.states = None if states is None else like.new_zeros(bucket.rows, states.shape[1])
         self.recording: Recording | None = None
 
-    def load(self, layout: Layout, angles: torch.Tensor) -> None:
+    def load(self, layout: Layout, angles: torch.Tensor, states: torch.Tensor | None) -> None:
         """Take over a batch's inputs; angles [positions, 2, head_dim] reach to its highest position."""
         self.step.metadata.load(layout)
         torch.index_select(angles, 0, self.step.metadata.positions, out=self.angles)
+        if self.states is not None and states is not None:
+            self.states[: len(states)].copy_(states)
 
 
 class Graphs:
     """Runs a model's layers over batches of few rows.
 
     Args:
-        layers: the work to record: (tokens [rows], angles [rows, 2, head_dim], attention) -> hidden [rows, hidden].
+        layers: the work to record.
         recorder: records it.
     """
 
-    def __init__(
-        self, layers: Callable[[torch.Tensor, torch.Tensor, PagedStep], torch.Tensor], recorder: Recorder
-    ) -> None:
+    def __init__(self, layers: Layers, recorder: Recorder) -> None:
         self._layers = layers
         self._recorder = recorder
         self._frames: dict[Bucket, Frame] = {}
+        self._parts: OrderedDict[tuple[Bucket, Part], Frame] = OrderedDict()
+        self._runs: OrderedDict[tuple[Bucket, Part], int] = OrderedDict()
         self._store: KVStore | None = None
 
-    def run(self, bucket: Bucket, step: CudaStep, angles: torch.Tensor) -> torch.Tensor:
-        """Hidden states of a batch in its bucket, [its rows, hidden]: valid until the next run.
+    def wants(self, bucket: Bucket, part: Part) -> bool:
+        """Whether a part, about to run, is recorded or worth it: all layers always, others once they run often."""
+        key = (bucket, part)
+        if part == ALL or key in self._parts:
+            return True
+        runs = self._runs[key] = self._runs.pop(key, 0) + 1
+        if len(self._runs) > 2 * MOST_PARTS:
+            self._runs.popitem(last=False)
+        return runs >= OFTEN
+
+    def run(
+        self, bucket: Bucket, part: Part, step: CudaStep, angles: torch.Tensor, states: torch.Tensor | None = None
+    ) -> Output:
+        """What comes out of a batch in its bucket, [its rows, hidden] each: valid until the next run.
 
         Args:
             bucket: of the batch.
+            part: what is to run.
             step: its layout and cache.
             angles: [positions, 2, head_dim], up to its highest position at least.
+            states: [its rows, hidden] what goes into the part's first layer, unless that is 0.
         """
         if step.store is not self._store:
             # Graphs hold the addresses of the cache they were recorded over.
             self._frames.clear()
+            self._parts.clear()
             self._store = step.store
-        frame = self._frames.get(bucket)
+        frame = self._frame(bucket, part)
         if frame is None:
-            frame = self._frames[bucket] = Frame(bucket, step, angles)
-        frame.load(step.layout, angles)
+            frame = self._keep(bucket, part, Frame(bucket, step, angles, states))
+        frame.load(step.layout, angles, states)
         if frame.recording is None:
-            frame.recording = self._recorder.record(lambda: self._forward(frame))
+            frame.recording = self._recorder.record(lambda: self._forward(part, frame))
         else:
             frame.recording.replay()
-        return frame.recording.output[: step.layout.num_tokens]
+        hidden, taps = frame.recording.output
+        rows = step.layout.num_tokens
+        return hidden[:rows], {layer: tapped[:rows] for layer, tapped in taps.items()}
 
-    def _forward(self, frame: Frame) -> torch.Tensor:
-        return self._layers(frame.step.metadata.tokens, frame.angles, frame.step)
+    def _frame(self, bucket: Bucket, part: Part) -> Frame | None:
+        if part == ALL:
+            return self._frames.get(bucket)
+        key = (bucket, part)
+        if key in self._parts:
+            self._parts.move_to_end(key)
+        return self._parts.get(key)
+
+    def _keep(self, bucket: Bucket, part: Part, frame: Frame) -> Frame:
+        if part == ALL:
+            self._frames[bucket] = frame
+            return frame
+        self._parts[bucket, part] = frame
+        self._runs.pop((bucket, part), None)
+        if len(self._parts) > MOST_PARTS:
+            self._parts.popitem(last=False)
+        return frame
+
+    def _forward(self, part: Part, frame: Frame) -> Output:
+        return self._layers(part, frame.step.metadata.tokens, frame.states, frame.angles, frame.step)

@@ -8,9 +8,10 @@ from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
 from engine.cuda.fused import run
-from engine.cuda.graphs import Bucket, Graphs, Recorder
+from engine.cuda.graphs import Bucket, Graphs, Output, Part, Recorder
 from engine.cuda.step import CudaStep, PagedStep
-from engine.lean import LeanStack
+from engine.groups import run_groups
+from engine.lean import LeanHalves, LeanStack
 from engine.stacks import ModelParts
 
 
@@ -35,14 +36,20 @@ class CudaStack(LeanStack):
         depth: Depth = WHOLE,
         states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """See `engine.stacks.LayerStack.hidden`; hidden states are valid until the next forward."""
+        """See `engine.stacks.LayerStack.hidden`; what it returns is valid until the next forward."""
         assert isinstance(step, CudaStep)
-        # What a tap reads would not outlive the next replay.
-        bucket = None if taps or depth != WHOLE else Bucket.of(layout)
-        if bucket is None:
+        part, bucket = Part(depth, taps), Bucket.of(layout)
+        if bucket is None or not self._graphs.wants(bucket, part):
             return super().hidden(layout, step, taps, depth, states)
-        return self._graphs.run(bucket, step, self._angles.table(int(layout.positions.max()))), {}
+        return self._graphs.run(bucket, part, step, self._angles.table(int(layout.positions.max())), states)
 
-    def _forward(self, tokens: torch.Tensor, angles: torch.Tensor, step: PagedStep) -> torch.Tensor:
-        """tokens [rows], angles [rows, 2, head_dim] -> [rows, hidden]."""
-        return run(self._layers, self._parts.embed(tokens), angles, step)
+    def _forward(
+        self, part: Part, tokens: torch.Tensor, states: torch.Tensor | None, angles: torch.Tensor, step: PagedStep
+    ) -> Output:
+        """See `engine.cuda.graphs.Layers`."""
+        hidden = self._parts.embed(tokens) if states is None else states
+        if part.depth.groups:
+            cos, sin = angles.unbind(1)
+            halves = LeanHalves(self._layers, cos[:, None], sin[:, None], step)
+            return run_groups(halves, hidden, part.depth, len(self._layers), part.taps)
+        return run(self._layers, hidden, angles, step, part.depth, part.taps)

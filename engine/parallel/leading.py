@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,6 +40,10 @@ class ShareBackend:
     def step(self, layout: Layout, store: KVStore) -> AttentionStep:
         """See `engine.backend.Backend.step`."""
         return self._whole.step(layout, store)
+
+    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
+        """See `engine.backend.Backend.setups`; torch operations need none."""
+        return ()
 
 
 class LeadingBackend(ShareBackend):

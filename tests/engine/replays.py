@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from decoding.sketch import Depth
 from engine.cache.store import KVStore
+from engine.cuda.graphs import OFTEN, Part
 from engine.cuda.step import CudaStep
+from engine.lean import LeanStack
 from engine.plan import LayerPlan
 from tests.engine.layouts import Batch, random_tree
 
 BLOCK_SIZE = 4
-# Several batches in each bucket, so that all but the first are replays over what another batch left.
+# Several batches in each bucket, so that all but the first are replays over what another batch left. The first two
+# are of one bucket.
 SHAPES: list[tuple[tuple[int, ...], dict[int, tuple[int, ...]]]] = [
     ((1, 1, 1), {}),
     ((1, 1, 1, 1), {}),
@@ -22,9 +26,21 @@ SHAPES: list[tuple[tuple[int, ...], dict[int, tuple[int, ...]]]] = [
 ]
 
 
+# Parts of a model of four layers: tapped, without some sub-layers, only the first, the others, and in groups.
+PARTS = (
+    Part(taps=frozenset({0, 2, 4})),
+    Part(Depth(skipped=frozenset({2, 5, 7})), frozenset({2})),
+    Part(Depth(last=2)),
+    Part(Depth(first=2), frozenset({2, 3})),
+    Part(Depth(groups=((1, 3),)), frozenset({3})),
+)
+
+
 @torch.inference_mode()
 def assert_replays_equal_launches(plan: LayerPlan, device: torch.device, tolerance: float = 1e-5) -> None:
-    """Run batches of many shapes through graphs and without; hidden states and caches must agree."""
+    """Run parts over batches of many shapes through graphs and without; what comes out and the caches must agree."""
+    assert isinstance(plan.stack, LeanStack)
+    assert plan.num_layers == 4
     replayed, launched = (
         KVStore(plan.num_layers, 4096, plan.kv_heads, plan.head_dim, torch.float32, device) for _ in range(2)
     )
@@ -32,12 +48,18 @@ def assert_replays_equal_launches(plan: LayerPlan, device: torch.device, toleran
     for mine, theirs in zip(replayed.layers, launched.layers, strict=True):
         theirs.copy_(torch.randn(mine.shape, generator=generator))
         mine.copy_(theirs)
-    for seed, (counts, trees) in enumerate(SHAPES):
+    runs = [(shape, Part()) for shape in SHAPES]
+    # Alternating batches of one bucket: some are launched until the part is recorded, the last is a replay.
+    runs += [(SHAPES[run % 2], part) for part in PARTS for run in range(OFTEN + 1)]
+    for seed, ((counts, trees), part) in enumerate(runs):
         cached = tuple((7 * seed + 11 * place) % 30 for place in range(len(counts)))
         layout = Batch(counts, cached, trees, block_size=BLOCK_SIZE, seed=seed).layout()
-        got, _ = plan.stack.hidden(layout, CudaStep(layout, replayed, 8), frozenset())
-        expected, taps = plan.stack.hidden(layout, CudaStep(layout, launched, 8), frozenset({1}))
-        assert taps[1].shape == expected.shape
-        torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
+        states = None
+        if part.depth.first:
+            states = torch.randn(layout.num_tokens, plan.width, generator=generator).to(device)
+        asked = part.taps, part.depth, states
+        got, taps = plan.stack.hidden(layout, CudaStep(layout, replayed, 8), *asked)
+        expected, tapped = LeanStack.hidden(plan.stack, layout, CudaStep(layout, launched, 8), *asked)
+        torch.testing.assert_close((got, taps), (expected, tapped), atol=tolerance, rtol=tolerance)
         for mine, theirs in zip(replayed.layers, launched.layers, strict=True):
-            torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=0)
+            torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine.backend
+from decoding.sketch import Depth
 from engine.attention.layout import select
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import Scores
 from engine.backend import choose_backend
-from engine.cuda.graphs import MAX_ROWS, WIDTH, Bucket, Graphs
+from engine.cuda.graphs import ALL, MAX_ROWS, MOST_PARTS, OFTEN, WIDTH, Bucket, Graphs, Output, Part, buckets
 from engine.cuda.metadata import NOWHERE, Extent, Metadata
 from engine.cuda.paged_attention import LARGE_PROGRAMS, MIN_SPLIT_KEYS, PROGRAMS, Reach, tile
 from engine.cuda.paged_attention import MAX_ROWS as TILE_ROWS
@@ -98,10 +99,26 @@ def test_block_tables_grow_in_few_steps(blocks: int, width: int) -> None:
     assert Bucket.of(Batch((1,), (blocks - 1,), block_size=1).layout()) == Bucket(1, True, width)
 
 
-def layers(tokens: torch.Tensor, angles: torch.Tensor, step: PagedStep) -> torch.Tensor:
-    """In place of layers: each row's token, slot and angle, and the keys of all sequences; [rows, 4]."""
+@pytest.mark.parametrize("most_blocks", [1, WIDTH, WIDTH + 1, 5 * WIDTH])
+def test_every_bucket_there_can_be_is_set_up_by_its_own_smallest_batch(most_blocks: int) -> None:
+    size = 4
+    mine = list(buckets(most_blocks))
+    for bucket in mine:
+        sequences, fed, blocks = bucket.smallest
+        cached = (max(blocks * size - fed, 0), *(0,) * (sequences - 1))
+        assert Bucket.of(Batch((fed,) * sequences, cached, block_size=size).layout()) == bucket
+    longest = (most_blocks * size - 1,)
+    assert {Bucket.of(Batch((1,), longest, block_size=size).layout())} <= set(mine)
+    assert len(set(mine)) == len(mine) == 13 * len({bucket.width for bucket in mine})
+
+
+def layers(
+    part: Part, tokens: torch.Tensor, states: torch.Tensor | None, angles: torch.Tensor, step: PagedStep
+) -> Output:
+    """In place of layers: each row's token, slot and angle, and the keys of all sequences, [rows, 4]; taps: states."""
     keys = step.metadata.lengths.sum().expand(len(tokens))
-    return torch.stack((tokens, step.metadata.slots, angles[:, 0, 0].long(), keys), dim=1)
+    hidden = torch.stack((tokens, step.metadata.slots, angles[:, 0, 0].long(), keys), dim=1)
+    return hidden, {} if states is None else dict.fromkeys(part.taps, states)
 
 
 def own_rows(batch: Batch) -> list[list[int]]:
@@ -122,7 +139,7 @@ def test_a_replay_computes_the_new_batch_and_nothing_of_the_one_before() -> None
         batch = Batch(counts, tuple(range(7, 7 + len(counts))), seed=seed)
         bucket = Bucket.of(batch.layout())
         assert bucket is not None
-        got = graphs.run(bucket, CudaStep(batch.layout(), store, 1), ANGLES)
+        got, _ = graphs.run(bucket, ALL, CudaStep(batch.layout(), store, 1), ANGLES)
         assert got.tolist() == own_rows(batch)
     assert len(recorder.recorded) == 4  # singles of 8 and of 1, spans of 8 and of 2
 
@@ -134,25 +151,76 @@ def test_a_longer_table_of_angles_is_read_without_a_new_recording() -> None:
     assert bucket is not None
     step = CudaStep(batch.layout(), batch.store(), 1)
     for table in (ANGLES[:301], ANGLES.clone()):
-        assert graphs.run(bucket, step, table).tolist() == own_rows(batch)
+        assert graphs.run(bucket, ALL, step, table)[0].tolist() == own_rows(batch)
     assert len(recorder.recorded) == 1
 
 
 def test_another_cache_is_never_written_by_an_old_recording() -> None:
     recorder, seen = Reruns(), []
 
-    def noting(tokens: torch.Tensor, angles: torch.Tensor, step: PagedStep) -> torch.Tensor:
+    def noting(
+        part: Part, tokens: torch.Tensor, states: torch.Tensor | None, angles: torch.Tensor, step: PagedStep
+    ) -> Output:
         seen.append(step.store)
-        return layers(tokens, angles, step)
+        return layers(part, tokens, states, angles, step)
 
     graphs, batch = Graphs(noting, recorder), Batch((1,), (3,))
     bucket = Bucket.of(batch.layout())
     assert bucket is not None
     stores = [batch.store(), batch.store(), batch.store()]
     for store in stores:
-        graphs.run(bucket, CudaStep(batch.layout(), store, 1), ANGLES)
+        graphs.run(bucket, ALL, CudaStep(batch.layout(), store, 1), ANGLES)
         assert seen[-1] is store
     assert len(recorder.recorded) == 3
+
+
+def skipping(layer: int) -> Part:
+    return Part(Depth(skipped=frozenset({layer})))
+
+
+def test_a_part_is_recorded_once_it_runs_often_and_all_layers_at_once() -> None:
+    bucket = Bucket(1, True, WIDTH)
+    graphs = Graphs(layers, Reruns())
+    assert graphs.wants(bucket, ALL)
+    assert [graphs.wants(bucket, skipping(0)) for _ in range(OFTEN)] == [False] * (OFTEN - 1) + [True]
+    assert not graphs.wants(bucket, skipping(1))
+    assert not graphs.wants(Bucket(2, True, WIDTH), skipping(0))
+
+
+def test_the_parts_used_last_are_kept_and_the_rest_are_counted_anew() -> None:
+    recorder, batch = Reruns(), Batch((1,), (3,))
+    graphs, bucket = Graphs(layers, recorder), Bucket(1, True, WIDTH)
+    step = CudaStep(batch.layout(), batch.store(), 1)
+    for layer in range(MOST_PARTS):
+        graphs.run(bucket, skipping(layer), step, ANGLES)
+    graphs.run(bucket, skipping(0), step, ANGLES)
+    graphs.run(bucket, skipping(MOST_PARTS), step, ANGLES)
+    assert len(recorder.recorded) == MOST_PARTS + 1
+    assert graphs.wants(bucket, skipping(0))
+    assert graphs.wants(bucket, skipping(MOST_PARTS))
+    assert not graphs.wants(bucket, skipping(1))
+
+
+def test_parts_that_are_hardly_ever_run_are_forgotten() -> None:
+    graphs, bucket = Graphs(layers, Reruns()), Bucket(1, True, WIDTH)
+    for _ in range(OFTEN):
+        for layer in range(3 * MOST_PARTS):
+            assert not graphs.wants(bucket, skipping(layer))
+    assert len(graphs._runs) <= 2 * MOST_PARTS
+
+
+def test_states_go_into_the_first_layer_and_what_is_tapped_comes_out_in_their_rows() -> None:
+    graphs, store = Graphs(layers, Reruns()), Batch((1,), (0,)).store()
+    part = Part(Depth(first=2), frozenset({2, 3}))
+    for seed, counts in enumerate([(5,), (8,), (3, 4)]):
+        batch = Batch(counts, (7,) * len(counts), seed=seed)
+        bucket = Bucket.of(batch.layout())
+        assert bucket is not None
+        states = torch.rand(sum(counts), 6)
+        hidden, taps = graphs.run(bucket, part, CudaStep(batch.layout(), store, 1), ANGLES, states)
+        assert hidden.tolist() == own_rows(batch)
+        assert taps.keys() == {2, 3}
+        assert all(torch.equal(tapped, states) for tapped in taps.values())
 
 
 @settings(max_examples=100, deadline=None)

@@ -17,6 +17,7 @@ import torch
 from engine.attention.layout import Layout
 from engine.attention.step import Scores
 from engine.cache.store import KVStore
+from engine.cuda.graphs import Work
 from engine.stacks import LayerStack, ModelParts, ModuleStack
 
 Call = Callable[..., Any]
@@ -71,12 +72,16 @@ def attend_padded(
 class Rerun:
     """Stands in for a CUDA graph on the CPU: the same work over the same memory, into the same output."""
 
-    def __init__(self, work: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, work: Work) -> None:
         self._work = work
-        self.output = work().clone()
+        hidden, taps = work()
+        self.output = hidden.clone(), {layer: tapped.clone() for layer, tapped in taps.items()}
 
     def replay(self) -> None:
-        self.output.copy_(self._work())
+        hidden, taps = self._work()
+        self.output[0].copy_(hidden)
+        for layer, tapped in taps.items():
+            self.output[1][layer].copy_(tapped)
 
 
 class Reruns:
@@ -85,7 +90,7 @@ class Reruns:
     def __init__(self) -> None:
         self.recorded: list[Rerun] = []
 
-    def record(self, work: Callable[[], torch.Tensor]) -> Rerun:
+    def record(self, work: Work) -> Rerun:
         self.recorded.append(Rerun(work))
         return self.recorded[-1]
 
@@ -111,6 +116,9 @@ class InterpretedBackend:
 
         return CudaStep(layout, store, self._processors)
 
+    def setups(self, most_blocks: int) -> tuple[()]:
+        return ()  # interpreted, they would take minutes
+
 
 def check_architecture(name: str) -> int:
     """`assert_equals_plain_forward` over the interpreted backend; returns how many graphs were recorded."""
@@ -134,7 +142,8 @@ def check_replays(name: str, changes: dict[str, Any]) -> None:
     backend = InterpretedBackend()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.loading, "choose_backend", lambda *_: backend)
-        plan = engine.loading.prepare(random_model(config_of(name, **changes), seed=3, spread=0.2)).plan
+        model = random_model(config_of(name, num_hidden_layers=4, **changes), seed=3, spread=0.2)
+        plan = engine.loading.prepare(model).plan
     recorded = len(backend.recorder.recorded)
     assert_replays_equal_launches(plan, torch.device("cpu"))
     assert len(backend.recorder.recorded) > recorded
