@@ -9,7 +9,8 @@ import torch
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
 from engine.cache.store import KVStore
-from engine.cuda.graphs import CudaRecorder, buckets
+from engine.cuda.buckets import buckets
+from engine.cuda.graphs import CudaRecorder
 from engine.cuda.stack import CudaStack
 from engine.cuda.step import CudaStep
 from engine.lean import LEAN

@@ -11,7 +11,7 @@ kernel by kernel would slow down whoever decodes beside it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,15 +20,10 @@ import torch
 from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.cache.store import KVStore
+from engine.cuda.buckets import Bucket
 from engine.cuda.metadata import Extent, Metadata
-from engine.cuda.paged_attention import Reach
 from engine.cuda.step import CudaStep, PagedStep
 
-MAX_ROWS = 64
-# Smallest width of a block table, and the factor from one bucket's width to the next.
-WIDTH, WIDER = 64, 4
-# Rows of a sequence that feeds several, as a rule: a short draft. Wrong guesses cost time, nothing else.
-TYPICAL_SPAN = 4
 # A part of the layers is recorded once it has run so often: a search for layers to leave out tries most sets briefly.
 OFTEN = 4
 # Recordings of parts that are kept at once, those used last, and so many more parts that are counted.
@@ -106,50 +101,6 @@ class CudaRecorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """Batches that one graph serves.
-
-    Attributes:
-        rows: fed tokens at most, a power of two; as many sequences at most.
-        is_single: no sequence feeds more than one token.
-        width: columns of the block tables.
-    """
-
-    rows: int
-    is_single: bool
-    width: int
-
-    @classmethod
-    def of(cls, layout: Layout) -> Bucket | None:
-        """The smallest that holds a batch; None: more than `MAX_ROWS` rows."""
-        if layout.num_tokens > MAX_ROWS:
-            return None
-        width = WIDTH
-        while width < layout.blocks.shape[1]:
-            width *= WIDER
-        return cls(1 << (layout.num_tokens - 1).bit_length(), int(layout.counts.max()) == 1, width)
-
-    @property
-    def smallest(self) -> tuple[int, int, int]:
-        """Of its full batches, the one of least context: sequences, tokens each feeds, blocks of one of them."""
-        blocks = 1 if self.width == WIDTH else self.width // WIDER + 1
-        return (self.rows, 1, blocks) if self.is_single else (1, self.rows, blocks)
-
-
-def buckets(most_blocks: int) -> Iterator[Bucket]:
-    """All there are for sequences of at most so many blocks."""
-    width = WIDTH
-    while True:
-        for power in range(MAX_ROWS.bit_length()):
-            yield Bucket(1 << power, True, width)
-            if power:
-                yield Bucket(1 << power, False, width)
-        if width >= most_blocks:
-            return
-        width *= WIDER
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """What one graph runs.
 
@@ -181,12 +132,7 @@ class Frame:
     def __init__(self, bucket: Bucket, step: CudaStep, like: torch.Tensor, states: torch.Tensor | None) -> None:
         block_size = step.layout.block_size
         metadata = Metadata.empty(Extent(bucket.rows, bucket.rows, bucket.width), like.device)
-        keys = bucket.width * block_size
-        if bucket.is_single:
-            reach = Reach(bucket.rows, bucket.rows, 1, keys)
-        else:
-            reach = Reach(bucket.rows, max(bucket.rows // TYPICAL_SPAN, 1), bucket.rows, keys)
-        self.step = PagedStep(metadata, step.store, block_size, reach, step.processors)
+        self.step = PagedStep(metadata, step.store, block_size, bucket.reach(block_size), step.processors)
         self.angles = like.new_empty(bucket.rows, *like.shape[1:])
         self.states = None if states is None else like.new_zeros(bucket.rows, states.shape[1])
         self.recording: Recording | None = None

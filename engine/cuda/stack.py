@@ -7,8 +7,9 @@ import torch
 from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
+from engine.cuda.buckets import Bucket
 from engine.cuda.fused import run
-from engine.cuda.graphs import Bucket, Graphs, Output, Part, Recorder
+from engine.cuda.graphs import Graphs, Output, Part, Recorder
 from engine.cuda.step import CudaStep, PagedStep
 from engine.groups import run_groups
 from engine.lean import LeanHalves, LeanStack

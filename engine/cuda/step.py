@@ -11,6 +11,7 @@ from engine.attention.layout import Layout, select
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import AttentionStep, Scores
 from engine.cache.store import KVStore
+from engine.cuda.buckets import Bucket
 from engine.cuda.metadata import MAX_TREE, Extent, Metadata
 from engine.cuda.paged_attention import Reach, attend, tile, write
 
@@ -33,7 +34,7 @@ class PagedStep:
         self.metadata = metadata
         self.store = store
         self._block_size = block_size
-        self._reach = reach
+        self.reach = reach
         self._processors = processors
 
     @classmethod
@@ -41,7 +42,10 @@ class PagedStep:
         """For one batch; its metadata is copied to the device."""
         metadata = Metadata.empty(Extent.of(layout), store.device)
         metadata.load(layout)
-        reach = Reach(layout.num_tokens, layout.num_sequences, int(layout.counts.max()), int(layout.lengths.max()))
+        if bucket := Bucket.of(layout):
+            reach = bucket.reach(layout.block_size)
+        else:
+            reach = Reach(layout.num_tokens, layout.num_sequences, int(layout.counts.max()), int(layout.lengths.max()))
         return cls(metadata, store, layout.block_size, reach, processors)
 
     def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
@@ -54,7 +58,7 @@ class PagedStep:
     def attend_written(self, layer: int, query: torch.Tensor, scores: Scores) -> torch.Tensor:
         """The same for rows whose keys and values stand in their slots, on the current device."""
         cache = self.store.layers[layer]
-        tiling = tile(self._reach, cache, query.shape[1] // cache.shape[2], self._processors, scores.window)
+        tiling = tile(self.reach, cache, query.shape[1] // cache.shape[2], self._processors, scores.window)
         return attend(query, cache, self.metadata, scores, tiling, self._block_size)
 
 

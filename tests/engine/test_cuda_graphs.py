@@ -20,7 +20,8 @@ from engine.attention.layout import select
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import Scores
 from engine.backend import choose_backend
-from engine.cuda.graphs import ALL, MAX_ROWS, MOST_PARTS, OFTEN, WIDTH, Bucket, Graphs, Output, Part, buckets
+from engine.cuda.buckets import MAX_ROWS, WIDTH, Bucket, buckets
+from engine.cuda.graphs import ALL, MOST_PARTS, OFTEN, Frame, Graphs, Output, Part
 from engine.cuda.metadata import NOWHERE, Extent, Metadata
 from engine.cuda.paged_attention import LARGE_PROGRAMS, MIN_SPLIT_KEYS, PROGRAMS, Reach, tile
 from engine.cuda.paged_attention import MAX_ROWS as TILE_ROWS
@@ -110,6 +111,20 @@ def test_every_bucket_there_can_be_is_set_up_by_its_own_smallest_batch(most_bloc
     longest = (most_blocks * size - 1,)
     assert {Bucket.of(Batch((1,), longest, block_size=size).layout())} <= set(mine)
     assert len(set(mine)) == len(mine) == 13 * len({bucket.width for bucket in mine})
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=batches(most_fed=64))
+def test_batches_launched_one_by_one_are_cut_as_in_their_graph(batch: Batch) -> None:
+    layout, store = batch.layout(), batch.store()
+    step, bucket = CudaStep(layout, store, 8), Bucket.of(layout)
+    launched = step.parts
+    assert isinstance(launched, PagedStep)
+    if bucket is not None:
+        assert launched.reach == Frame(bucket, step, ANGLES, None).step.reach
+    assert launched.reach.rows >= layout.num_tokens
+    assert launched.reach.fed >= layout.counts.max()
+    assert launched.reach.keys >= layout.lengths.max()
 
 
 def layers(
