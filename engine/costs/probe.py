@@ -122,11 +122,20 @@ class Probe:
             setups: see `engine.backend.Backend.setups`.
         """
         for sequences, fed, blocks in setups:
-            longest = Group(1, fed, max(blocks * self._runner.block_size - fed, 0))
+            longest = Group(1, fed, max((blocks - 1) * self._runner.block_size + 1 - fed, 0))
             shape = (longest, Group(sequences - 1, fed, 0)) if sequences > 1 else (longest,)
-            fitting = self.clipped(shape)
-            if fitting is not None:
-                self.sample(fitting)
+            if self._holds(shape):
+                self.sample(shape)
+
+    def _holds(self, shape: Shape) -> bool:
+        """Whether a forward of exactly this shape fits."""
+        blocks = sum(g.sequences * -(-(g.fed + g.context) // self._runner.block_size) for g in shape)
+        return (
+            blocks <= self._num_blocks
+            and sum(g.sequences for g in shape) <= self._max_batch
+            and sum(g.sequences * g.fed for g in shape) <= self._token_budget
+            and max(g.fed + g.context for g in shape) <= self._max_length
+        )
 
     def _feeds(self, shape: Shape) -> list[Feed]:
         pool = BlockPool(self._num_blocks, self._runner.block_size)

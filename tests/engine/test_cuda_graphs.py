@@ -106,7 +106,7 @@ def test_every_bucket_there_can_be_is_set_up_by_its_own_smallest_batch(most_bloc
     mine = list(buckets(most_blocks))
     for bucket in mine:
         sequences, fed, blocks = bucket.smallest
-        cached = (max(blocks * size - fed, 0), *(0,) * (sequences - 1))
+        cached = (max((blocks - 1) * size + 1 - fed, 0), *(0,) * (sequences - 1))
         assert Bucket.of(Batch((fed,) * sequences, cached, block_size=size).layout()) == bucket
     longest = (most_blocks * size - 1,)
     assert {Bucket.of(Batch((1,), longest, block_size=size).layout())} <= set(mine)

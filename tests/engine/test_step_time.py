@@ -125,6 +125,33 @@ def test_shapes_are_cut_to_what_the_model_holds():
     assert profile(tiny).seconds(1, 1, 1) == pytest.approx(Machine().seconds(1, 1, 1), rel=0.05)
 
 
+class Listing(Machine):
+    """Keeps the shapes of its forwards: (tokens fed, cached ones) of each sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[list[tuple[int, int]]] = []
+
+    def run(self, feeds: Sequence[Feed]) -> list[Any]:
+        self.shapes.append([(len(feed.tokens), len(feed.table)) for feed in feeds])
+        return super().run(feeds)
+
+
+def test_what_is_set_up_runs_once_in_exactly_its_shape_and_only_where_it_fits():
+    machine = Listing()
+    probe = machine.probe(num_blocks=66, max_length=1025, max_batch=4, token_budget=64)
+    fitting = [(1, 1, 1), (4, 1, 1), (1, 64, 1), (2, 1, 65), (1, 64, 65)]
+    beyond = [(5, 1, 1), (2, 33, 1), (3, 1, 65), (1, 1, 66)]  # sequences, tokens, blocks, positions
+    probe.set_up([*fitting, *beyond])
+    assert machine.shapes == [
+        [(1, 0)],
+        [(1, 0)] * 4,
+        [(64, 0)],
+        [(1, 1024), (1, 0)],
+        [(64, 961)],
+    ]
+
+
 def test_attended_counts_the_positions_each_token_sees():
     assert attended((Group(1, 3, 10),)) == 11 + 12 + 13
     assert attended((Group(2, 1, 4), Group(1, 2, 0))) == 2 * 5 + 1 + 2
