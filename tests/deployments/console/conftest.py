@@ -9,11 +9,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from tests.deployments.console.site import Site, demo_config
 
 CHROMIUM = shutil.which("chromium")
+# Of whatever is waited for: a busy machine may take its time.
+PATIENCE_MS = 15_000
+expect.set_options(timeout=PATIENCE_MS)
+
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -87,7 +91,7 @@ class Watched:
 def context(request: pytest.FixtureRequest, browser: Browser, hosts: set[str]) -> Iterator[BrowserContext]:
     options = {"viewport": {"width": 1280, "height": 900}, **getattr(request, "param", {})}
     opened = browser.new_context(**options)
-    opened.set_default_timeout(15_000)
+    opened.set_default_timeout(PATIENCE_MS)
     watched = Watched(opened, allowed=("status of 400", "status of 401", "status of 403", "status of 404", "ERR_"))
     yield opened
     opened.close()
