@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from typing import Literal, Protocol
@@ -52,14 +51,6 @@ class Backend(Protocol):
         """One forward's attention."""
         ...
 
-    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
-        """Batches whose first forward sets up what all alike use, as (sequences, tokens each feeds, blocks of one).
-
-        Args:
-            most_blocks: of the longest sequence.
-        """
-        ...
-
 
 class PlainBackend:
     """The model's own modules and torch's attention: the slowest, and what the others are compared with."""
@@ -74,10 +65,6 @@ class PlainBackend:
     def step(self, layout: Layout, store: KVStore) -> AttentionStep:
         """See `Backend.step`."""
         return SdpaStep(layout, store)
-
-    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
-        """See `Backend.setups`."""
-        return ()
 
 
 class TorchBackend(PlainBackend):
@@ -132,10 +119,6 @@ class NativeBackend:
     def step(self, layout: Layout, store: KVStore) -> AttentionStep:
         """See `Backend.step`."""
         return NativeStep(layout, store, find_prefixes(layout) if self._shared_attention else None)
-
-    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
-        """See `Backend.setups`."""
-        return ()
 
 
 def choose_backend(

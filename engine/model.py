@@ -97,7 +97,7 @@ class EngineModel:
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)
         device.floor.share = engine.batch_share
         probe = Probe(runner, num_blocks, self.max_length, engine.max_batch, engine.token_budget)
-        probe.set_up(plan.backend.setups(-(-self.max_length // engine.block_size)))
+        probe.set_up(plan.stack.setups(-(-self.max_length // engine.block_size)))
         self.step_time = profile(probe)
         self.batcher = Batcher(name, self.num_parameters, runner, device, _limits(engine), self.step_time)
         self.batcher.step_seconds = self.step_time.seconds(fed=1, attended=1, sequences=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,6 +85,14 @@ class LayerStack(Protocol):
         """
         ...
 
+    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
+        """Batches whose first forward sets up what all alike use, as (sequences, tokens each feeds, blocks of one).
+
+        Args:
+            most_blocks: of the longest sequence.
+        """
+        ...
+
     def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
         """Queries of a layer, rotated and scaled: [R, heads, head_dim].
 
@@ -150,6 +158,10 @@ class ModuleStack:
             if index + 1 in taps:
                 tapped[index + 1] = hidden[0]
         return hidden[0], tapped
+
+    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
+        """See `LayerStack.setups`."""
+        return ()
 
     def _rotate(self, hidden: torch.Tensor, positions: torch.Tensor) -> list[Any]:
         """Position embeddings of every layer; Gemma 3 has one kind per layer type."""

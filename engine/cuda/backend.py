@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
 from engine.cache.store import KVStore
-from engine.cuda.buckets import buckets
 from engine.cuda.graphs import CudaRecorder
 from engine.cuda.stack import CudaStack
 from engine.cuda.step import CudaStep
@@ -40,7 +37,3 @@ class CudaBackend:
     def step(self, layout: Layout, store: KVStore) -> AttentionStep:
         """See `engine.backend.Backend.step`."""
         return CudaStep(layout, store, self._processors)
-
-    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
-        """See `engine.backend.Backend.setups`; one for each graph of all layers."""
-        return (bucket.smallest for bucket in buckets(most_blocks))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from decoding.sketch import WHOLE, Depth
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
-from engine.cuda.buckets import Bucket
+from engine.cuda.buckets import Bucket, buckets
 from engine.cuda.fused import run
 from engine.cuda.graphs import Graphs, Output, Part, Recorder
 from engine.cuda.step import CudaStep, PagedStep
@@ -43,6 +45,10 @@ class CudaStack(LeanStack):
         if bucket is None or not self._graphs.wants(bucket, part):
             return super().hidden(layout, step, taps, depth, states)
         return self._graphs.run(bucket, part, step, self._angles.table(int(layout.positions.max())), states)
+
+    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
+        """See `engine.stacks.LayerStack.setups`; one for each graph of all layers."""
+        return (bucket.smallest for bucket in buckets(most_blocks))
 
     def _forward(
         self, part: Part, tokens: torch.Tensor, states: torch.Tensor | None, angles: torch.Tensor, step: PagedStep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -114,6 +115,10 @@ class NativeStack:
             self.run(index, index + 1, step, angles, self._space.of(hidden))
         finally:
             struct.skips_attention, struct.skips_mlp = 2 * index in self._skipped, 2 * index + 1 in self._skipped
+
+    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
+        """See `engine.stacks.LayerStack.setups`."""
+        return ()
 
     def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """See `engine.stacks.LayerStack.queries`; float32."""

@@ -41,10 +41,6 @@ class ShareBackend:
         """See `engine.backend.Backend.step`."""
         return self._whole.step(layout, store)
 
-    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
-        """See `engine.backend.Backend.setups`; torch operations need none."""
-        return ()
-
 
 class LeadingBackend(ShareBackend):
     """The leader's: its stack has the others follow.
@@ -99,6 +95,10 @@ class LeadingStack:
         """What the stack would refuse is refused before the others begin it; raises ValueError."""
         if self._whole_layers and any(each ^ 1 not in depth.skipped for each in depth.skipped):
             raise ValueError("this architecture skips whole layers only")
+
+    def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
+        """See `engine.stacks.LayerStack.setups`; torch operations need none."""
+        return ()
 
     def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
         """None: no rank has those of all heads."""
