@@ -40,7 +40,7 @@ class Bucket:
         return cls(1 << (layout.num_tokens - 1).bit_length(), int(layout.counts.max()) == 1, width)
 
     def reach(self, block_size: int) -> Reach:
-        """Bounds of its batches. Launched one by one they are cut alike, so that no more kernels are compiled."""
+        """Bounds of its batches."""
         keys = self.width * block_size
         if self.is_single:
             return Reach(self.rows, self.rows, 1, keys)
@@ -48,9 +48,9 @@ class Bucket:
 
     @property
     def smallest(self) -> tuple[int, int, int]:
-        """Of its full batches, the one of least context: sequences, tokens each feeds, blocks of one of them."""
-        blocks = 1 if self.width == WIDTH else self.width // WIDER + 1
-        return (self.rows, 1, blocks) if self.is_single else (1, self.rows, blocks)
+        """The smallest batch it serves: sequences, tokens each feeds, blocks of one of them."""
+        rows, blocks = self.rows // 2 + 1, 1 if self.width == WIDTH else self.width // WIDER + 1
+        return (rows, 1, blocks) if self.is_single else (1, rows, blocks)
 
 
 def buckets(most_blocks: int) -> Iterator[Bucket]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from decoding.sketch import WHOLE, Depth
+from decoding.sketch import Depth
 from engine.cache.store import KVStore
 from engine.cuda.paged_attention import power_of_two
 from engine.cuda.step import PagedStep
@@ -21,8 +21,8 @@ def run(
     hidden: torch.Tensor,
     angles: torch.Tensor,
     step: PagedStep,
-    depth: Depth = WHOLE,
-    taps: frozenset[int] = frozenset(),
+    depth: Depth,
+    taps: frozenset[int],
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     """The residual stream after the layers, [rows, hidden], and where it is tapped.
 

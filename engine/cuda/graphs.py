@@ -1,4 +1,4 @@
-"""CUDA graphs of a model's layers: one for each bucket of batch shapes, captured on first use, replayed after that.
+"""CUDA graphs of a model's layers: one for each bucket of batch shapes, captured once, replayed after that.
 
 A decode step of a small batch is a few hundred kernels of a few microseconds; launching them one by one takes longer
 than running them. A graph launches all of them at once, but only over the same memory: so every bucket has inputs of
@@ -26,7 +26,7 @@ from engine.cuda.step import CudaStep, PagedStep
 
 # A part of the layers is recorded once it has run so often: a search for layers to leave out tries most sets briefly.
 OFTEN = 4
-# Recordings of parts that are kept at once, those used last, and so many more parts that are counted.
+# Recordings of parts that are kept at once, those used last; twice as many parts are counted that have none.
 MOST_PARTS = 64
 
 # Hidden states after the layers, and what was tapped: layer -> [rows, hidden].
@@ -78,6 +78,8 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        # One for all: cuBLAS keeps a workspace of megabytes for every stream it ever saw.
+        self._aside: torch.cuda.Stream | None = None
         # The first graph owns the memory, which lives as long as some graph uses it: so this one is kept.
         self._first: torch.cuda.CUDAGraph | None = None
 
@@ -85,7 +87,8 @@ class CudaRecorder:
         """See `Recorder.record`."""
         with torch.cuda.device(self._device):
             # Once outside the capture: kernels are compiled and libraries set up, which a capture does not allow.
-            current, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            current = torch.cuda.current_stream()
+            aside = self._aside = self._aside or torch.cuda.Stream()  # type: ignore[no-untyped-call]
             aside.wait_stream(current)
             with torch.cuda.stream(aside):
                 work()
@@ -162,7 +165,10 @@ class Graphs:
         self._store: KVStore | None = None
 
     def wants(self, bucket: Bucket, part: Part) -> bool:
-        """Whether a part, about to run, is recorded or worth it: all layers always, others once they run often."""
+        """Whether a part that is about to run should run in a graph: all layers always, others once they run often.
+
+        Each call counts as one run of the part.
+        """
         key = (bucket, part)
         if part == ALL or key in self._parts:
             return True

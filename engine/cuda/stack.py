@@ -42,13 +42,18 @@ class CudaStack(LeanStack):
         """See `engine.stacks.LayerStack.hidden`; what it returns is valid until the next forward."""
         assert isinstance(step, CudaStep)
         part, bucket = Part(depth, taps), Bucket.of(layout)
-        if bucket is None or not self._graphs.wants(bucket, part):
+        if bucket is None or self._is_little(depth) or not self._graphs.wants(bucket, part):
+            step.bucket = bucket
             return super().hidden(layout, step, taps, depth, states)
         return self._graphs.run(bucket, part, step, self._angles.table(int(layout.positions.max())), states)
 
     def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
         """See `engine.stacks.LayerStack.setups`; one for each graph of all layers."""
         return (bucket.smallest for bucket in buckets(most_blocks))
+
+    def _is_little(self, depth: Depth) -> bool:
+        """Whether that is less than two layers: CLaSp runs each by itself, and would have all graphs for its own."""
+        return depth != WHOLE and depth.runs(len(self._layers)) < 2
 
     def _forward(
         self, part: Part, tokens: torch.Tensor, states: torch.Tensor | None, angles: torch.Tensor, step: PagedStep

@@ -38,11 +38,11 @@ class PagedStep:
         self._processors = processors
 
     @classmethod
-    def of(cls, layout: Layout, store: KVStore, processors: int) -> PagedStep:
-        """For one batch; its metadata is copied to the device."""
+    def of(cls, layout: Layout, store: KVStore, processors: int, bucket: Bucket | None = None) -> PagedStep:
+        """For one batch, cut as its bucket is where it has one; its metadata is copied to the device."""
         metadata = Metadata.empty(Extent.of(layout), store.device)
         metadata.load(layout)
-        if bucket := Bucket.of(layout):
+        if bucket is not None:
             reach = bucket.reach(layout.block_size)
         else:
             reach = Reach(layout.num_tokens, layout.num_sequences, int(layout.counts.max()), int(layout.lengths.max()))
@@ -96,12 +96,16 @@ class CudaStep:
         layout: the batch.
         store: the cache.
         processors: multiprocessors of the device.
+
+    Attributes:
+        bucket: of the batch, to cut it as its graph is, so that only those kernels are compiled; None: as is best.
     """
 
     def __init__(self, layout: Layout, store: KVStore, processors: int) -> None:
         self.layout = layout
         self.store = store
         self.processors = processors
+        self.bucket: Bucket | None = None
 
     @property
     def is_short(self) -> bool:
@@ -112,7 +116,7 @@ class CudaStep:
     def parts(self) -> PagedStep | MixedStep:
         """What computes it."""
         if self.is_short:
-            return PagedStep.of(self.layout, self.store, self.processors)
+            return PagedStep.of(self.layout, self.store, self.processors, self.bucket)
         return MixedStep(self.layout, self.store, self.processors)
 
     def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:

@@ -97,7 +97,7 @@ class LeadingStack:
             raise ValueError("this architecture skips whole layers only")
 
     def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
-        """See `engine.stacks.LayerStack.setups`; torch operations need none."""
+        """See `engine.stacks.LayerStack.setups`; a share is launched kernel by kernel."""
         return ()
 
     def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:

@@ -7,6 +7,7 @@ import torch
 from decoding.sketch import Depth
 from engine.cache.store import KVStore
 from engine.cuda.graphs import OFTEN, Part
+from engine.cuda.stack import CudaStack
 from engine.cuda.step import CudaStep
 from engine.lean import LeanStack
 from engine.plan import LayerPlan
@@ -14,7 +15,7 @@ from tests.engine.layouts import Batch, random_tree
 
 BLOCK_SIZE = 4
 # Several batches in each bucket, so that all but the first are replays over what another batch left. The first two
-# are of one bucket.
+# are of one bucket, and the two after them.
 SHAPES: list[tuple[tuple[int, ...], dict[int, tuple[int, ...]]]] = [
     ((1, 1, 1), {}),
     ((1, 1, 1, 1), {}),
@@ -34,12 +35,14 @@ PARTS = (
     Part(Depth(first=2), frozenset({2, 3})),
     Part(Depth(groups=((1, 3),)), frozenset({3})),
 )
+# A single layer, which is never recorded.
+LITTLE = Part(Depth(first=1, last=2), frozenset({2}))
 
 
 @torch.inference_mode()
 def assert_replays_equal_launches(plan: LayerPlan, device: torch.device, tolerance: float = 1e-5) -> None:
     """Run parts over batches of many shapes through graphs and without; what comes out and the caches must agree."""
-    assert isinstance(plan.stack, LeanStack)
+    assert isinstance(plan.stack, CudaStack)
     assert plan.num_layers == 4
     replayed, launched = (
         KVStore(plan.num_layers, 4096, plan.kv_heads, plan.head_dim, torch.float32, device) for _ in range(2)
@@ -49,8 +52,10 @@ def assert_replays_equal_launches(plan: LayerPlan, device: torch.device, toleran
         theirs.copy_(torch.randn(mine.shape, generator=generator))
         mine.copy_(theirs)
     runs = [(shape, Part()) for shape in SHAPES]
-    # Alternating batches of one bucket: some are launched until the part is recorded, the last is a replay.
-    runs += [(SHAPES[run % 2], part) for part in PARTS for run in range(OFTEN + 1)]
+    # Two batches of one bucket, of single tokens or with trees, are launched until the part is recorded; the last run
+    # is a replay of the other one's recording.
+    parts = enumerate((*PARTS, LITTLE))
+    runs += [(SHAPES[2 * (place % 2) + run % 2], part) for place, part in parts for run in range(OFTEN + 1)]
     for seed, ((counts, trees), part) in enumerate(runs):
         cached = tuple((7 * seed + 11 * place) % 30 for place in range(len(counts)))
         layout = Batch(counts, cached, trees, block_size=BLOCK_SIZE, seed=seed).layout()
@@ -63,3 +68,4 @@ def assert_replays_equal_launches(plan: LayerPlan, device: torch.device, toleran
         torch.testing.assert_close((got, taps), (expected, tapped), atol=tolerance, rtol=tolerance)
         for mine, theirs in zip(replayed.layers, launched.layers, strict=True):
             torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
+    assert {part for _, part in plan.stack._graphs._parts} == set(PARTS)

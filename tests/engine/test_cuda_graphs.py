@@ -118,6 +118,7 @@ def test_every_bucket_there_can_be_is_set_up_by_its_own_smallest_batch(most_bloc
 def test_batches_launched_one_by_one_are_cut_as_in_their_graph(batch: Batch) -> None:
     layout, store = batch.layout(), batch.store()
     step, bucket = CudaStep(layout, store, 8), Bucket.of(layout)
+    step.bucket = bucket
     launched = step.parts
     assert isinstance(launched, PagedStep)
     if bucket is not None:
