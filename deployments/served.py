@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import ray
 from ray import serve
 from ray.serve._private.common import ReplicaState
 from ray.serve.context import _get_global_client
@@ -15,7 +16,8 @@ ON_ITS_WAY = (DeploymentStatus.UPDATING, DeploymentStatus.UPSCALING)
 
 def applications() -> Mapping[str, ApplicationStatusOverview]:
     """Those of the cluster this process is connected to, by name."""
-    if _get_global_client(raise_if_no_controller_running=False) is None:
+    # Asked by a process that is connected to none, Serve would start a Ray of its own.
+    if not ray.is_initialized() or _get_global_client(raise_if_no_controller_running=False) is None:
         return {}
     found: Mapping[str, ApplicationStatusOverview] = serve.status().applications
     return found

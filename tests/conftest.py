@@ -74,3 +74,19 @@ def short_probe() -> Iterator[None]:
         if probe is not None:
             patch.setattr(probe, "BUDGET_S", PROBE_S)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_ray_by_accident() -> Iterator[None]:
+    """Ray starts a cluster for whoever asks it something unconnected, in the way of the next test that needs one."""
+    ray = sys.modules.get("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        if ray is not None:
+            begin = ray.init
+
+            def init(address: str | None = None, **settings: Any) -> Any:
+                assert address is not None, "whoever starts Ray or connects to it says where"
+                return begin(address, **settings)
+
+            patch.setattr(ray, "init", init)
+        yield

@@ -108,6 +108,7 @@ class Cluster:
         self._patch.setenv("RAY_worker_niceness", "0")  # else a slow core needs minutes to import torch
         self._folder = tempfile.mkdtemp(prefix="ta", dir="/tmp")
         ray.init(
+            address="local",
             num_cpus=8,
             include_dashboard=False,
             log_to_driver=False,

@@ -45,6 +45,7 @@ async def listen(actor: object, card: ModelCard) -> Mailbox:
 
 def main(folder: str) -> None:
     ray.init(
+        address="local",
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
