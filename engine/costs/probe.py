@@ -167,7 +167,7 @@ def profile(probe: Probe) -> StepTime:
 def measure(probe: Probe, shapes: tuple[Shape, ...], essential: int) -> list[Sample]:
     """Samples of as many shapes as the budget allows: always of the first `essential`, where they fit the model.
 
-    The first forward of a shape is charged like the second: on a GPU it compiles kernels and captures graphs, which
+    The first forward of a shape is charged like the second: on a GPU one of many rows compiles kernels, which
     takes seconds and tells nothing about those that follow.
     """
     step = probe.sample((Group(1, 1, 0),), repeats=3).seconds

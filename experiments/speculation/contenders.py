@@ -159,3 +159,8 @@ def artifacts_of(contender: Contender) -> list[str]:
     arms, _, verifier = make_parts(SpeculativeParams.model_validate(contender.params))
     parts = [verifier, *(part for arm in arms for part in (arm.drafter, arm.length))]
     return sorted({part.params.artifact for part in parts if hasattr(part.params, "artifact")})
+
+
+def automatic_names() -> list[str]:
+    """Who chooses by itself whether to draft and keeps the text; those that cannot run here included."""
+    return [name for name, each in contenders().items() if each.automatic and each.lossless]

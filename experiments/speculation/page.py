@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.machine import describe, one_line
 from experiments.speculation.bench import Report
-from experiments.speculation.contenders import PLAIN, Family, contenders
+from experiments.speculation.contenders import PLAIN, Family, automatic_names, contenders
 from experiments.speculation.grid import PANEL, READING_SLOWDOWN, WIDENED, Axes, Setting
 from experiments.speculation.plot import plot
 from experiments.speculation.summary import Figures
@@ -263,13 +263,6 @@ def _automatic_cells(report: Report) -> tuple[list[Figures], list[tuple[str, flo
                 else:
                     missing.append((name, temperature, batch, group))
     return found, missing
-
-
-def automatic_names() -> list[str]:
-    """Who the goal for automatic control is about, those that cannot run here included: what is not measured is not
-    proved.
-    """
-    return [name for name, each in contenders().items() if each.automatic and each.lossless]
 
 
 def _automatic(report: Report) -> list[str]:

@@ -148,7 +148,7 @@ def test_the_verdict_names_the_best_and_the_worst_text() -> None:
 def only_ucb(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were no other contenders that choose by themselves."""
     few = {name: TABLE[name] for name in ("plain", "copyspec", "ucb+smartspec")}
-    monkeypatch.setattr("experiments.speculation.page.contenders", lambda: few)
+    monkeypatch.setattr("experiments.speculation.contenders.contenders", lambda: few)
 
 
 NAME = "`ucb+smartspec`"
