@@ -78,7 +78,7 @@ def test_at_least_five_thousand_requests_are_answered_as_the_document_says(site:
 def _ask(cases: Any, number: int, session: requests.Session, counted: Counter[str]) -> None:
     turns = count()
 
-    @settings(max_examples=number, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=number, derandomize=False, suppress_health_check=list(HealthCheck))
     @given(cases)
     def ask(case: Any) -> None:
         _shorten(case.body)

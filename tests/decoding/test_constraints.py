@@ -67,7 +67,7 @@ def walk(constraint: GrammarConstraint, steps: Steps) -> None:
         assert constraint.accepts(answer) == fresh().accepts(answer)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_what_it_says_depends_on_the_tokens_alone(steps: Steps) -> None:
     walk(fresh(), steps)

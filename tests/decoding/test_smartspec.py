@@ -74,7 +74,7 @@ def test_the_worked_examples(acceptance, sequences, depth):
     assert Scene().depth(smart(acceptance), sequences) == depth
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     rate=st.floats(0.01, 1.0),
     sequences=st.integers(1, 600),

@@ -95,7 +95,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.is_exclusive(block) == (self.refs(block) == 1)
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 class TestPool(PoolMachine.TestCase):

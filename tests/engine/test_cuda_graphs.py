@@ -37,7 +37,7 @@ def unpacked_mask(word: int, size: int) -> list[bool]:
     return [bool(word >> bit & 1) for bit in range(size)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batch=batches(most_fed=64), extra=st.tuples(*[st.integers(0, 5)] * 3))
 def test_packing_keeps_every_field_and_padding_belongs_to_nobody(batch: Batch, extra: tuple[int, int, int]) -> None:
     layout = batch.layout()
@@ -113,7 +113,7 @@ def test_every_bucket_there_can_be_is_set_up_by_its_own_smallest_batch(most_bloc
     assert len(set(mine)) == len(mine) == 13 * len({bucket.width for bucket in mine})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batch=batches(most_fed=64))
 def test_batches_launched_one_by_one_are_cut_as_in_their_graph(batch: Batch) -> None:
     layout, store = batch.layout(), batch.store()
@@ -239,7 +239,7 @@ def test_states_go_into_the_first_layer_and_what_is_tapped_comes_out_in_their_ro
         assert all(torch.equal(tapped, states) for tapped in taps.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sequences=st.integers(1, 128),
     fed=st.integers(1, 64),

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.places import Places
@@ -176,7 +176,6 @@ def steps() -> st.SearchStrategy[list[tuple[str, str]]]:
     )
 
 
-@settings(deadline=None)
 @given(steps(), st.integers(1, 4))
 def test_no_place_is_lost_or_left_empty(steps: list[tuple[str, str]], limit: int) -> None:
     async def run() -> None:

@@ -95,7 +95,7 @@ async def test_everybody_finishes_with_the_tokens_it_gives_alone(pair_folder: Pa
     await close(tight)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 12), st.sampled_from("abc")), min_size=2, max_size=9),
     num_blocks=st.integers(9, 24),

@@ -90,7 +90,7 @@ OPERATIONS = st.tuples(
 PROMPTS = [[token % 2 for token in range(length)] + tail for length in (0, 2, 4, 5) for tail in ([0], [1], [0, 1, 1])]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(OPERATIONS, max_size=60), st.integers(4, 14))
 def test_leaves_are_evicted_before_their_parents_whatever_the_order_of_release(
     operations: list[tuple[str, int, int]], num_blocks: int

@@ -51,7 +51,7 @@ def test_blocks_that_a_member_still_writes_to_are_its_own() -> None:
 
 
 @given(family=families())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_block_is_read_once_and_every_path_is_whole(family: Family) -> None:
     layout = family.layout()
     found = find_prefixes(layout, 1, 1)

@@ -53,7 +53,7 @@ def test_shorter_runs_are_left_alone(least: int) -> None:
     assert runs(target, source, least) == [Run(0, 100, least)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(0, 3), max_size=60),
     st.lists(st.integers(0, 3), max_size=60),

@@ -79,7 +79,7 @@ def test_prompt_chunks_beside_short_rows(interpreted: remote.Call) -> None:
     assert_equals_torch(interpreted, batch, Scores(0.3, 20, None))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     batch=batches(),
     window=st.none() | st.integers(1, 90),

@@ -49,7 +49,7 @@ def test_bytes_are_the_bits_and_the_scales(name: str, tokens: int) -> None:
     assert AdaQuantCodec(name).max_bytes(shape) == 3 * (expected + 2)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     name=st.sampled_from(NAMES),
     layers=st.integers(1, 3),

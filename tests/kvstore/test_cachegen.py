@@ -43,7 +43,7 @@ def kept_of(codec: CacheGenCodec, kv: torch.Tensor, shape: ChunkShape) -> int:
 # The coder
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(rows=st.integers(1, 5), num=st.integers(1, 60), symbols=st.integers(2, 300), seed=st.integers(0, 999))
 def test_symbols_come_back(rows: int, num: int, symbols: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

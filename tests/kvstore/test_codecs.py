@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.base import ChunkShape, Codec
@@ -121,7 +121,6 @@ def test_an_unknown_codec_is_refused_with_those_that_exist(name: str) -> None:
     assert all(known in str(refusal.value) for known in codec_numbers())
 
 
-@settings(deadline=None)
 @given(shapes, st.integers(0, 1000))
 def test_raw_gives_back_every_bit(shape: ChunkShape, seed: int) -> None:
     noise = torch.randint(0, 256, (shape.raw_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
@@ -151,7 +150,6 @@ def test_other_codecs_land_in_the_slab() -> None:
         assert place.nbytes == codec(name).max_bytes(SHAPE)
 
 
-@settings(deadline=None)
 @given(shapes, st.integers(0, 1000), st.integers(-30, 30), st.sampled_from(LOSSY))
 def test_lossy_codecs_keep_their_bound_at_every_shape_and_scale(
     shape: ChunkShape, seed: int, exponent: int, name: str
@@ -237,7 +235,6 @@ def _fp8_reference(kv: torch.Tensor) -> torch.Tensor:
     return ((kv.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(kv.dtype)
 
 
-@settings(deadline=None)
 @given(shapes.filter(lambda shape: shape.dtype != torch.float16), st.integers(0, 1000))
 def test_fp8_is_torchs_conversion(shape: ChunkShape, seed: int) -> None:
     kv = some_kv(shape, seed) * 3
@@ -287,7 +284,6 @@ def test_a_payload_with_broken_scales_is_refused(name: str, scale: bytes) -> Non
 
 
 @pytest.mark.parametrize("name", LOSSY)
-@settings(deadline=None)
 @given(data=st.data())
 def test_no_payload_at_all_gives_nan(name: str, data: st.DataObject) -> None:
     payload = bytearray(codec(name).encode(some_kv(SHAPE), SHAPE))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.exceptions import InvalidTag
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.keys import Chain, Keyring, Link, fingerprint, key_prefix, load_root_key, redis_key, write_root_key
@@ -88,7 +88,6 @@ def test_names_are_equal_in_every_process() -> None:
     assert len(set(json.loads(answers[0]))) == 7
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.data())
 def test_a_growing_sequence_has_the_links_of_a_finished_one(tokens: list[int], data: st.DataObject) -> None:
     sharing = Sharing(ALICE, ((6, PUBLIC),))
@@ -102,7 +101,6 @@ def test_a_growing_sequence_has_the_links_of_a_finished_one(tokens: list[int], d
     assert chain.links(tokens, 99) == links(tokens, sharing)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 27), st.integers(0, 2**32 - 1))
 def test_a_changed_token_changes_its_chunk_and_all_after_it_but_none_before(place: int, token: int) -> None:
     changed = [*TOKENS[:place], token, *TOKENS[place + 1 :]]
@@ -202,7 +200,6 @@ def test_namespaces_do_not_run_into_each_other(one: Namespace, other: Namespace)
     assert RING.chain_key(one) != RING.chain_key(other)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=8), st.text(max_size=8), st.integers(0, 8))
 def test_no_cut_of_the_same_text_is_the_same_namespace(left: str, right: str, cut: int) -> None:
     text = left + right

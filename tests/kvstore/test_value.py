@@ -9,7 +9,7 @@ from hashlib import sha256
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import value as values
@@ -93,7 +93,6 @@ def test_every_flipped_bit_behind_the_header_is_refused() -> None:
         assert refusal(changed) == "tag", place
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_no_change_at_all_is_let_through(data: st.DataObject) -> None:
     value = sealed()

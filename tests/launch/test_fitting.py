@@ -88,7 +88,7 @@ def fits_somehow(pieces: list[Resources], nodes: list[Resources], apart: bool) -
 resources = st.fixed_dictionaries({"CPU": st.integers(0, 4).map(float), "GPU": st.integers(0, 2).map(float)})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     pieces=st.lists(resources, min_size=1, max_size=5),
     nodes=st.lists(resources, min_size=1, max_size=3),
