@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
-from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from cli.asking import Question, ask_server, read_config
 from cli.output import console, print_error
 from cli.provenance import Marked, print_meters, summary
 from turnout.errors import TurnoutError
+from turnout.free_ports import free_ports
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,15 +28,6 @@ def demo_config() -> TurnoutConfig:
     grpc_port, http_port = free_ports(2)
     server = config.server.model_copy(update={"grpc_port": grpc_port, "http_port": http_port})
     return config.model_copy(update={"server": server})
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(closing(socket.socket())) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def run(out: Console) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -16,16 +15,15 @@ import yaml
 from turnout.client import Client
 from turnout.config import TurnoutConfig
 from turnout.errors import TurnoutError
+from turnout.free_ports import free_ports
 
 START_LIMIT_S = 120.0
 
 
 def on_free_ports(config: TurnoutConfig) -> TurnoutConfig:
     """The same configuration on two ports nobody listens on."""
-    with closing(socket.socket()) as one, closing(socket.socket()) as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        ports = {"grpc_port": one.getsockname()[1], "http_port": two.getsockname()[1]}
+    grpc_port, http_port = free_ports(2)
+    ports = {"grpc_port": grpc_port, "http_port": http_port}
     return config.model_copy(update={"server": config.server.model_copy(update=ports)})
 
 

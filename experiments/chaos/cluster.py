@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ import yaml
 from ray.autoscaler._private.providers import _get_node_provider
 
 from ops.chaos import kit
+from turnout.free_ports import free_port, free_ports
 
 ROOT = Path(__file__).parents[2]
 # As a cluster file names it (ops/cluster/one-machine.yaml), and `ray up` finds it.
@@ -41,7 +41,7 @@ class TwoNodes:
         self.folder = Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp"))  # short: Ray puts sockets into it
         provider = {"type": "external", "module": PROVIDER, "folder": str(self.folder / "n"), "network": network}
         self.nodes = _get_node_provider(provider, "turnout-chaos", use_cache=False)
-        self._port, self.grpc_port, self.http_port = (_free_port() for _ in range(3))
+        self._port, self.grpc_port, self.http_port = free_ports(3)
         self._config = {**config, "server": {**config.get("server", {}), **self._ports()}}
 
     def _ports(self) -> dict[str, int]:
@@ -98,7 +98,7 @@ class TwoNodes:
             HEAD,
             "mkdir -p ~/gcs; RAY_gcs_storage=rocksdb RAY_gcs_storage_path=$HOME/gcs"
             f" ray start --head --port={self._port} --temp-dir=$HOME/ray --include-dashboard=false"
-            f" --ray-client-server-port={_free_port()} --num-cpus=3 --resources='{{\"draft\": 1}}' {COMMON}",
+            f" --ray-client-server-port={free_port()} --num-cpus=3 --resources='{{\"draft\": 1}}' {COMMON}",
         )
 
     def start_worker(self) -> None:
@@ -170,10 +170,3 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float, pause_s: f
         if time.monotonic() - started > timeout_s:
             raise TimeoutError(f"not in {timeout_s:.0f} s: {what}")
         time.sleep(pause_s)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -18,11 +18,12 @@ from experiments.machine import describe
 from experiments.peers.checkpoints import SHAPES, random_checkpoint
 from experiments.prefix_store import decisions, first_token, outage, stampede, write_behind
 from experiments.prefix_store.page import Results, Run, to_markdown
-from experiments.prefix_store.workbench import Workbench, free_port
+from experiments.prefix_store.workbench import Workbench
 from experiments.report import note, publish
 from kvstore.forms import Forms
 from kvstore.keys import Keyring, write_root_key
 from kvstore.redis.embedded import EmbeddedServer
+from turnout.free_ports import free_port
 
 RESULT = Path("docs/results/kvstore")
 REDIS_BYTES = 2 << 30

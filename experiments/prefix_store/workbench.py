@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import socket
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -175,11 +174,3 @@ async def settled(bridge: SharedPrefixes) -> None:
     async with asyncio.timeout(SETTLE_S):
         while bridge.kept:  # noqa: ASYNC110 - the engine has no event for it
             await asyncio.sleep(0.001)
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens."""
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port

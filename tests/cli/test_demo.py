@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo import PROMPT, demo_config, free_ports
+from cli.demo import PROMPT, demo_config
 from turnout.config import TurnoutConfig
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,3 @@ def test_the_demo_stays_off_ports_that_are_in_use() -> None:
     config = demo_config()
     assert config.server.grpc_port != config.server.http_port
     assert config.model_copy(update={"server": TurnoutConfig.demo().server}) == TurnoutConfig.demo()
-
-
-def test_free_ports_are_different() -> None:
-    assert len(set(free_ports(5))) == 5

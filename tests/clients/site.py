@@ -17,12 +17,12 @@ from deployments.access.keys import make_key
 from deployments.access.tenants_file import Tenant, Tenants, write_tenants
 from deployments.metrics import INGRESS_STATES
 from deployments.pool_deployment import Pool, load_engine
-from tests.deployments.conftest import free_port
 from tests.deployments.fake_pool import FakePool
 from turnout.access_config import TenantLimits
 from turnout.calls import Event, GenerateCall
 from turnout.config import TurnoutConfig, parse_config
 from turnout.errors import Code, TurnoutError
+from turnout.free_ports import free_port
 
 CLIENTS = ("python", "node")
 # Requests without a key are this tenant's.

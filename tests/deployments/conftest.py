@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,13 +18,7 @@ from tests.deployments.fake_pool import load_pool
 from turnout.batches_config import BatchesConfig
 from turnout.calls import PoolStats
 from turnout.config import TurnoutConfig, parse_config
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from turnout.free_ports import free_port
 
 
 def served_config() -> TurnoutConfig:

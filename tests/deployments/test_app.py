@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from deployments.app import start
-from tests.deployments.conftest import free_port
 from tests.deployments.in_process import make_config
 from turnout.config import RayConfig
 from turnout.errors import Code, TurnoutError
+from turnout.free_ports import free_port
 
 
 @pytest.mark.parametrize(

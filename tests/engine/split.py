@@ -19,8 +19,8 @@ from engine.pool import LocalPool
 from engine.text import TextTokenizer
 from tests.engine.harness import pair_config, shrink
 from tests.engine.rank_process import serve
-from tests.kvstore.servers import free_port
 from turnout.config import EngineConfig, ModelConfig
+from turnout.free_ports import free_port
 
 HOST = "127.0.0.1"
 STEP_S = 20.0

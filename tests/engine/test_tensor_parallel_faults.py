@@ -19,9 +19,10 @@ from engine.parallel.frames import Op
 from engine.parallel.links import BEAT_S, SILENT_BEATS
 from tests.engine.harness import Reference
 from tests.engine.split import HOST, RankProcess, split
-from tests.kvstore.servers import free_port, until
+from tests.kvstore.servers import until
 from training.random_models import llama_config, random_model
 from turnout.errors import Code, Interrupted, TurnoutError
+from turnout.free_ports import free_port
 from turnout.types import SamplingParams
 
 PROMPT = [5, 6, 7, 8, 9]

@@ -18,7 +18,7 @@ from experiments.prefix_store.first_token import BLOCKS, GOAL, MEMORY, RECOMPUTE
 from experiments.prefix_store.first_token import measure as measure_first_token
 from experiments.prefix_store.link import SlowLink
 from experiments.prefix_store.page import Results, Run, to_markdown
-from experiments.prefix_store.workbench import Workbench, free_port
+from experiments.prefix_store.workbench import Workbench
 from experiments.prefix_store.write_behind import Beside
 from experiments.statistics import spread
 from kvstore.base import StoreFault
@@ -27,6 +27,7 @@ from kvstore.fakes import MemoryByteStore
 from kvstore.keys import write_root_key
 from kvstore.redis.embedded import EmbeddedServer
 from turnout.config import ModelConfig, model_path
+from turnout.free_ports import free_port
 
 
 class Time:

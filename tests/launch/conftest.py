@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,18 +18,12 @@ import pytest
 import yaml
 
 from deployments.local_nodes import TAG, LocalNodes
+from turnout.free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent
 NETWORK = f"127.0.{os.getpid() % 200 + 40}"
 HEAD_IP = f"{NETWORK}.1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def poll(condition: Callable[[], bool], what: str, timeout_s: float) -> None:

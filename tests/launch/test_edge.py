@@ -29,18 +29,12 @@ from deployments.grpc_wire import add_to_server
 from deployments.http import build_http
 from tests.deployments.in_process import make_service
 from turnout.client import AsyncClient, Client
+from turnout.free_ports import free_port
 from turnout.proto import generation_pb2 as pb
 from turnout.proto.generation_pb2_grpc import GenerationStub
 
 CONSOLE = Path(__file__).parents[2] / "deployments" / "console" / "static"
 FILE = Path(__file__).parents[2] / "ops" / "edge" / "haproxy.cfg"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def write_certificate(folder: Path) -> tuple[Path, Path]:

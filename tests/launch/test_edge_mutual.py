@@ -14,9 +14,10 @@ import httpx
 import pytest
 from ray.serve._private.haproxy import get_haproxy_binary
 
-from tests.launch.test_edge import Server, adapted, free_port, write_certificate
+from tests.launch.test_edge import Server, adapted, write_certificate
 from turnout.client import Client
 from turnout.errors import Code, TurnoutError
+from turnout.free_ports import free_port
 
 
 def mutual(text: str, clients: Path) -> str:

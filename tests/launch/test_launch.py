@@ -16,9 +16,10 @@ import pytest
 import yaml
 from ray.autoscaler.tags import NODE_KIND_UNMANAGED, TAG_RAY_NODE_KIND
 
-from tests.launch.conftest import HEAD_IP, NETWORK, ROOT, Launched, free_port, poll, tagged
+from tests.launch.conftest import HEAD_IP, NETWORK, ROOT, Launched, poll, tagged
 from turnout.client import Client
 from turnout.errors import TurnoutError
+from turnout.free_ports import free_port
 
 pytestmark = pytest.mark.launch
 

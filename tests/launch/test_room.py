@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.launch.conftest import ROOT, TOOLS, free_port
+from tests.launch.conftest import ROOT, TOOLS
+from turnout.free_ports import free_port
 
 
 @pytest.mark.cluster

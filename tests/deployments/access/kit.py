@@ -26,13 +26,13 @@ from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.service import GenerationService
 from deployments.telemetry.request_log import RequestLog
-from tests.deployments.conftest import free_port
 from tests.deployments.fake_pool import load_fake_pool
 from tests.deployments.in_process import InProcessBackend
 from turnout.access_config import TenantLimits
 from turnout.client_messages import error as client_error
 from turnout.config import TurnoutConfig, parse_config
 from turnout.errors import Code, TurnoutError
+from turnout.free_ports import free_port
 from turnout.proto import generation_pb2 as pb
 
 

@@ -12,10 +12,10 @@ from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica, load_engine
 from deployments.service import GenerationService
-from tests.deployments.conftest import free_port
 from tests.deployments.in_process import InProcessBackend
 from turnout.calls import MethodDescription
 from turnout.config import TurnoutConfig, parse_config
+from turnout.free_ports import free_port
 
 
 class Replica(InProcessBackend):
