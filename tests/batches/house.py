@@ -88,7 +88,7 @@ async def begin(client: openai.AsyncOpenAI, lines: bytes, **options: Any) -> Any
     return await client.batches.create(input_file_id=file.id, **wanted)
 
 
-async def ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float = 20.0) -> Any:
+async def ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float = 120.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while True:
         batch = await client.batches.retrieve(batch_id)

@@ -100,7 +100,7 @@ async def test_a_batch_that_ends_while_records_are_read_is_not_begun_again(
     monkeypatch.setattr(BatchStore, "save_batch", keep)
     client = house.client()
     batch = await begin(client, jsonl([line("a")]))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "read before, told after" not in late or late[-2:] != ["read", "read"]:
             await asyncio.sleep(0.02)
     assert (await client.batches.retrieve(batch.id)).status == "completed"

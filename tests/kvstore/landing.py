@@ -12,7 +12,7 @@ from kvstore.base import ByteStore, StoreFault
 LIFE_MS = 60_000
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = 30.0) -> float:
     """A deadline."""
     return time.monotonic() + seconds
 

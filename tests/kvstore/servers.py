@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import random
 import select
 import signal
 import socket
@@ -25,6 +24,7 @@ from cryptography.x509.oid import NameOID
 
 from kvstore.redis.embedded import bundled_server
 from kvstore.redis.nodes import Access, Endpoint, Opener
+from turnout import free_ports
 
 STARTS_S = 15.0
 
@@ -38,12 +38,10 @@ def until(condition: Callable[[], bool], within_s: float = STARTS_S) -> None:
 
 
 def free_port() -> int:
-    """A port that is free now, and so is the cluster's own port 10000 above it."""
+    """A port that is free now, and so is the cluster's own port 10000 above it, which nobody is given either."""
     while True:
-        port = random.randrange(20000, 50000)
-        with closing(socket.socket()) as one, closing(socket.socket()) as other, suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 10000))
+        port = free_ports.free_port()
+        if port + 10_000 < 1 << 15 and free_ports.is_free(port + 10_000):
             return port
 
 
@@ -135,7 +133,7 @@ def redis_server(folder: Path, *settings: str, sentinel: bool = False) -> Iterat
 @contextmanager
 def redis_cluster(folder: Path, count: int = 3) -> Iterator[list[RedisProcess]]:
     """A cluster of masters without replicas that share the slots evenly."""
-    settings = ("cluster-enabled yes", "cluster-node-timeout 1000", "cluster-require-full-coverage no")
+    settings = ("cluster-enabled yes", "cluster-node-timeout 5000", "cluster-require-full-coverage no")
     with ExitStack() as stack:
         nodes = [stack.enter_context(redis_server(folder / str(i), *settings)) for i in range(count)]
         clients = [stack.enter_context(closing(node.client())) for node in nodes]

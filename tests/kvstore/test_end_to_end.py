@@ -57,6 +57,7 @@ def store(redis: EmbeddedServer, tmp_path: Path) -> dict[str, Any]:
         "admission": "always",
         "host_memory_bytes": 0,
         "write_queue": 1000,
+        "fetch_timeout_s": 20.0,
     }
 
 

