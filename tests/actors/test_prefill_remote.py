@@ -38,6 +38,12 @@ METHODS: list[tuple[str, dict[str, Any], float]] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine KV may come late; where it is given up is tests' own to say."""
+    monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 60.0)
+
+
 @pytest.fixture
 async def alone(actors_config: TurnoutConfig) -> AsyncIterator[LocalPool]:
     """The pool in one piece, to compare with."""

@@ -24,9 +24,9 @@ async def test_who_never_joins_is_named_by_everybody() -> None:
     transports = [Transport(CPU) for _ in range(4)]
     address, port = transports[0].listen()
     begun = time.monotonic()
-    joins = [transports[rank].join(4, rank, 5, address, port, 0.5) for rank in (0, 1, 3)]
+    joins = [transports[rank].join(4, rank, 5, address, port, 3.0) for rank in (0, 1, 3)]
     outcomes = await asyncio.gather(*joins, return_exceptions=True)
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 30.0
     for outcome in outcomes:
         assert isinstance(outcome, TurnoutError)
         assert outcome.code is Code.UNAVAILABLE
@@ -125,8 +125,8 @@ async def test_a_member_that_dies_while_it_joins_is_named() -> None:
     begun = time.monotonic()
     dying = asyncio.create_task(asyncio.to_thread(die))
     with pytest.raises(TurnoutError, match=r"group 1: rank 0 could not connect to all of .*about to die") as caught:
-        await transport.join(1, 0, 2, address, port, 2.0)
+        await transport.join(1, 0, 2, address, port, 5.0)
     assert caught.value.code is Code.UNAVAILABLE
-    assert time.monotonic() - begun < 8.0
+    assert time.monotonic() - begun < 60.0
     await dying
     await transport.close()

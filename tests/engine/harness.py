@@ -207,9 +207,9 @@ def random_prompts(count: int, longest: int, seed: int = 0, vocab_size: int = 25
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let others work until it holds, for five seconds at most."""
+    """Let others work until it holds, for a minute at most."""
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0)
     except TimeoutError:

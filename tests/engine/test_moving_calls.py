@@ -227,7 +227,7 @@ async def test_who_would_be_made_again_stays_unless_told(pool: LocalPool) -> Non
 
 async def test_the_deadline_and_a_leaving_client_still_hold(pool: LocalPool) -> None:
     turn = pool.engines["large"].batcher.device.turn
-    late = call_of(PROMPT, "plain", **SAMPLED, deadline_s=0.3)
+    late = call_of(PROMPT, "plain", **SAMPLED, deadline_s=2.0)
 
     async def leave_while_somebody_has_the_device() -> None:
         events = pool.generate(late)

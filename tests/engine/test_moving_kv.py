@@ -159,8 +159,8 @@ async def test_moving_beside_running_requests(giver: EngineModel, taker: EngineM
     """Sequences are exported again and again while they and others decode, and imported where others decode."""
     prompts = [prompt + [3] * 6 for prompt in random_prompts(4, 20, seed=2)]
     here, there = ([of(prompt) for prompt in prompts] for _ in range(2))
-    running = [asyncio.ensure_future(giver.decode(seq, Until(max_tokens=25))) for seq in here]
-    beside = [asyncio.ensure_future(taker.decode(seq, Until(max_tokens=25))) for seq in there]
+    running = [asyncio.ensure_future(giver.decode(seq, Until(max_tokens=60))) for seq in here]
+    beside = [asyncio.ensure_future(taker.decode(seq, Until(max_tokens=60))) for seq in there]
     moved = 0
     while not all(task.done() for task in running):
         for seq in here:

@@ -26,7 +26,7 @@ from turnout.free_ports import free_port
 from turnout.types import SamplingParams
 
 PROMPT = [5, 6, 7, 8, 9]
-STEP_S = 2.0
+STEP_S = 8.0  # a busy machine may stop a process for seconds
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,10 @@ async def test_a_follower_that_is_gone_fails_the_next_forward(folder: Path, rank
         await model.extend(seq)
         if how == "killed":
             rank.kill()
-            says, within_s = "has ended", 2.0
+            says, within_s = "has ended", 20.0
         else:
             os.kill(rank.pid, signal.SIGSTOP)
-            says, within_s = "gives no sign of life", STEP_S + (SILENT_BEATS + 1) * BEAT_S + 2.0
+            says, within_s = "gives no sign of life", STEP_S + (SILENT_BEATS + 1) * BEAT_S + 30.0
         started = time.monotonic()
         with pytest.raises(Interrupted, match=rf"rank 1 \({HOST}, pid {rank.pid}\) {says}"):
             await model.extend(seq, (3,))
@@ -64,7 +64,7 @@ async def test_a_follower_that_is_gone_fails_the_next_forward(folder: Path, rank
             await model.extend(seq, (3,))
         with pytest.raises(Interrupted, match="must be started again"):
             model.embed([3])
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < 5.0
         model.release(seq)
         await model.close()
 
@@ -76,7 +76,7 @@ async def test_a_follower_that_fails_says_why(folder: Path, rank: RankProcess) -
         said = rf"rank 1 .*pid {rank.pid}\) failed: RuntimeError: the leader asks for"
         with pytest.raises(Interrupted, match=said), group.leading(Op.WELCOME):
             group.gather(torch.zeros(1))
-        assert time.monotonic() - started < STEP_S + 1.0
+        assert time.monotonic() - started < STEP_S + 20.0
         await model.close()
     assert rank.outcome()["error"] == "Interrupted"
 
@@ -104,7 +104,7 @@ async def test_a_follower_that_ends_in_a_pause_is_noticed(folder: Path, rank: Ra
     with split(rank, folder) as model:
         group = model.batcher.runner.plan._group  # type: ignore[attr-defined]
         group.tell(Op.WELCOME)  # it fails by itself; nobody waits for it
-        until(lambda: group.lost is not None, 3 * BEAT_S)
+        until(lambda: group.lost is not None, 30.0)
         assert f"pid {rank.pid}) failed: RuntimeError: the leader asks for WELCOME; all of them must" in group.lost
         with pytest.raises(Interrupted, match="cannot go on after a pause"):
             model.embed([3])
