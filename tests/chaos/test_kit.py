@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,11 +68,16 @@ def test_kill_ends_it(node: tuple[str, subprocess.Popen[bytes]]) -> None:
     assert process.wait(20) == -signal.SIGKILL
 
 
-def test_pause_stops_it_and_lets_it_go_on(node: tuple[str, subprocess.Popen[bytes]]) -> None:
+def test_pause_stops_it_and_lets_it_go_on(
+    node: tuple[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tag, process = node
+    seen = threading.Event()
+    monkeypatch.setattr(kit, "time", SimpleNamespace(sleep=lambda _: seen.wait(60)))
     pausing = threading.Thread(target=kit.pause, args=(kit.find("proxy", tag), 0.5))
     pausing.start()
     until(lambda: state(process.pid) == "T", "it is stopped")
+    seen.set()
     pausing.join()
     until(lambda: state(process.pid) != "T", "it goes on")
 

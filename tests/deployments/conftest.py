@@ -41,7 +41,7 @@ def served_config() -> TurnoutConfig:
             "server": {
                 "grpc_port": free_port(),
                 "http_port": free_port(),
-                "request_timeout_s": 30,
+                "request_timeout_s": 90,
                 "shutdown_grace_s": 1,
             },
             "engine": {"threads": 1},

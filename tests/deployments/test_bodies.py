@@ -91,7 +91,7 @@ def test_limits_are_looked_at_before_a_body_is_read(tmp_path: Path) -> None:
     with house(tmp_path, tenants) as made, served(made.service) as server:
         keys, account = made.keys, made.service.admission._accounts
         good = {"prompt": "hi", "model": "demo", "max_tokens": 2}
-        with httpx.Client(headers={"Authorization": f"Bearer {keys['poor']}"}) as client:
+        with httpx.Client(timeout=30, headers={"Authorization": f"Bearer {keys['poor']}"}) as client:
             assert client.post(f"{server.url}/v1/completions", json=good).status_code == 200
         with half_sent(server.url, keys["poor"]) as over_budget:
             assert over_budget.recv(1 << 16).startswith(b"HTTP/1.1 429 ")
@@ -102,7 +102,7 @@ def test_limits_are_looked_at_before_a_body_is_read(tmp_path: Path) -> None:
                 assert second.recv(1 << 16).startswith(b"HTTP/1.1 429 ")
         while account["one"].reading.total():
             time.sleep(0.01)
-        with httpx.Client(headers={"Authorization": f"Bearer {keys['one']}"}) as client:
+        with httpx.Client(timeout=30, headers={"Authorization": f"Bearer {keys['one']}"}) as client:
             assert client.post(f"{server.url}/v1/completions", json=good).status_code == 200
 
 

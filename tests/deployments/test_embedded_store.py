@@ -44,7 +44,7 @@ def test_replicas_get_its_address_and_a_key_of_its_own() -> None:
 
 
 async def test_a_pool_that_is_loaded_with_it_uses_it() -> None:
-    config, store = start_store(with_store(url="embedded", chunk_tokens=16, admission="always"))
+    config, store = start_store(with_store(url="embedded", chunk_tokens=16, admission="always", fetch_timeout_s=20.0))
     assert store is not None
     engine = config.engine.model_copy(update={"threads": torch.get_num_threads()})
     try:
@@ -55,7 +55,7 @@ async def test_a_pool_that_is_loaded_with_it_uses_it() -> None:
             pass
         shared = pool.engines["real-small"].shared
         assert shared is not None
-        assert await shared.store.settle()
+        assert await shared.store.settle(30.0)
         cache = pool.stats().cache
         assert cache is not None
         assert (cache.health, cache.writes, cache.faults) == ("ok", 2, {})

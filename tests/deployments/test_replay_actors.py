@@ -32,7 +32,7 @@ def pool(cluster: object) -> Iterator[ServedPool]:
 
 
 def asked() -> GenerateCall:
-    sampling = SamplingParams(max_tokens=64, seed=3, temperature=0.8, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=400, seed=3, temperature=0.8, ignore_eos=True)
     return GenerateCall("r", "p", sampling, prompt="Question:", method="plain", deadline_s=200.0)
 
 

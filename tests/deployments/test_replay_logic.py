@@ -167,7 +167,7 @@ async def test_what_is_made_again_does_not_keep_the_other_suspects_waiting() -> 
 
     async def makes_again(asked: GenerateCall) -> AsyncIterator[Batch]:
         yield (Regained(),)
-        await asyncio.wait_for(both.wait(), 5.0)  # the other one as well, before either has anything new
+        await asyncio.wait_for(both.wait(), 30.0)  # the other one as well, before either has anything new
         async for batch in answers(asked):
             yield batch
 
@@ -366,7 +366,7 @@ async def test_a_suspect_that_gets_on_lets_the_next_one_in() -> None:
         await everybody()
         assert not waiting.done()
         turn.over()
-        await asyncio.wait_for(waiting, 1.0)
+        await asyncio.wait_for(waiting, 30.0)
 
 
 def test_the_pauses_grow_while_nothing_comes() -> None:

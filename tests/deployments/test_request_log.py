@@ -279,9 +279,9 @@ def test_what_is_refused_unread_is_a_line_too(tmp_path: Path) -> None:
             ("tk_x_y", good),
             (keys["many"], []),
         ):
-            httpx.post(path, json=sent, headers={"Authorization": f"Bearer {key}"})
+            httpx.post(path, json=sent, timeout=30, headers={"Authorization": f"Bearer {key}"})
         large = b" " * (made.service.max_body_bytes + 1)
-        httpx.post(path, content=large, headers={"Authorization": f"Bearer {wrong}"})
+        httpx.post(path, content=large, timeout=30, headers={"Authorization": f"Bearer {wrong}"})
         for key in (keys["one"], wrong):
             with Client(server.address, api_key=key) as client, pytest.raises(TurnoutError):
                 client.generate("hi", model="demo")

@@ -236,7 +236,8 @@ def test_a_judge_grades_and_one_without_a_number_costs_its_prompt(pair: Path, st
 
 
 def test_open_loop_load_is_measured_from_the_schedule(pair: Path, store: Store, tmp_path: Path) -> None:
-    asked = spec(pair, tmp_path, methods=[{"name": "plain"}], loads=[{"rate": 20.0, "duration_s": 0.5}])
+    load = {"rate": 20.0, "duration_s": 0.5, "ttft_s": 60.0, "tpot_s": 10.0}  # kept on a busy machine too
+    asked = spec(pair, tmp_path, methods=[{"name": "plain"}], loads=[load])
     assert run(asked, store) == (1, 1, {})
     report = make_report(store.load("small"), store)
     [load] = report.loads

@@ -148,7 +148,7 @@ def test_what_never_comes_under_load_is_wrong_and_not_left_out(
     judge.back()
     monkeypatch.setattr(bench, "run_load", alone)
     monkeypatch.setattr(LocalPool, "generate", stuck)
-    monkeypatch.setattr(loads, "DRAIN_S", 2.0)
+    monkeypatch.setattr(loads, "DRAIN_S", 8.0)
     dataset(tmp_path, [{"id": "p1", "prompt": "one"}])
     load = {"rate": 20.0, "duration_s": 0.5}
     asked = spec(pair_config(tmp_path), tmp_path, methods=[{"name": "plain"}], loads=[load])

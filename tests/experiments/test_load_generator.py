@@ -103,8 +103,8 @@ def test_a_client_that_computes_is_seen_to() -> None:
     while time.process_time() < busy_until:
         pass
     computing = watch.cores()
-    rest_until = time.monotonic() + 0.5
-    while time.monotonic() < rest_until:
+    rest_until = time.monotonic() + 60
+    while watch.cores() >= 0.75 * computing:  # an average since it began to watch
+        assert time.monotonic() < rest_until
         time.sleep(0.1)
-    assert watch.cores() < 0.75 * computing
     assert watch.cores() > 0

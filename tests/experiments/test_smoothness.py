@@ -20,12 +20,12 @@ async def pool() -> AsyncIterator[LocalPool]:
 
 
 async def test_it_is_measured_and_leaves_nothing(pool: LocalPool) -> None:
-    felt = await measure(pool, rounds=1)
+    felt = await measure(pool, rounds=3)
     assert 0.0 < felt.step_s.value < 1.0
     assert felt.largest_gap.value > felt.typical_gap.value > 0.0
     assert felt.undisturbed_gap.value > 1.0
     assert felt.beside_crowd.value > 0.0
-    assert 0.0 < felt.known_prefix.value < 0.5
+    assert 0.0 < felt.known_prefix.low < 0.5
     assert pool.stats().sequences == 0
 
 

@@ -25,7 +25,10 @@ async def pool() -> AsyncIterator[LocalPool]:
     await loaded.close()
 
 
-async def test_a_short_soak_passes(pool: LocalPool) -> None:
+async def test_a_short_soak_passes(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Few calls: enough of each tenant's, and enough given up.
+    monkeypatch.setattr("experiments.soak.TENANTS", dict.fromkeys(("alpha", "beta", "gamma"), 1 / 3))
+    monkeypatch.setattr("experiments.soak.CANCELLED_SHARE", 0.4)
     report = await soak(pool, seconds=6.0, sample=10, seed=3)
     assert report.failures == []
     assert report.outcomes["finished"] >= 10

@@ -115,7 +115,7 @@ def test_every_panel_shows_data(prometheus: Prometheus) -> None:
 
 def test_a_batch_shows_how_far_it_is(prometheus: Prometheus) -> None:
     wanted = {"waiting", "done", "failed"}
-    query = "sum by (state) (turnout_batch_lines) > 0"
+    query = "sum by (state) (max_over_time(turnout_batch_lines[10m])) > 0"
     poll(lambda: wanted <= {each["metric"]["state"] for each in prometheus.query(query)}, "lines in each state")
     asked = 'max_over_time(turnout_batch_lines{state="running"}[1m]) > 0'
     poll(lambda: prometheus.query(asked), "lines that are asked")

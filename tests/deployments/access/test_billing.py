@@ -129,14 +129,14 @@ async def test_a_whole_answer_nobody_waits_for_is_nothing_served(tenants: House)
 async def test_a_whole_answer_that_is_cut_short_is_recorded_with_what_was_written(tenants: House) -> None:
     await read(tenants, call())
     with pytest.raises(TurnoutError) as late:
-        await tenants.service.generate(call("slow", sampling=SamplingParams(max_tokens=100, n=2), deadline_s=1.5))
+        await tenants.service.generate(call("slow", sampling=SamplingParams(max_tokens=100, n=2), deadline_s=4.0))
     assert late.value.code is Code.DEADLINE_EXCEEDED
     _, cut = tenants.records()
     assert (cut.prompt_tokens, cut.outcome, cut.estimated) == (4, "DEADLINE_EXCEEDED", True)
-    assert 4 <= cut.completion_tokens <= 14
+    assert 4 <= cut.completion_tokens <= 40
     assert_counted(tenants)
     assert cut.cost.flops > 0
-    assert 0 < cut.cost.wall_s <= 2
+    assert 0 < cut.cost.wall_s <= 10
 
 
 async def test_a_name_that_is_not_known_tells_of_the_tenants_own_pools_only(tenants: House) -> None:

@@ -37,6 +37,7 @@ sys.stdout.flush()
 sys.stdin.read()
 """
 
+SLACK_S = 5.0  # whoever is held up waits until the test is over
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 # How a connection of HTTP/2 begins: empty settings, and then the first half of a frame of headers.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000") + bytes.fromhex("00002001")
@@ -77,11 +78,18 @@ def listener(port: int) -> tuple[int, int]:
     rows = [line.split() for table in tables for line in table]
     sockets = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
     for folder in Path("/proc").glob("[0-9]*/fd"):
-        with suppress(OSError):
-            held = [str(path.readlink()) for path in folder.iterdir()]
-            if sockets & set(held):
-                return int(folder.parts[2]), len(held)
+        held = list(_files(folder))
+        if sockets & set(held):
+            return int(folder.parts[2]), len(held)
     raise AssertionError(f"nobody listens on {port}")
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """What its descriptors are; some close meanwhile."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            with suppress(OSError):
+                yield str(path.readlink())
 
 
 def typical(url: str, key: str, times: int = 11) -> float:
@@ -117,8 +125,8 @@ def test_idle_connections_hold_up_nobody(at: tuple[House, Served], count: int) -
         with idle(at[1].http_port, count):
             during_s = typical(url, key)
             assert (own_bytes(os.getpid()) - before) / count < 50_000 + 30e6 / count
-        assert during_s < 3 * before_s + 0.5
-        assert typical(url, key) < 3 * before_s + 0.5
+        assert during_s < 3 * before_s + SLACK_S
+        assert typical(url, key) < 3 * before_s + SLACK_S
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
@@ -131,10 +139,10 @@ def test_idle_connections_to_what_is_served_hold_up_nobody(server: RunningServer
     before = own_bytes(pid)
     with idle(port, count):
         during_s = typical(url, "nobody")
-        assert listener(port)[1] >= held + count
+        assert listener(port)[1] >= held + 0.9 * count  # some that were open before may be closed now
         assert (own_bytes(pid) - before) / count < 50_000 + 30e6 / count
-    assert during_s < 3 * before_s + 0.5
-    assert typical(url, "nobody") < 3 * before_s + 0.5
+    assert during_s < 3 * before_s + SLACK_S
+    assert typical(url, "nobody") < 3 * before_s + SLACK_S
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
@@ -145,10 +153,10 @@ def test_idle_connections_to_the_grpc_port_hold_up_nobody(server: RunningServer,
     before = own_bytes(pid)
     with idle(port, count, PREFACE):
         during_s = typical_over_grpc(address)
-        assert listener(port)[1] >= held + count
+        assert listener(port)[1] >= held + 0.9 * count  # some that were open before may be closed now
         assert (own_bytes(pid) - before) / count < 100_000 + 30e6 / count
-    assert during_s < 3 * before_s + 0.5
-    assert typical_over_grpc(address) < 3 * before_s + 0.5
+    assert during_s < 3 * before_s + SLACK_S
+    assert typical_over_grpc(address) < 3 * before_s + SLACK_S
 
 
 def test_bodies_that_do_not_come_hold_up_nobody(server: RunningServer) -> None:

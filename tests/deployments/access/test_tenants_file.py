@@ -55,7 +55,8 @@ def test_a_file_that_is_replaced_is_never_half(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["t.yaml"]
 
 
-def test_changes_wait_for_one_another(tmp_path: Path) -> None:
+def test_changes_wait_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.access.tenants_file.LOCK_TIMEOUT_S", 120.0)  # each waits for two writes to disk
     path = tmp_path / "t.yaml"
     write_tenants(path, Tenants())
 
@@ -137,11 +138,11 @@ def test_a_read_that_failed_once_is_tried_again_though_the_file_stays_as_it_is(t
     try:
         failing.set()
         path.write_text("new, and of another size", encoding="utf-8")
-        until(lambda: watched.fault is not None, 5)
+        until(lambda: watched.fault is not None, 30)
         assert watched.value == "old"
         failing.clear()
-        until(lambda: watched.value.startswith("new"), 5)
-        until(lambda: watched.fault is None, 5)
+        until(lambda: watched.value.startswith("new"), 30)
+        until(lambda: watched.fault is None, 30)
     finally:
         watched.close()
 

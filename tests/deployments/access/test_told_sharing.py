@@ -212,5 +212,7 @@ async def test_lines_of_a_batch_share_as_their_tenant_does_when_they_are_asked(
 def test_a_tenant_reads_with_whom_it_shares(noting: tuple[House, Noting]) -> None:
     home, _ = noting
     with served(home.service) as server:
-        said = httpx.get(f"{server.url}/v1/tenant", headers={"Authorization": f"Bearer {home.keys['ann']}"}).json()
+        said = httpx.get(
+            f"{server.url}/v1/tenant", timeout=30, headers={"Authorization": f"Bearer {home.keys['ann']}"}
+        ).json()
     assert said["limits"]["sharing"] == {"policy": "group", "group": "team"}

@@ -32,7 +32,7 @@ class Held:
     def __init__(self, connection: socket.socket, body: dict[str, Any]) -> None:
         self._connection = connection
         self.body = body
-        connection.settimeout(15)
+        connection.settimeout(60)
         connection.sendall(HEAD)
 
     def send(self, *tokens: dict[str, Any], said: str | None = None) -> None:
@@ -99,7 +99,7 @@ class HeldStreams:
 
     def next(self) -> Held:
         """The next request, which the page must have sent or be about to."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with suppress(queue.Empty):
                 return self._requests.get(timeout=0.01)

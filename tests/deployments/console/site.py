@@ -37,13 +37,11 @@ class Site:
     """A running server.
 
     Attributes:
-        url: its address.
+        port: it listens on.
         replica: of its pool.
     """
 
     def __init__(self, config: TurnoutConfig) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
         self._config = config
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -56,6 +54,7 @@ class Site:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self.replica = PoolReplica("demo", self._config, load_engine)
         service = GenerationService(self._config, {"demo": Replica(self.replica)}, Metrics())
+        self.port = free_port()
         server = uvicorn.Server(uvicorn.Config(build_http(service), port=self.port, log_level="error"))
         serving = asyncio.ensure_future(server.serve())
         while not server.started:
@@ -64,6 +63,10 @@ class Site:
         await self._stop.wait()
         server.should_exit = True
         await serving
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def requests(self) -> int:
