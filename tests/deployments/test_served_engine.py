@@ -127,7 +127,7 @@ def test_what_only_the_model_can_refuse(client: Client, options: dict[str, Any],
 
 
 def test_leaving_streams_leaves_no_block_behind(client: Client, server: RunningServer) -> None:
-    streams = [client.stream(f"{PROMPT} {i}", model="real", max_tokens=200, ignore_eos=True) for i in range(4)]
+    streams = [client.stream(f"{PROMPT} {i}", model="real", max_tokens=1000, ignore_eos=True) for i in range(4)]
     for stream in streams:
         next(stream)
     assert stats(server, "real").requests > 0
