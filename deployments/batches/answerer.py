@@ -98,8 +98,13 @@ class Answerer:
         self._job = self._place.job_id
         self._asked = self._place.asking(uuid4().hex)
         self._loop = uvloop.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="answers").start()
-        self._service = self._loaded(load or load_engine)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="answers")
+        self._thread.start()
+        try:
+            self._service = self._loaded(load or load_engine)
+        except BaseException:
+            self.close()
+            raise
         self._room, self._turn = asyncio.Semaphore(task.concurrency), asyncio.Lock()
 
     def _loaded(self, load: Callable[[str, TurnoutConfig], Any]) -> GenerationService:
@@ -132,6 +137,14 @@ class Answerer:
         for block in batch["block"]:
             self._run(self.answer(str(block)))
         return batch
+
+    def close(self) -> None:
+        """Give up what is being asked and end the thread, where the process goes on; an actor ends with its own."""
+        self._run(_give_up())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._asked.close()
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
@@ -228,6 +241,14 @@ class Answerer:
 
     def _attributed(self, call: GenerateCall) -> GenerateCall:
         return replace(call, batch_id=self._job)
+
+
+async def _give_up() -> None:
+    """End whatever else runs in this loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for each in others:
+        each.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _spent(usage: Usage) -> Spent:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from deployments.batches.answerer import Answerer
 from tests.batches.house import House
+
+
+@pytest.fixture(autouse=True)
+def answerers_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As with their processes: each has a thread and an open file."""
+    made, make = list[Answerer](), Answerer.__init__
+
+    def noted(self: Answerer, *given: Any) -> None:
+        make(self, *given)
+        made.append(self)
+
+    monkeypatch.setattr(Answerer, "__init__", noted)
+    yield
+    for each in made:
+        each.close()
 
 
 @pytest.fixture

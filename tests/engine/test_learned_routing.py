@@ -244,6 +244,7 @@ def test_samples_of_a_job_are_shared_out_among_its_lines(pair_folder: Path, arti
             made({"block": place.blocks()})
         finally:
             made._run(made._service._backends["pair"]._replica._pool.close())  # type: ignore[attr-defined]
+            made.close()
         return list(place.records(answered=True))
 
     chances = chances_of(answers("looked", looking(config, "pair", params), looks(rows)), "small")
