@@ -1,4 +1,4 @@
-"""What holds for all tests: which are `make test-cluster`'s, how properties are searched, no test slows down others."""
+"""Which tests `make test-cluster` runs, how properties are searched, and that no test slows down those after it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.properties import USUAL
 from tests.telling import told, write_figures
 
 FIGURES = "--figures"
@@ -18,8 +19,8 @@ TOGETHER = "tests/deployments/test_"
 # What a property says depends neither on how busy the machine is nor on which cases a run happens to draw. New cases
 # are searched by `make search-properties`.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", UNTIMED, derandomize=True, database=None)
-settings.register_profile("search", UNTIMED, max_examples=1000, print_blob=True)
+settings.register_profile("same", UNTIMED, derandomize=True, database=None, max_examples=USUAL)
+settings.register_profile("search", UNTIMED, derandomize=False, max_examples=10 * USUAL, print_blob=True)
 settings.load_profile("same")
 PROBE_S = (0.02, 0.05)  # how long a model's step times are measured when it is loaded
 

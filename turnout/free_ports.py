@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 from pathlib import Path
 
 HANDED_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
 FIRST, LEAST = 20_000, 1_000  # above the ports of Ray's workers; enough to choose from
-TRIES = 100_000
 _given = set[int]()
+_lock = threading.Lock()
 _choice = random.SystemRandom()  # processes whose seeds are alike must not choose alike
 
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody on this machine listens on, all different, and never the same twice in a process.
 
-    They lie below those that the system hands out by itself to whoever connects or asks for any port: one of these
-    may be somebody's by the time that a server is started with it.
+    Unless fewer than a thousand do, they lie below those that the system hands out by itself to whoever connects or
+    asks for any port: one of those may be taken by the time a server binds it. Another process that chooses in the
+    same moment gets the same one once in ten thousand times.
 
     Raises:
         OSError: there are none.
@@ -25,23 +27,29 @@ def free_ports(count: int) -> list[int]:
     return [free_port() for _ in range(count)]
 
 
-def free_port() -> int:
+def free_port(also: int = 0) -> int:
     """One of them; see `free_ports`.
+
+    Args:
+        also: so far above it lies another port that its server takes as well.
 
     Raises:
         OSError: there is none.
     """
     ports = _to_choose_from()
-    for _ in range(TRIES):
-        port = _choice.choice(ports)
-        if port not in _given and is_free(port):
-            _given.add(port)
-            return port
+    start = _choice.randrange(len(ports))
+    with _lock:
+        for step in range(len(ports)):
+            port = ports[(start + step) % len(ports)]
+            both = {port, port + also}
+            if port + also in ports and not both & _given and all(map(is_free, both)):
+                _given.update(both)
+                return port
     raise OSError(f"no free port from {ports.start} to {ports.stop - 1}")
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on it, on any address."""
+    """Whether nobody listens on it, on any address of IPv4."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))

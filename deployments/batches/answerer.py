@@ -141,6 +141,7 @@ class Answerer:
     def close(self) -> None:
         """Give up what is being asked and end the thread, where the process goes on; an actor ends with its own."""
         self._run(_give_up())
+        self._run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

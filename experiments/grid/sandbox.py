@@ -28,7 +28,7 @@ THREATS = {
     "Unix sockets by path": set[str](),
 }
 LOOK_S = 0.2  # between looks at what all processes and files take together, for which the kernel has no limit
-ENDING_S = 10.0  # it has said its last word: all that is left is to leave
+ENDING_S = 10.0  # for a process to end after its last word
 BLOCK = 4096  # bytes that a name in a folder costs at least
 MOST_SAID = 64 << 10  # bytes of its output that are read
 SHOWN = 200
@@ -101,11 +101,13 @@ async def run_python(program: str, limits: Limits, given: Any = None) -> Ended:
             start_new_session=True,
         )
         watch = asyncio.create_task(_watch(process.pid, folder, limits))
+        late = f"not done after {limits.timeout_s:g} s"
         try:
             said = await asyncio.wait_for(_talk(process, json.dumps(task).encode(), done.encode()), limits.timeout_s)
+            late = "said its last word, and did not end"
             status = await asyncio.wait_for(process.wait(), ENDING_S)
         except TimeoutError:
-            return Ended("timeout", f"not done after {limits.timeout_s:g} s")
+            return Ended("timeout", late)
         finally:
             _kill(process.pid)
             await process.wait()

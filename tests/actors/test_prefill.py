@@ -90,7 +90,7 @@ class Trio:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine KV may come late; where it is given up is tests' own to say."""
+    """On a busy machine KV may come late. A test in which it is given up sets its own limit."""
     monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 60.0)
 
 
@@ -267,7 +267,7 @@ async def test_whatever_fails_the_prompt_is_computed(trio: Trio, fault: Exceptio
 
 
 async def test_kv_that_does_not_come_is_not_waited_for(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The prefill is waited for, so that the import begins.
+    # Only the import is given up: the prefill before it has all the time it needs.
     monkeypatch.setattr("actors.moving_kv._patience_s", lambda member, *_: 0.5 if member is trio.decode else 60.0)
     seq, cancelled = sequence(), asyncio.Event()
 

@@ -40,7 +40,7 @@ METHODS: list[tuple[str, dict[str, Any], float]] = [
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine KV may come late; where it is given up is tests' own to say."""
+    """On a busy machine KV may come late. A test in which it is given up sets its own limit."""
     monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 60.0)
 
 

@@ -14,11 +14,11 @@ from tests.batches.house import House
 
 @pytest.fixture(autouse=True)
 def answerers_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As with their processes: each has a thread and an open file."""
+    """Close every answerer that a test has made: its thread and its open file else end with its process."""
     made, make = list[Answerer](), Answerer.__init__
 
-    def noted(self: Answerer, *given: Any) -> None:
-        make(self, *given)
+    def noted(self: Answerer, *given: Any, **named: Any) -> None:
+        make(self, *given, **named)
         made.append(self)
 
     monkeypatch.setattr(Answerer, "__init__", noted)

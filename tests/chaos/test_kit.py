@@ -72,14 +72,20 @@ def test_pause_stops_it_and_lets_it_go_on(
     node: tuple[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tag, process = node
-    seen = threading.Event()
-    monkeypatch.setattr(kit, "time", SimpleNamespace(sleep=lambda _: seen.wait(60)))
+    seen, asked = threading.Event(), list[float]()
+
+    def sleep(seconds: float) -> None:
+        asked.append(seconds)
+        seen.wait(60)
+
+    monkeypatch.setattr(kit, "time", SimpleNamespace(sleep=sleep))
     pausing = threading.Thread(target=kit.pause, args=(kit.find("proxy", tag), 0.5))
     pausing.start()
     until(lambda: state(process.pid) == "T", "it is stopped")
     seen.set()
     pausing.join()
     until(lambda: state(process.pid) != "T", "it goes on")
+    assert asked == [0.5]
 
 
 def test_a_lost_node_has_no_process_left_and_others_live(node: tuple[str, subprocess.Popen[bytes]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.constraints.base import keep_allowed
@@ -22,6 +22,7 @@ from decoding.constraints.schemas import endless
 from decoding.logits import History, process
 from decoding.sequence import Sequence
 from tests.constrained import END, allowed_ids, byte_compiler, char_compiler, char_vocabulary, fits
+from tests.properties import cases
 from turnout.errors import Code, TurnoutError
 from turnout.structure import Structure
 from turnout.types import SamplingParams, Token
@@ -67,7 +68,7 @@ def walk(constraint: GrammarConstraint, steps: Steps) -> None:
         assert constraint.accepts(answer) == fresh().accepts(answer)
 
 
-@settings(max_examples=60)
+@cases(60)
 @given(STEPS)
 def test_what_it_says_depends_on_the_tokens_alone(steps: Steps) -> None:
     walk(fresh(), steps)

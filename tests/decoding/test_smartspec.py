@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.fakes import TableModel, markov
@@ -15,6 +15,7 @@ from decoding.model import Busy
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree, ExtraRows
 from decoding.verifiers.base import Verdict
+from tests.properties import cases
 from turnout.types import SamplingParams, Token, TokenKind
 
 
@@ -74,7 +75,7 @@ def test_the_worked_examples(acceptance, sequences, depth):
     assert Scene().depth(smart(acceptance), sequences) == depth
 
 
-@settings(max_examples=200)
+@cases(200)
 @given(
     rate=st.floats(0.01, 1.0),
     sequences=st.integers(1, 600),

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import engine.backend
@@ -28,6 +28,7 @@ from engine.cuda.paged_attention import MAX_ROWS as TILE_ROWS
 from engine.cuda.step import CudaStep, PagedStep
 from tests.engine.layouts import Batch, batches, random_tree
 from tests.engine.triton_process import Reruns
+from tests.properties import cases
 from turnout.errors import TurnoutError
 
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ def unpacked_mask(word: int, size: int) -> list[bool]:
     return [bool(word >> bit & 1) for bit in range(size)]
 
 
-@settings(max_examples=60)
+@cases(60)
 @given(batch=batches(most_fed=64), extra=st.tuples(*[st.integers(0, 5)] * 3))
 def test_packing_keeps_every_field_and_padding_belongs_to_nobody(batch: Batch, extra: tuple[int, int, int]) -> None:
     layout = batch.layout()
@@ -113,7 +114,7 @@ def test_every_bucket_there_can_be_is_set_up_by_its_own_smallest_batch(most_bloc
     assert len(set(mine)) == len(mine) == 13 * len({bucket.width for bucket in mine})
 
 
-@settings(max_examples=60)
+@cases(60)
 @given(batch=batches(most_fed=64))
 def test_batches_launched_one_by_one_are_cut_as_in_their_graph(batch: Batch) -> None:
     layout, store = batch.layout(), batch.store()
@@ -239,7 +240,7 @@ def test_states_go_into_the_first_layer_and_what_is_tapped_comes_out_in_their_ro
         assert all(torch.equal(tapped, states) for tapped in taps.values())
 
 
-@settings(max_examples=100)
+@cases(100)
 @given(
     sequences=st.integers(1, 128),
     fed=st.integers(1, 64),

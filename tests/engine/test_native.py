@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import engine.backend
@@ -25,6 +25,7 @@ from engine.native import library as native
 from engine.native.attention import NativeStep
 from engine.native.library import NativeUnavailableError, panel_columns
 from engine.native.weights import PackedMatrix, interleaved, native_linear
+from tests.properties import cases
 from turnout.errors import TurnoutError
 
 CPU = torch.device("cpu")
@@ -71,7 +72,7 @@ def threads(count: int) -> Any:
     biased=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=25)
+@cases(25)
 def test_products_equal_torch(
     dtype: torch.dtype, num_threads: int, rows: int, half_width: int, columns: int, biased: bool, seed: int
 ) -> None:
@@ -147,7 +148,7 @@ def attended(layout: Layout, slots: int, shape: tuple[int, int, int], scores: Sc
     softcap=st.none() | st.just(5.0),
     num_threads=st.integers(1, 3),
 )
-@settings(max_examples=25)
+@cases(25)
 def test_attention_equals_torch_for_any_ragged_batch(
     shape: tuple[int, int, int], batch: tuple[Layout, int], window: int | None, softcap: float | None, num_threads: int
 ) -> None:
@@ -158,7 +159,7 @@ def test_attention_equals_torch_for_any_ragged_batch(
 
 
 @given(batch=batches())
-@settings(max_examples=25)
+@cases(25)
 def test_attention_in_bfloat16_is_within_rounding(batch: tuple[Layout, int]) -> None:
     layout, slots = batch
     got, expected = attended(layout, slots, (8, 2, 64), Scores(0.1), torch.bfloat16)
@@ -166,7 +167,7 @@ def test_attention_in_bfloat16_is_within_rounding(batch: tuple[Layout, int]) -> 
 
 
 @given(batch=batches())
-@settings(max_examples=10)
+@cases(10)
 def test_a_wrong_tree_mask_would_be_seen(batch: tuple[Layout, int]) -> None:
     layout, slots = batch
     trees = {sequence: mask for sequence, mask in layout.trees.items() if len(mask) > 1}

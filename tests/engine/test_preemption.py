@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from decoding.model import Want
@@ -28,6 +28,7 @@ from tests.engine.harness import (
     twins,
 )
 from tests.engine.margin import assert_same_tokens
+from tests.properties import cases
 from training.random_models import llama_config
 from turnout.calls import GenerateCall
 from turnout.errors import Code, TurnoutError
@@ -95,7 +96,7 @@ async def test_everybody_finishes_with_the_tokens_it_gives_alone(pair_folder: Pa
     await close(tight)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@cases(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 12), st.sampled_from("abc")), min_size=2, max_size=9),
     num_blocks=st.integers(9, 24),

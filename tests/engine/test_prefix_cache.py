@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.model import Want
@@ -17,6 +17,7 @@ from engine.cache.table import BlockTable
 from engine.model import EngineModel
 from engine.work import Work
 from tests.engine.harness import Reference, twins
+from tests.properties import cases
 from training.random_models import llama_config
 from turnout.types import BlockHash, SamplingParams, Sharing, Token
 
@@ -90,7 +91,7 @@ OPERATIONS = st.tuples(
 PROMPTS = [[token % 2 for token in range(length)] + tail for length in (0, 2, 4, 5) for tail in ([0], [1], [0, 1, 1])]
 
 
-@settings(max_examples=300)
+@cases(300)
 @given(st.lists(OPERATIONS, max_size=60), st.integers(4, 14))
 def test_leaves_are_evicted_before_their_parents_whatever_the_order_of_release(
     operations: list[tuple[str, int, int]], num_blocks: int

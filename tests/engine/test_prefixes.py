@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from engine.attention.prefixes import find_prefixes
 from tests.engine.families import Family, Member, families
+from tests.properties import cases
 
 
 def test_two_levels_are_two_nodes() -> None:
@@ -51,7 +52,7 @@ def test_blocks_that_a_member_still_writes_to_are_its_own() -> None:
 
 
 @given(family=families())
-@settings(max_examples=150)
+@cases(150)
 def test_every_block_is_read_once_and_every_path_is_whole(family: Family) -> None:
     layout = family.layout()
     found = find_prefixes(layout, 1, 1)

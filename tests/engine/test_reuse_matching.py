@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.reuse.index import PromptIndex, SeenPrompt
 from engine.reuse.matching import Run, common_runs, window_hashes
+from tests.properties import cases
 from turnout.types import BlockHash, Namespace
 
 SIZE = 16
@@ -53,7 +54,7 @@ def test_shorter_runs_are_left_alone(least: int) -> None:
     assert runs(target, source, least) == [Run(0, 100, least)]
 
 
-@settings(max_examples=200)
+@cases(200)
 @given(
     st.lists(st.integers(0, 3), max_size=60),
     st.lists(st.integers(0, 3), max_size=60),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from decoding.sequence import Sequence
@@ -26,6 +26,7 @@ from engine.native.attention import NativeStep
 from tests.engine.families import Family, Member, families, inputs, store_of
 from tests.engine.harness import twins
 from tests.engine.margin import assert_best
+from tests.properties import cases
 from training.random_models import llama_config
 from turnout.types import SamplingParams
 
@@ -60,7 +61,7 @@ def threads(count: int) -> Iterator[None]:
 class TestAttention:
     @pytest.mark.parametrize("shape", SHAPES)
     @given(family=families(), softcap=st.none() | st.just(5.0), num_threads=st.integers(1, 3))
-    @settings(max_examples=30)
+    @cases(30)
     def test_equals_plain_attention_for_any_forest(
         self, shape: tuple[int, int, int], family: Family, softcap: float | None, num_threads: int
     ) -> None:
@@ -71,7 +72,7 @@ class TestAttention:
 
     @pytest.mark.parametrize("shape", SHAPES)
     @given(family=families(), softcap=st.none() | st.just(5.0))
-    @settings(max_examples=20)
+    @cases(20)
     def test_torch_operations_do_the_same(
         self, shape: tuple[int, int, int], family: Family, softcap: float | None
     ) -> None:
@@ -82,7 +83,7 @@ class TestAttention:
 
     @pytest.mark.parametrize("step", [NativeStep, GroupedStep])
     @given(family=families(keeps_trees=False), window=st.integers(1, 90))
-    @settings(max_examples=40)
+    @cases(40)
     def test_a_window_that_cuts_into_a_prefix_is_kept(self, step: Any, family: Family, window: int) -> None:
         found = find_prefixes(family.layout(), 1, 1)
         assume(found is not None)
@@ -107,7 +108,7 @@ class TestAttention:
         assert 0 < max(taken) <= most
 
     @given(family=families())
-    @settings(max_examples=30)
+    @cases(30)
     def test_in_bfloat16_it_is_within_rounding(self, family: Family) -> None:
         found = find_prefixes(family.layout(), 1, 1)
         mine, plain = attended(family, (8, 2, 64), Scores(0.1), found, torch.bfloat16)
@@ -124,7 +125,7 @@ class TestAttention:
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
 
     @given(family=families())
-    @settings(max_examples=30)
+    @cases(30)
     def test_a_request_gets_what_it_would_get_alone(self, family: Family) -> None:
         mine, _ = attended(family, (4, 2, 8), Scores(0.3), find_prefixes(family.layout(), 1, 1))
         alone, _ = attended(family, (4, 2, 8), Scores(0.3), None)

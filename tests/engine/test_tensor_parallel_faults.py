@@ -46,7 +46,7 @@ def rank() -> Iterator[RankProcess]:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_a_follower_that_is_gone_fails_the_next_forward(folder: Path, rank: RankProcess, how: str) -> None:
-    with split(rank, folder, step_timeout_s=STEP_S) as model:
+    with split(rank, folder, step_timeout_s=60.0 if how == "killed" else STEP_S) as model:
         seq = Sequence(PROMPT, SamplingParams(max_tokens=40), seed=0)
         await model.extend(seq)
         if how == "killed":

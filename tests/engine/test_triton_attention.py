@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.sdpa import SdpaStep
@@ -17,6 +17,7 @@ from engine.attention.step import Scores
 from engine.cuda.paged_attention import KEYS, STAGES, WARPS
 from tests.engine import triton_process as remote
 from tests.engine.layouts import Batch, batches, random_tree
+from tests.properties import cases
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="the package triton is not installed")
 
@@ -79,7 +80,7 @@ def test_prompt_chunks_beside_short_rows(interpreted: remote.Call) -> None:
     assert_equals_torch(interpreted, batch, Scores(0.3, 20, None))
 
 
-@settings(max_examples=20)
+@cases(20)
 @given(
     batch=batches(),
     window=st.none() | st.integers(1, 90),

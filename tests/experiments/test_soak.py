@@ -26,7 +26,7 @@ async def pool() -> AsyncIterator[LocalPool]:
 
 
 async def test_a_short_soak_passes(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Few calls: enough of each tenant's, and enough given up.
+    # On a busy machine there are few calls: each tenant must have some, and some must be given up.
     monkeypatch.setattr("experiments.soak.TENANTS", dict.fromkeys(("alpha", "beta", "gamma"), 1 / 3))
     monkeypatch.setattr("experiments.soak.CANCELLED_SHARE", 0.4)
     report = await soak(pool, seconds=6.0, sample=10, seed=3)

@@ -44,7 +44,7 @@ def test_plain_beside_plain_gives_one_token_a_forward_and_the_same_text(tmp_path
         assert found.fed_per_token < 1.0  # the first one comes from the prompt
         assert found.equality == "6 equal"
         assert found.speedup.low <= found.speedup.value <= found.speedup.high
-        assert 0.01 < found.speedup.value < 100.0  # a few tokens: one pause of the machine is ten times that
+        assert 0.01 < found.speedup.value < 100.0  # so few tokens that a pause changes it tenfold
 
 
 def test_prompts_are_asked_again_until_there_are_enough_turns(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.base import ChunkShape
@@ -12,6 +12,7 @@ from kvstore.codecs._packing import WIDTHS, pack, packed_bytes, unpack
 from kvstore.codecs.adaquant import PRESETS, AdaQuantCodec, choose_widths, quantise
 from kvstore.codecs.base import load_codec
 from tests.kvstore.profiled import alike_kv, alike_profiles, demo_kv, shape_of
+from tests.properties import cases
 from training.kv_profiles import Shapes
 
 NAMES = ("adaquant", *PRESETS)
@@ -49,7 +50,7 @@ def test_bytes_are_the_bits_and_the_scales(name: str, tokens: int) -> None:
     assert AdaQuantCodec(name).max_bytes(shape) == 3 * (expected + 2)
 
 
-@settings(max_examples=40)
+@cases(40)
 @given(
     name=st.sampled_from(NAMES),
     layers=st.integers(1, 3),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.artifacts import Artifact
@@ -17,6 +17,7 @@ from kvstore.codecs.base import filled_up, load_codec
 from kvstore.codecs.cachegen import DEPTHS, GROUP, LEVELS, SIDES, CacheGenCodec
 from kvstore.profiles import cell_bytes, cell_weights, read_profiles
 from tests.kvstore.profiled import DIGEST, alike_kv, alike_profiles, demo_kv, profiles_of, shape_of
+from tests.properties import cases
 from turnout.errors import Code, TurnoutError
 
 HEADER = 12
@@ -43,7 +44,7 @@ def kept_of(codec: CacheGenCodec, kv: torch.Tensor, shape: ChunkShape) -> int:
 # The coder
 
 
-@settings(max_examples=50)
+@cases(50)
 @given(rows=st.integers(1, 5), num=st.integers(1, 60), symbols=st.integers(2, 300), seed=st.integers(0, 999))
 def test_symbols_come_back(rows: int, num: int, symbols: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.lookup.controller import STALE_S, Ask, Controller, Decision, Level, regret
+from tests.properties import cases
 
 RAW = 1 << 20
 MIB = 1 << 20
@@ -191,7 +192,7 @@ def test_a_dead_link_costs_little_more_than_computing() -> None:
     assert total < 1.0 + 0.1
 
 
-@settings(max_examples=100)
+@cases(100)
 @given(
     bandwidth=st.floats(1.0, 5000.0),
     chunk_s=st.floats(1e-4, 1.0),
@@ -211,7 +212,7 @@ def test_the_target_is_met_whenever_any_option_meets_it(
     assert total <= target * (1 + 1e-6)
 
 
-@settings(max_examples=60)
+@cases(60)
 @given(bandwidth=st.floats(0.5, 5000.0), chunk_s=st.floats(1e-3, 1.0), chunks=st.integers(4, 40))
 def test_not_knowing_the_link_costs_a_bounded_part(bandwidth: float, chunk_s: float, chunks: int) -> None:
     clock = Clock()

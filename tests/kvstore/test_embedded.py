@@ -39,10 +39,8 @@ def answers(url: str) -> bool:
         store.close()
 
 
-def test_it_starts_fast_on_a_socket_of_its_own_and_nowhere_else(tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_it_starts_on_a_socket_of_its_own_and_nowhere_else(tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path, 32 << 20) as server:
-        took = time.monotonic() - began
         assert server.url.startswith("unix:///")
         assert answers(server.url)
         client = Opener(server.address.access).client(server.address.endpoints[0], 5)
@@ -52,7 +50,6 @@ def test_it_starts_fast_on_a_socket_of_its_own_and_nowhere_else(tmp_path: Path) 
         assert socket_path.stat().st_mode & 0o077 == 0
         assert (tmp_path / "redis.conf").stat().st_mode & 0o077 == 0
         assert server.log.exists()
-    assert took < 15  # usually some tens of milliseconds
     assert config["port"] == "0"
     assert (config["save"], config["appendonly"]) == ("", "no")
     assert (config["maxmemory"], config["maxmemory-policy"]) == (str(32 << 20), "volatile-ttl")

@@ -155,7 +155,7 @@ async def test_everybody_shares_a_public_head_and_nobody_what_follows(store: Red
 async def test_what_is_registered_while_servers_run_is_shared_once_they_know(
     store: RedisStore, registry: Registry
 ) -> None:
-    waits = {"fetch_timeout_s": 2.0}  # for what the other one has said it computes
+    waits = {"fetch_timeout_s": 2.0}  # how long for chunks that the other one has announced
     with shared(store, **waits) as first, shared(store, **waits) as second:
         await Engine(first, "ann").serve(tokens(33))
         register(registry, "system", tokens(33))

@@ -112,15 +112,15 @@ def test_offering_never_waits_for_the_store(benches: list[Bench]) -> None:
 
     class Stuck(MemoryByteStore):
         def count_prefix(self, keys: Any, deadline: float) -> int:
-            assert gate.wait(5.0)
+            assert gate.wait(30)
             return 0
 
     it = bench(benches, lambda _: Stuck())
     began = time.monotonic()
     assert it.offer(0)
     assert it.offer(1)
-    assert time.monotonic() - began < 4
-    deadline = time.monotonic() + 5.0
+    assert time.monotonic() - began < 20
+    deadline = time.monotonic() + 20
     while it.done != [0] and time.monotonic() < deadline:  # read and freed while Redis is stuck
         time.sleep(0.001)
     assert it.done == [0]
@@ -213,7 +213,7 @@ def test_closing_does_not_wait_for_a_store_that_is_stuck() -> None:
     class Stuck(MemoryByteStore):
         def count_prefix(self, keys: Any, deadline: float) -> int:
             entered.set()
-            gate.wait(5.0)
+            gate.wait(30)
             raise StoreFault("late", "stuck")
 
     it = Bench(lambda _: Stuck(), capacity=10)
@@ -222,7 +222,7 @@ def test_closing_does_not_wait_for_a_store_that_is_stuck() -> None:
     assert entered.wait(10)
     began = time.monotonic()
     it.writer.close(0.05)
-    assert time.monotonic() - began < 4.5
+    assert time.monotonic() - began < 20
     assert sorted(it.done) == [0, 1, 2, 3]
     assert it.counts.dropped["closed"] == 3
     gate.set()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments import fitting
 from deployments.fitting import HEAD_MARK, Growth, Misfit, NodeType, Replica, Resources, fit, sum_of
+from tests.properties import cases
 
 ONE = {"CPU": 1.0}
 
@@ -88,7 +89,7 @@ def fits_somehow(pieces: list[Resources], nodes: list[Resources], apart: bool) -
 resources = st.fixed_dictionaries({"CPU": st.integers(0, 4).map(float), "GPU": st.integers(0, 2).map(float)})
 
 
-@settings(max_examples=200)
+@cases(200)
 @given(
     pieces=st.lists(resources, min_size=1, max_size=5),
     nodes=st.lists(resources, min_size=1, max_size=3),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import yaml
 
 from tests.observability.conftest import Load, Served
 from tests.observability.queries import ALERTS, alerts, names_in, panels
+from turnout.free_ports import free_port
 
 pytestmark = [
     pytest.mark.observability,
@@ -74,9 +74,7 @@ def prometheus(served: Served, load: Load, tmp_path_factory: pytest.TempPathFact
     turnout["static_configs"] = [{"targets": [served.http.removeprefix("http://")]}]
     config["scrape_configs"] = [turnout]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [
             "prometheus",

@@ -56,7 +56,8 @@ def test_a_file_that_is_replaced_is_never_half(tmp_path: Path) -> None:
 
 
 def test_changes_wait_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.access.tenants_file.LOCK_TIMEOUT_S", 120.0)  # each waits for two writes to disk
+    # Twelve in a row, each of which waits for the disk.
+    monkeypatch.setattr("deployments.access.tenants_file.LOCK_TIMEOUT_S", 120.0)
     path = tmp_path / "t.yaml"
     write_tenants(path, Tenants())
 

@@ -37,7 +37,7 @@ class Site:
     """A running server.
 
     Attributes:
-        port: it listens on.
+        port: where it listens.
         replica: of its pool.
     """
 

@@ -72,7 +72,7 @@ def test_pools_and_cache_show_what_the_server_holds(page: Page, site: Site) -> N
 def test_pools_are_asked_again_while_they_are_looked_at(context: BrowserContext, site: Site) -> None:
     page = context.new_page()
     page.clock.install()
-    page.clock.pause_at(time.time() + 3600)  # it would run by itself as well
+    page.clock.pause_at(time.time() + 3600)  # an installed clock goes on by itself too
     asked: list[str] = []
     page.on("request", lambda request: asked.append(urlsplit(request.url).path))
     page.goto(f"{site.url}/console/#/pools")
