@@ -57,7 +57,7 @@ test: venv ## the default test suite (no GPU, no Redis server, no network)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 	$(BIN)/pytest -m timing $(PYTEST_ARGS) || [ $$? -eq 5 ] # 5: none of these were asked for
 
-search-properties: venv ## ten times the cases of every property, different ones in each run (10 minutes)
+search-properties: venv ## ten times the cases of every property, different ones in each run (3 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) -m "hypothesis and not clients" --hypothesis-profile=search $(PYTEST_ARGS)
 
 test-cluster: venv ## model actors and deployments that are killed, restarted, moved, scaled, on Ray clusters of their own
