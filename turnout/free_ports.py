@@ -42,13 +42,13 @@ def free_port(also: int = 0) -> int:
         for step in range(len(ports)):
             port = ports[(start + step) % len(ports)]
             both = {port, port + also}
-            if port + also in ports and not both & _given and all(map(is_free, both)):
+            if port + also in ports and not both & _given and all(map(_is_free, both)):
                 _given.update(both)
                 return port
     raise OSError(f"no free port from {ports.start} to {ports.stop - 1}")
 
 
-def is_free(port: int) -> bool:
+def _is_free(port: int) -> bool:
     """Whether nobody listens on it, on any address of IPv4."""
     with socket.socket() as probe:
         try:

@@ -85,6 +85,12 @@ async def pools(actors_config: TurnoutConfig) -> AsyncIterator[tuple[LocalPool, 
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine KV may come late. A test in which it is given up sets its own limit."""
+    monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 60.0)
+
+
+@pytest.fixture
 async def remote(actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
     """A pool behind the wire, in this process; idle on both sides after the test."""
     pool = await open_in_process(actors_config)

@@ -20,6 +20,8 @@ from training.random_models import llama_config, random_model
 from turnout.errors import Interrupted
 from turnout.types import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 BLOCK = 8
 LEAST = 32
 PROMPT = random_prompts(1, 1, seed=3)[0] + [(7 * i * i + 3 * i) % 256 for i in range(100)]
@@ -86,12 +88,6 @@ class Trio:
     def computed(self, near: Near) -> int:
         """Tokens a copy has a cache of for sequences in work."""
         return sum(len(table) for table in near.model.batcher.tables.values())
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine KV may come late. A test in which it is given up sets its own limit."""
-    monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 60.0)
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from tests.engine.harness import Reply, ask
 from turnout.config import TurnoutConfig
 from turnout.types import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 LEAST = 24
 PROMPT = [7 * i % 250 for i in range(1, 90)]
 OTHER = [11 * i % 250 for i in range(1, 90)]
@@ -36,12 +38,6 @@ METHODS: list[tuple[str, dict[str, Any], float]] = [
     ("entropy_adaptive", {"threshold": 1.0}, 0.0),
     ("best_of", {}, 1.0),
 ]
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine KV may come late. A test in which it is given up sets its own limit."""
-    monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 60.0)
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from cli.demo import PROMPT, demo_config
+from tests.deployments.conftest import poll
 from turnout.config import TurnoutConfig
 
 ROOT = Path(__file__).parents[2]
@@ -45,10 +45,8 @@ def test_the_demo_answers_over_grpc_and_leaves_no_process_behind(tmp_path: Path)
     assert re.search(r"^entropy_adaptive: \d+ tokens in ", result.stdout, re.MULTILINE)
     for meter in ("paper", "FLOPs", "wall clock"):
         assert re.search(rf"^ {meter} .*\d", result.stdout, re.MULTILINE), meter
-    deadline = time.monotonic() + 30
-    while left := processes_with(marker):  # Ray's workers end by themselves once their raylet has
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    # Ray's workers end by themselves once their raylet has.
+    poll(lambda: processes_with(marker) == [], "no process is left", 30)
 
 
 def test_the_demo_stays_off_ports_that_are_in_use() -> None:

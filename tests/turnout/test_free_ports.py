@@ -24,7 +24,7 @@ def test_what_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch) -
     for address in ("127.0.0.1", "0.0.0.0"):
         with socket.create_server((address, 0)) as taken:
             port = taken.getsockname()[1]
-            assert not ports.is_free(port)
+            assert not ports._is_free(port)
             monkeypatch.setattr(ports, "_to_choose_from", lambda port=port: range(port, port + 1))
             with pytest.raises(OSError, match=f"no free port from {port} to {port}"):
                 ports.free_port()

@@ -164,4 +164,4 @@ def test_bodies_that_do_not_come_hold_up_nobody(server: RunningServer) -> None:
     url, places = server.http_url, ingress_options(served_config())["max_ongoing_requests"]
     count = 4 * places  # every second one sends its head
     with files(count + 200), idle(int(url.rpartition(":")[2]), count, HEAD + b"Content-Length: 4000\r\n\r\n{"):
-        assert quickest(url, "nobody", times=3) < 30
+        assert quickest(url, "nobody", times=1) < 30

@@ -34,7 +34,7 @@ from turnout.proto import generation_pb2 as pb
 from turnout.proto.generation_pb2_grpc import GenerationStub
 
 APP = "tenants"
-LOUD, QUIET_ONES, ROUNDS, MOST_ROUNDS = 16, 40, 3, 5
+LOUD, QUIET_ONES, ROUNDS = 16, 40, 5
 # The goal is 2 for the 95th percentile, which `make bench-flood` judges: it takes more requests than a test has. Where
 # clients, proxy and engine share two hardware threads, rounds lie between 1.7 and 3.6 (docs/results/README.md), as
 # quick as the machine is that day; medians lie between 1.3 and 1.75.
@@ -274,7 +274,7 @@ def test_a_flood_from_one_tenant_does_not_make_others_queue(home: Home, tenant: 
     with httpx.Client(timeout=120) as client:
         for _ in range(4):
             first_token_s(home, client, "quiet")
-        while len(ratios) < ROUNDS or (median(ratios) > MOST and len(ratios) < MOST_ROUNDS):
+        for _ in range(ROUNDS):
             alone = [first_token_s(home, client, "quiet") for _ in range(QUIET_ONES)]
             with flooding(flood_of(home, tenant)) as flooded:
                 beside = [first_token_s(home, client, "quiet") for _ in range(QUIET_ONES)]
@@ -284,7 +284,7 @@ def test_a_flood_from_one_tenant_does_not_make_others_queue(home: Home, tenant: 
             ratios.append(median(beside) / median(alone))
             longest.append(p95(beside))
             tell(f"{tenant}: 95th percentile {p95(beside) / p95(alone):.2f} times, median {ratios[-1]:.2f} times")
-    # A round in which the machine did something else as well says nothing: where two of three were such, five count.
+    # A round in which the machine did something else as well says nothing.
     assert median(ratios) <= MOST, ratios
     # Whoever has to wait for a place of the flood's waits for an answer of the flood.
     assert median(longest) <= median(took for each in floods for took in each.answered_s) / 2, longest
