@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -22,6 +23,7 @@ from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import LoggingConfig
 
+from actors.own_ray import start_own_ray
 from deployments.agreement import Origin, begin
 from deployments.cluster_checks import node_offers
 from deployments.embedded_store import EmbeddedStore, start_store
@@ -252,17 +254,20 @@ def start_local_ray(config: TurnoutConfig) -> Path | None:
     _prepare_environment()
     # Ray opens its folder to everybody: inside a private one, sockets and logs stay ours.
     private = None if config.ray.temp_dir else Path(tempfile.mkdtemp(prefix="turnout-"))
+    folder = config.ray.temp_dir or f"{private}/ray"
+    start = partial(
+        ray.init,
+        address="local",
+        num_cpus=config.ray.num_cpus or max(_most_cpus(config), os.cpu_count() or 1),
+        object_store_memory=config.ray.object_store_bytes,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=folder,
+        _node_ip_address="127.0.0.1",
+    )
     try:
-        ray.init(
-            address="local",
-            num_cpus=config.ray.num_cpus or max(_most_cpus(config), os.cpu_count() or 1),
-            object_store_memory=config.ray.object_store_bytes,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=config.ray.temp_dir or f"{private}/ray",
-            _node_ip_address="127.0.0.1",
-        )
+        start_own_ray(start, folder)
     except BaseException:
         if private is not None:
             shutil.rmtree(private, ignore_errors=True)

@@ -8,9 +8,12 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import ray
 from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
+
+from actors.own_ray import start_own_ray
 
 
 @contextmanager
@@ -27,7 +30,8 @@ def ray_of_its_own(num_cpus: int = 4) -> Iterator[None]:
     environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     RayNativeConfig.initialize("")  # importing ray has read the authentication mode already
     with tempfile.TemporaryDirectory(prefix="turnout-", ignore_cleanup_errors=True) as folder:
-        ray.init(
+        start = partial(
+            ray.init,
             address="local",
             num_cpus=num_cpus,
             object_store_memory=256 << 20,
@@ -37,6 +41,7 @@ def ray_of_its_own(num_cpus: int = 4) -> Iterator[None]:
             _temp_dir=f"{folder}/ray",
             _node_ip_address="127.0.0.1",
         )
+        start_own_ray(start, folder)
         try:
             yield
         finally:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import ray
 from ray.exceptions import OutOfDiskError
 
 from actors.mailbox import Mailbox, RayLine
+from actors.own_ray import start_own_ray
 from actors.wire import ModelCard
 
 STORE_BYTES, PIECE_BYTES = 80 << 20, 8 << 20
@@ -44,7 +46,8 @@ async def listen(actor: object, card: ModelCard) -> Mailbox:
 
 
 def main(folder: str) -> None:
-    ray.init(
+    start = partial(
+        ray.init,
         address="local",
         include_dashboard=False,
         log_to_driver=False,
@@ -53,6 +56,7 @@ def main(folder: str) -> None:
         _temp_dir=folder,
         _system_config=NO_DISK,
     )
+    start_own_ray(start, folder)
     actor, held = ray.remote(num_cpus=0)(Wordy).remote(), list[Any]()
     ip = ray.get(actor.ip.remote())
     try:

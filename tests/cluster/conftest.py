@@ -12,6 +12,7 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
+from actors.own_ray import start_own_ray
 from tests.near_pair import save_near_pair
 from tests.ray_mode import read_again, without_authentication
 from turnout.config import EngineConfig, ModelConfig, PoolConfig, TurnoutConfig
@@ -56,10 +57,16 @@ def raylets() -> Iterator[None]:
         patch.setenv("RAY_TMPDIR", folder)
         (Path(folder) / "ray").mkdir()
         node = {"num_cpus": 4, "object_store_memory": STORE_BYTES}
-        cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder, "include_dashboard": False})
-        try:
+
+        def start() -> Cluster:
+            head = {**node, "temp_dir": folder, "include_dashboard": False}
+            cluster = Cluster(initialize_head=True, head_node_args=head)
             for _ in range(2):
                 cluster.add_node(**node)
+            return cluster
+
+        cluster = start_own_ray(start, folder)
+        try:
             ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
             yield
         finally:

@@ -1,0 +1,56 @@
+"""Starting a Ray of this process's own, again where a start fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import psutil
+
+TRIES = 3
+
+Started = TypeVar("Started")
+_logger = logging.getLogger(__name__)
+
+
+def start_own_ray(start: Callable[[], Started], folder: str) -> Started:
+    """Call `start`, and again where it fails: Ray gives a node 30 s, which a busy machine may exceed.
+
+    Ray leaves the processes of a failed start running. They are ended, so that nothing of it is in the next one's way.
+
+    Args:
+        start: starts Ray, with `folder` as its temporary directory.
+        folder: tells the processes that `start` began from others of this process, for it stands in their commands.
+
+    Raises:
+        Exception: what the last try failed with.
+    """
+    for left in reversed(range(TRIES)):
+        others = {child.pid for child in psutil.Process().children()}
+        try:
+            return start()
+        except Exception as error:
+            _end([child for child in psutil.Process().children() if child.pid not in others and _names(child, folder)])
+            if not left:
+                raise
+            _logger.warning("Ray has not started, %d more tries: %s", left, str(error))
+    raise AssertionError("unreachable")
+
+
+def _names(process: psutil.Process, folder: str) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return any(folder in argument for argument in process.cmdline())
+    return False
+
+
+def _end(roots: list[psutil.Process]) -> None:
+    """Kill processes and all that they have started."""
+    processes = list(roots)
+    for root in roots:
+        with suppress(psutil.NoSuchProcess):
+            processes.extend(root.children(recursive=True))
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
