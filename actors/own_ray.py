@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import psutil
 
+from turnout.errors import Code, TurnoutError
+
 TRIES = 3
 
 Started = TypeVar("Started")
@@ -25,18 +27,20 @@ def start_own_ray(start: Callable[[], Started], folder: str) -> Started:
         folder: tells the processes that `start` began from others of this process, for it stands in their commands.
 
     Raises:
-        Exception: what the last try failed with.
+        TurnoutError: it has failed three times.
     """
-    for left in reversed(range(TRIES)):
+    left = TRIES
+    while True:
         others = {child.pid for child in psutil.Process().children()}
         try:
             return start()
         except Exception as error:
+            left -= 1
             _end([child for child in psutil.Process().children() if child.pid not in others and _names(child, folder)])
             if not left:
-                raise
+                message = f"Ray has not started on this machine in {TRIES} tries: {error}"
+                raise TurnoutError(Code.UNAVAILABLE, message) from error
             _logger.warning("Ray has not started, %d more tries: %s", left, str(error))
-    raise AssertionError("unreachable")
 
 
 def _names(process: psutil.Process, folder: str) -> bool:

@@ -164,7 +164,7 @@ def start(config: TurnoutConfig, load: PoolLoader = load_engine, tell: Tell = si
         tell: gets a line about each thing that has to be waited for.
 
     Raises:
-        TurnoutError: a port is taken, this machine cannot host a pool, or a pool failed to load.
+        TurnoutError: a port is taken, Ray does not start, this machine cannot host a pool, or a pool failed to load.
     """
     for field in ("grpc_port", "http_port"):
         _check_port(f"server.{field}", getattr(config.server, field))
@@ -246,7 +246,7 @@ def start_local_ray(config: TurnoutConfig) -> Path | None:
         Its private folder, to be removed at the end; None where the configuration names one.
 
     Raises:
-        TurnoutError: it is too small for the pools.
+        TurnoutError: it is too small for the pools, or has not started.
     """
     needed = math.ceil(sum(num_replicas(pool) * _num_cpus(config, pool) for pool in config.pools.values()))
     if config.ray.num_cpus is not None and config.ray.num_cpus < needed:

@@ -12,6 +12,7 @@ import pytest
 
 from actors.own_ray import TRIES, start_own_ray
 from tests.actors.hosts import poll
+from turnout.errors import Code, TurnoutError
 
 WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
 WITH_ONE = f"""
@@ -60,13 +61,16 @@ async def test_what_a_failed_start_left_is_ended_and_nothing_else(tmp_path: Path
             process.communicate()
 
 
-def test_the_last_failure_is_what_is_told(tmp_path: Path) -> None:
+def test_what_has_failed_every_time_is_told_with_its_last_reason(tmp_path: Path) -> None:
     tries = list[int]()
 
     def start() -> None:
         tries.append(len(tries) + 1)
         raise RuntimeError(f"try {tries[-1]}")
 
-    with pytest.raises(RuntimeError, match=f"^try {TRIES}$"):
+    with pytest.raises(
+        TurnoutError, match=f"^Ray has not started on this machine in {TRIES} tries: try {TRIES}$"
+    ) as no:
         start_own_ray(start, str(tmp_path))
+    assert no.value.code is Code.UNAVAILABLE
     assert tries == list(range(1, TRIES + 1))
