@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import ray
@@ -23,7 +22,7 @@ from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import LoggingConfig
 
-from actors.own_ray import start_own_ray
+from actors.ray_start import start_ray
 from deployments.agreement import Origin, begin
 from deployments.cluster_checks import node_offers
 from deployments.embedded_store import EmbeddedStore, start_store
@@ -254,20 +253,13 @@ def start_local_ray(config: TurnoutConfig) -> Path | None:
     _prepare_environment()
     # Ray opens its folder to everybody: inside a private one, sockets and logs stay ours.
     private = None if config.ray.temp_dir else Path(tempfile.mkdtemp(prefix="turnout-"))
-    folder = config.ray.temp_dir or f"{private}/ray"
-    start = partial(
-        ray.init,
-        address="local",
-        num_cpus=config.ray.num_cpus or max(_most_cpus(config), os.cpu_count() or 1),
-        object_store_memory=config.ray.object_store_bytes,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _temp_dir=folder,
-        _node_ip_address="127.0.0.1",
-    )
     try:
-        start_own_ray(start, folder)
+        start_ray(
+            config.ray.temp_dir or f"{private}/ray",
+            num_cpus=config.ray.num_cpus or max(_most_cpus(config), os.cpu_count() or 1),
+            object_store_memory=config.ray.object_store_bytes,
+            _node_ip_address="127.0.0.1",
+        )
     except BaseException:
         if private is not None:
             shutil.rmtree(private, ignore_errors=True)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import ray
 from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 
-from actors.own_ray import start_own_ray
+from actors.ray_start import start_ray
 
 
 @contextmanager
@@ -30,18 +28,7 @@ def ray_of_its_own(num_cpus: int = 4) -> Iterator[None]:
     environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     RayNativeConfig.initialize("")  # importing ray has read the authentication mode already
     with tempfile.TemporaryDirectory(prefix="turnout-", ignore_cleanup_errors=True) as folder:
-        start = partial(
-            ray.init,
-            address="local",
-            num_cpus=num_cpus,
-            object_store_memory=256 << 20,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=f"{folder}/ray",
-            _node_ip_address="127.0.0.1",
-        )
-        start_own_ray(start, folder)
+        start_ray(f"{folder}/ray", num_cpus=num_cpus, object_store_memory=256 << 20, _node_ip_address="127.0.0.1")
         try:
             yield
         finally:

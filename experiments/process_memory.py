@@ -7,10 +7,11 @@ import gc
 import os
 import resource
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 KIB = 1024
 SAMPLING_S = 0.002
@@ -18,19 +19,9 @@ SAMPLING_S = 0.002
 
 def tree(root: int) -> list[int]:
     """Process ids of `root` and all its descendants."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it ended while we looked
-        children[int(fields[1])].append(int(stat.parent.name))
-    found, waiting = [], [root]
-    while waiting:
-        pid = waiting.pop()
-        found.append(pid)
-        waiting.extend(children[pid])
-    return found
+    with suppress(psutil.NoSuchProcess):  # it has ended
+        return [root, *(child.pid for child in psutil.Process(root).children(recursive=True))]
+    return [root]
 
 
 def proportional_bytes(pids: list[int]) -> int:

@@ -6,7 +6,6 @@ import gc
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest_asyncio
 import ray
 import torch
 
-from actors.own_ray import start_own_ray
+from actors.ray_start import start_ray
 from decoding.exit_heads import ExitHead
 from decoding.heads import MedusaHeads, RecurrentHead
 from engine.loading import load_checkpoint
@@ -115,17 +114,7 @@ class Cluster:
         without_authentication(self._patch)
         self._patch.setenv("RAY_worker_niceness", "0")  # else a slow core needs minutes to import torch
         self._folder = tempfile.mkdtemp(prefix="ta", dir="/tmp")
-        start = partial(
-            ray.init,
-            address="local",
-            num_cpus=8,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=80 << 20,
-            _temp_dir=self._folder,
-        )
-        start_own_ray(start, self._folder)
+        start_ray(self._folder, num_cpus=8, object_store_memory=80 << 20)
 
     def close(self) -> None:
         if self._folder:

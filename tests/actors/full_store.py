@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import ray
 from ray.exceptions import OutOfDiskError
 
 from actors.mailbox import Mailbox, RayLine
-from actors.own_ray import start_own_ray
+from actors.ray_start import start_ray
 from actors.wire import ModelCard
 
 STORE_BYTES, PIECE_BYTES = 80 << 20, 8 << 20
@@ -46,17 +45,7 @@ async def listen(actor: object, card: ModelCard) -> Mailbox:
 
 
 def main(folder: str) -> None:
-    start = partial(
-        ray.init,
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        object_store_memory=STORE_BYTES,
-        _temp_dir=folder,
-        _system_config=NO_DISK,
-    )
-    start_own_ray(start, folder)
+    start_ray(folder, object_store_memory=STORE_BYTES, _system_config=NO_DISK)
     actor, held = ray.remote(num_cpus=0)(Wordy).remote(), list[Any]()
     ip = ray.get(actor.ip.remote())
     try:

@@ -12,7 +12,7 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
-from actors.own_ray import start_own_ray
+from actors.ray_start import try_to_start
 from tests.near_pair import save_near_pair
 from tests.ray_mode import read_again, without_authentication
 from turnout.config import EngineConfig, ModelConfig, PoolConfig, TurnoutConfig
@@ -65,7 +65,7 @@ def raylets() -> Iterator[None]:
                 cluster.add_node(**node)
             return cluster
 
-        cluster = start_own_ray(start, folder)
+        cluster = try_to_start(start, folder)
         try:
             ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
             yield

@@ -1,4 +1,4 @@
-"""What lets a law over three tokens be played 200,000 times: the library's noise, without torch's cost of a call."""
+"""What lets a law over three tokens be played 200,000 times: noise and ratios without torch's cost of a call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _least_ratio(probs: tuple[float, ...], proposal: tuple[float, ...], count: i
 
 @contextmanager
 def many_runs() -> Iterator[None]:
-    """Within it all draw by this file's `gumbel`, SpecTr takes its `least_ratio`, and torch keeps no book."""
+    """Within it `gumbel` and `least_ratio` are this file's, and torch keeps no book for gradients."""
     original = noise.gumbel
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
         for name, module in list(sys.modules.items()):

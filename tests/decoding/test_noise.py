@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from decoding.noise import Purpose, derive_seed, gumbel, noise_key, uniform
-from decoding.verifiers import rejection
+from decoding.verifiers import rejection, spectr
 from tests.decoding import many_runs
 
 CPU = torch.device("cpu")
@@ -33,6 +33,16 @@ def test_the_noise_of_many_runs_is_the_librarys():
     with many_runs.many_runs():
         assert rejection.gumbel is many_runs.gumbel
     assert rejection.gumbel is original
+
+
+def test_the_ratios_of_many_runs_are_spectrs():
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.15, 0.75])
+    original = spectr.least_ratio
+    with many_runs.many_runs():
+        assert spectr.least_ratio is many_runs.least_ratio
+        for probs, proposal, count in [(p, q, 2), (q, p, 2), (p, q, 3), (p, q, 2)]:
+            assert spectr.least_ratio(probs, proposal, count) == original(probs, proposal, count)
+    assert spectr.least_ratio is original
 
 
 def test_known_answers_never_change():

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors.own_ray import TRIES, start_own_ray
+from actors.ray_start import TRIES, try_to_start
 from tests.actors.hosts import poll
 from turnout.errors import Code, TurnoutError
 
@@ -50,7 +50,7 @@ async def test_what_a_failed_start_left_is_ended_and_nothing_else(tmp_path: Path
         raise RuntimeError("the node timed out")
 
     try:
-        assert start_own_ray(start, folder) == "started"
+        assert try_to_start(start, folder) == "started"
         failed, other = begun
         assert failed.wait(30) == -signal.SIGKILL
         await poll(lambda: not runs(grandchildren[0]), "an end of what the failed start's process has started")
@@ -71,6 +71,6 @@ def test_what_has_failed_every_time_is_told_with_its_last_reason(tmp_path: Path)
     with pytest.raises(
         TurnoutError, match=f"^Ray has not started on this machine in {TRIES} tries: try {TRIES}$"
     ) as no:
-        start_own_ray(start, str(tmp_path))
+        try_to_start(start, str(tmp_path))
     assert no.value.code is Code.UNAVAILABLE
     assert tries == list(range(1, TRIES + 1))

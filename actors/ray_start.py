@@ -1,13 +1,14 @@
-"""Starting a Ray of this process's own, again where a start fails."""
+"""Starting a Ray on this machine, again where a start fails."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
+import ray
 
 from turnout.errors import Code, TurnoutError
 
@@ -17,7 +18,35 @@ Started = TypeVar("Started")
 _logger = logging.getLogger(__name__)
 
 
-def start_own_ray(start: Callable[[], Started], folder: str) -> Started:
+def start_ray(folder: str, **settings: Any) -> None:
+    """Start a Ray for this process and what it starts, and connect to it.
+
+    Args:
+        folder: its temporary directory, which no other Ray of this process has.
+        settings: of `ray.init`.
+
+    Raises:
+        TurnoutError: it has not started, three times.
+    """
+
+    def init() -> None:
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=folder,
+                **settings,
+            )
+        except BaseException:
+            ray.shutdown()  # a node that is up, but could not be connected to, is in the way of the next one
+            raise
+
+    try_to_start(init, folder)
+
+
+def try_to_start(start: Callable[[], Started], folder: str) -> Started:
     """Call `start`, and again where it fails: Ray gives a node 30 s, which a busy machine may exceed.
 
     Ray leaves the processes of a failed start running. They are ended, so that nothing of it is in the next one's way.
@@ -40,6 +69,7 @@ def start_own_ray(start: Callable[[], Started], folder: str) -> Started:
             if not left:
                 message = f"Ray has not started on this machine in {TRIES} tries: {error}"
                 raise TurnoutError(Code.UNAVAILABLE, message) from error
+            # As text: the error holds the failed node, and a log may hold the error.
             _logger.warning("Ray has not started, %d more tries: %s", left, str(error))
 
 
