@@ -104,10 +104,10 @@ async def test_a_cache_outlives_its_replica_and_a_lost_one_is_computed(
         moves.append((client, left.moved))
     ray.kill(first)
     (here, kept), (there, lost) = moves
-    done, left = await second.answer(replace(here.rest_of(call), moved=kept), here)
-    assert (left, done.ids, done.texts) == (None, whole.ids, whole.texts)
     begun = len(PROMPT) + len(here.ids[0])
     count = min(len(kept.caches[0].ids), begun - 1) // 8 * 8  # full blocks; the last token is always computed
+    done, left = await second.answer(replace(here.rest_of(call), moved=kept), here)
+    assert (left, done.ids, done.texts) == (None, whole.ids, whole.texts)
     assert f"moved here with the cache of {count} tokens" in done.usage.notes
     ray.kill(ray.get_actor(lost.caches[0].kv.depot, NAMESPACE))
     done, left = await second.answer(replace(there.rest_of(call), moved=lost), there)
