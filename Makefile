@@ -23,7 +23,7 @@ PYTEST_ARGS ?=
 TRAIN_ARGS ?=
 # The recipe of the demo's large model: large, or large-exits for one that can be left early (the drafter `del`).
 LARGE ?= large
-# Processes that share the default suite.
+# Processes that share the default suite, and the laws.
 TEST_WORKERS ?= 2
 SOAK_ARGS ?=
 BENCH_ARGS ?=
@@ -55,7 +55,7 @@ format: venv ## let ruff rewrite what it can
 
 test: venv ## the default test suite (no GPU, no Redis server, no network)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
-	$(BIN)/pytest -m timing $(PYTEST_ARGS) || [ $$? -eq 5 ] # 5: none of these were asked for
+	$(BIN)/pytest -m "timing and not exactness" $(PYTEST_ARGS) || [ $$? -eq 5 ] # 5: none of these were asked for
 
 search-properties: venv ## ten times the cases of every property, different ones in each run (3 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) -m "hypothesis and not clients" --hypothesis-profile=search $(PYTEST_ARGS)
@@ -67,8 +67,9 @@ test-cuda-kernels: venv ## the CUDA kernels, interpreted on the CPU by Triton, w
 	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt triton
 	$(BIN)/pytest tests/engine/test_triton_attention.py tests/engine/test_cuda_graphs.py $(PYTEST_ARGS)
 
-test-exactness: venv ## the output laws of speculation over 200,000 runs each, and every combination of its parts
-	$(BIN)/pytest -m exactness --timeout 3600 $(PYTEST_ARGS)
+test-exactness: venv ## the output laws of speculation over 200,000 runs each, and every combination of its parts (2 hours)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "exactness and not cluster and not timing" --timeout 3600 $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(BIN)/pytest -m "exactness and (cluster or timing)" --timeout 3600 $(PYTEST_ARGS) || [ $$? -eq 5 ] # 5: none of these were asked for
 
 test-kvstore-chaos: venv ## the shared prefix store while Redis is killed, stopped, spoiled and full, 20 workers (10 minutes)
 	$(BIN)/pytest -m chaos --timeout 600 tests/kvstore/acceptance $(PYTEST_ARGS)
