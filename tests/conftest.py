@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.leaving import pytest_sessionfinish as pytest_sessionfinish
 from tests.properties import USUAL
 from tests.telling import told, write_figures
 
