@@ -16,7 +16,8 @@ from decoding.constraints.base import Constraint
 from decoding.model import Model, Row
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from engine.text import Detokenizer, StopStrings, TextTokenizer
+from engine.stop_strings import StopStrings
+from engine.text import TextTokenizer
 from turnout.cost import ModelMeter
 from turnout.errors import Code, TurnoutError
 from turnout.types import Token
@@ -206,7 +207,7 @@ class Mirrors:
         seq.num_prompt_tokens = num_prompt
         seq.prompt_set = frozenset(tokens[:num_prompt])
         seq._ends = ends
-        text = Detokenizer(self._tokenizer, tokens[:num_prompt]) if watches else None
+        text = self._tokenizer.detokenizer(tokens[:num_prompt]) if watches else None
         seq.stop = StopStrings(text, update.sampling.stop) if text is not None else None
         structure = update.sampling.structure if bound else None
         seq.constraint, mirror.making = None, None

@@ -40,6 +40,7 @@ class Question:
     limits: dict[str, Any] = field(default_factory=dict)
     explain: bool = False
     cache: str = ""
+    parse_special: bool = True
 
     @property
     def messages(self) -> tuple[ChatMessage, ...] | None:
@@ -84,6 +85,7 @@ def ask_server(
             limits=question.limits,
             explain=question.explain,
             cache=cache_class(question.cache),
+            parse_special=question.parse_special,
             **question.sampling,
         ) as stream:
             for chunk in stream:
@@ -133,6 +135,7 @@ def _call(question: Question, pool: str) -> GenerateCall:
         session=question.session,
         explain=question.explain,
         cache=cache_class(question.cache),
+        parse_special=question.parse_special,
         limits=validated(RouteLimits, question.limits, "limits"),
     )
 

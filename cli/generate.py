@@ -27,9 +27,7 @@ def generate(
     config: Annotated[Path | None, typer.Option(help="With --local: configuration file; absent: demo.")] = None,
     model: Annotated[str, typer.Option(help="Pool or model; may be left out where there is one pool.")] = "",
     method: Annotated[str | None, typer.Option(help="Decoding method (see `turnout methods`).")] = None,
-    param: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A method's parameter; repeatable.")
-    ] = None,
+    param: Annotated[list[str] | None, typer.Option(help="A method's parameter, NAME=VALUE; repeatable.")] = None,
     chat: Annotated[bool, typer.Option("--chat/--raw", help="Ask as a chat message, or continue the text.")] = True,
     system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
     temperature: Annotated[Rate, typer.Option(help="0 is greedy.")] = None,
@@ -47,10 +45,11 @@ def generate(
     deadline_s: Annotated[Rate, typer.Option(help="Seconds the call may take.")] = None,
     session: Annotated[str, typer.Option(help="What requests are grouped by, where the pool routes.")] = "",
     limit: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Of routing: max_cost, max_latency_s, quality.")
+        list[str] | None, typer.Option(help="max_cost, max_latency_s or quality=VALUE, of routing.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why the request was routed as it was.")] = False,
     cache: Annotated[str, typer.Option(help="exact, or lossy: cached prefixes that lost something may be used.")] = "",
+    parse_special: Annotated[bool, typer.Option(help="With --raw: special tokens that are spelled out.")] = True,
     plain: Annotated[bool, typer.Option("--plain", help="Print the text alone, without marks and meters.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print tokens, provenance and cost as JSON.")] = False,
 ) -> None:
@@ -76,6 +75,7 @@ def generate(
         limits=parse_params(limit or [], "--limit"),
         explain=explain,
         cache=cache,
+        parse_special=parse_special,
     )
     _answer(question, None if local else address, config, plain, as_json, api_key_file)
 

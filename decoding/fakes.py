@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -212,9 +212,13 @@ class ListText:
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts
 
-    def text(self, token_id: int) -> str:
-        """See `decoding.model.TokenText.text`."""
-        return self.texts[token_id]
+    def decode(self, ids: Iterable[int]) -> str:
+        """See `decoding.model.TokenText.decode`."""
+        return "".join(self.texts[token_id] for token_id in ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `decoding.model.TokenText.token_bytes`."""
+        return self.texts[token_id].encode()
 
 
 def pair(small: Model, large: Model, tokenizer: TokenText | None = None) -> ModelPool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from decoding.model import ModelPool, TokenText
+from decoding.model import ModelPool
 from decoding.sequence import Sequence
-from turnout.types import Segment, Token
+from turnout.types import Segment
 
 MARK = "Answer:"
 
@@ -35,11 +35,6 @@ def charge(seq: Sequence, draft: Sequence, shown: bool = False) -> None:
             meter.discarded_tokens += meter.generated_tokens
         meter.generated_tokens = 0
     seq.meter.merge(draft.meter)
-
-
-def text_of(tokens: list[Token], tokenizer: TokenText, ends: frozenset[int]) -> str:
-    """The tokens' texts put together, those that end an answer left out."""
-    return "".join(tokenizer.text(token.id) for token in tokens if token.id not in ends)
 
 
 def final_answer(text: str, mark: str = MARK) -> str:

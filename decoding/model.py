@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from time import perf_counter
@@ -313,14 +313,22 @@ class Model(Protocol):
 
 
 class TokenText(Protocol):
-    """The one thing methods may know about text: what a token looks like."""
+    """Text of tokens, as far as methods may know it."""
 
     def __hash__(self) -> int:
         """By identity: what is worked out from a tokenizer once is kept for it."""
         ...
 
-    def text(self, token_id: int) -> str:
-        """The token's own text; bytes that are no complete character show as U+FFFD."""
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of token ids, special tokens left out. What is compared or counted is compared or counted in it."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that a token adds to a text it does not begin, maybe a part of a character; a special token's name.
+
+        Joined, they are the UTF-8 of the text that the tokens are: what looks for something in text as it is written
+        looks for its bytes.
+        """
         ...
 
 

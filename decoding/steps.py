@@ -15,26 +15,34 @@ from decoding.stretch import reported
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict, Verifier, emitted, probs_of
 from turnout.types import Token, TokenKind
+from turnout.utf8 import split_complete
 
 if TYPE_CHECKING:
     from decoding.model import Model
 
-# Stands for the text of tokens that hold something, and nothing of any separator.
-STAND_IN = "\0"
+# Stands for the bytes of tokens that hold something, and nothing of any separator.
+STAND_IN = b"\0"
 
 
 @lru_cache(maxsize=16)
-def step_marks(tokens: TokenText, vocab_size: int, separators: tuple[str, ...]) -> Mapping[int, str]:
-    """Text of every token that matters for finding step ends: it is blank, or shares a character with a separator.
+def step_marks(tokens: TokenText, vocab_size: int, separators: tuple[str, ...]) -> Mapping[int, bytes]:
+    """Bytes of every token that matters for finding step ends: it may be blank, or shares a byte with a separator.
 
     Args:
-        tokens: looks up token texts; the result is kept per object.
+        tokens: looks up bytes of tokens; the result is kept per object.
         vocab_size: ids to look up.
         separators: what ends a step.
     """
-    chars = frozenset("".join(separators))
-    texts = ((token, tokens.text(token)) for token in range(vocab_size))
-    return {token: text for token, text in texts if not text.strip() or not chars.isdisjoint(text)}
+    sought = frozenset("".join(separators).encode())
+    found = ((token, tokens.token_bytes(token)) for token in range(vocab_size))
+    return {token: data for token, data in found if not sought.isdisjoint(data) or _may_be_blank(data)}
+
+
+def _may_be_blank(data: bytes) -> bool:
+    try:
+        return not data.decode().strip()
+    except UnicodeDecodeError:
+        return True  # part of a character
 
 
 class StepEnd:
@@ -48,24 +56,27 @@ class StepEnd:
         separators: what ends a step.
     """
 
-    def __init__(self, marks: Mapping[int, str], separators: tuple[str, ...]) -> None:
+    def __init__(self, marks: Mapping[int, bytes], separators: tuple[str, ...]) -> None:
         self.marks = marks
-        self.separators = separators
-        self._keep = max(map(len, separators)) - 1
+        self.separators = tuple(separator.encode() for separator in separators)
+        self._keep = max(map(len, self.separators)) - 1
         self.reset()
 
     def reset(self) -> None:
         """A step begins with the next token."""
         self._begun = False
-        self._tail = ""
+        self._tail = b""
 
     def feed(self, token: int) -> bool:
         """Take the next token; True when a step ended with it, and the next begins."""
-        text = self.marks.get(token, STAND_IN)
+        self._tail += self.marks.get(token, STAND_IN)
         if not self._begun:
+            text, partial = split_complete(self._tail)
             text = text.lstrip()
+            self._tail = text.encode() + partial
             self._begun = bool(text)
-        self._tail += text
+            if not self._begun:
+                return False
         if any(separator in self._tail for separator in self.separators):
             self.reset()
             return True

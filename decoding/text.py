@@ -1,7 +1,8 @@
-"""What methods need of text beyond single tokens: words put into the models' context, and answers read back."""
+"""Text that methods work with: words put into the models' context, and tokens read back."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
@@ -13,8 +14,13 @@ from turnout.errors import invalid
 class TextCodec(TokenText, Protocol):
     """A tokenizer that also goes from text to tokens."""
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, after whatever the tokenizer puts before every text."""
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
+        """Token ids of a text, after what the tokenizer puts before every text.
+
+        Args:
+            text: any.
+            parse_special: whether special tokens that are spelled out in it are meant.
+        """
         ...
 
 
@@ -29,21 +35,26 @@ def codec_of(models: ModelPool, field: str) -> TextCodec:
     return models.tokenizer
 
 
+def continue_with(codec: TextCodec, text: str, parse_special: bool = True) -> tuple[int, ...]:
+    """Token ids of text that stands after other text: without what begins every text; see `TextCodec.encode`."""
+    begins = codec.encode("")
+    ids = codec.encode(text, parse_special)
+    return tuple(ids[len(begins) :] if ids[: len(begins)] == begins else ids)
+
+
 @lru_cache(maxsize=256)
 def continuation_ids(codec: TextCodec, text: str) -> tuple[int, ...]:
-    """Token ids of text that stands after other text: without what begins every text. Kept per tokenizer and text."""
-    begins = codec.encode("")
-    ids = codec.encode(text)
-    return tuple(ids[len(begins) :] if ids[: len(begins)] == begins else ids)
+    """Token ids of a text that is used again and again; see `continue_with`. Kept per tokenizer and text."""
+    return continue_with(codec, text)
 
 
 @lru_cache(maxsize=8)
 def digit_values(tokens: TokenText, vocab_size: int) -> dict[int, int]:
     """The value of every token that is one decimal digit, blanks around it left out. Kept per tokenizer."""
-    texts = ((token, tokens.text(token).strip()) for token in range(vocab_size))
-    return {token: int(text) for token, text in texts if len(text) == 1 and text in "0123456789"}
+    texts = ((token, tokens.token_bytes(token).strip()) for token in range(vocab_size))
+    return {token: int(text) for token, text in texts if len(text) == 1 and text in b"0123456789"}
 
 
-def text_of(tokens: TokenText, ids: tuple[int, ...] | list[int]) -> str:
-    """The tokens' own texts, one after the other."""
-    return "".join(tokens.text(token) for token in ids)
+def text_within(tokens: TokenText, ids: Iterable[int]) -> str:
+    """Text of tokens that stand inside an answer: with its leading space, and special tokens by their names."""
+    return b"".join(map(tokens.token_bytes, ids)).decode(errors="replace")

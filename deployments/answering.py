@@ -98,12 +98,20 @@ async def _echo(service: GenerationService, call: GenerateCall) -> Chunk:
     ids, text = await service.tokens(call, prompt)
     if call.sampling.logprobs is None:
         return Chunk(0, text, ())
-    _, first_text = await service.tokens(call, ids[:1])
-    tokens: tuple[TokenOut, ...] = (TokenOut(ids[0], first_text, "prompt", TokenKind.DECODED),)
+    rest: tuple[TokenOut, ...] = ()
     if len(ids) > 1:
         [scored] = await service.score(_reading(call, ids))
-        tokens += scored.tokens
-    return Chunk(0, text, tokens)
+        rest = scored.tokens
+    return Chunk(0, text, (_first_token(ids[0], text, rest), *rest))
+
+
+def _first_token(token_id: int, text: str, rest: tuple[TokenOut, ...]) -> TokenOut:
+    """The first token of a text: what those after it leave of it."""
+    alone = text.removesuffix("".join(token.text for token in rest))
+    data = text.encode()
+    held = data[: len(data) - sum(len(token.data) for token in rest)]
+    broken = ((token_id, held),) if held != alone.encode() else ()
+    return TokenOut(token_id, alone, "prompt", TokenKind.DECODED, broken=broken)
 
 
 def _reading(call: GenerateCall, ids: tuple[int, ...]) -> ScoreCall:

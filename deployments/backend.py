@@ -38,7 +38,7 @@ class Pool(Protocol):
         """What the pool holds right now."""
         ...
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, parse_special: bool = True) -> list[int]:
         """Token ids of a text, without special tokens added for chat."""
         ...
 
@@ -78,8 +78,8 @@ class Backend(Protocol):
         """What each replica holds right now."""
         ...
 
-    async def tokens(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
-        """A prompt as token ids and as text."""
+    async def tokens(self, prompt: str | tuple[int, ...], parse_special: bool = True) -> tuple[tuple[int, ...], str]:
+        """A prompt as token ids, and the text of those."""
         ...
 
     async def forget(self, tenant: str) -> None:

@@ -67,6 +67,7 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         session=session_name(request.session),
         explain=request.explain,
         cache=cache_class(request.cache),
+        parse_special=not request.HasField("parse_special") or request.parse_special,
         limits=validated(RouteLimits, {field.name: value for field, value in request.limits.ListFields()}, "limits"),
         tools=tools,
     )
@@ -93,6 +94,7 @@ def score_call(request: pb.ScoreRequest) -> ScoreCall:
         prompt=_text_or_ids(request.prompt, "prompt"),
         completions=completions,
         top=request.top,
+        parse_special=not request.HasField("parse_special") or request.parse_special,
     )
 
 

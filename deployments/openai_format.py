@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from turnout.calls import Chunk, ModelDescription, TokenOut, Usage
 from turnout.cost import SpeculationMeter
 from turnout.errors import Code, TurnoutError
+from turnout.utf8 import name_of_part
 
 HTTP_STATUS = {
     Code.INVALID_ARGUMENT: 400,
@@ -138,17 +139,32 @@ class CompletionFormat:
         return {
             "tokens": [token.text for token in chunk.tokens],
             "token_logprobs": [token.logprob for token in chunk.tokens],
-            "top_logprobs": [_likeliest(token) if token.logprob is not None else None for token in chunk.tokens],
+            "top_logprobs": [_by_text(token) if token.logprob is not None else None for token in chunk.tokens],
             "text_offset": offsets,
         }
 
 
-def _likeliest(token: TokenOut) -> dict[str, float]:
-    """Log-probabilities by text; several parts of characters have one text, of which the likeliest counts."""
+def _by_text(token: TokenOut) -> dict[str, float]:
+    """Log-probabilities by text, one for each alternative: where two have one text, the less likely is named by id.
+
+    Only the token that was written stands under its own text, as it does among `tokens`.
+    """
+    texts, taken = top_texts(token), {token.text}
     by_text: dict[str, float] = {}
-    for _, text, logprob in token.top:
-        by_text[text] = max(logprob, by_text.get(text, logprob))
+    for each, _, logprob in token.top:
+        key = texts[each]
+        if each != token.id:
+            key = f"token_id:{each}" if key in taken else key
+            taken.add(key)
+        by_text[key] = logprob
     return by_text
+
+
+def top_texts(token: TokenOut) -> dict[int, str]:
+    """Text of each alternative by id; one that is a part of a character is named by its bytes."""
+    broken = dict(token.broken)
+    texts = {each: name_of_part(text, broken.get(each)) for each, text, _ in token.top}
+    return {**texts, token.id: token.text} if token.id in texts else texts
 
 
 class ChatFormat:
@@ -189,10 +205,10 @@ def _chat_logprobs(chunk: Chunk) -> dict[str, Any]:
 
 
 def _chat_token(token: TokenOut) -> dict[str, Any]:
-    broken = dict(token.broken)
+    broken, texts = dict(token.broken), top_texts(token)
     return {
         **_with_bytes(token.text, token.logprob, broken.get(token.id)),
-        "top_logprobs": [_with_bytes(text, logprob, broken.get(each)) for each, text, logprob in token.top],
+        "top_logprobs": [_with_bytes(texts[each], logprob, broken.get(each)) for each, _, logprob in token.top],
     }
 
 

@@ -105,12 +105,14 @@ class PoolReplica:
         """What this replica holds right now."""
         return self._pool.stats()
 
-    async def tokens(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str] | Failure:
+    async def tokens(
+        self, prompt: str | tuple[int, ...], parse_special: bool = True
+    ) -> tuple[tuple[int, ...], str] | Failure:
         """A prompt as token ids and as text."""
         try:
             with guarded("tokens"):
                 if isinstance(prompt, str):
-                    return tuple(await self._pool.encode(prompt)), prompt
+                    prompt = tuple(await self._pool.encode(prompt, parse_special))
                 return prompt, self._pool.decode(list(prompt))
         except TurnoutError as error:
             return Failure(error)

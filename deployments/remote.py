@@ -144,9 +144,11 @@ class RemoteBackend:
             raise TurnoutError(Code.UNAVAILABLE, f"pool {self._name!r} has no replica; try again later")
         return found
 
-    async def tokens(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+    async def tokens(self, prompt: str | tuple[int, ...], parse_special: bool = True) -> tuple[tuple[int, ...], str]:
         """A prompt as token ids and as text."""
-        answer: tuple[tuple[int, ...], str] = await self._replayed("tokens", lambda: self._handle.tokens.remote(prompt))
+        answer: tuple[tuple[int, ...], str] = await self._replayed(
+            "tokens", lambda: self._handle.tokens.remote(prompt, parse_special)
+        )
         return answer
 
     async def forget(self, tenant: str) -> None:

@@ -49,6 +49,10 @@ class Decoding(BodyPart):
     session: Annotated[str, Field(description="what the caller groups requests by, for routing")] = ""
     explain: Annotated[bool, Field(description="say in the usage why the request was routed as it was")] = False
     tokens: Annotated[bool, Field(description="report each token with its source, entropy and refused drafts")] = False
+    parse_special: Annotated[
+        bool,
+        Field(description="whether special tokens that a raw prompt spells out are meant; in messages they never are"),
+    ] = True
     limits: RouteLimits = RouteLimits()
     structure: Annotated[
         dict[str, Any] | None,
@@ -316,6 +320,7 @@ def _job(
             deadline_s=body.deadline_s,
             session=session,
             explain=body.decoding.explain,
+            parse_special=body.decoding.parse_special,
             limits=body.decoding.limits,
             cache=cache_class(body.cache),
         )

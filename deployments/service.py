@@ -225,7 +225,7 @@ class GenerationService:
         limits = self._limits(call)
         pool = self._names.pool(self.model_name(call.model, limits), limits)
         async with self._limit():
-            return await self._backends[pool].tokens(prompt)
+            return await self._backends[pool].tokens(prompt, call.parse_special)
 
     async def models(self) -> list[ModelDescription]:
         """Each pool, then its members; a model of two pools is listed once. Fixed while we run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.openai_format import Format
+from deployments.openai_format import Format, top_texts
 from turnout.calls import Chunk, TokenOut
 
 
@@ -31,9 +31,10 @@ def _details(chunk: Chunk) -> dict[str, Any]:
 def token_object(token: TokenOut) -> dict[str, Any]:
     """One token: entropy in bits, log-probabilities in nats, `rejected` the drafts that were refused in its place.
 
-    `bytes` are there where it is a part of a character, which no text can tell.
+    `text` is its part of the answer's text: a character that several tokens hold is the last one's. `bytes` are those
+    that it holds, given where its text is not all of them.
     """
-    part = dict(token.broken).get(token.id)
+    part, texts = dict(token.broken).get(token.id), top_texts(token)
     return {
         "id": token.id,
         "text": token.text,
@@ -42,6 +43,6 @@ def token_object(token: TokenOut) -> dict[str, Any]:
         "kind": token.kind.value,
         "entropy_bits": token.entropy_bits,
         "logprob": token.logprob,
-        "top": [{"text": text, "logprob": logprob} for _, text, logprob in token.top],
+        "top": [{"text": texts[each], "logprob": logprob} for each, _, logprob in token.top],
         "rejected": list(token.rejected),
     }

@@ -14,13 +14,15 @@ from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
 from engine.beginning import begin
 from engine.delivered import Delivery, deliveries, notes_of
+from engine.detokenizer import Detokenizer
 from engine.named_artifacts import naming
 from engine.prepare import Prepared
 from engine.routing import Routing
 from engine.sharing import Share, unconfigured
 from engine.spans import spanned
+from engine.stop_strings import StopStrings
 from engine.structures import check_answer
-from engine.text import StopStrings, TextTokenizer
+from engine.text import TextTokenizer
 from engine.usage import token_out, usage_of
 from turnout.calls import Chunk, Decided, Event, Regained, Usage
 from turnout.errors import Code, Interrupted, TurnoutError
@@ -37,14 +39,42 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Answer:
-    """One of a call's `n` answers; `taken` counts the tokens its method has given."""
+    """One of a call's `n` answers.
+
+    Attributes:
+        index: which one.
+        sequence: its tokens.
+        text: its text, up to a stop string.
+        spans: gives each of its tokens its part of the text.
+        delivery: what of it is still to be sent.
+        started: set once it has a token, or has ended.
+        taken: tokens that its method has given.
+    """
 
     index: int
     sequence: Sequence
     text: StopStrings
+    spans: Detokenizer
     delivery: Delivery
     started: asyncio.Event = field(default_factory=asyncio.Event)
     taken: int = 0
+
+    def skip(self, token_ids: Iterable[int]) -> None:
+        """Take tokens that the client has."""
+        for token_id in token_ids:
+            self.spans.feed(token_id)
+
+    def take(self, given: tuple[Token, ...]) -> tuple[Token, ...]:
+        """Take the next tokens from the method; those that the client does not have."""
+        self.taken += len(given)
+        tokens = self.delivery.new(given)
+        self.skip(token.id for token in given[: len(given) - len(tokens)])
+        return tokens
+
+    def chunk(self, tokens: tuple[Token, ...]) -> Chunk:
+        """The next tokens, and the text there is by now."""
+        text = self.delivery.text(self.text.take())
+        return Chunk(self.index, text, tuple(token_out(token, self.spans) for token in tokens))
 
     def last_chunk(self) -> Chunk:
         """The rest of its text, and why it ended."""
@@ -127,7 +157,7 @@ class AnswerRun:
         self._handover: HandOver | None = None
         self.answers = [Answer(each, *self.fresh(each), left) for each, left in enumerate(deliveries(prepared.call))]
 
-    def fresh(self, index: int) -> tuple[Sequence, StopStrings]:
+    def fresh(self, index: int) -> tuple[Sequence, StopStrings, Detokenizer]:
         """An answer as it is before its first token."""
         return begin(self.prepared, self._tokenizer, self._share, index)
 
@@ -261,6 +291,7 @@ class AnswerRun:
         for answer in begun:
             if self._continues or answer.delivery.finished:
                 answer.delivery.resume(answer.sequence)
+                answer.skip(answer.delivery.tokens)
                 answer.taken = answer.delivery.count
         self._notes += notes_of([answer.delivery for answer in begun], self._continues)
         if call.moved is not None:
@@ -303,7 +334,7 @@ class AnswerRun:
                 answer.sequence.sampling = self.prepared.sampling
             return models
         for answer in self.answers:
-            answer.sequence, answer.text = self.fresh(answer.index)
+            answer.sequence, answer.text, answer.spans = self.fresh(answer.index)
         first.sequence.meter = before.meter
         _release(before, self._models)
         return self._models
@@ -311,8 +342,7 @@ class AnswerRun:
     def _put(self, answer: Answer, given: Iterable[Token], queue: _Events) -> None:
         """Send the next tokens of an answer, those left out that the client has; of these, only that there are some."""
         given = tuple(given)
-        answer.taken += len(given)
-        tokens = answer.delivery.new(given)
+        tokens = answer.take(given)
         if not tokens:
             if given and not self._regained:
                 self._regained = True
@@ -320,8 +350,7 @@ class AnswerRun:
             return
         if not self._first_token_s:
             self._first_token_s = time.perf_counter() - self._started
-        text = answer.delivery.text(answer.text.take())
-        queue.put_nowait(Chunk(answer.index, text, tuple(token_out(token, self._tokenizer) for token in tokens)))
+        queue.put_nowait(answer.chunk(tokens))
 
     def _usage(self) -> Usage:
         seconds = (self._first_token_s, time.perf_counter() - self._started)

@@ -177,8 +177,8 @@ class Audits:
     ) -> None:
         self._mismatches += 1
         self._tokens += 1
-        text = self._tokenizer.text
-        texts = (wrote, text(wrote)), (expected, text(expected))
+        name = self._tokenizer.name_of
+        texts = (wrote, name(wrote)), (expected, name(expected))
         known = margin_nats if math.isfinite(margin_nats) else None
         self._last.append(AuditDiff(request_id, method, answer, position, *texts, known, model, time.time()))
         how = "excluded" if known is None else f"{known:.4f} nats behind"

@@ -1,16 +1,20 @@
-"""An answer before its first token: its sequence, and the text that will be read off it."""
+"""An answer before its first token: its sequence, and what will read its text."""
 
 from __future__ import annotations
 
 from decoding.noise import derive_seed
 from decoding.sequence import Sequence
+from engine.detokenizer import Detokenizer
 from engine.prepare import Prepared
 from engine.sharing import Share
-from engine.text import Detokenizer, StopStrings, TextTokenizer
+from engine.stop_strings import StopStrings
+from engine.text import TextTokenizer
 
 
-def begin(prepared: Prepared, tokenizer: TextTokenizer, share: Share, index: int) -> tuple[Sequence, StopStrings]:
-    """The prompt's sequence for one of a call's answers.
+def begin(
+    prepared: Prepared, tokenizer: TextTokenizer, share: Share, index: int
+) -> tuple[Sequence, StopStrings, Detokenizer]:
+    """Sequence of one of a call's answers, its text up to a stop string, and the part that each token has in it.
 
     Args:
         prepared: the checked call.
@@ -19,7 +23,8 @@ def begin(prepared: Prepared, tokenizer: TextTokenizer, share: Share, index: int
         index: which answer; each has noise of its own.
     """
     call, sampling = prepared.call, prepared.sampling
-    text = StopStrings(Detokenizer(tokenizer, prepared.prompt), sampling.stop)
+    spans = tokenizer.detokenizer(prepared.prompt)
+    text = StopStrings(spans.clone(), sampling.stop)
     sequence = Sequence(
         prepared.prompt,
         sampling,
@@ -33,4 +38,4 @@ def begin(prepared: Prepared, tokenizer: TextTokenizer, share: Share, index: int
     )
     sequence.owner = call.tenant
     sequence.constraint = prepared.constraint.clone() if prepared.constraint is not None else None
-    return sequence, text
+    return sequence, text, spans

@@ -19,6 +19,7 @@ from engine.prepare import Intake, Prepared, scored_ids
 from engine.routing import PoolRouting, Routing
 from engine.sharing import Share, summed, unconfigured
 from engine.text import TextTokenizer
+from engine.usage import token_out
 from router.decision import Decision
 from router.routing import Router
 from turnout.calls import (
@@ -31,12 +32,11 @@ from turnout.calls import (
     PoolStats,
     ScoreCall,
     ScoredTokens,
-    TokenOut,
     Usage,
 )
 from turnout.errors import invalid, not_found, out_of_range
 from turnout.tracing import begin, end, header_of
-from turnout.types import SamplingParams, TokenKind
+from turnout.types import SamplingParams, Token, TokenKind
 
 SCARCE = 0.75  # share of a model's blocks in use beyond which shadows give way
 
@@ -261,7 +261,7 @@ class Endpoint:
                 finally:
                     model.release(seq)
         return [
-            _scored(self.tokenizer, model.name, completion, score, len(prompt))
+            _scored(self.tokenizer, model.name, prompt, completion, score)
             for completion, score in zip(completions, scores, strict=True)
         ]
 
@@ -303,13 +303,13 @@ class Endpoint:
             **(self.routing.stats() if self.routing is not None else {}),
         )
 
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of plain text."""
-        return await self.tokenizer.either(len(text), lambda tokenizer: tokenizer.encode(text))
+    async def encode(self, text: str, parse_special: bool = True) -> list[int]:
+        """Token ids of a text; see `TextTokenizer.encode`."""
+        return await self.tokenizer.either(len(text), lambda tokenizer: tokenizer.encode(text, parse_special))
 
     def decode(self, ids: list[int]) -> str:
-        """Text of token ids."""
-        return self.tokenizer.decode(ids)
+        """Text of token ids that were given, special tokens by their names."""
+        return self.tokenizer.decode(ids, special=True)
 
     async def close_background(self) -> None:
         """Cancel shadows and audits; what is under way for callers goes on."""
@@ -370,19 +370,13 @@ class _Rate:
 
 
 def _scored(
-    tokenizer: TextTokenizer, source: str, completion: tuple[int, ...], score: Score, num_prompt: int
+    tokenizer: TextTokenizer, source: str, prompt: list[int], completion: tuple[int, ...], score: Score
 ) -> ScoredTokens:
-    text = tokenizer.text
-    tokens = tuple(
-        TokenOut(
-            token,
-            text(token),
-            source,
-            TokenKind.DECODED,
-            logprob,
-            top=tuple((other, text(other), value) for other, value in top),
-            broken=tokenizer.broken((token, *(other for other, _ in top))),
-        )
+    text = tokenizer.detokenizer(prompt, special=True)
+    tokens = [
+        token_out(Token(token, source, TokenKind.DECODED, logprob, top=tuple(top)), text)
         for token, logprob, top in zip(completion, score.token_logprobs, score.top, strict=True)
-    )
-    return ScoredTokens(tokens, score.greedy, num_prompt)
+    ]
+    if tokens and (rest := text.flush()):
+        tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
+    return ScoredTokens(tuple(tokens), score.greedy, len(prompt))

@@ -235,16 +235,21 @@ def encode_prompt(call: GenerateCall, tokenizer: TextTokenizer, vocab_size: int,
         ids = tokenizer.encode_chat(call.messages, call.tools, most)
         return encode_tokens("messages", tuple(ids), tokenizer, vocab_size)
     assert call.prompt is not None
-    return encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most)
+    return encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most, call.parse_special)
 
 
 def encode_tokens(
-    name: str, value: str | tuple[int, ...], tokenizer: TextTokenizer, vocab_size: int, most: int | None = None
+    name: str,
+    value: str | tuple[int, ...],
+    tokenizer: TextTokenizer,
+    vocab_size: int,
+    most: int | None = None,
+    parse_special: bool = True,
 ) -> list[int]:
     """Text or token ids as token ids; refused when empty, outside the vocabulary, or surely longer than `most`."""
     if isinstance(value, str) and most is not None:
         tokenizer.check_length(name, value, most)
-    ids = tokenizer.encode(value) if isinstance(value, str) else list(value)
+    ids = tokenizer.encode(value, parse_special) if isinstance(value, str) else list(value)
     if not ids:
         raise invalid(name, "is empty; at least one token is needed")
     wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
@@ -263,9 +268,9 @@ async def scored_ids(
     """
 
     def encoded(tokenizer: TextTokenizer) -> tuple[list[int], list[tuple[int, ...]]]:
-        prompt = encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most)
+        prompt = encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most, call.parse_special)
         completions = [
-            tuple(encode_tokens(f"completions.{place}", each, tokenizer, vocab_size, most))
+            tuple(encode_tokens(f"completions.{place}", each, tokenizer, vocab_size, most, call.parse_special))
             for place, each in enumerate(call.completions)
         ]
         return prompt, completions

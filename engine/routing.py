@@ -294,7 +294,7 @@ def _asked_again(call: GenerateCall) -> dict[str, Any]:
         for name in ("max_cost", "max_latency_s", "quality")
         if (value := getattr(call.limits, name)) is not None
     }
-    body["decoding"] = {"session": call.session, "limits": limits}
+    body["decoding"] = {"session": call.session, "limits": limits, "parse_special": call.parse_special}
     if call.sampling.structure is not None:
         body["decoding"]["structure"] = call.sampling.structure.short
     return body

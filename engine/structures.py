@@ -54,10 +54,10 @@ class Structures:
     Args:
         end_ids: tokens that end an answer.
         definition: gives the tokenizer as JSON of the tokenizers library, slowly; asked once, with the first structure.
-            None: this tokenizer cannot be constrained.
+            None, itself or what it gives: this tokenizer cannot be constrained.
     """
 
-    def __init__(self, end_ids: frozenset[int], definition: Callable[[], str] | None) -> None:
+    def __init__(self, end_ids: frozenset[int], definition: Callable[[], str | None] | None) -> None:
         self._end_ids = end_ids
         self._definition = definition
         self._compiler: Compiler | None = None
@@ -158,7 +158,7 @@ class Structures:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
 
-    def _check(self) -> Callable[[], str]:
+    def _check(self) -> Callable[[], str | None]:
         if self._definition is None:
             raise invalid(FIELD, "this pool's tokenizer has no fast form, or no token that ends a text")
         return self._definition
@@ -166,7 +166,10 @@ class Structures:
     def _compile(self, structure: Structure) -> Constraint | TurnoutError:
         try:
             if self._compiler is None:
-                self._compiler = Compiler(Vocabulary(self._check()(), self._end_ids))
+                definition = self._check()()
+                if definition is None:
+                    raise invalid(FIELD, "not supported by this pool's tokenizer: texts of tokens depend on each other")
+                self._compiler = Compiler(Vocabulary(definition, self._end_ids))
             return self._compiler.compile(structure)
         except TurnoutError as error:
             return error

@@ -1,29 +1,26 @@
-"""Text at the edge of the engine: tokenizer, chat template, incremental detokenising, stop strings."""
+"""Text at the edge of the engine: the tokenizer and its chat template."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from transformers import AutoTokenizer
 
+from engine.detokenizer import ByteDetokenizer, Detokenizer, Span, WindowDetokenizer, spans_of
+from engine.special_tokens import SpecialTokens, hide
 from engine.structures import Structures
+from engine.token_bytes import BYTE_FALLBACK, TokenBytes, byte_alphabet
 from turnout.calls import ChatMessage
 from turnout.errors import Code, TurnoutError, invalid, out_of_range
 from turnout.tools import Tool
+from turnout.utf8 import name_of_part, split_complete
 
-REPLACEMENT = "\ufffd"
-# Tokens decoded before a new one, so that tokenizers that look back (spaces, joined bytes) see enough.
-LOOK_BACK = 6
-# Tokens after which text that still ends in a broken character is taken for broken; a character has at most 4 bytes.
-PATIENCE = 8
-LONGEST_WINDOW = 64
 LONG = 64 << 10  # characters that are not encoded on the event loop
 # What a tokenizer may do to a text before it is cut into tokens, so that no byte of it is lost.
 KEEPING = frozenset({"Sequence", "ByteLevel", "Digits", "Split", "NFC"})
@@ -31,7 +28,6 @@ NFC_SHRINKS = 4  # composed characters have no fewer bytes than a third
 T = TypeVar("T")
 # One after another: long prompts of all requests together take no more than one core.
 _long = ThreadPoolExecutor(1, thread_name_prefix="long prompts")
-BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TextTokenizer:
@@ -47,14 +43,12 @@ class TextTokenizer:
         self.eos_ids = frozenset(_eos_ids(self._tokenizer, path))
         self._prefix = _prefix_ids(self._tokenizer)
         self._longest = _longest_token(self._tokenizer)
-        # Once per token and request: the wrapper around the tokenizers library takes four times as long as the library.
-        self._decode = (
-            self._tokenizer.backend_tokenizer.decode
-            if self._tokenizer.is_fast
-            else partial(self._tokenizer.decode, clean_up_tokenization_spaces=False)
-        )
-        self.text = lru_cache(maxsize=65536)(self._text)
-        self._bytes = lru_cache(maxsize=65536)(_bytes_of)
+        self._bytes, self._special = None, None
+        if self._tokenizer.is_fast:
+            core = self._tokenizer.backend_tokenizer
+            core.no_truncation()  # a file may ask for both; they are not for prompts
+            core.no_padding()
+            self._bytes, self._special = TokenBytes(core), SpecialTokens(core)
 
     def __len__(self) -> int:
         return len(self._tokenizer)
@@ -67,18 +61,30 @@ class TextTokenizer:
     @cached_property
     def structures(self) -> Structures:
         """What answers can be constrained to, in these tokens."""
-        usable = self._tokenizer.is_fast and self.eos_ids
-        return Structures(self.eos_ids, self._tokenizer.backend_tokenizer.to_str if usable else None)
+        return Structures(self.eos_ids, self._bytes.for_structures if self._bytes and self.eos_ids else None)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of plain text; special tokens spelled out in it are not special."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return self._prefix + ids
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
+        """Token ids of a text, after what the tokenizer puts before every text.
+
+        Args:
+            text: any.
+            parse_special: whether special tokens that are spelled out in it are meant. One that the tokenizer puts
+                first, and the text as well, stands there once.
+        """
+        if parse_special or self._special is None:
+            ids: list[int] = self._tokenizer.encode(
+                text, add_special_tokens=False, split_special_tokens=not parse_special
+            )
+        else:
+            ids = self._special.encode(text)
+        return ids if self._prefix and ids[: len(self._prefix)] == self._prefix else self._prefix + ids
 
     def encode_chat(
         self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), most: int | None = None
     ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
+
+        Special tokens that messages or tools spell out are text; only the template's own are meant.
 
         Args:
             messages: the conversation.
@@ -91,16 +97,32 @@ class TextTokenizer:
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use a plain prompt")
-        turns = [_turn(message) for message in messages]
+        (turns, offered), marks = self._without_special_tokens(messages, tools)
         text = self._rendered(turns, None)
-        if tools:
-            plain, text = text, self._rendered(turns, [tool.for_template for tool in tools])
+        if offered:
+            plain, text = text, self._rendered(turns, offered)
             if text == plain:
                 raise invalid("tools", "this model's chat template has no place for tools")
         if most is not None:
             self.check_length("messages", text, most)
+        if marks and self._special is not None:
+            return self._special.encode_marked(text, marks)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    def _without_special_tokens(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool]
+    ) -> tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], dict[str, str]]:
+        """Messages and tools for the template, with marks in place of special tokens; see `special_tokens.hide`."""
+        given = [[_turn(message) for message in messages], [tool.for_template for tool in tools]]
+        if self._special is None:
+            for name in self._names.values():
+                if any(name in message.content for message in messages):
+                    raise invalid("messages", f"spell out {name!r}, which this model's tokenizer cannot take as text")
+            return (given[0], given[1]), {}
+        roles = [turn.pop("role") for turn in given[0]]
+        (turns, offered), marks = hide(given, self._special)
+        return ([{"role": role, **turn} for role, turn in zip(roles, turns, strict=True)], offered), marks
 
     def _rendered(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         try:
@@ -140,20 +162,67 @@ class TextTokenizer:
         """The thread's own."""
         return TextTokenizer(self._path)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        text: str = self._decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """Text of token ids.
+
+        Args:
+            ids: any.
+            special: whether special tokens show by their names, all but what the tokenizer puts before every text.
+        """
+        ids = list(ids)
+        if special and ids[: len(self._prefix)] == self._prefix:
+            ids = ids[len(self._prefix) :]
+        detokenizer = self.detokenizer(special=special)
+        return "".join([*map(detokenizer.feed, ids), detokenizer.flush()])
+
+    def detokenizer(self, before: Sequence[int] = (), special: bool = False) -> Detokenizer:
+        """A detokenizer of one text.
+
+        Args:
+            before: the tokens in front of it, which may be needed to space its first word.
+            special: whether special tokens show by their names, where the tokenizer's tokens stand for themselves.
+        """
+        if self._bytes is not None and self._bytes.is_local:
+            return ByteDetokenizer(self._bytes, before, special)
+        return WindowDetokenizer(self._decode, self._fragment, self._names, before)
+
+    def spans(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[Span]:
+        """Parts of the text of token ids; see `detokenizer.Span`."""
+        return spans_of(self.detokenizer(before), ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that a token adds to a text it does not begin; a special token's name."""
+        if (name := self._names.get(token_id)) is not None:
+            return name.encode()
+        if self._bytes is not None:
+            return self._bytes.after(token_id)
+        return self._decode([token_id]).encode()
+
+    def name_of(self, token_id: int) -> str:
+        """Name a token for a person: its text, or its bytes where it is a part of a character."""
+        data = self.token_bytes(token_id)
+        return name_of_part(split_complete(data)[0], data)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        """Names of special tokens."""
+        if self._bytes is not None:
+            return self._bytes.names
+        return dict(zip(self._tokenizer.all_special_ids, self._tokenizer.all_special_tokens, strict=True))
+
+    def _decode(self, ids: list[int]) -> str:
+        decode = (  # the wrapper around the tokenizers library takes four times as long as the library
+            self._tokenizer.backend_tokenizer.decode
+            if self._tokenizer.is_fast
+            else partial(self._tokenizer.decode, clean_up_tokenization_spaces=False)
+        )
+        text: str = decode(ids, skip_special_tokens=True)
         return text
 
-    def broken(self, ids: Iterable[int]) -> tuple[tuple[int, bytes], ...]:
-        """Ids whose text is not all they are, as they are part of a character, each once and with its bytes."""
-        texts = {each: self.text(each) for each in ids}
-        parts = ((each, self._bytes(self._tokenizer, each)) for each, text in texts.items() if REPLACEMENT in text)
-        return tuple((each, data) for each, data in parts if data is not None)
-
-    def _text(self, token_id: int) -> str:
-        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+    def _fragment(self, token_id: int) -> bytes | None:
+        """Bytes of a token that is written as a byte; None for the others."""
+        found = BYTE_FALLBACK.fullmatch(self._tokenizer.convert_ids_to_tokens(token_id) or "")
+        return bytes.fromhex(found[1]) if found else None
 
 
 def _longest_token(tokenizer: Any) -> int | None:
@@ -170,7 +239,7 @@ def _longest_token(tokenizer: Any) -> int | None:
     kinds = {step["type"] for step in steps}
     drops = any(step.get("behavior") == "Removed" for step in steps)
     strips = any(added.lstrip or added.rstrip for added in core.get_added_tokens_decoder().values())
-    whole = "ByteLevel" in kinds and kinds <= KEEPING and _byte_alphabet().keys() <= vocabulary.keys()
+    whole = "ByteLevel" in kinds and kinds <= KEEPING and byte_alphabet().keys() <= vocabulary.keys()
     if not whole or drops or strips:
         return None
     return max(len(token.encode()) for token in vocabulary) * (NFC_SHRINKS if "NFC" in kinds else 1)
@@ -181,23 +250,6 @@ def _steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield part
     for inner in (*part.get("normalizers", ()), *part.get("pretokenizers", ())):
         yield from _steps(inner)
-
-
-def _bytes_of(tokenizer: Any, token_id: int) -> bytes | None:
-    """The bytes a token stands for; None where the tokenizer does not write it in bytes."""
-    written: str = tokenizer.convert_ids_to_tokens(token_id)
-    if found := BYTE_FALLBACK.fullmatch(written):
-        return bytes.fromhex(found[1])
-    alphabet = _byte_alphabet()
-    return bytes(alphabet[char] for char in written) if all(char in alphabet for char in written) else None
-
-
-@cache
-def _byte_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level token means: printable Latin-1 itself, the others from 256 on."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(0x100) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
@@ -224,118 +276,3 @@ def _prefix_ids(tokenizer: Any) -> list[int]:
     """What the tokenizer puts before every text: the begin-of-text id, or nothing."""
     start = tokenizer.encode("", add_special_tokens=True)[:1]
     return start if tokenizer.bos_token_id is not None and start == [tokenizer.bos_token_id] else []
-
-
-class Detokenizer:
-    """Turns tokens into text as they come; never emits half a character.
-
-    Args:
-        tokenizer: decodes.
-        prompt: the tokens before the answer, which a tokenizer may need to space the first word.
-    """
-
-    __slots__ = ("_ids", "_pending", "_shown", "_tokenizer")
-
-    def __init__(self, tokenizer: TextTokenizer, prompt: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._ids = list(prompt[-LOOK_BACK:])
-        self._shown = len(tokenizer.decode(self._ids))  # characters of the window that were emitted before
-        self._pending = 0
-
-    def feed(self, token_id: int) -> str:
-        """The text this token completes, maybe none."""
-        self._ids.append(token_id)
-        text = self._tokenizer.decode(self._ids)
-        if not text.endswith(REPLACEMENT):
-            added = text[self._shown :]
-            self._ids = self._ids[-LOOK_BACK:]
-            self._shown = len(self._tokenizer.decode(self._ids))
-            self._pending = 0
-            return added
-        self._pending += 1
-        if self._pending < PATIENCE:
-            return ""
-        # Bytes that are no text, or text that holds U+FFFD itself: only the last may still become something else.
-        added = text[self._shown : -1]
-        self._shown += len(added)
-        if len(self._ids) > LONGEST_WINDOW:
-            self._shorten(text)
-        return added
-
-    def _shorten(self, text: str) -> None:
-        """Cut the window where its text falls into two, so that endless broken bytes stay cheap."""
-        for cut in range(len(self._ids) - 1, len(self._ids) - PATIENCE, -1):
-            head, tail = self._tokenizer.decode(self._ids[:cut]), self._tokenizer.decode(self._ids[cut:])
-            if head + tail == text and len(head) <= self._shown:
-                self._ids = self._ids[cut:]
-                self._shown -= len(head)
-                return
-
-    def flush(self) -> str:
-        """What is left at the end of the answer, broken characters included."""
-        text = self._tokenizer.decode(self._ids)
-        added = text[self._shown :]
-        self._shown = len(text)
-        return added
-
-    def clone(self) -> Detokenizer:
-        """An independent copy in the same state."""
-        twin = Detokenizer(self._tokenizer)
-        twin._ids, twin._shown, twin._pending = list(self._ids), self._shown, self._pending
-        return twin
-
-
-class StopStrings:
-    """Collects an answer's text and finds the first stop string in it. Implements `decoding.sequence.TextStop`.
-
-    Args:
-        detokenizer: of this answer.
-        stop: stop strings; may be empty.
-    """
-
-    __slots__ = ("_detokenizer", "_sent", "_stop", "_text", "stopped")
-
-    def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...]) -> None:
-        self._detokenizer = detokenizer
-        self._stop = stop
-        self._text = ""
-        self._sent = 0
-        self.stopped = False
-
-    def feed(self, token_id: int) -> bool:
-        """Take the next token; True when the text now contains a stop string (cut off from the text)."""
-        added = self._detokenizer.feed(token_id)
-        if not added:
-            return False
-        start = max(len(self._text) - max((len(s) for s in self._stop), default=1) + 1, 0)
-        self._text += added
-        found = [at for at in (self._text.find(s, start) for s in self._stop) if at >= 0]
-        if found:
-            self._text = self._text[: min(found)]
-            self.stopped = True
-        return self.stopped
-
-    def take(self, final: bool = False) -> str:
-        """New text that can be shown: what might still become a stop string is held back until `final`."""
-        if final and not self.stopped:
-            self._text += self._detokenizer.flush()
-        end = len(self._text) if final or self.stopped else len(self._text) - self._held()
-        text = self._text[self._sent : end]
-        self._sent = max(self._sent, end)
-        return text
-
-    def _held(self) -> int:
-        """Length of the longest suffix of the text that starts a stop string."""
-        longest = 0
-        for stop in self._stop:
-            for length in range(min(len(stop) - 1, len(self._text)), longest, -1):
-                if self._text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
-
-    def clone(self) -> StopStrings:
-        """An independent copy in the same state."""
-        twin = StopStrings(self._detokenizer.clone(), self._stop)
-        twin._text, twin._sent, twin.stopped = self._text, self._sent, self.stopped
-        return twin

@@ -9,29 +9,36 @@ from decoding.calibration import RAN
 from decoding.drift import DRIFT
 from decoding.model import Model
 from decoding.sequence import Sequence as TokenSequence
+from engine.detokenizer import Detokenizer
 from engine.prepare import Prepared
 from engine.routing import Routing
-from engine.text import TextTokenizer
 from turnout.calls import TokenOut, Usage
 from turnout.cost import Meter, report
 from turnout.types import Token
+from turnout.utf8 import name_of_part
 
 
-def token_out(token: Token, tokenizer: TextTokenizer) -> TokenOut:
-    """A token as clients see it."""
-    text = tokenizer.text
-    top = tuple((other, text(other), logprob) for other, logprob in token.top)
-    rejected = tuple(text(other) for other in token.rejected)
+def token_out(token: Token, text: Detokenizer) -> TokenOut:
+    """The next token of an answer as clients see it.
+
+    Args:
+        token: what was written.
+        text: the answer's, up to this token; takes it.
+    """
+    others = {other: text.peek(other) for other, _ in token.top}
+    rejected = tuple(name_of_part(span.text, span.data) for span in map(text.peek, token.rejected))
+    span = text.span(token.id)
+    others.setdefault(token.id, span)
     return TokenOut(
         token.id,
-        text(token.id),
+        span.text,
         token.source,
         token.kind,
         token.logprob,
         token.entropy_bits,
-        top,
+        tuple((other, others[other].text, logprob) for other, logprob in token.top),
         rejected,
-        tokenizer.broken((token.id, *(other for other, _ in token.top))),
+        tuple((other, each.data) for other, each in others.items() if each.data != each.text.encode()),
     )
 
 

@@ -20,7 +20,7 @@ def final_answers(codec: TextCodec) -> AnswerOf:
     """What an answer comes to: what stands after its last answer mark, the whole text where there is none."""
 
     def answer_of(tokens: tuple[int, ...]) -> str:
-        text = "".join(codec.text(token) for token in tokens)
+        text = codec.decode(tokens)
         return final_answer(text) or text.strip()
 
     return answer_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Lines
 from decoding.model import ModelPool
 from decoding.step_heads import STEP_WANT, step_features
 from decoding.steps import StepEnd, step_marks, without_end
-from decoding.text import TextCodec, continuation_ids, text_of
+from decoding.text import TextCodec, continuation_ids, text_within
 from training.length_data import Examples, Source
 from training.state_heads import HeadRecipe, examples_of
 
@@ -41,7 +41,7 @@ async def mine_steps(
         rows = await reader.extend(again, tokens, STEP_WANT, every=True)
         states, labels, right = [], [], []
         for place, (start, end) in enumerate(steps_of(models, codec, tokens, seq.end_ids)):
-            is_right = place < len(expected) and text_of(codec, tokens[start:end]).strip() == expected[place]
+            is_right = place < len(expected) and text_within(codec, tokens[start:end]).strip() == expected[place]
             states.append(step_features(rows[start : end + 1], tokens[start:end]))
             labels.append(float(is_right))
             if not is_right:
@@ -50,7 +50,7 @@ async def mine_steps(
         if right:
             rng = random.Random(f"wrong-step-{source.seed}-{index}")
             start, end = rng.choice(right)
-            wrong = continuation_ids(codec, make_wrong(text_of(codec, tokens[start:end]), rng))
+            wrong = continuation_ids(codec, make_wrong(text_within(codec, tokens[start:end]), rng))
             rows = await reader.extend(again, tokens[:start] + wrong, STEP_WANT, every=True)
             states.append(step_features(rows[start:], wrong))
             labels.append(0.0)

@@ -114,6 +114,7 @@ class GenerateCall:
         session: what the caller groups requests by, for routing; "" without.
         explain: whether the usage is to say why the request was routed as it was.
         limits: for routing.
+        parse_special: whether special tokens that a raw prompt spells out are meant; in messages they never are.
         cache: "exact" uses only KV that was computed as this call would; "lossy" also what was stored or reused with a
             loss.
         delivered: by answer, what the client has already: the same answers are computed (the call has a seed), and
@@ -144,6 +145,7 @@ class GenerateCall:
     explain: bool = False
     limits: RouteLimits = NO_LIMITS
     cache: CacheClass = "exact"
+    parse_special: bool = True
     delivered: tuple[Delivered, ...] = ()
     moved: Moved | None = None
     tells_decision: bool = False
@@ -163,8 +165,10 @@ class GenerateCall:
 class TokenOut:
     """One emitted token as a client sees it.
 
-    `top` is (id, text, log-probability in nats); `rejected` are the texts of drafted tokens refused in its place.
-    `broken` has the bytes of those ids, here and in `top`, that are part of a character, which no text can tell.
+    `text` is its part of the answer's text, which all of them joined are: characters that the token completes, none
+    where it is special or the first part of a character. `top` is (id, text it would have had here, log-probability in
+    nats), special tokens by name; `rejected` are texts of drafted tokens refused in its place. `broken` has the bytes
+    of those ids, here and in `top`, whose text is not just what they hold.
     """
 
     id: int
@@ -176,6 +180,11 @@ class TokenOut:
     top: tuple[tuple[int, str, float], ...] = ()
     rejected: tuple[str, ...] = ()
     broken: tuple[tuple[int, bytes], ...] = ()
+
+    @property
+    def data(self) -> bytes:
+        """Bytes that it holds. Those of all tokens joined are the text's UTF-8, wherever they are valid."""
+        return dict(self.broken).get(self.id, self.text.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +284,7 @@ Event = Chunk | Usage | Failure | Decided | Regained | Begun
 class ScoreCall:
     """Log-likelihood of `completion` after `prompt` under one model (text or token ids each).
 
-    `key_id`, `billed` and `sharing` are as in `GenerateCall`.
+    `key_id`, `billed`, `sharing` and `parse_special` are as in `GenerateCall`.
     """
 
     request_id: str
@@ -287,6 +296,7 @@ class ScoreCall:
     key_id: str = ""
     billed: bool = True
     sharing: SharingPolicy | None = None
+    parse_special: bool = True
 
 
 @dataclass(frozen=True, slots=True)

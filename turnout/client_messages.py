@@ -36,7 +36,7 @@ Messages = Iterable[ChatMessage | Mapping[str, Any]]
 TOOL_MODES = ("none", "auto", "required")
 SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
 PLAIN_OPTIONS = frozenset(
-    {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "token_details"}
+    {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "token_details", "parse_special"}
 )
 METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
 RETRY_AFTER = "retry-after-s"
@@ -74,6 +74,7 @@ class Options(Sampling, total=False):
     routing `session`, `limits` (any of max_cost, max_latency_s, quality) and `explain` (say why in the usage).
     `cache` is exact, or lossy: KV that was stored or reused with a loss may be used.
     `token_details` reports each token's entropy, and drafted tokens that were refused in its place.
+    `parse_special` (True) takes special tokens that a prompt spells out as meant; in messages they never are.
     `structure` is what the answer's text must fit: one of json_schema, json_object (True), regex, grammar and choice.
     With `messages`, `tools` are functions that the answer may call, as `Tool` or in OpenAI's form, and `tool_choice` is
     none, auto, required or the name of the one that must be called.
@@ -89,6 +90,7 @@ class Options(Sampling, total=False):
     limits: Mapping[str, float]
     cache: CacheClass
     token_details: bool
+    parse_special: bool
     structure: Mapping[str, Any]
     tools: Iterable[Tool | Mapping[str, Any]]
     tool_choice: str

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from decoding.artifacts import ArtifactName
-from decoding.held_back import MARK, charge, final_answer, show, text_of
+from decoding.held_back import MARK, charge, final_answer, show
 from decoding.model import Model, ModelPool, Request, Want
 from decoding.noise import derive_seed
 from decoding.scorers.reward_model import RewardModelParams, RewardModelScorer
@@ -123,7 +123,10 @@ def choose(drafts: list[Sequence], values: list[float], models: ModelPool, mark:
     """
     if mark is None:
         return chosen(values)
-    texts = [text_of(draft.generated, models.tokenizer, draft.end_ids) for draft in drafts]
+    texts = [
+        models.tokenizer.decode([token.id for token in draft.generated if token.id not in draft.end_ids])
+        for draft in drafts
+    ]
     return chosen(values, [final_answer(text, mark) for text in texts])
 
 

@@ -30,7 +30,7 @@ from decoding.steps import (
     tokens_written,
 )
 from decoding.stretch import stream, stretch_lengths
-from decoding.text import text_of
+from decoding.text import text_within
 from turnout.errors import invalid
 from turnout.registry import method
 from turnout.types import Segment
@@ -250,7 +250,7 @@ class _Steps:
 
     def _marks_end(self, step: list[int]) -> bool:
         marks = self._params.end_marks
-        return bool(marks) and any(mark in text_of(self._models.tokenizer, step) for mark in marks)
+        return bool(marks) and any(mark in text_within(self._models.tokenizer, step) for mark in marks)
 
     def _written_by(self, model: Model) -> None:
         """Count a change of writer."""

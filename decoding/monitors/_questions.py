@@ -7,7 +7,7 @@ from typing import Protocol
 
 from decoding.model import Model, Request, Want
 from decoding.sequence import Sequence
-from decoding.text import TextCodec, continuation_ids
+from decoding.text import TextCodec, continuation_ids, continue_with
 from turnout.errors import invalid
 from turnout.types import SamplingParams
 
@@ -93,13 +93,11 @@ class ModelQuestions:
 
     async def _ask(self, text: str) -> bool:
         """False also where the question has no room in the model's context."""
-        # Not cached: candidates come once.
-        begins = self._codec.encode("")
-        tokens = self._codec.encode(text)
-        tokens = tokens[len(begins) :] if tokens[: len(begins)] == begins else tokens
+        # Not kept: candidates come once. What an answer spells out is text.
+        tokens = continue_with(self._codec, text, parse_special=False)
         if len(self._base) + len(tokens) > self._model.max_length:
             return False
-        [row] = await self._model.extend(self._base, tuple(tokens), Want(draw=None, logits=True))
+        [row] = await self._model.extend(self._base, tokens, Want(draw=None, logits=True))
         assert row.logits is not None
         logits = row.logits.float()
         return bool(logits[self._yes].logsumexp(0) > logits[self._no].logsumexp(0))

@@ -13,10 +13,11 @@ from decoding.model import ModelPool, Request
 from decoding.monitors._questions import ModelQuestions, NumberQuestions, Questions
 from decoding.monitors.base import Injection, Monitor
 from decoding.repetition import LoopFinder
-from decoding.text import codec_of, continuation_ids
+from decoding.text import codec_of, continuation_ids, text_within
 from turnout.errors import Code, TurnoutError
 from turnout.registry import MethodParams
 from turnout.types import Segment
+from turnout.utf8 import split_complete
 
 WHERE = "method.params.monitor"
 PROMPT_END = 64  # tokens of a prompt in which its template may begin the thinking
@@ -103,6 +104,7 @@ class TrimMonitor(Monitor):
         self._reach = max(map(len, (*params.cues, params.thinking_start, params.thinking_end)))
         self._thinking = self._begun_in(request.sequence.tokens[-PROMPT_END:])
         self._thought = ""  # text since the last cue
+        self._partial = b""  # of a character
         self._thoughts = self._tokens = self._unsent = 0
         self._waiting: list[str] = []
         self._earlier: str | None = None
@@ -117,7 +119,7 @@ class TrimMonitor(Monitor):
         if self._done:
             return
         for token in segment.tokens:
-            added = self._codec.text(token.id)
+            added, self._partial = split_complete(self._partial + self._codec.token_bytes(token.id))
             self._thought += added
             self._tokens += 1
             fresh = max(len(self._thought) - len(added) - self._reach, 0)
@@ -137,7 +139,7 @@ class TrimMonitor(Monitor):
 
     def _begun_in(self, prompt: Sequence[int]) -> bool:
         """Whether thinking has begun, and not ended, in the last tokens of a prompt."""
-        written = "".join(self._codec.text(token) for token in prompt)
+        written = text_within(self._codec, prompt)
         start, end = self.params.thinking_start, self.params.thinking_end
         return not start or written.rfind(start) > (written.rfind(end) if end else -1)
 

@@ -8,17 +8,18 @@ from functools import lru_cache
 from decoding.model import Decision, Row, TokenText, Want
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.switching.base import Role
+from turnout.utf8 import split_complete
 
 TERMINAL = ".!?…"
 # Chinese and Japanese put no space after a sentence.
 TERMINAL_UNSPACED = "\u3002\uff01\uff1f"
-# Stands for the text of tokens that are nothing but part of a word.
-WORD = "w"
+# Stands for the bytes of tokens that are nothing but part of a word.
+WORD = b"w"
 LONGEST_LINE = 32
 
 
-class SentenceMarks(dict[int, str]):
-    """Texts by token, one object for each tokenizer. It never changes, so a model elsewhere gets it once."""
+class SentenceMarks(dict[int, bytes]):
+    """Bytes by token, one object for each tokenizer. It never changes, so a model elsewhere gets it once."""
 
     is_constant = True
 
@@ -28,17 +29,21 @@ class SentenceMarks(dict[int, str]):
 
 @lru_cache(maxsize=8)
 def sentence_marks(tokens: TokenText, vocab_size: int) -> SentenceMarks:
-    """Text of every token that matters for finding sentence ends; any other token is part of a word.
+    """Bytes of every token that matters for finding sentence ends; any other token is part of a word.
 
     Args:
-        tokens: looks up token texts; the result is kept per object.
+        tokens: looks up bytes of tokens; the result is kept per object.
         vocab_size: ids to look up.
     """
-    texts = ((token, tokens.text(token)) for token in range(vocab_size))
-    return SentenceMarks({token: text for token, text in texts if _matters(text)})
+    found = ((token, tokens.token_bytes(token)) for token in range(vocab_size))
+    return SentenceMarks({token: data for token, data in found if _matters(data)})
 
 
-def _matters(text: str) -> bool:
+def _matters(data: bytes) -> bool:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return True  # part of a character, which may end a sentence
     ends = any(char in TERMINAL or char in TERMINAL_UNSPACED or char == "\n" or char.isdigit() for char in text)
     return ends or not any(char.isalnum() for char in text)
 
@@ -50,24 +55,27 @@ class SentenceTracker:
     and blank lines end once). Guards: punctuation inside a word ("3.14", "a.b") ends nothing; a full stop after
     a number that stands alone at the start of a line ("1.") is a list number; after any other number
     a full stop at the end of a token is undecided until the next token shows whether a decimal follows.
-    Abbreviations are not known. Tokens are told by their texts in `sentence_marks`, others as WORD.
+    Abbreviations are not known.
     """
 
     def __init__(self) -> None:
+        self.partial = b""  # first bytes of a character
         self.line = ""
         self.has_word = False
         self.undecided = False
 
-    def opens(self, text: str) -> bool:
-        """Whether a token settles that the sentence had ended before it; tells the tracker so."""
+    def opens(self, data: bytes) -> bool:
+        """Look at the next token's bytes; True when they settle that the sentence had ended before them."""
+        text, _ = split_complete(self.partial + data)
         opened = self.undecided and not text[:1].isdigit()
         self.undecided = False
         if opened:
             self.has_word = False
         return opened
 
-    def feed(self, text: str) -> bool:
-        """Take the next token; True when a sentence ended in it."""
+    def feed(self, data: bytes) -> bool:
+        """Take the next token's bytes; True when a sentence ended in them."""
+        text, self.partial = split_complete(self.partial + data)
         ended = self.undecided = False
         for index, char in enumerate(text):
             if self._ends(char, text[index + 1 : index + 2]):
@@ -117,7 +125,7 @@ class SentenceSwitch:
         *,
         lead_tokens: int,
         lead_probability: float,
-        marks: Mapping[int, str],
+        marks: Mapping[int, bytes],
         seed: int,
         position: int,
         end_ids: Collection[int] = (),
@@ -135,13 +143,13 @@ class SentenceSwitch:
 
     def observe(self, token: int, row: Row) -> Decision:
         """See `SwitchRule.observe`."""
-        before, text = self.active, self.marks.get(token, WORD)
-        if self.tracker.opens(text):
+        before, data = self.active, self.marks.get(token, WORD)
+        if self.tracker.opens(data):
             self._open()
             if self.active != before and token not in self.end_ids:
                 return Decision.DROP
         self.position += 1
-        if self.tracker.feed(text):
+        if self.tracker.feed(data):
             self._open()
         elif self.active == "large":
             self.lead_left -= 1

@@ -233,7 +233,7 @@ def test_a_switching_rule_keeps_its_tally() -> None:
     assert rule.active == "large"
 
 
-SENTENCES = SentenceMarks({token: "." if token % 7 == 0 else " " for token in range(0, 1000, 2)})
+SENTENCES = SentenceMarks({token: b"." if token % 7 == 0 else b" " for token in range(0, 1000, 2)})
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def equipped(pool: ModelPool, tmp_path_factory: pytest.TempPathFactory) -> Model
 class Letters(ListText):
     """One token a character."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
         return [self.texts.index(char) for char in text]
 
 

@@ -30,7 +30,7 @@ class Characters(ListText):
     def __init__(self) -> None:
         super().__init__(ALPHABET)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
         return [ID[char] for char in text]
 
 

@@ -71,5 +71,5 @@ def test_pair(model: TableModel):
     pool = pair(model, TableModel("n", markov(CHAIN), 3, num_parameters=9))
     assert (pool.small.name, pool.large.name) == ("m", "n")
     assert pool.sizes == {"m": 5, "n": 9}
-    assert pool.tokenizer.text(2) == "2"
-    assert pair(model, model, ListText(["x"])).tokenizer.text(0) == "x"
+    assert pool.tokenizer.decode([2, 1]) == "21"
+    assert pair(model, model, ListText(["x"])).tokenizer.token_bytes(0) == b"x"

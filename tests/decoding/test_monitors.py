@@ -176,10 +176,10 @@ async def test_cues_may_begin_and_end_inside_tokens() -> None:
     texts = ["so it is 7.", "\n\nWai", "t, no: 8.\n", "\nBut 7 it is", ". \n\nWait, is it", " 7.\n\nBut"]
 
     class Words(Characters):
-        def text(self, token_id: int) -> str:
-            return texts[token_id]
+        def token_bytes(self, token_id: int) -> bytes:
+            return texts[token_id].encode()
 
-        def encode(self, text: str) -> list[int]:
+        def encode(self, text: str, parse_special: bool = True) -> list[int]:
             return [0] if text else []
 
     choice = PartChoice.of("trim", asks="number", agree=1, send_every=1)
@@ -220,7 +220,7 @@ ASKED = {"asks": "small", "existence": "c{candidate}", "equivalence": "d{candida
 class YesNo(Characters):
     """The words of an answer are single characters: f for yes, g for no."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
         word = text.strip().lower()
         return [ID["f" if word == "yes" else "g"]] if word in ("yes", "no") else super().encode(text)
 

@@ -193,8 +193,27 @@ def test_sentence_ends(texts, expected):
 
 def test_marks_leave_ordinary_words_out():
     tokens = ListText([" the", "!", "\n", "7", " ", "e.g", "\ufffd", "_x"])
-    assert sentence_marks(tokens, 8) == {1: "!", 2: "\n", 3: "7", 4: " ", 5: "e.g", 6: "\ufffd"}
+    assert sentence_marks(tokens, 8) == {
+        token: text.encode() for token, text in {1: "!", 2: "\n", 3: "7", 4: " ", 5: "e.g", 6: "\ufffd"}.items()
+    }
     assert sentence_marks(tokens, 8) is sentence_marks(tokens, 8)
+
+
+class ByteText(ListText):
+    """One token a byte."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+
+def test_sentence_ends_are_found_in_characters_of_several_tokens():
+    marks, tracker = sentence_marks(ByteText(), 256), SentenceTracker()
+    text = "你好。Ja… 3。　1.5! "
+    ended = [place for place, byte in enumerate(text.encode(), start=1) if tracker.feed(marks.get(byte, WORD))]
+    assert [text.encode()[:end].decode() for end in ended] == ["你好。", "你好。Ja…", "你好。Ja… 3。", text[:-1]]
 
 
 def sentence_rule(tokens: ListText, lead_tokens: int, probability: float = 1.0, end_ids=()) -> SentenceSwitch:

@@ -49,7 +49,7 @@ class FakePool:
         self.places = Places(name, pool.max_ongoing_requests, pool.max_queued_requests)
         self.step_s = step_s
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, parse_special: bool = True) -> list[int]:
         return list(text.encode())
 
     def decode(self, ids: list[int]) -> str:

@@ -146,7 +146,7 @@ class ScriptedPool:
         calls = self.places.num_held + self.places.num_waiting
         return PoolStats(calls, active, active, 0, 1000, 0, 0.0, {}, prompt_token_s=1e-3)
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, parse_special: bool = True) -> list[int]:
         return list(text.encode())
 
     def decode(self, ids: list[int]) -> str:

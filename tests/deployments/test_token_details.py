@@ -64,8 +64,9 @@ def test_bytes_of_tokens_that_are_parts_of_characters(tmp_path: Path) -> None:
     byte_tokenizer().save_pretrained(tmp_path)
     tokenizer, said = TextTokenizer(tmp_path), "é€😀"
     ids = tokenizer.encode(said)
+    text = tokenizer.detokenizer()
     parts = [
-        token_out(Token(each, "m", TokenKind.DECODED, -0.5, top=((each, -0.5), (other, -2.0))), tokenizer)
+        token_out(Token(each, "m", TokenKind.DECODED, -0.5, top=((each, -0.5), (other, -2.0))), text)
         for each, other in zip(ids, reversed(ids), strict=True)
     ]
     told = ChatFormat().choice(Chunk(0, said, tuple(parts)), True)["logprobs"]["content"]
@@ -74,8 +75,10 @@ def test_bytes_of_tokens_that_are_parts_of_characters(tmp_path: Path) -> None:
     assert other == bytes(reversed(said.encode()))
     detailed = [token_object(part) for part in parts]
     assert bytes(byte for each in detailed for byte in each["bytes"]).decode() == said
+    assert "".join(each["text"] for each in detailed) == said
     tops = CompletionFormat().choice(Chunk(0, said, tuple(parts)), True)["logprobs"]["top_logprobs"]
-    assert tops == [{"\ufffd": -0.5}] * len(ids), "the likeliest of those with one text"
+    assert tops[0] == {"": -0.5, r"bytes:\x80": -2.0}
+    assert tops[1] == {"é": -0.5, "Ø": -2.0}, "what it would have been here"
 
 
 async def test_nobody_else_sees_them(http: httpx.AsyncClient) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.endpoint import Endpoint
 from engine.pool import LocalPool
-from engine.text import Detokenizer, StopStrings
+from engine.stop_strings import StopStrings
 from tests.engine.harness import Reply, answer
 from turnout.calls import Chunk, Delivered, Event, GenerateCall, Moved, Usage
 from turnout.errors import Code, Interrupted
@@ -110,7 +110,7 @@ async def run(pool: Endpoint, call: GenerateCall, client: Client, stop_after: in
 def had(pool: LocalPool, call: GenerateCall, ids: Tokens[int], count: int) -> Delivered:
     """What a client has after `count` tokens that came one by one."""
     assert isinstance(call.prompt, tuple)
-    text, chars = StopStrings(Detokenizer(pool.tokenizer, call.prompt), call.sampling.stop), 0
+    text, chars = StopStrings(pool.tokenizer.detokenizer(call.prompt), call.sampling.stop), 0
     for token in ids[:count]:
         text.feed(token)
         chars += len(text.take())

@@ -116,7 +116,7 @@ async def test_a_planted_wrong_token_is_found_and_shown(opened: Opened, monkeypa
     assert (diff.request_id, diff.method, diff.answer, diff.position) == ("guilty", "speculative", 0, 3)
     assert (diff.wrote[0], diff.expected[0], diff.model) == (wrong[3], right.ids[3], "large")
     assert diff.margin_nats > 1e-3
-    assert diff.wrote[1] == pool.tokenizer.text(wrong[3])
+    assert diff.wrote[1] == pool.tokenizer.name_of(wrong[3])
 
 
 async def test_what_rounding_may_decide_is_a_tie(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.pool import LocalPool
-from engine.text import Detokenizer, StopStrings
+from engine.stop_strings import StopStrings
 from tests.engine.harness import answer, call_of, random_prompts
 from tests.engine.resuming import MADE_AGAIN, METHODS, RESUMABLE, finish, had, part, rest
 from turnout.calls import Delivered, GenerateCall, Regained
@@ -202,7 +202,7 @@ async def test_half_characters_across_the_boundary(pool: LocalPool) -> None:
 
 def written(pool: LocalPool, call: GenerateCall, ids: list[int]) -> str:
     """The text of a whole answer."""
-    text = StopStrings(Detokenizer(pool.tokenizer, call.prompt), ())  # type: ignore[arg-type]
+    text = StopStrings(pool.tokenizer.detokenizer(call.prompt), ())  # type: ignore[arg-type]
     for token in ids:
         text.feed(token)
     return text.take(final=True)

@@ -135,8 +135,8 @@ async def test_no_more_disagreements_than_allowed_are_looked_at() -> None:
 
 def test_an_answer_comes_to_what_stands_after_the_mark() -> None:
     class Words(Characters):
-        def text(self, token_id: int) -> str:
-            return ["1+1=2\n", "Answer: 2", " \n", "so it is 3"][token_id]
+        def decode(self, ids: Sequence[int]) -> str:
+            return "".join(["1+1=2\n", "Answer: 2", " \n", "so it is 3"][token_id] for token_id in ids)
 
     answer_of = final_answers(Words())
     assert answer_of((0, 1, 2)) == answer_of((1,)) == "2"

@@ -130,7 +130,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "prompt_ids", "chat", "sampling", "method", "params", "deadline_s", "session", "explain", "limits", "cache", "structure", "token_details")
+    __slots__ = ("request_id", "model", "prompt", "prompt_ids", "chat", "sampling", "method", "params", "deadline_s", "session", "explain", "limits", "cache", "structure", "token_details", "parse_special")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class GenerateRequest(_message.Message):
     CACHE_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_DETAILS_FIELD_NUMBER: _ClassVar[int]
+    PARSE_SPECIAL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: str
@@ -161,7 +162,8 @@ class GenerateRequest(_message.Message):
     cache: str
     structure: Structure
     token_details: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., explain: _Optional[bool] = ..., limits: _Optional[_Union[RouteLimits, _Mapping]] = ..., cache: _Optional[str] = ..., structure: _Optional[_Union[Structure, _Mapping]] = ..., token_details: _Optional[bool] = ...) -> None: ...
+    parse_special: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., explain: _Optional[bool] = ..., limits: _Optional[_Union[RouteLimits, _Mapping]] = ..., cache: _Optional[str] = ..., structure: _Optional[_Union[Structure, _Mapping]] = ..., token_details: _Optional[bool] = ..., parse_special: _Optional[bool] = ...) -> None: ...
 
 class Structure(_message.Message):
     __slots__ = ("json_schema", "json_object", "regex", "grammar", "choice")
@@ -450,18 +452,20 @@ class TextOrIds(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "completions", "top")
+    __slots__ = ("request_id", "model", "prompt", "completions", "top", "parse_special")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    PARSE_SPECIAL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: TextOrIds
     completions: _containers.RepeatedCompositeFieldContainer[TextOrIds]
     top: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Union[TextOrIds, _Mapping]] = ..., completions: _Optional[_Iterable[_Union[TextOrIds, _Mapping]]] = ..., top: _Optional[int] = ...) -> None: ...
+    parse_special: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Union[TextOrIds, _Mapping]] = ..., completions: _Optional[_Iterable[_Union[TextOrIds, _Mapping]]] = ..., top: _Optional[int] = ..., parse_special: _Optional[bool] = ...) -> None: ...
 
 class Scored(_message.Message):
     __slots__ = ("tokens", "greedy")

@@ -47,9 +47,9 @@ class Noting(InProcessBackend):
         self.asked.append("score")
         return await super().score(call)
 
-    async def tokens(self, prompt: str | tuple[int, ...]) -> Any:
+    async def tokens(self, prompt: str | tuple[int, ...], parse_special: bool = True) -> Any:
         self.asked.append("tokens")
-        return await super().tokens(prompt)
+        return await super().tokens(prompt, parse_special)
 
 
 class SharedHouse(House):
