@@ -9,11 +9,14 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import platformdirs
 import torch
+
+from turnout.whole_files import sync
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +24,8 @@ SOURCES = Path(__file__).parent / "kernels"
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-maybe-uninitialized")
 COMPILE_TIMEOUT_S = 300
 NEEDED = {"avx2", "fma"}  # with AVX-512 the kernels use it
+CHECKSUM_BYTES = 32  # SHA-256 at the end of a library, which the dynamic linker does not read
+REMEDY = "set XDG_CACHE_HOME to a folder in which this user may write files and load libraries"
 
 
 class NativeUnavailableError(Exception):
@@ -145,22 +150,45 @@ _SIGNATURES = {
 }
 
 
-@cache
 def library() -> ctypes.CDLL:
     """The compiled kernels; compiling takes some ten seconds, once per machine and version.
 
     Raises:
-        NativeUnavailableError: no compiler, or a processor without the instructions.
+        NativeUnavailableError: no compiler, a processor without the instructions, or a cache that cannot be used.
     """
+    found = _find()
+    if isinstance(found, str):
+        raise NativeUnavailableError(found)
+    return found
+
+
+@cache
+def _find() -> ctypes.CDLL | str:
+    """The kernels, or why they cannot be used. A failure is remembered too: every try compiles for ten seconds."""
+    try:
+        return _load()
+    except NativeUnavailableError as error:
+        return str(error)
+    except OSError as error:  # of /proc or of the sources
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def _load() -> ctypes.CDLL:
     _check_processor()
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise NativeUnavailableError("no C++ compiler found (looked for g++ and c++); install g++")
     runtime = _openmp_runtime()
-    target = _cache_folder() / f"kernels-{_digest(compiler, runtime)}.so"
-    if not target.is_file():
-        _compile(compiler, runtime, target)
-    loaded = ctypes.CDLL(str(target))
+    folder = _cache_folder()
+    target = folder / f"kernels-{_digest(compiler, runtime)}.so"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not _is_whole(target):
+            _compile(compiler, runtime, target)
+        loaded = ctypes.CDLL(str(target))
+    except OSError as error:
+        message = f"their folder {folder} cannot be used: {error.strerror or error}; {REMEDY}"
+        raise NativeUnavailableError(message) from None
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
@@ -205,7 +233,7 @@ def _openmp_runtime() -> str:
 
 def _digest(compiler: str, runtime: str) -> str:
     """Names the build: another source, compiler, processor or runtime is another file."""
-    digest = hashlib.sha256(repr((compiler, FLAGS, runtime, _processor_flags())).encode())
+    digest = hashlib.sha256(repr((compiler, FLAGS, runtime, _processor_flags(), CHECKSUM_BYTES)).encode())
     digest.update(_version(compiler).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
@@ -214,18 +242,33 @@ def _digest(compiler: str, runtime: str) -> str:
 
 def _version(compiler: str) -> str:
     try:
-        return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+        command = [compiler, "--version"]
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise NativeUnavailableError(f"the compiler {compiler} does not run: {error}") from None
 
 
 def _cache_folder() -> Path:
-    folder = platformdirs.user_cache_path("turnout") / "native"
+    with suppress(RuntimeError):
+        folder = platformdirs.user_cache_path("turnout") / "native"
+        if folder.is_absolute():  # older versions leave a "~" that leads to no home as it is
+            return folder
+    raise NativeUnavailableError(f"there is no folder for them: this user has no home; {REMEDY}")
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether a library is there and ends in its checksum.
+
+    The dynamic linker does not look: a library that was cut off kills the process that loads it.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NativeUnavailableError(f"no folder for the compiled kernels: {error}") from None
-    return folder
+        content = target.read_bytes()
+    except FileNotFoundError:
+        return False
+    whole = hashlib.sha256(content[:-CHECKSUM_BYTES]).digest() == content[-CHECKSUM_BYTES:]
+    if not whole:
+        log.info("%s is damaged: it is compiled again", target)
+    return whole
 
 
 def _compile(compiler: str, runtime: str, target: Path) -> None:
@@ -235,12 +278,16 @@ def _compile(compiler: str, runtime: str, target: Path) -> None:
         compiled, linked = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
         _run([compiler, *FLAGS, "-fopenmp", "-c", str(SOURCES / "api.cpp"), "-o", str(compiled)])
         _run([compiler, "-shared", str(compiled), runtime, "-o", str(linked)])
+        checksum = hashlib.sha256(linked.read_bytes()).digest()
+        with linked.open("ab") as file:
+            file.write(checksum)
+        sync(linked)
         linked.replace(target)
 
 
 def _run(command: list[str]) -> None:
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S)
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines()
         raise NativeUnavailableError(f"the kernels do not compile: {lines[0] if lines else error}") from None

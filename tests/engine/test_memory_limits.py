@@ -189,7 +189,7 @@ def test_what_is_found_while_loading_is_noted(pair_folder: Path, monkeypatch: py
     assert pool.notes == []
     asyncio.run(pool.close())
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    native.library.cache_clear()
+    native._find.cache_clear()
     try:
         for _ in range(2):  # the log says it once, every pool has it
             pool = LocalPool.load("pair", changed(config, "large", kv_memory_bytes=1 << 18))
@@ -199,7 +199,7 @@ def test_what_is_found_while_loading_is_noted(pair_folder: Path, monkeypatch: py
             assert short.startswith("large: sequences are limited to 336 of the 512 tokens")
             asyncio.run(pool.close())
     finally:
-        native.library.cache_clear()
+        native._find.cache_clear()
 
 
 # One token of the model below takes 2 x 2 layers x 2 heads x 16 x 4 bytes = 512 bytes, a block of 16 8 KiB.

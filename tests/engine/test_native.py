@@ -39,7 +39,7 @@ WIDTHS = [(), ("-mno-avx512f",)] if "avx512f" in native._processor_flags() else 
 @pytest.fixture(scope="module", autouse=True, params=WIDTHS, ids=lambda flags: "".join(flags) or "widest")
 def _compiled(request: pytest.FixtureRequest) -> Any:
     def forget() -> None:
-        native.library.cache_clear()
+        native._find.cache_clear()
         native.panel_columns.cache_clear()
 
     forget()
@@ -194,10 +194,10 @@ def test_broken_numbers_of_one_sequence_reach_no_other() -> None:
 class TestWhereTheyCannotBeHad:
     @pytest.fixture(autouse=True)
     def forget(self) -> Any:
-        native.library.cache_clear()
+        native._find.cache_clear()
         engine.backend._say_once.cache_clear()
         yield
-        native.library.cache_clear()
+        native._find.cache_clear()
 
     def test_without_a_compiler_auto_says_so_and_goes_on(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -228,7 +228,7 @@ class TestWhereTheyCannotBeHad:
 
     def test_a_build_is_kept_and_found_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         native.library()
-        native.library.cache_clear()
+        native._find.cache_clear()
 
         def refuse(*_: object, **__: object) -> None:
             raise AssertionError("compiled again")
