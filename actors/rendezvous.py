@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
 from engine.hosting import host_store, listen
+from turnout.addresses import host_port
 from turnout.errors import Code, TurnoutError
 
 SHORTEST_S = 0.001
@@ -43,7 +44,7 @@ def reach_store(address: str, port: int, generation: int, timeout_s: float) -> T
         reason = (error.strerror if isinstance(error, OSError) else None) or f"no answer in {timeout_s:.0f} s"
         raise TurnoutError(
             Code.UNAVAILABLE,
-            f"group {generation}: its meeting place at {address}:{port} does not answer ({reason}); "
+            f"group {generation}: its meeting place at {host_port(address, port)} does not answer ({reason}); "
             "check that the member that opened it is alive, and that the nodes reach each other on all ports",
         ) from None
 

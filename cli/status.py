@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.error import HTTPError, URLError
@@ -224,6 +225,6 @@ def _get(http: str, path: str) -> tuple[int, str]:
             return int(answer.status), answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode(errors="replace")
-    except (URLError, OSError, ValueError) as error:
+    except (URLError, OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise TurnoutError(Code.UNAVAILABLE, f"http: no server answers at {http} ({reason})", "http") from None

@@ -7,11 +7,10 @@ import math
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from deployments.cluster_checks import node_offers
 from deployments.embedded_store import EmbeddedStore, start_store
 from deployments.grpc_wire import MAX_REQUEST_BYTES
 from deployments.ingress import Ingress
+from deployments.listening import check_can_listen
 from deployments.pool_deployment import PoolLoader, ServedPool, load_engine
 from deployments.pool_options import (
     all_bundles,
@@ -43,6 +43,7 @@ from deployments.program import this_program
 from deployments.room import check_room
 from deployments.served import unsettled_pools
 from deployments.starting import Tell, run_until_up, silent
+from turnout.addresses import http_url, reachable
 from turnout.calls import PoolStats
 from turnout.config import PoolConfig, TurnoutConfig, load_config
 from turnout.errors import invalid
@@ -163,14 +164,14 @@ def start(config: TurnoutConfig, load: PoolLoader = load_engine, tell: Tell = si
         tell: gets a line about each thing that has to be waited for.
 
     Raises:
-        TurnoutError: a port is taken, Ray does not start, this machine cannot host a pool, or a pool failed to load.
+        TurnoutError: a host or a port cannot be bound, Ray does not start, this machine cannot host a pool, or a pool
+            failed to load.
     """
-    for field in ("grpc_port", "http_port"):
-        _check_port(f"server.{field}", getattr(config.server, field))
+    check_can_listen(config.server)
     temp_dir = start_local_ray(config)
     server = RunningServer(
         grpc_address=f"127.0.0.1:{config.server.grpc_port}",
-        http_url=f"http://{config.server.http_host}:{config.server.http_port}",
+        http_url=http_url(reachable(config.server.http_host), config.server.http_port),
         pools=tuple(config.pools),
         temp_dir=temp_dir,
         grace_s=config.server.shutdown_grace_s,
@@ -296,12 +297,3 @@ def _prepare_environment() -> None:
     environment.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     RayNativeConfig.initialize("")  # importing ray has read the authentication mode already
-
-
-def _check_port(field: str, port: int) -> None:
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", port))
-        except OSError:
-            raise invalid(field, f"port {port} is taken; choose another one") from None

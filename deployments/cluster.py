@@ -27,6 +27,7 @@ from deployments.program import this_program
 from deployments.room import check_room
 from deployments.served import applications
 from deployments.starting import Tell, silent
+from turnout.addresses import host_port, http_url, reachable
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.kvstore_config import EMBEDDED
@@ -100,10 +101,9 @@ def deploy(
                 serve.delete(APP_NAME)
         raise
     here = ray.util.get_node_ip_address()
-    host = here if config.server.http_host in ("0.0.0.0", "::") else config.server.http_host
     return RunningServer(
-        grpc_address=f"{here}:{config.server.grpc_port}",
-        http_url=f"http://{host}:{config.server.http_port}",
+        grpc_address=host_port(here, config.server.grpc_port),
+        http_url=http_url(reachable(config.server.http_host, here), config.server.http_port),
         pools=tuple(config.pools),
         grace_s=config.server.shutdown_grace_s,
     )

@@ -21,6 +21,7 @@ from experiments.machine import describe, one_line
 from experiments.report import note, show
 from experiments.served import on_free_ports, running_server
 from experiments.statistics import Interval
+from turnout.addresses import http_url, reachable
 from turnout.batches_config import BatchesConfig
 from turnout.config import TurnoutConfig
 
@@ -193,7 +194,7 @@ def main(
         config = on_free_ports(TurnoutConfig.demo())
         config = config.model_copy(update={"batches": BatchesConfig(folder=folder)})
         with running_server(config):
-            url = f"http://{config.server.http_host}:{config.server.http_port}"
+            url = http_url(reachable(config.server.http_host), config.server.http_port)
             found = asyncio.run(measure(url, rate, seconds, int(400 * seconds)))
     text = page(found, rate, machine)
     show(text)

@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from turnout import client_messages as wire
+from turnout.addresses import check_target
 from turnout.calls import Chunk, MethodDescription, ModelDescription, ScoredTokens, Usage
 from turnout.client_messages import Messages, Options, Prompt, Result
 from turnout.proto import generation_pb2 as pb
@@ -111,13 +112,14 @@ class Client:
     """A blocking client; safe to share between threads.
 
     Args:
-        address: host:port.
+        address: host:port, an IPv6 host in brackets.
         credentials: for TLS; None is a plain connection.
         api_key: an API key or a signed token; "" where the server asks for none. It is sent as it is: over a plain
             connection everybody on the way can read it.
     """
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None, api_key: str = "") -> None:
+        check_target(address)
         self._metadata = wire.credentials(api_key)
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -187,13 +189,14 @@ class AsyncClient:
     """The same for asyncio; use it within one event loop.
 
     Args:
-        address: host:port.
+        address: host:port, an IPv6 host in brackets.
         credentials: for TLS; None is a plain connection.
         api_key: an API key or a signed token; "" where the server asks for none. It is sent as it is: over a plain
             connection everybody on the way can read it.
     """
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None, api_key: str = "") -> None:
+        check_target(address)
         self._metadata = wire.credentials(api_key)
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

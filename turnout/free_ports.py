@@ -49,12 +49,13 @@ def free_port(also: int = 0) -> int:
 
 
 def _is_free(port: int) -> bool:
-    """Whether nobody listens on it, on any address of IPv4."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
+    """Whether nobody listens on it, on any address of this machine."""
+    for family in (socket.AF_INET, socket.AF_INET6) if socket.has_dualstack_ipv6() else (socket.AF_INET,):
+        with socket.socket(family) as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                return False
     return True
 
 

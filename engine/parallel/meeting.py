@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from engine.hosting import host_store, listen
 from engine.parallel.frames import Op, integers, pack, pack_text, unpack_text
 from engine.parallel.links import Link, LinkClosedError
+from turnout.addresses import host_port
 from turnout.errors import Code, TurnoutError
 
 KEY = "links"
@@ -45,7 +46,7 @@ def meet(
         store = host_store(held, timeout_s)
         listener = listen(address)
     except (OSError, RuntimeError) as error:
-        raise _unavailable(f"rank 0 cannot host a group at {address}:{port}: {error}") from error
+        raise _unavailable(f"rank 0 cannot host a group at {host_port(address, port)}: {error}") from error
     links: dict[int, Link] = {}
     with listener:
         store.set(KEY, f"{address}:{listener.getsockname()[1]}")
@@ -59,8 +60,9 @@ def meet(
     if missing:
         named = ", ".join(f"rank {rank}" for rank in missing)
         message = (
-            f"{named} of {world} did not join the group at {address}:{port} within {timeout_s:g} s: look at what these"
-            " processes log, check that their nodes reach this one on all ports, or raise placement.join_timeout_s"
+            f"{named} of {world} did not join the group at {host_port(address, port)} within {timeout_s:g} s:"
+            " look at what these processes log, check that their nodes reach this one on all ports,"
+            " or raise placement.join_timeout_s"
         )
         _send_all(links, pack(Op.REFUSED, [pack_text(message)]))
         for link in links.values():
@@ -100,14 +102,15 @@ def find_leader(
         TurnoutError: UNAVAILABLE: rank 0 or others did not come.
     """
     deadline = time.monotonic() + timeout_s
-    absent = f"rank 0 does not answer at {address}:{port}; rank {rank} of {world} waited {timeout_s:g} s for it"
+    where = host_port(address, port)
+    absent = f"rank 0 does not answer at {where}; rank {rank} of {world} waited {timeout_s:g} s for it"
     try:
         store = TCPStore(address, port, world, False, timedelta(seconds=timeout_s))
-        host, _, where = store.get(KEY).decode().rpartition(":")
-        sock = socket.create_connection((host, int(where)), timeout=max(deadline - time.monotonic(), 1.0))
+        host, _, number = store.get(KEY).decode().rpartition(":")
+        sock = socket.create_connection((host, int(number)), timeout=max(deadline - time.monotonic(), 1.0))
     except (OSError, RuntimeError) as error:
         raise _unavailable(absent) from error
-    link = Link(sock, 0, f"{address}:{port}", step_timeout_s)
+    link = Link(sock, 0, where, step_timeout_s)
     try:
         link.send(pack(Op.HELLO, [integers(rank, os.getpid())]))
         answer = link.receive(deadline - time.monotonic() + GRACE_S)

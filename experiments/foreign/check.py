@@ -15,6 +15,7 @@ from experiments.foreign.program import version_of
 from experiments.machine import describe
 from experiments.report import note, publish
 from experiments.served import on_free_ports, running_server
+from turnout.addresses import http_url, reachable
 from turnout.config import ModelConfig, TurnoutConfig, model_path, parse_config
 
 PYTHON = Path(".venv-foreign/bin/python")
@@ -69,7 +70,7 @@ def main() -> None:
     chosen = parser.parse_args()
     problems, requests = (24, 16) if chosen.quick else (PROBLEMS, REQUESTS)
     python, machine, config = chosen.python.absolute(), describe(), demo_config()
-    url = f"http://{config.server.http_host}:{config.server.http_port}"
+    url = http_url(reachable(config.server.http_host), config.server.http_port)
     with tempfile.TemporaryDirectory(prefix="turnout-foreign-") as temporary, running_server(config):
         folder = Path(temporary)
         write_problems(folder / "problems.jsonl", problems)

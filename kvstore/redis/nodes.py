@@ -18,6 +18,7 @@ from redis.retry import Retry
 from kvstore.base import StoreFault
 from kvstore.redis.resp import Connection, ErrorReply, command
 from kvstore.redis.streams import PlainStream, TlsStream, remaining
+from turnout.addresses import host_port
 from turnout.errors import TurnoutError, invalid
 
 Kind = Literal["single", "sentinel", "cluster"]
@@ -42,9 +43,7 @@ class Endpoint:
     path: str = ""
 
     def __str__(self) -> str:
-        if self.path:
-            return self.path
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self.path or host_port(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +176,7 @@ def _endpoint(part: str, default_port: int) -> Endpoint:
         host = ""
     host = unquote(host).removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise invalid(URL_FIELD, f"every server is host:port{HINT}")
+        raise invalid(URL_FIELD, f"every server is host:port, an IPv6 host in brackets{HINT}")
     return Endpoint(host, int(port))
 
 

@@ -21,8 +21,8 @@ def test_they_are_different_however_they_are_asked_for(monkeypatch: pytest.Monke
 
 
 def test_what_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    for address in ("127.0.0.1", "0.0.0.0"):
-        with socket.create_server((address, 0)) as taken:
+    for address in ("127.0.0.1", "0.0.0.0", *(("::1", "::") if socket.has_dualstack_ipv6() else ())):
+        with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as taken:
             port = taken.getsockname()[1]
             assert not ports._is_free(port)
             monkeypatch.setattr(ports, "_to_choose_from", lambda port=port: range(port, port + 1))
