@@ -17,7 +17,9 @@ from pathlib import Path
 import ray
 from ray import serve
 from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
+from ray.exceptions import RayTaskError
 from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import LoggingConfig
 
@@ -27,7 +29,7 @@ from deployments.cluster_checks import node_offers
 from deployments.embedded_store import EmbeddedStore, start_store
 from deployments.grpc_wire import MAX_REQUEST_BYTES
 from deployments.ingress import Ingress
-from deployments.listening import check_can_listen
+from deployments.listening import check_can_listen, unbound_by_serve
 from deployments.pool_deployment import PoolLoader, ServedPool, load_engine
 from deployments.pool_options import (
     all_bundles,
@@ -203,21 +205,31 @@ def run_app(
 
 
 def start_serve(config: TurnoutConfig, proxy_location: ProxyLocation = ProxyLocation.HeadOnly) -> None:
-    """Have Serve listen on the connected cluster; where it does already, it stays as it is."""
+    """Have Serve listen on the connected cluster; where it does already, it stays as it is.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: a node cannot bind the host or a port; names the field.
+    """
     timeout_s = config.server.request_timeout_s + BACKSTOP_S
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    serve.start(
-        proxy_location=proxy_location,
-        http_options=HTTPOptions(
-            host=config.server.http_host, port=config.server.http_port, request_timeout_s=timeout_s
-        ),
-        grpc_options=gRPCOptions(
-            port=config.server.grpc_port,
-            grpc_servicer_functions=[ADD_TO_SERVER],
-            request_timeout_s=timeout_s,
-        ),
-        logging_config=QUIET,
-    )
+    was_there = _get_global_client(raise_if_no_controller_running=False) is not None
+    try:
+        serve.start(
+            proxy_location=proxy_location,
+            http_options=HTTPOptions(
+                host=config.server.http_host, port=config.server.http_port, request_timeout_s=timeout_s
+            ),
+            grpc_options=gRPCOptions(
+                port=config.server.grpc_port,
+                grpc_servicer_functions=[ADD_TO_SERVER],
+                request_timeout_s=timeout_s,
+            ),
+            logging_config=QUIET,
+        )
+    except RayTaskError as error:
+        if not was_there:  # left there, it would go on trying to bind what cannot be bound
+            serve.shutdown()
+        raise unbound_by_serve(config.server, error) or error from None
 
 
 def deploy(config: TurnoutConfig, load: PoolLoader = load_engine, tell: Tell = silent) -> None:

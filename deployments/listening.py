@@ -1,19 +1,24 @@
-"""Whether this machine lets the server listen where it is to, asked before anything is started."""
+"""Where the server is to listen: asked of this machine before anything is started, and of Serve where it failed."""
 
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from contextlib import closing
 
 from ray._common.network_utils import is_ipv6
+from ray.exceptions import RayTaskError
 
-from turnout.addresses import host_port
+from turnout.addresses import LOOPBACKS, host_port
 from turnout.config import ServerConfig
 from turnout.errors import TurnoutError, invalid
 
 NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES)
+EVERYWHERE = (*LOOPBACKS, *LOOPBACKS.values(), "localhost")  # hosts that every machine has
+SERVE_FAILED = re.compile(r"Failed to bind to address '?(?P<place>[^';]+)")  # in Serve's words and in gRPC's
+NODE = re.compile(r"\bip=(?P<ip>[^,)]+)")
 
 
 def check_can_listen(server: ServerConfig) -> None:
@@ -53,3 +58,22 @@ def _unbound_port(field: str, port: int, where: str, error: OSError) -> TurnoutE
     if error.errno == errno.EADDRINUSE:
         return invalid(field, f"{port} is in use ({where}); choose another port, or end what listens there")
     return invalid(field, f"{port} cannot be bound ({where}): {error.strerror}; choose another port")
+
+
+def unbound_by_serve(server: ServerConfig, error: RayTaskError) -> TurnoutError | None:
+    """What an error of Serve's proxy says of a field, with the node that it ran on; None: it is about something else.
+
+    Serve leaves the system's reason out.
+    """
+    found = SERVE_FAILED.search(str(error))
+    if found is None:
+        return None
+    node = NODE.search(str(error))
+    where = f" on the node {node['ip']}" if node is not None else ""
+    if found["place"] != f"{server.http_host}:{server.http_port}":
+        return invalid("server.grpc_port", f"{server.grpc_port} cannot be bound{where}; choose one that is free there")
+    if server.http_host in EVERYWHERE:
+        return invalid("server.http_port", f"{server.http_port} cannot be bound{where}; choose one that is free there")
+    place = host_port(server.http_host, server.http_port)
+    allowed = "give a host that every node has, as 0.0.0.0, and a port that is free there"
+    return invalid("server.http_host", f"{place} cannot be bound{where}; {allowed}")

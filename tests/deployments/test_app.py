@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayTaskError
 
 import deployments.app
 import deployments.cluster
-from deployments.app import start
+from deployments.app import start, start_serve
 from deployments.listening import check_can_listen
 from tests.deployments.in_process import make_config
 from turnout.config import RayConfig
@@ -154,6 +156,42 @@ def test_the_addresses_on_a_cluster_can_be_used_as_they_are(
     monkeypatch.setattr(deployments.cluster.ray.util, "get_node_ip_address", lambda: here)
     server = deployments.cluster.deploy(make_config(grpc_port=9000, http_port=8000, http_host=host), "auto")
     assert (server.grpc_address, server.http_url) == (grpc, http)
+
+
+SERVE = "ray::ProxyActor.ready() (pid=7, ip=10.0.0.9, actor_id=1f)\n  File 'proxy.py', line 1807\nRuntimeError: "
+GRPC = (
+    "Failed to bind to address [::]:9000; set GRPC_VERBOSITY=debug environment variable to see detailed error message."
+)
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+@pytest.mark.parametrize(
+    ("host", "said", "line"),
+    [
+        ("10.0.0.8", "Failed to bind to address '10.0.0.8:8000'.", "server.http_host: 10.0.0.8:8000 cannot be bound"),
+        ("fd00::2", "Failed to bind to address 'fd00::2:8000'.", "server.http_host: [fd00::2]:8000 cannot be bound"),
+        ("0.0.0.0", "Failed to bind to address '0.0.0.0:8000'.", "server.http_port: 8000 cannot be bound"),
+        ("::", "Failed to bind to address ':::8000'.", "server.http_port: 8000 cannot be bound"),
+        ("::", GRPC, "server.grpc_port: 9000 cannot be bound"),
+        ("::", "something else", ""),
+    ],
+)
+def test_what_a_node_of_a_cluster_cannot_bind_is_named_and_not_tried_forever(
+    host: str, said: str, line: str, was_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = list[bool]()
+
+    def fail(**_: object) -> None:
+        raise RayTaskError("ready", SERVE + said, RuntimeError(said)).as_instanceof_cause()
+
+    monkeypatch.setattr(deployments.app.serve, "start", fail)
+    monkeypatch.setattr(deployments.app.serve, "shutdown", lambda: ended.append(True))
+    monkeypatch.setattr(deployments.app, "_get_global_client", lambda **_: object() if was_there else None)
+    config = make_config(grpc_port=9000, http_port=8000, http_host=host)
+    expected = f"{line} on the node 10.0.0.9;" if line else said
+    with pytest.raises(TurnoutError if line else RayTaskError, match=re.escape(expected)):
+        start_serve(config)
+    assert ended == ([] if was_there else [True])
 
 
 def test_a_cluster_too_small_for_the_pools_is_refused() -> None:
