@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from cli.asking import read_config
 from cli.output import print_json, print_table
 from cli.provenance import quantity
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.standard_streams import read_stdin
 
 if TYPE_CHECKING:
     from kvstore.desk import Desk, Report
@@ -231,7 +231,7 @@ def _told_sharing(tenant: str, config: TurnoutConfig) -> SharingPolicy | None:
 
 def _read(path: Path, field: str) -> str:
     try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        return read_stdin(field) if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(field, f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
 

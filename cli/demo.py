@@ -11,6 +11,7 @@ from cli.output import console, print_error
 from cli.provenance import Marked, print_meters, summary
 from turnout.errors import TurnoutError
 from turnout.free_ports import free_ports
+from turnout.standard_streams import replace_unencodable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,6 +62,7 @@ def run(out: Console) -> None:
 
 def main() -> int:
     """Exit code 0 when a prompt was answered, 1 with one line that says why not."""
+    replace_unencodable()
     try:
         run(console())
     except TurnoutError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from cli.asking import ApiKeyFile, Question, ask_here, ask_server, read_config
 from cli.output import console, print_json
 from cli.provenance import Answers, Marked, print_meters, summary
 from cli.route import print_route
+from turnout.standard_streams import read_stdin
 
 Rate = float | None
 Count = int | None
@@ -63,7 +63,7 @@ def generate(
         "frequency_penalty": frequency_penalty, "seed": seed, "n": n, "logprobs": logprobs,
     }  # fmt: skip
     question = Question(
-        text=sys.stdin.read() if prompt == "-" else prompt,
+        text=read_stdin("prompt") if prompt == "-" else prompt,
         chat=chat,
         system=system,
         model=model,

@@ -32,6 +32,7 @@ from cli import (
 from cli.output import print_error
 from turnout import __version__
 from turnout.errors import TurnoutError
+from turnout.standard_streams import replace_unencodable
 
 app = typer.Typer(
     name="turnout",
@@ -77,6 +78,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; never shows a traceback for something the user can mend."""
+    replace_unencodable()
     try:
         app()
     except TurnoutError as error:
@@ -86,6 +88,11 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:  # whoever read our output has gone
         sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print_error(f"{error.filename}: {error.strerror}")
         sys.exit(1)
 
 

@@ -11,6 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turnout.standard_streams import shows
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -29,8 +31,10 @@ def console(stderr: bool = False) -> Console:
 
 def print_json(value: Any) -> None:
     """Write one JSON document; dataclasses become objects, enums their values."""
-    json.dump(value, sys.stdout, indent=2, default=_plain, ensure_ascii=False)
-    sys.stdout.write("\n")
+    text = json.dumps(value, indent=2, default=_plain, ensure_ascii=False)
+    if not shows(sys.stdout, text):  # escapes say the same, replacements would not
+        text = json.dumps(value, indent=2, default=_plain)
+    sys.stdout.write(f"{text}\n")
 
 
 def _plain(value: Any) -> Any:

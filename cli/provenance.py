@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from cli.output import print_table
 from turnout.calls import Chunk, ModelDescription, Usage
 from turnout.cost import ModelMeter
+from turnout.standard_streams import shows
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 LARGE_STYLE = "bold magenta underline"
-OPEN_MARK, CLOSE_MARK = "⟦", "⟧"
+MARKS, ASCII_MARKS = ("⟦", "⟧"), ("[[", "]]")  # around text of the large model, where styles cannot be shown
 REPLACEMENT = "\ufffd"
 
 
@@ -114,6 +115,7 @@ class Marked:
         self._marks = marks
         self.large = ""
         self._open = False
+        self._open_mark, self._close_mark = MARKS if shows(out.file, "".join(MARKS)) else ASCII_MARKS
         self._live = Attribution()
         self._answers = Answers()
 
@@ -148,13 +150,13 @@ class Marked:
         for piece in pieces:
             large = piece.source == self.large
             if not styled and large != self._open:
-                self._out.print(OPEN_MARK if large else CLOSE_MARK, end="")
+                self._out.print(self._open_mark if large else self._close_mark, end="")
                 self._open = large
             self._out.print(Text(piece.text, style=LARGE_STYLE if large and styled else ""), end="")
 
     def _close(self) -> None:
         if self._open:
-            self._out.print(CLOSE_MARK, end="")
+            self._out.print(self._close_mark, end="")
             self._open = False
 
 

@@ -199,7 +199,8 @@ class LocalCommands(CommandRunnerInterface):  # type: ignore[misc]
             return ""
         if re.search(r"\bray stop\b", command):
             raise click.ClickException(f"{self._node_id}: `ray stop` must be a command of its own: {command}")
-        with tempfile.TemporaryFile("w+") as output:  # a pipe would stay open in what runs on in the background
+        # A pipe would stay open in what runs on in the background.
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
             code = subprocess.run(
                 ["bash", "-c", cmd or "true"],
                 env=self._environment(environment_variables or {}),

@@ -8,9 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
+from turnout.standard_streams import replace_unencodable
+
 
 def show(markdown: str) -> None:
     """Print a result page; tables are drawn where the terminal allows it."""
+    replace_unencodable()
     console = Console()
     if console.is_terminal:
         console.print(Markdown(markdown))
@@ -28,12 +31,13 @@ def publish(markdown: str, out: Path | None, values: object = None) -> None:
     """
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.with_suffix(".md").write_text(markdown)
+        out.with_suffix(".md").write_text(markdown, encoding="utf-8")
         if values is not None:
-            out.with_suffix(".json").write_text(json.dumps(values, indent=2) + "\n")
+            out.with_suffix(".json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     show(markdown)
 
 
 def note(text: str) -> None:
     """Say on stderr what a long run is at."""
+    replace_unencodable()
     Console(stderr=True, highlight=False).print(text, style="dim")

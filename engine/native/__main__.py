@@ -6,8 +6,10 @@ import logging
 import sys
 
 from engine.native.library import NativeUnavailableError, library
+from turnout.standard_streams import replace_unencodable
 
 if __name__ == "__main__":
+    replace_unencodable()
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
         library()

@@ -215,7 +215,7 @@ def _check_processor() -> None:
 
 
 def _processor_flags() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("flags"):
             return line.partition(":")[2]
     return ""
@@ -224,7 +224,7 @@ def _processor_flags() -> str:
 def _openmp_runtime() -> str:
     """The OpenMP runtime torch has loaded. A second one would bring threads of its own, fighting for the same cores."""
     torch.get_num_threads()
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         path = line.split(maxsplit=5)[-1]
         if any(name in Path(path).name for name in ("libgomp", "libiomp", "libomp")):
             return path

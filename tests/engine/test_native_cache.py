@@ -175,11 +175,15 @@ def test_a_damaged_library_that_cannot_be_replaced(
     assert "cannot be used: Read-only file system; " in fall_back(caplog)
 
 
-def test_the_command_says_so_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "turnout").write_text("")
+def test_the_command_says_so_in_one_line_of_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "größer").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "größer"))
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     done = subprocess.run([sys.executable, "-m", "engine.native"], capture_output=True, text=True, check=True)
     [line] = done.stdout.splitlines()
-    assert line.startswith("no compiled CPU kernels, decoding will be slower: their folder ")
+    folder = tmp_path / "gr??er" / "turnout" / "native"
+    reason = f"their folder {folder} cannot be used: Not a directory; "
+    assert line.startswith(f"no compiled CPU kernels, decoding will be slower: {reason}")
     assert done.stderr == ""
 
 
