@@ -258,14 +258,14 @@ def start_local_ray(config: TurnoutConfig) -> Path | None:
         Its private folder, to be removed at the end; None where the configuration names one.
 
     Raises:
-        TurnoutError: it is too small for the pools, or has not started.
+        TurnoutError: it is too small for the pools, has no folder that can be written, or has not started.
     """
     needed = math.ceil(sum(num_replicas(pool) * _num_cpus(config, pool) for pool in config.pools.values()))
     if config.ray.num_cpus is not None and config.ray.num_cpus < needed:
         raise invalid("ray.num_cpus", f"must be at least {needed}, for the replicas of all pools and their actors")
     _prepare_environment()
     # Ray opens its folder to everybody: inside a private one, sockets and logs stay ours.
-    private = None if config.ray.temp_dir else Path(tempfile.mkdtemp(prefix="turnout-"))
+    private = _private_folder(config.ray.temp_dir)
     try:
         start_ray(
             config.ray.temp_dir or f"{private}/ray",
@@ -278,6 +278,23 @@ def start_local_ray(config: TurnoutConfig) -> Path | None:
             shutil.rmtree(private, ignore_errors=True)
         raise
     return private
+
+
+def _private_folder(named: str | None) -> Path | None:
+    """A new folder for Ray's files; None: the configuration names one.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming `ray.temp_dir`: the one or the other cannot be written.
+    """
+    try:
+        if named is None:
+            return Path(tempfile.mkdtemp(prefix="turnout-"))
+        Path(named).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=named).close()
+    except OSError as error:
+        message = f"cannot write {named or 'temporary files'}: {error.strerror}; name a folder that this user can write"
+        raise invalid("ray.temp_dir", message) from None
+    return None
 
 
 def _num_cpus(config: TurnoutConfig, pool: PoolConfig) -> float:

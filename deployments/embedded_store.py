@@ -64,11 +64,15 @@ def start_store(config: TurnoutConfig) -> tuple[TurnoutConfig, EmbeddedStore | N
     from kvstore.keys import write_root_key
     from kvstore.redis.embedded import EmbeddedServer
 
-    folder = Path(tempfile.mkdtemp(prefix="turnout-store-"))  # only this user may enter it
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="turnout-store-"))  # only this user may enter it
+    except OSError as error:
+        log.warning("without the embedded prefix store: %s", error)
+        return config, None
     try:
         write_root_key(folder / KEY_FILE)
         store = EmbeddedStore(EmbeddedServer(folder, config.kvstore.redis_memory_bytes), folder)
-    except TurnoutError as error:
+    except (TurnoutError, OSError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         log.warning("without the embedded prefix store: %s", error)
         return config, None

@@ -34,7 +34,7 @@ def check_target(address: str, field: str = "address") -> None:
     """Refuse an address of a gRPC server that it would look up as a name.
 
     Raises:
-        TurnoutError: INVALID_ARGUMENT: an IPv6 host without brackets, of which nobody can say where it ends.
+        TurnoutError: INVALID_ARGUMENT: an IPv6 host without brackets: its end cannot be known.
     """
     with suppress(ValueError):
         IPv6Address(address)

@@ -49,7 +49,7 @@ def free_port(also: int = 0) -> int:
 
 
 def _is_free(port: int) -> bool:
-    """Whether nobody listens on it, on any address of this machine."""
+    """Whether it is free on every address of this machine."""
     for family in (socket.AF_INET, socket.AF_INET6) if socket.has_dualstack_ipv6() else (socket.AF_INET,):
         with socket.socket(family) as probe:
             try:

@@ -41,14 +41,14 @@ class BatchStore:
 
     Args:
         config: where it is, and its limits.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: the folder cannot be made.
     """
 
     def __init__(self, config: BatchesConfig) -> None:
         self.config = config
-        self._root = Path(config.folder).expanduser()
-        with named(KEPT):
-            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._adding = threading.Lock()
+        self._root, self._adding = _made(config.folder), threading.Lock()
         self._ended: set[Path] = set()  # records that have been found to have ended: they do not change any more
 
     @contextmanager
@@ -284,6 +284,15 @@ class BatchStore:
             field = "file_id" if kind == "files" else "batch_id"
             raise TurnoutError(Code.NOT_FOUND, f"{field}: there is no {name[:100]!r}", field)
         return record
+
+
+def _made(name: str) -> Path:
+    folder = Path(name).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise invalid("batches.folder", f"cannot write {name}: {error.strerror}") from None
+    return folder
 
 
 def _records(folder: Path, form: type[Record]) -> list[Record]:

@@ -14,6 +14,13 @@ from turnout.batches_config import BatchesConfig
 from turnout.errors import Code, TurnoutError
 
 
+def test_a_folder_that_cannot_be_made_is_refused_by_field(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file" / "batches")
+    with pytest.raises(TurnoutError, match=f"^batches.folder: cannot write {folder}: Not a directory$"):
+        BatchStore(BatchesConfig(folder=folder))
+
+
 def test_what_an_upload_that_was_killed_left_is_forgotten(tmp_path: Path) -> None:
     store = BatchStore(BatchesConfig(folder=str(tmp_path)))
     kept = store.add_file("acme", "a", "batch", [b"x"])

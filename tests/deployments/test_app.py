@@ -194,6 +194,28 @@ def test_what_a_node_of_a_cluster_cannot_bind_is_named_and_not_tried_forever(
     assert ended == ([] if was_there else [True])
 
 
+def test_a_folder_of_ray_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = make_config(grpc_port=free_port(), http_port=free_port())
+    folder = str(tmp_path / "file" / "ray")
+    with pytest.raises(TurnoutError, match=rf"^ray\.temp_dir: cannot write {folder}: Not a directory; name a folder"):
+        start(config.model_copy(update={"ray": RayConfig(temp_dir=folder)}))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_full_disk_for_ray_is_refused_by_name(named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("mkdtemp", "TemporaryFile"):
+        monkeypatch.setattr(deployments.app.tempfile, name, refuse)
+    config = make_config(grpc_port=free_port(), http_port=free_port())
+    ray = RayConfig(temp_dir=str(tmp_path) if named else None)
+    what = str(tmp_path) if named else "temporary files"
+    with pytest.raises(TurnoutError, match=rf"^ray\.temp_dir: cannot write {what}: No space left on device; name"):
+        start(config.model_copy(update={"ray": ray}))
+
+
 def test_a_cluster_too_small_for_the_pools_is_refused() -> None:
     config = make_config(grpc_port=free_port(), http_port=free_port())
     pool = config.pools["demo"].model_copy(update={"replicas": 2})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,18 @@ def test_without_a_server_everything_goes_on(monkeypatch: pytest.MonkeyPatch, ca
     with caplog.at_level(logging.WARNING):
         assert start_store(config) == (config, None)
     assert "there is no redis-server" in caplog.text
+
+
+@pytest.mark.parametrize("faulty", ["deployments.embedded_store.tempfile.mkdtemp", "kvstore.keys.write_root_key"])
+def test_without_a_folder_for_it_everything_works_too(
+    faulty: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", "/some/place")
+
+    monkeypatch.setattr(faulty, refuse)
+    config = with_store(url="embedded")
+    with caplog.at_level(logging.WARNING):
+        assert start_store(config) == (config, None)
+    [line] = caplog.messages
+    assert line == "without the embedded prefix store: [Errno 28] No space left on device: '/some/place'"
