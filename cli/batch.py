@@ -13,6 +13,7 @@ import typer
 from cli.asking import pool_for, read_config
 from cli.generate import parse_params
 from cli.output import console, print_error, print_json
+from turnout.api_keys import read_api_key
 from turnout.errors import invalid
 
 if TYPE_CHECKING:
@@ -204,12 +205,10 @@ def _serve(
     cancel: bool,
     as_json: bool,
 ) -> None:
-    from deployments.batches.disk import named
     from deployments.batches.pace import Pace, left_s
     from deployments.batches.served import ServedJob, left_behind, run
 
-    with named(str(key_file)):
-        key = key_file.read_text().strip() if key_file is not None else ""
+    key = read_api_key(key_file, "key_file")
     url = server.rstrip("/").removesuffix("/v1")
     job = ServedJob(source, *places, server=url, defaults=defaults, window=window, key=key, limit=limit, seed=seed)
     with _if_interrupted(lambda: left_behind(job, cancel)), _bar() as show:

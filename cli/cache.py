@@ -231,7 +231,7 @@ def _told_sharing(tenant: str, config: TurnoutConfig) -> SharingPolicy | None:
 
 def _read(path: Path, field: str) -> str:
     try:
-        return read_stdin(field) if str(path) == "-" else path.read_text(encoding="utf-8")
+        return read_stdin(field) if str(path) == "-" else path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(field, f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from cli.output import print_table
 from turnout.errors import invalid
+from turnout.json_lines import json_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +47,7 @@ def answers(
 
 def _print_lines(found: Iterable[dict[str, Any]]) -> None:
     for each in found:
-        typer.echo(json.dumps(each, ensure_ascii=False))
+        typer.echo(json_line(each))
 
 
 def _print_whole(found: Iterable[dict[str, Any]]) -> None:

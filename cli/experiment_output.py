@@ -10,6 +10,7 @@ import typer
 
 from cli.output import print_json, print_table
 from cli.places import writing
+from turnout.file_names import one_part
 from turnout.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _save(folder: Path, name: str, html: str, markdown: str, figures: str) -> No
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for ending, text in (("html", html), ("md", markdown), ("json", figures)):
-            write_whole(folder / f"{name}.{ending}", text.encode())
+            write_whole(folder / f"{one_part(name)}.{ending}", text.encode())
 
 
 def show_comparison(found: Comparison, as_json: bool) -> None:

@@ -32,7 +32,7 @@ def generate(
     system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
     temperature: Annotated[Rate, typer.Option(help="0 is greedy.")] = None,
     top_p: Annotated[Rate, typer.Option(help="Nucleus mass.")] = None,
-    top_k: Annotated[Count, typer.Option(help="Candidates kept; 0 is off.")] = None,
+    top_k: Annotated[Count, typer.Option(help="Candidates kept; 0 and -1 are off.")] = None,
     min_p: Annotated[Rate, typer.Option(help="Share of the top probability a candidate needs.")] = None,
     repetition_penalty: Annotated[Rate, typer.Option(help="Above 1 discourages seen tokens.")] = None,
     presence_penalty: Annotated[Rate, typer.Option(help="Subtracted once per generated token.")] = None,

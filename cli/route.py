@@ -117,7 +117,7 @@ def _shown(value: float | None, form: str) -> str:
 
 def _read_json(path: Path, field: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(field, f"cannot read {path}: {error}") from None
     except json.JSONDecodeError as error:

@@ -73,7 +73,7 @@ def _texts(file: Path | None, count: int, seed: int) -> list[str]:
         questions = {kind: share for kind, share in SHARES.items() if kind != PYTHON}
         return [prompt.text for prompt in training_prompts(count, f"kv-codecs-{seed}", questions)]
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
         raise invalid("prompts", f"cannot read {file} as text") from None
     return [line for line in text.splitlines() if line.strip()][:count]

@@ -12,6 +12,7 @@ from deployments.program import Program, compare, this_program
 from deployments.served import running_pools
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
+from turnout.file_names import one_part
 
 NAMESPACE = "turnout"
 
@@ -49,7 +50,7 @@ def begin(application: str, versions: Mapping[str, str]) -> None:
     """
     there = running_pools(application)
     for pool, version in versions.items():
-        prefix = f"{application}/{pool}/"
+        prefix = _prefix(application, pool)
         before = _get(f"{prefix}version") if pool in there else None
         kept = {f"{prefix}version", f"{prefix}models/{before}"}
         for key in kv._internal_kv_list(prefix, namespace=NAMESPACE):
@@ -74,7 +75,7 @@ def agree(
     Raises:
         TurnoutError: UNAVAILABLE, naming the node, the path, both digests and what to do.
     """
-    key = f"{application}/{pool}/models/{version}"
+    key = f"{_prefix(application, pool)}models/{version}"
     kv._internal_kv_put(key, json.dumps({"place": place, "digests": dict(digests)}), False, namespace=NAMESPACE)
     first = json.loads(_get(key) or "null")
     if first is None:  # the application is deployed anew at this moment, and this replica is to go
@@ -89,6 +90,11 @@ def agree(
                 " stopped and served again"
             )
             raise TurnoutError(Code.UNAVAILABLE, message, f"models.{name}.path")
+
+
+def _prefix(application: str, pool: str) -> str:
+    """Beginning of a pool's keys; escaped, so that those of a pool `a` do not begin those of a pool `a/b`."""
+    return f"{application}/{one_part(pool)}/"
 
 
 def _get(key: str) -> str | None:

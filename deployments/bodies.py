@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from turnout.errors import busy
 
-TOO_LARGE, TOO_LATE = 413, 408
+TOO_LARGE, TOO_LATE, ENCODED = 413, 408, 415
 CLOSE = {"Connection": "close"}
 SLOW_S = 1.0
 MOST_SLOW = 128  # of all tenants; a tenant has half of them at most
@@ -43,10 +43,11 @@ class Bodies:
         """The whole body.
 
         Raises:
-            HTTPException: 413 where it is larger: at once, where its length is told, or as soon as too much has come;
-                408 where it takes too long.
+            HTTPException: 415 where it is compressed; 413 where it is larger: at once, where its length is told, or as
+                soon as too much has come; 408 where it takes too long.
             TurnoutError: RESOURCE_EXHAUSTED: it is slow, and others that came later are, too.
         """
+        check_encoding(request)
         told = request.headers.get("content-length", "")
         if told.isdecimal() and int(told[:20]) > self._max_bytes:
             raise too_large(self._max_bytes)
@@ -109,6 +110,19 @@ async def parsed(data: bytes, parse: Callable[[bytes], T]) -> T:
     if len(data) <= LARGE:
         return parse(data)
     return await asyncio.get_running_loop().run_in_executor(_parser, parse, data)
+
+
+def check_encoding(request: Request) -> None:
+    """Refuse a body that is compressed or otherwise encoded, before any of it is read.
+
+    Raises:
+        HTTPException: 415, naming the first content coding that is not `identity` (RFC 9110, 8.4 and 15.5.16).
+    """
+    for header in request.headers.getlist("content-encoding"):
+        for coding in map(str.strip, header.split(",")):
+            if coding.lower() not in ("", "identity"):
+                message = f"Content-Encoding: {coding[:40]!r} is not supported; send the body as it is (identity)"
+                raise HTTPException(ENCODED, message, headers={**CLOSE, "Accept-Encoding": "identity"})
 
 
 def too_large(max_bytes: int) -> HTTPException:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -23,9 +22,10 @@ from deployments.access import http as access
 from deployments.access.callers import Caller, CallerOf, OperatorOf
 from deployments.answering import Output
 from deployments.batches import http as batches
-from deployments.bodies import TOO_LARGE, TOO_LATE, Bodies, parsed
+from deployments.bodies import ENCODED, TOO_LARGE, TOO_LATE, Bodies, parsed
 from deployments.console import http as console
 from deployments.faults import guarded, respell
+from deployments.http_paths import HeadAsGet, redirect_slashes
 from deployments.metrics import OTHER
 from deployments.openai_format import (
     HTTP_STATUS,
@@ -42,10 +42,12 @@ from deployments.service import GenerationService
 from deployments.shapes import form_of
 from turnout.calls import PoolStats, Usage
 from turnout.errors import Code, TurnoutError, invalid, not_found
+from turnout.json_lines import json_line
 from turnout.message_size import check_answer_bytes
 
 RETRY_AFTER_S = 1.0
-UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT}  # as these bodies are counted
+# as these bodies are counted
+UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT, ENCODED: Code.INVALID_ARGUMENT}
 COUNTED = frozenset({"/v1/completions", "/v1/chat/completions"})  # as over gRPC: generations, and nothing else
 
 
@@ -67,6 +69,8 @@ class EventStream(StreamingResponse):
 def build_http(service: GenerationService) -> FastAPI:
     """The ASGI application over a service."""
     app = FastAPI(title="Turnout", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(HeadAsGet)
+    redirect_slashes(app.router)
     started = int(time.time())
     app.state.callers, app.state.bodies = service.callers, Bodies(service.max_body_bytes)
     _add_error_handlers(app, service)
@@ -80,7 +84,7 @@ def build_http(service: GenerationService) -> FastAPI:
         models = await service.models_for(caller)
         return JSONResponse({"object": "list", "data": [model_object(model, started) for model in models]})
 
-    @app.get("/v1/models/{name}")
+    @app.get("/v1/models/{name:slashed}")
     async def get_model(name: str, caller: CallerOf) -> Response:
         models = await service.models_for(caller)
         found = [model for model in models if model.name == name]
@@ -112,8 +116,9 @@ def build_http(service: GenerationService) -> FastAPI:
     @app.get("/health")  # where other servers have it, and clients look for it
     @app.get("/healthz")
     async def health() -> Response:
-        status = await service.health()
-        return JSONResponse({"status": status}, status_code=503 if status == "unavailable" else 200)
+        health = await service.health_report()
+        store = {"store": health.store} if health.store else {}
+        return JSONResponse({"status": health.status, **store}, 503 if health.status == "unavailable" else 200)
 
     _add_inside(app, service)
     return app
@@ -235,7 +240,7 @@ class _Events:
 
 
 def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    return f"data: {json_line(value)}\n\n"
 
 
 def _headers(error: TurnoutError) -> dict[str, str] | None:

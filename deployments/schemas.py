@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -79,14 +79,45 @@ class CompletionBody(CommonBody):
     echo: bool = False
 
 
+Ignored = Annotated[Any, Field(description="of role assistant: accepted and ignored")]
+# What servers put into the messages of their answers, and clients send back with the conversation.
+ANSWER_FIELDS = frozenset(
+    {"annotations", "audio", "citations", "executed_tools", "extra_content", "images", "parsed", "prefix"}
+    | {"provider_specific_fields", "reasoning", "reasoning_content", "reasoning_details", "refusal"}
+    | {"thinking", "thinking_blocks", "tool_calls"}
+)
+
+
 class ChatTurn(BodyPart):
-    """One message; text content may come in parts."""
+    """One message; text content may come in parts.
+
+    The fields without a use here are those of answers by OpenAI (annotations, audio, parsed), vLLM, SGLang, DeepSeek
+    and xAI (reasoning, reasoning_content), OpenRouter (reasoning_details, images, citations), Mistral (prefix), Groq
+    (executed_tools), Ollama (thinking), LiteLLM (provider_specific_fields, thinking_blocks) and Gemini (extra_content).
+    """
 
     role: Annotated[str, Field(json_schema_extra={"enum": [*ROLES, "developer"]})]
     content: str | list[dict[str, Any]] | None = None
     name: Annotated[str | None, Field(description="accepted and ignored")] = None
     tool_calls: list[CalledTool] = Field(default_factory=list)
     tool_call_id: str = ""
+    refusal: Annotated[str | None, Field(description="of role assistant: the text, where there is no content")] = None
+    prefix: Annotated[
+        Literal[False] | None, Field(description="of role assistant: false is ignored; true is not supported")
+    ] = None
+    annotations: Ignored = None
+    audio: Ignored = None
+    citations: Ignored = None
+    executed_tools: Ignored = None
+    extra_content: Ignored = None
+    images: Ignored = None
+    parsed: Ignored = None
+    provider_specific_fields: Ignored = None
+    reasoning: Ignored = None
+    reasoning_content: Ignored = None
+    reasoning_details: Ignored = None
+    thinking: Ignored = None
+    thinking_blocks: Ignored = None
 
 
 class ChatBody(CommonBody):
@@ -130,7 +161,7 @@ def read_json(data: bytes) -> dict[str, Any]:
         TurnoutError: not UTF-8, not JSON, not an object, or text that has no UTF-8 form.
     """
     try:
-        values = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        values = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise invalid("body", f"is no valid UTF-8 (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -264,33 +295,39 @@ def chat_message(turn: ChatTurn, field: str) -> ChatMessage:
     """
     role = "system" if turn.role == "developer" else turn.role
     calls = tuple(_called(each, f"{field}.tool_calls.{place}") for place, each in enumerate(turn.tool_calls))
-    if calls and role != "assistant":
-        raise invalid(f"{field}.tool_calls", "are an assistant's")
+    if role != "assistant":
+        for name in sorted(turn.model_fields_set & ANSWER_FIELDS):
+            if getattr(turn, name):
+                raise invalid(f"{field}.{name}", "only allowed on messages with role `assistant`")
     if (role == "tool") != bool(turn.tool_call_id):
         raise invalid(f"{field}.tool_call_id", "belongs to role tool, and is needed there")
-    if turn.content is None and not calls:
+    content = turn.refusal if turn.content is None else turn.content
+    if content is None and not calls:
         raise invalid(f"{field}.content", "is needed")
-    return ChatMessage(role, _text(turn.content or "", field), calls, turn.tool_call_id)
+    return ChatMessage(role, _text(content or "", field, role), calls, turn.tool_call_id)
 
 
 def _called(call: CalledTool, field: str) -> ToolCall:
+    text = call.function.arguments.strip() or "{}"  # what many models write for a function without parameters
     try:
-        arguments = json.loads(call.function.arguments)
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise invalid(f"{field}.function.arguments", "must be a JSON object, as text")
-    return ToolCall(call.id, call.function.name, call.function.arguments)
+    return ToolCall(call.id, call.function.name, text)
 
 
-def _text(content: str | list[dict[str, Any]], field: str) -> str:
+def _text(content: str | list[dict[str, Any]], field: str, role: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
+    kinds = ("text", "refusal") if role == "assistant" else ("text",)
     for place, part in enumerate(content):
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+        kind = part.get("type")
+        if kind not in kinds or not isinstance(part.get(kind), str):
             raise invalid(f"{field}.content.{place}", 'must be a text part: {"type": "text", "text": ...}')
-        texts.append(part["text"])
+        texts.append(part[kind])
     return "".join(texts)
 
 

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 from deployments.access.admission import Admission
@@ -20,6 +20,7 @@ from deployments.audit import AuditLog
 from deployments.backend import Backend, Batch, merge
 from deployments.deadline import Deadline, Limit
 from deployments.faults import guarded, internal
+from deployments.health import Health, HealthReport, health_of
 from deployments.metrics import Metrics
 from deployments.model_names import ModelNames
 from deployments.shared_answer import SharedAnswer
@@ -50,7 +51,6 @@ MAX_COMPLETIONS = 1024  # that are scored at once
 HEALTH_KEPT_S = 1.0
 HEALTH_TIMEOUT_S = 6.0  # a little longer than a pool waits for its replicas
 ROLES = ("system", "user", "assistant", "tool")
-Health = Literal["ok", "degraded", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,19 +251,18 @@ class GenerationService:
         return dict(zip(self._backends, answers, strict=True))
 
     async def health(self) -> Health:
-        """ok; degraded, every pool answers but some cannot reach its prefix store; or unavailable.
+        """ok; degraded, every pool answers but some cannot reach its prefix store; or unavailable."""
+        return (await self.health_report()).status
+
+    async def health_report(self) -> HealthReport:
+        """Return the health of all pools, with the reason where the store is degraded.
 
         As of now, or of a second ago: anybody may ask, without a key, and it goes to every replica.
         """
         return await self._health.get()
 
-    async def _look(self) -> Health:
-        pools = await self.stats()
-        answered = _answered(pools)
-        if len(answered) < len(pools):
-            return "unavailable"
-        caches = [each.cache for stats in answered.values() for each in stats if each.cache is not None]
-        return "ok" if all(cache.health == "ok" for cache in caches) else "degraded"
+    async def _look(self) -> HealthReport:
+        return health_of(await self.stats())
 
     def held(self) -> dict[str, int]:
         """What there is of requests just now, by one of INGRESS_STATES; without limits and records, refusals alone."""

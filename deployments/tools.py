@@ -56,7 +56,8 @@ class CalledFunction(BodyPart):
     """What was called."""
 
     name: Annotated[str, Field(pattern=NAME)]
-    arguments: Annotated[str, Field(description="a JSON object, as text")]
+    arguments: Annotated[str, Field(description='a JSON object, as text; "" and null are {}')] = ""
+    parsed_arguments: Annotated[Any, Field(description="accepted and ignored")] = None
 
 
 class CalledTool(BodyPart):
@@ -65,6 +66,9 @@ class CalledTool(BodyPart):
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: Annotated[int | None, Field(description="accepted and ignored: parts of streams have it")] = None
+    extra_content: Annotated[Any, Field(description="accepted and ignored")] = None
+    provider_specific_fields: Annotated[Any, Field(description="accepted and ignored")] = None
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool

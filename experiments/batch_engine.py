@@ -41,7 +41,7 @@ async def rate(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "in.jsonl"
         write_prompts(path, rows + WARM_UP)
-        prompts = [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
+        prompts = [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8-sig").splitlines()]
     settings = load_config(Path(config)) if config else TurnoutConfig.demo()
     if alike:
         settings = settings.model_copy(update={"engine": unhurried(settings.engine, beside)})

@@ -78,7 +78,7 @@ async def saturating(client: httpx.AsyncClient, rows: int) -> AsyncIterator[str]
         prompts = Path(folder) / "in.jsonl"
         write_prompts(prompts, rows)
         lines = []
-        for line in prompts.read_text().splitlines():
+        for line in prompts.read_text(encoding="utf-8-sig").splitlines():
             given = json.loads(line)
             turn = {"role": "user", "content": given["prompt"]}
             body = {"model": "demo", "messages": [turn], "max_tokens": 48, "temperature": 0}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import hmac
 import json
 import logging
@@ -69,7 +70,7 @@ def load_root_key(path: str | os.PathLike[str], field: str = "kvstore.root_key_f
     try:
         with Path(path).open("rb") as file:
             is_open_to_all = bool(os.fstat(file.fileno()).st_mode & 0o004)
-            text = file.read(1024).strip()
+            text = file.read(1024).removeprefix(codecs.BOM_UTF8).strip()
     except OSError as error:
         raise invalid(field, f"cannot read {os.fspath(path)}: {error.strerror}") from None
     key = _parse_root_key(text)

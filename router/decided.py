@@ -57,7 +57,7 @@ class DecidedFile:
             if self._seen == (stat.st_mtime_ns, stat.st_size):
                 return
             self._seen = (stat.st_mtime_ns, stat.st_size)
-            told = json.loads(self._path.read_text(encoding="utf-8"))
+            told = json.loads(self._path.read_text(encoding="utf-8-sig"))
             arm = told["arm"]
             if arm not in self._arms:
                 raise ValueError(f"names the arm {arm!r}; there are {', '.join(self._arms)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
@@ -14,6 +13,7 @@ from typing import Any
 
 from turnout.config import RouteLogConfig
 from turnout.errors import invalid
+from turnout.json_lines import json_line
 
 MOST_WAITING = 10_000
 CHUNK_BYTES = 1 << 16
@@ -25,7 +25,7 @@ class _Lines(logging.Formatter):
     """Entries as JSON; runs in the writing thread."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(record.msg, ensure_ascii=False, default=str)
+        return json_line(record.msg, default=str)
 
 
 class _Files(RotatingFileHandler):

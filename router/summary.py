@@ -64,7 +64,7 @@ def read_log(path: Path, field: str = "log") -> Iterator[Entry]:
     """
     try:
         # Not splitlines: it would also cut at line separators inside texts, which JSON leaves as they are.
-        *lines, rest = path.read_text(encoding="utf-8").split("\n")
+        *lines, rest = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(field, f"cannot read {path}: {error}") from None
     for number, line in enumerate([*lines, rest] if rest else lines, 1):

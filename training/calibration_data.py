@@ -170,7 +170,7 @@ def is_right(data: Any, problem: Problem, text: str) -> float:
 
 def _rows(path: Path) -> list[Row]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines also cuts at separators inside texts
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines also cuts at separators inside texts
     except OSError as error:
         raise invalid("data", f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -41,7 +41,7 @@ class Prompt:
 
 def read_lines(path: Path, count: int) -> list[Prompt]:
     """The first lines of a text file that are not empty, as questions."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     return [Prompt(line) for line in lines[:count]]
 
 

@@ -175,7 +175,7 @@ class Outcomes:
             TurnoutError: INVALID_ARGUMENT: it cannot be read, is empty, or a line is at fault, which is named.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except OSError as error:
             raise invalid("outcomes", f"cannot read {path}: {error.strerror or error}") from None
         except UnicodeDecodeError:

@@ -20,11 +20,11 @@ def read_api_key(path: Path | None, field: str = "api_key_file") -> str:
     if path is None:
         return ""
     try:
-        key = path.read_text(encoding="ascii").strip()
+        key = path.read_text(encoding="utf-8-sig").strip()
     except OSError as error:
         raise invalid(field, f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         key = ""
-    if not key.isprintable() or not key or " " in key:
+    if not (key.isascii() and key.isprintable()) or not key or " " in key:
         raise invalid(field, f"{path} must hold one API key")
     return key

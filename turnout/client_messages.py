@@ -154,7 +154,10 @@ def generate_request(prompt: Prompt | None, messages: Messages | None, options: 
 def _turn(message: ChatMessage | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(message, ChatMessage):
         return asdict(message)
-    calls = [{"id": each.get("id"), **each["function"]} for each in message.get("tool_calls") or ()]
+    calls = [
+        {"id": each.get("id"), **{name: each["function"].get(name) for name in ("name", "arguments")}}
+        for each in message.get("tool_calls") or ()
+    ]
     return {**{name: message.get(name) for name in ("role", "content", "tool_call_id")}, "tool_calls": calls}
 
 

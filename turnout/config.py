@@ -333,7 +333,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         TurnoutError: the file cannot be read, is no YAML, or is no mapping; names the line at fault.
     """
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        values = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_StrictLoader)
     except OSError as error:
         raise invalid("config", f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

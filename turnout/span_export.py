@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from turnout.errors import invalid
+from turnout.file_names import one_part
 from turnout.telemetry_config import TracesConfig
 
 FLUSH_MS = 1000
@@ -29,7 +30,7 @@ class FileExporter(SpanExporter):
 
     Args:
         config: the folder, and the size of a file.
-        service: the file's name, with the process id.
+        service: the file's name, escaped by `one_part`, with the process id.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: the file cannot be opened.
@@ -40,9 +41,8 @@ class FileExporter(SpanExporter):
         folder = Path(config.path).expanduser()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = RotatingFileHandler(
-                folder / f"{service}-{os.getpid()}.jsonl", "a", config.max_bytes, config.backups, "utf-8", delay=True
-            )
+            path = folder / f"{one_part(service)}-{os.getpid()}.jsonl"
+            self._file = RotatingFileHandler(path, "a", config.max_bytes, config.backups, "utf-8", delay=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(13, "Permission denied")
         except OSError as error:

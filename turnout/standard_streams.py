@@ -30,13 +30,13 @@ def shows(stream: IO[str], text: str) -> bool:
 
 
 def read_stdin(field: str) -> str:
-    """All of standard input.
+    """Read all of standard input, without a byte order mark.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: it is not text in the encoding that is set.
     """
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         allowed = "give text in that encoding, or set PYTHONIOENCODING=utf-8"
         raise invalid(field, f"standard input is no {error.encoding} text (byte {error.start}); {allowed}") from None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal, NamedTuple, NewType
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from turnout.errors import Misfit
 from turnout.structure import Structure
@@ -140,7 +140,9 @@ class SamplingParams(BaseModel):
 
     temperature: Annotated[FiniteFloat, Field(ge=0.0, le=2.0, description="0 is greedy")] = 1.0
     top_p: Annotated[FiniteFloat, Field(gt=0.0, le=1.0, description="nucleus mass; 1 is off")] = 1.0
-    top_k: Annotated[int, Field(ge=0, description="candidates kept; 0 is off")] = 0
+    top_k: Annotated[
+        int, Field(ge=-1, description="candidates kept; 0 and -1 are off"), AfterValidator(lambda top_k: max(top_k, 0))
+    ] = 0
     min_p: Annotated[FiniteFloat, Field(ge=0.0, le=1.0, description="share of the top probability; 0 is off")] = 0.0
     repetition_penalty: Annotated[
         FiniteFloat, Field(gt=0.0, le=10.0, description="divides positive logits of seen tokens; 1 is off")

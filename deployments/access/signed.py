@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ def read_keys(path: Path, jwks: bool, algorithms: tuple[str, ...]) -> tuple[Sign
     """
     field = "access.jwt.jwks_file" if jwks else "access.jwt.key_file"
     try:
-        data = path.read_bytes()
+        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise invalid(field, f"cannot read {path}: {error.strerror}") from None
     keys = _jwks(data, algorithms, field) if jwks else (_pem(data, algorithms, field),)

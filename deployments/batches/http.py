@@ -23,6 +23,7 @@ from deployments.batches.lines import ENDPOINTS
 from deployments.batches.records import BatchRecord
 from deployments.batches.runner import BatchRunner
 from deployments.batches.store import BatchStore
+from deployments.bodies import check_encoding
 from deployments.schemas import read_json
 from turnout.batches_config import BatchesConfig
 from turnout.errors import Code, TurnoutError, invalid
@@ -217,8 +218,10 @@ async def _form(request: Request, tenant: str, max_file_bytes: int) -> Any:
     """The parts of a form; files lie on disk, and no more is read than may come.
 
     Raises:
-        HTTPException, TurnoutError: see `Bodies.in_time`; INVALID_ARGUMENT: too large; UNAVAILABLE: the disk is full.
+        HTTPException, TurnoutError: see `Bodies.in_time`; HTTPException: 415; INVALID_ARGUMENT: too large;
+            UNAVAILABLE: the disk is full.
     """
+    check_encoding(request)
     left = max_file_bytes + FORM_BYTES
     too_large = invalid("file", f"must have at most {max_file_bytes} bytes")
     if int(request.headers.get("content-length") or 0) > left:
@@ -239,6 +242,7 @@ async def _form(request: Request, tenant: str, max_file_bytes: int) -> Any:
 
 
 async def _body(request: Request, tenant: str) -> dict[str, Any]:
+    check_encoding(request)
     data = bytearray()
     async with request.app.state.bodies.in_time(tenant, MAX_BODY_BYTES):
         async for piece in request.stream():

@@ -154,7 +154,7 @@ def _row(number: int, row: dict[str, Any], defaults: Defaults, most: int) -> Lin
             rest = {name: _without_nulls(_plain(value, name)) for name, value in values.items()}
             data = json.dumps({"custom_id": str(custom_id), **rest})
         else:
-            text = body if isinstance(body, str) else json.dumps(_without_nulls(body))
+            text = body.removeprefix("\ufeff") if isinstance(body, str) else json.dumps(_without_nulls(body))
             head = json.dumps({"custom_id": str(custom_id), "url": _endpoint(text)})
             data = f'{head[:-1]}, "body": {text}}}'
     except TurnoutError as error:
@@ -170,7 +170,7 @@ def _plain(value: Any, field: str) -> Any:
     """
     if isinstance(value, bytes):
         try:
-            return value.decode()
+            return value.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise invalid(field, f"is no valid UTF-8 (byte {error.start})") from None
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.batches.lines import Result
+from turnout.json_lines import json_line
 from turnout.whole_files import whole
 
 
@@ -74,7 +75,7 @@ class Journal:
         if result.number in self._places:
             return
         sign = "+" if result.ok else "-"
-        data = f"{sign}{result.number} {json.dumps(result.record, ensure_ascii=False)}\n".encode()
+        data = f"{sign}{result.number} {json_line(result.record)}\n".encode()
         try:
             done = 0
             while done < len(data):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -11,6 +10,7 @@ from typing import IO, Any
 
 from deployments.batches.disk import located, named
 from turnout.errors import invalid
+from turnout.json_lines import json_line
 from turnout.whole_files import whole
 
 ROW_GROUP = 4096
@@ -105,7 +105,7 @@ def _is_here(filesystem: Any) -> bool:
 def _write_lines(file: IO[bytes], records: Records) -> int:
     count = 0
     for record in records:
-        file.write(f"{json.dumps(record, ensure_ascii=False)}\n".encode())
+        file.write(f"{json_line(record)}\n".encode())
         count += 1
     return count
 
@@ -144,5 +144,5 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
         "finish_reason": choice["finish_reason"],
         "prompt_tokens": body["usage"]["prompt_tokens"],
         "completion_tokens": body["usage"]["completion_tokens"],
-        "response": json.dumps(body, ensure_ascii=False),
+        "response": json_line(body),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
@@ -18,7 +19,7 @@ AT_ONCE = 16  # items read by one visit to a thread
 
 
 def numbered_lines(file: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, with their numbers from 1.
+    """Lines that are not empty, with their numbers from 1, without byte order marks: joined files have several.
 
     Of a line that is longer than `most` bytes, `most + 1` are given, and no more is ever held.
 
@@ -26,9 +27,9 @@ def numbered_lines(file: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
         OSError: the file cannot be read.
     """
     number = 0
-    while data := file.readline(most + 1):
+    while rest := file.readline(most + 1 + len(codecs.BOM_UTF8)):
         number += 1
-        rest = data
+        data = rest.removeprefix(codecs.BOM_UTF8)[: most + 1]
         while len(data) > most and not rest.endswith(b"\n"):
             if not (rest := file.readline(PIECE)):
                 break

@@ -37,6 +37,7 @@ from deployments.batches.lines import Line, beginning, request_id_of, unread
 from deployments.batches.reading import windows
 from deployments.batches.tries import LOADING, Tries
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.json_lines import json_line
 from turnout.whole_files import write_whole
 
 WINDOW = 64  # blocks over which requests are put in order
@@ -208,7 +209,7 @@ class Workplace:
                 closing(sqlite3.connect(self.folder / "ids", isolation_level=None)) as ids,
             ):
                 good = _distinct(islice(rows, limit), self.job_id, faults, ids)
-                written = ((beginning(line), json.dumps(asdict(line), ensure_ascii=False)) for line in good)
+                written = ((beginning(line), json_line(asdict(line))) for line in good)
                 for window, lines in enumerate(windows(written, WINDOW * block_rows)):
                     self._write_window(window, lines, block_rows)
                     num_lines += len(lines)

@@ -11,9 +11,8 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from deployments.access.callers import CallerOf
 from deployments.console.assets import INDEX, Assets
 from deployments.console.reports import Reports
+from deployments.http_paths import proxy_prefix
 from turnout.console_config import ConsoleConfig
-
-METHODS = ["GET", "HEAD"]
 
 
 def router(config: ConsoleConfig) -> APIRouter:
@@ -27,17 +26,18 @@ def router(config: ConsoleConfig) -> APIRouter:
 
 
 def _add_page(routes: APIRouter, assets: Assets) -> None:
-    @routes.api_route("/", methods=METHODS, include_in_schema=False)
-    @routes.api_route("/console", methods=METHODS, include_in_schema=False)
-    async def to_page() -> Response:
-        # Relative, so that it also holds behind a proxy that serves us under a path of its own.
-        return RedirectResponse("console/")
+    @routes.get("/", include_in_schema=False)
+    @routes.get("/console", include_in_schema=False)
+    async def to_page(request: Request) -> Response:
+        # Relative where no prefix is known: that holds behind most proxies that serve us under one.
+        prefix = proxy_prefix(request.scope)
+        return RedirectResponse(f"{prefix}/console/" if prefix else "console/")
 
-    @routes.api_route("/console/", methods=METHODS, include_in_schema=False)
+    @routes.get("/console/", include_in_schema=False)
     async def page(request: Request) -> Response:
         return assets.response(INDEX, request)
 
-    @routes.api_route("/console/{name}", methods=METHODS, include_in_schema=False)
+    @routes.get("/console/{name}", include_in_schema=False)
     async def asset(name: str, request: Request) -> Response:
         return assets.response(name, request)
 

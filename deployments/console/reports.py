@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from turnout.errors import Code, TurnoutError, not_found
 
-NAME = re.compile(r"[\w][\w.-]{0,99}")
+NAME = re.compile(r"[\w][\w.%-]{0,99}")  # % as `turnout.file_names` escapes slashes
 MAX_BYTES = 64 << 20
 MAX_REPORTS = 500
 
@@ -74,7 +75,7 @@ class Reports:
                 raise self._missing(name)
             if status.st_size > MAX_BYTES:
                 raise _broken(name, f"is larger than {MAX_BYTES} bytes")
-            report = Report.model_validate_json(path.read_bytes())
+            report = Report.model_validate_json(path.read_bytes().removeprefix(codecs.BOM_UTF8))
         except (FileNotFoundError, NotADirectoryError):
             raise self._missing(name) from None
         except OSError as error:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from deployments.batches.records import Counts, Status
 from deployments.console.reports import Report
@@ -250,6 +250,7 @@ class Health(Answer):
     """ok; degraded, some pool cannot reach its prefix store; or unavailable."""
 
     status: Literal["ok", "degraded", "unavailable"]
+    store: Annotated[str, Field(description="degraded: and why; absent where all of the prefix store is reached")] = ""
 
 
 class StatusAnswer(Answer):

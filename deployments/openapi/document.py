@@ -31,6 +31,7 @@ STATUSES = {
     "404": "no such thing",
     "408": "the body comes too slowly",
     "413": "the body is too large",
+    "415": "the body has a Content-Encoding other than identity",
     "429": "a limit is reached, or the server is full: try again after `Retry-After` seconds",
     "503": "a pool cannot answer now",
     "504": "it took longer than `deadline_s` or the server's limit",
@@ -39,8 +40,8 @@ STATUSES = {
 ALWAYS = ("default",)
 KEYED = ("401", "403", "default")
 NAMED = ("401", "403", "404", "default")
-ASKED = ("400", "401", "403", "404", "408", "413", "429", "503", "504", "default")
-BATCHED = ("400", "401", "404", "429", "default")
+ASKED = ("400", "401", "403", "404", "408", "413", "415", "429", "503", "504", "default")
+BATCHED = ("400", "401", "404", "415", "429", "default")
 
 
 @dataclass(frozen=True, slots=True)

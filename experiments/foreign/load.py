@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.foreign.program import run_module
+from turnout.file_names import one_part
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 32
 
@@ -28,7 +29,7 @@ class Figures:
 
 def measure(python: Path, folder: Path, url: str, model: str, tokenizer: Path, streams: int, requests: int) -> Figures:
     """One load; `folder` is left with the tool's own report."""
-    report = folder / f"load-{model}-{streams}.json"
+    report = folder / f"load-{one_part(model)}-{streams}.json"
     backend = {"kind": "openai_http", "target": url, "model": model, "request_format": "/v1/chat/completions"}
     data = {"kind": "synthetic_text", "prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS}
     run_module(

@@ -116,7 +116,7 @@ def _read(path: Path, where: str) -> Iterator[dict[str, Any]]:
 
 
 def _lines(path: Path, where: str) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from experiments.grid.cells import Cell, Facts, Record
 from experiments.grid.spec import ExperimentSpec
 from turnout.errors import Code, TurnoutError, invalid, not_found
+from turnout.json_lines import json_line
 from turnout.whole_files import write_whole
 
 State = Literal["done", "unscored", "refused", "failed", "partial", "absent"]
@@ -104,7 +105,7 @@ class Store:
         # Two files are not written at once: whether the chunk is there says which of the two holds.
         facts = {"chunk": name, "with": asdict(so_far), "without": asdict(self.progress(cell))}
         self._write(folder / "progress.json", json.dumps(facts))
-        lines = (json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
+        lines = (json_line(asdict(record)) + "\n" for record in records)
         self._write(folder / name, "".join(lines))
 
     def finish(self, cell: Cell, facts: Facts) -> None:

@@ -149,7 +149,7 @@ def _read_password(path: str | None) -> str | None:
     if path is None:
         return None
     try:
-        password = Path(path).expanduser().read_text(encoding="utf-8").rstrip("\r\n")
+        password = Path(path).expanduser().read_text(encoding="utf-8-sig").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise invalid("kvstore.password_file", f"{path} cannot be read: {error}") from error
     if not password:

@@ -51,10 +51,14 @@ def stores_of(exposition: bytes) -> list[str]:
 @pytest.mark.parametrize(
     ("healths", "expected"),
     [
-        ((None,), "ok"),
-        (("ok", None), "ok"),
-        (("ok", "degraded"), "degraded"),
-        (("off", "ok"), "degraded"),
+        ((None,), ""),
+        (("ok", None), ""),
+        (("ok", "degraded"), "1 of 2 replicas cannot reach all of the prefix store"),
+        (("off", "ok"), "1 of 2 replicas cannot reach the prefix store"),
+        (
+            ("off", "degraded", None, "off"),
+            "2 of 3 replicas cannot reach the prefix store, 1 of 3 replicas cannot reach all of the prefix store",
+        ),
     ],
 )
 async def test_health_says_where_a_store_is_missing(
@@ -64,7 +68,10 @@ async def test_health_says_where_a_store_is_missing(
     transport = httpx.ASGITransport(app=build_http(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.get("/healthz")
-    assert (answer.status_code, answer.json()) == (200, {"status": expected})
+        headed = await http.head("/healthz")
+    store = {"store": f"degraded: {expected}; what it holds is computed"} if expected else {}
+    assert (answer.status_code, answer.json()) == (200, {"status": "degraded" if expected else "ok", **store})
+    assert (headed.status_code, headed.content) == (200, b"")
 
 
 async def test_replicas_are_summed_and_pools_without_a_store_left_out() -> None:
@@ -91,6 +98,8 @@ async def test_a_pool_that_does_not_answer_keeps_its_last_numbers() -> None:
     replicas.error = TurnoutError(Code.UNAVAILABLE, "planted")
     assert stores_of(await service.exposition()) == before != []
     assert await service.health() == "unavailable"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=build_http(service)), base_url="http://test") as http:
+        assert (await http.head("/health")).status_code == (await http.get("/health")).status_code == 503
     replicas.error, replicas.held = None, []
     asleep = stores_of(await service.exposition())
     assert asleep == [line for line in before if "_total" in line] != [], "of what is held, nothing is left"

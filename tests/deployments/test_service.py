@@ -116,7 +116,7 @@ BAD_SAMPLING = [
     ({"temperature": math.nan}, "temperature", "finite"),
     ({"top_p": 0.0}, "top_p", "greater than 0"),
     ({"top_p": 1.5}, "top_p", "less than or equal to 1"),
-    ({"top_k": -1}, "top_k", "greater than or equal to 0"),
+    ({"top_k": -2}, "top_k", "greater than or equal to -1"),
     ({"min_p": 2}, "min_p", "less than or equal to 1"),
     ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
     ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),

@@ -16,7 +16,7 @@ from turnout.types import MAX_SEED, SamplingParams
         ("temperature", float("nan")),
         ("top_p", 0.0),
         ("top_p", 1.1),
-        ("top_k", -1),
+        ("top_k", -2),
         ("min_p", 1.5),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", float("inf")),

@@ -14,7 +14,7 @@ const SAMPLING = {
   max_tokens: { type: "integer", minimum: 1, default: 256, description: "most tokens written" },
   seed: { type: "integer", minimum: 0, default: "a new one each time", description: "same seed, same tokens" },
   top_p: { type: "number", maximum: 1, default: 1, description: "nucleus mass; 1 is off" },
-  top_k: { type: "integer", minimum: 0, default: 0, description: "candidates kept; 0 is off" },
+  top_k: { type: "integer", minimum: -1, default: 0, description: "candidates kept; 0 and -1 are off" },
   min_p: { type: "number", minimum: 0, maximum: 1, default: 0, description: "share of the top probability; 0 is off" },
   logprobs: { type: "integer", minimum: 0, maximum: 20, default: 0, description: "alternatives shown per token" },
 };

@@ -1,0 +1,44 @@
+"""Health of the whole server, from what the replicas of its pools say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from turnout.calls import CacheStats, PoolStats
+from turnout.errors import TurnoutError
+
+Health = Literal["ok", "degraded", "unavailable"]
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """Answer to a health check.
+
+    Attributes:
+        status: ok; degraded: every pool answers, but some replica cannot reach all of its prefix store; unavailable:
+            some pool does not answer.
+        store: "degraded: <reason>" where some replica cannot reach all of its prefix store; "" otherwise. It names no
+            pool and no address: the check needs no key.
+    """
+
+    status: Health
+    store: str = ""
+
+
+def health_of(pools: Mapping[str, list[PoolStats] | TurnoutError]) -> HealthReport:
+    """Judge what the replicas of each pool hold, or why a pool does not answer."""
+    answered = [stats for stats in pools.values() if not isinstance(stats, TurnoutError)]
+    store = _store([each.cache for stats in answered for each in stats if each.cache is not None])
+    if len(answered) < len(pools):
+        return HealthReport("unavailable", store)
+    return HealthReport("degraded" if store else "ok", store)
+
+
+def _store(caches: list[CacheStats]) -> str:
+    """Describe prefix stores of which some node is avoided: its breaker is open, or it lost its part of the keys."""
+    counts = {state: sum(cache.health == state for cache in caches) for state in ("off", "degraded")}
+    what = {"off": "the prefix store", "degraded": "all of the prefix store"}
+    reasons = [f"{n} of {len(caches)} replicas cannot reach {what[state]}" for state, n in counts.items() if n]
+    return f"degraded: {', '.join(reasons)}; what it holds is computed" if reasons else ""
