@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import errno
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -35,6 +37,24 @@ async def test_a_batch_is_answered_line_by_line_in_order(house: House) -> None:
     assert batch.usage.output_tokens == 120
     assert batch.usage.model_extra == {"turnout": {"flops": 400.0, "flops_large_only": 800.0}}
     assert batch.created_at <= batch.in_progress_at <= batch.completed_at < batch.expires_at
+
+
+async def test_files_with_byte_order_marks_are_read_and_lines_are_one_line(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "a\u2028b\u2029c\u0085d"
+    monkeypatch.setattr("tests.deployments.fake_pool.TOOL_CALL", said)
+    client = house.client()
+    # Joined files have a mark each.
+    asked = [jsonl([line(name, "tool", max_tokens=len(said), top_k=-1)]) for name in ("a\u2028", "b")]
+    uploaded = b"".join(codecs.BOM_UTF8 + each for each in asked)
+    batch = await ended(client, (await begin(client, uploaded)).id)
+    assert (batch.status, batch.request_counts.completed, batch.errors) == ("completed", 2, None)
+    written = (await client.files.content(batch.output_file_id)).content
+    rows = [json.loads(each) for each in written.decode().splitlines()]
+    assert [row["custom_id"] for row in rows] == ["a\u2028", "b"]
+    assert [row["response"]["body"]["choices"][0]["text"] for row in rows] == [said, said]
+    assert (await client.files.content(batch.input_file_id)).content == uploaded
 
 
 async def test_how_far_batches_are_is_told_until_they_end(house: House) -> None:

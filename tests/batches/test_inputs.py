@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from datetime import date
 from pathlib import Path
@@ -16,6 +17,7 @@ from deployments.batches.lines import Line
 from deployments.batches.reading import numbered_lines
 from turnout.errors import TurnoutError
 
+MARK = "\ufeff"
 PLAIN = Defaults()
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -36,6 +38,28 @@ def test_each_kind_of_line_is_a_request(tmp_path: Path) -> None:
         Line(7, "c", "/v1/chat/completions", {**CHAT, "temperature": 0.0}),
         Line(9, "row-9", "/v1/completions", {"prompt": [1, 2]}),
     ]
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.txt", "strings.jsonl"])
+def test_byte_order_marks_are_no_part_of_a_line(tmp_path: Path, name: str) -> None:
+    text = {"in.jsonl": '{"prompt": "hi"}\n', "in.txt": "hi\n", "strings.jsonl": '"hi"\n'}[name]
+    plain = rows(tmp_path / name, 2 * text)
+    assert [each.body for each in plain] == [CHAT, CHAT]
+    for marked in (MARK + 2 * text, 2 * (MARK + text), f"{MARK}{text}{MARK}{text}{MARK}"):
+        assert rows(tmp_path / name, marked) == plain
+    (tmp_path / name).write_bytes(codecs.BOM_UTF8 + text.encode())
+    assert list(read_input(str(tmp_path / name), PLAIN, len(text.encode()))) == plain[:1]
+    [fault] = read_input(str(tmp_path / name), PLAIN, len(text.encode()) - 1)
+    assert isinstance(fault, Fault)
+
+
+def test_byte_order_marks_are_no_part_of_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    for column in ([MARK + json.dumps({"prompt": "p"})], [(MARK + json.dumps({"prompt": "p"})).encode()]):
+        pq.write_table(pa.table({"body": column}), path)
+        assert list(read_input(str(path), PLAIN)) == [Line(1, "row-1", "/v1/completions", {"prompt": "p"})]
+    pq.write_table(pa.table({"prompt": [MARK.encode() + b"hi"]}), path)
+    assert list(read_input(str(path), PLAIN)) == [Line(1, "row-1", "/v1/chat/completions", CHAT)]
 
 
 def test_text_is_a_prompt_a_line_and_raw_is_continued(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
+import gzip
+import json
 import socket
 import threading
 import time
@@ -18,6 +21,7 @@ from starlette.exceptions import HTTPException
 
 from deployments.bodies import LARGE, MOST_SLOW, Bodies, parsed
 from deployments.schemas import completion_job, read_json
+from tests.batches.house import House as HouseOfBatches
 from tests.deployments.access.kit import house, served
 from turnout.config import parse_config
 from turnout.errors import Code, TurnoutError
@@ -130,3 +134,52 @@ def test_a_body_has_four_mebibytes_where_nobody_says_otherwise() -> None:
     models = {name: {"path": "none"} for name in ("small", "large")}
     config = parse_config({"models": models, "pools": {"p": {"small": "small", "large": "large"}}})
     assert config.server.max_body_bytes == 4 << 20
+
+
+GZIP = gzip.compress(b'{"model": "demo", "prompt": "x", "max_tokens": 1}')
+PLAIN = gzip.decompress(GZIP)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/batches", "/v1/files"])
+@pytest.mark.parametrize(
+    ("codings", "named"),
+    [
+        (["gzip"], "gzip"),
+        (["identity, br"], "br"),
+        (["identity", "zstd"], "zstd"),
+        (["GZIP, gzip"], "GZIP"),
+        (["deflate; q=1"], "deflate; q=1"),
+    ],
+)
+async def test_an_encoded_body_is_refused_by_its_encoding(
+    tmp_path: Path, path: str, codings: list[str], named: str
+) -> None:
+    service = HouseOfBatches(tmp_path)
+    headers = [("Content-Encoding", coding) for coding in codings] + [("Authorization", "Bearer a")]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(service.app), base_url="http://test") as client:
+        answer = await client.post(path, content=GZIP, headers=headers)
+    assert (answer.status_code, answer.headers["Accept-Encoding"]) == (415, "identity")
+    error = answer.json()["error"]
+    assert (set(error), error["type"]) == ({"message", "type", "param", "code"}, "invalid_request_error")
+    assert f"Content-Encoding: {named!r} is not supported" in error["message"]
+
+
+async def test_a_body_that_says_it_is_not_encoded_is_read(tmp_path: Path) -> None:
+    service = HouseOfBatches(tmp_path)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(service.app), base_url="http://test") as client:
+        for codings in ([], ["identity"], ["Identity, identity"], [""], ["identity", "identity"]):
+            headers = [("Content-Encoding", coding) for coding in codings] + [("Authorization", "Bearer a")]
+            answer = await client.post("/v1/completions", content=PLAIN, headers=headers)
+            assert answer.status_code == 200
+
+
+async def test_a_body_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    service = HouseOfBatches(tmp_path)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(service.app), base_url="http://test") as client:
+        headers = {"Authorization": "Bearer a"}
+        answer = await client.post("/v1/completions", content=codecs.BOM_UTF8 + PLAIN, headers=headers)
+        assert answer.status_code == 200
+        wanted = {"input_file_id": "file-none", "endpoint": "/v1/completions", "metadata": {"a": "b"}}
+        data = codecs.BOM_UTF8 + json.dumps(wanted).encode()
+        answer = await client.post("/v1/batches", content=data, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (404, "file_id")

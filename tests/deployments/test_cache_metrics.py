@@ -98,7 +98,8 @@ async def test_a_pool_that_does_not_answer_keeps_its_last_numbers() -> None:
     replicas.error = TurnoutError(Code.UNAVAILABLE, "planted")
     assert stores_of(await service.exposition()) == before != []
     assert await service.health() == "unavailable"
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=build_http(service)), base_url="http://test") as http:
+    transport = httpx.ASGITransport(app=build_http(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         assert (await http.head("/health")).status_code == (await http.get("/health")).status_code == 503
     replicas.error, replicas.held = None, []
     asleep = stores_of(await service.exposition())

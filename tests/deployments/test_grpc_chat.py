@@ -71,7 +71,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool(parameters=repr(nested(99)).replace("'", '"'))]}, "chat.tools.0.parameters", "levels"),
     ({"messages": [turn("tool", "x")]}, "chat.messages.0.tool_call_id", "needed"),
     ({"messages": [turn("user", "x", tool_call_id="c")]}, "chat.messages.0.tool_call_id", "role tool"),
-    ({"messages": [turn("user", "x", tool_calls=[CALL])]}, "chat.messages.0.tool_calls", "an assistant's"),
+    (
+        {"messages": [turn("user", "x", tool_calls=[CALL])]},
+        "chat.messages.0.tool_calls",
+        "only allowed on messages with role `assistant`",
+    ),
     (
         {"messages": [turn("assistant", tool_calls=[CALL, pb.ToolCall(name="f", arguments="[")])]},
         "chat.messages.0.tool_calls.1.arguments",

@@ -86,6 +86,17 @@ async def test_a_stream_ends_with_usage_only_when_asked(http: httpx.AsyncClient)
     assert last["usage"]["completion_tokens"] == 6
 
 
+async def test_events_are_cut_by_no_reader_of_lines(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`str.splitlines` cuts at Unicode's separators, as `iter_lines` of httpx and requests do."""
+    said = "a\u2028b\u2029c\u0085d\u00e9\u000b\u001c"
+    monkeypatch.setattr("tests.deployments.fake_pool.TOOL_CALL", said)
+    body = {"prompt": "tool", "max_tokens": len(said), "stream": True, "logprobs": 1}
+    text = (await http.post("/v1/completions", json=body)).text
+    found = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line not in ("", "data: [DONE]")]
+    assert "".join(event["choices"][0]["text"] for event in found) == said
+    assert "\u00e9" in text
+
+
 async def test_chat_answers_whole_and_streamed(http: httpx.AsyncClient) -> None:
     body = {
         "model": "demo",
