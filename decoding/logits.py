@@ -142,7 +142,7 @@ def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         if size == vocab or not bool(inside[:, -1].any()):
             break
         size = min(4 * size, vocab)
-    count = inside.sum(-1, keepdim=True)
+    count = inside.sum(-1, keepdim=True).clamp(min=1)  # a top_p below what float32 holds is 0 here
     last = values.gather(-1, count - 1)
     dropped = logits < last
     equal = logits == last

@@ -324,8 +324,8 @@ def _text(content: str | list[dict[str, Any]], field: str, role: str) -> str:
     texts = []
     kinds = ("text", "refusal") if role == "assistant" else ("text",)
     for place, part in enumerate(content):
-        kind = part.get("type")
-        if kind not in kinds or not isinstance(part.get(kind), str):
+        kind = next((each for each in kinds if part.get("type") == each), "")
+        if not kind or not isinstance(part.get(kind), str):
             raise invalid(f"{field}.content.{place}", 'must be a text part: {"type": "text", "text": ...}')
         texts.append(part[kind])
     return "".join(texts)

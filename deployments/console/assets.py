@@ -74,7 +74,8 @@ class Assets:
         if asset is None:
             raise HTTPException(404, "Not Found")
         headers = {**HEADERS, "ETag": asset.etag}
-        known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+        given = ",".join(request.headers.getlist("if-none-match"))
+        known = {tag.strip().removeprefix("W/") for tag in given.split(",")}
         if asset.etag in known:
             return Response(status_code=304, headers=headers)
         return Response(asset.body, media_type=asset.media_type, headers=headers)

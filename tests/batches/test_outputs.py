@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -9,7 +10,10 @@ import fsspec
 import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
+from deployments.batches.lines import Line
 from deployments.batches.outputs import check_places, opened
+from deployments.batches.workplace import Workplace
+from tests.batches.test_workplace import JOB, answer_all, answerer, write_both
 from turnout.errors import Code, TurnoutError
 
 
@@ -84,3 +88,17 @@ def test_no_file_is_two_of_input_output_and_errors(
         check_places(*(path.format(here=tmp_path) for path in (source, target, errors)))
     assert (refused.value.code, refused.value.field) == (Code.INVALID_ARGUMENT, field)
     check_places(f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/c")
+
+
+def test_a_record_is_one_line_to_every_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "a\u2028b\u2029c\u0085d"
+    monkeypatch.setattr("tests.deployments.fake_pool.TOOL_CALL", said)
+    place = Workplace(tmp_path / "work")
+    place.open(JOB, fresh=False)
+    body = {"prompt": "tool", "max_tokens": len(said)}
+    place.stage((Line(n, f"\u2028{n}", "/v1/completions", body) for n in range(1, 4)), 2, None)
+    answer_all(answerer(tmp_path), place)
+    write_both(place, str(tmp_path / "out.jsonl"), str(tmp_path / "err.jsonl"))
+    rows = [json.loads(each) for each in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["custom_id"] for row in rows] == ["\u20281", "\u20282", "\u20283"]
+    assert {row["response"]["body"]["choices"][0]["text"] for row in rows} == {said}

@@ -79,20 +79,6 @@ def test_answers_come_in_the_order_of_the_input_each_once(tmp_path: Path) -> Non
     assert place.num_redone() == 0
 
 
-def test_a_record_is_one_line_to_every_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "a\u2028b\u2029c\u0085d"
-    monkeypatch.setattr("tests.deployments.fake_pool.TOOL_CALL", said)
-    place = Workplace(tmp_path / "work")
-    place.open(JOB, fresh=False)
-    body = {"prompt": "tool", "max_tokens": len(said)}
-    place.stage((Line(n, f"\u2028{n}", "/v1/completions", body) for n in range(1, 4)), 2, None)
-    answer_all(answerer(tmp_path), place)
-    write_both(place, str(tmp_path / "out.jsonl"), str(tmp_path / "err.jsonl"))
-    rows = [json.loads(each) for each in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [row["custom_id"] for row in rows] == ["\u20281", "\u20282", "\u20283"]
-    assert {row["response"]["body"]["choices"][0]["text"] for row in rows} == {said}
-
-
 def test_a_job_that_is_not_whole_is_never_written_out(tmp_path: Path) -> None:
     place = place_of(tmp_path)
     first, *others = place.blocks()

@@ -112,6 +112,12 @@ def test_rows_of_a_batch_do_not_touch_each_other():
         torch.testing.assert_close(together[index], process(raw[index : index + 1], [row])[0], rtol=0, atol=1e-6)
 
 
+def test_a_top_p_below_float32_keeps_the_likeliest():
+    raw = logits()
+    kept = process(raw, [history(top_p=5e-324)] * len(raw))
+    assert torch.equal(kept.isfinite().nonzero()[:, 1], raw.argmax(-1))
+
+
 def test_top_k_keeps_ties_whatever_shares_the_batch():
     raw = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]] * 2)
     kept = torch.isfinite(process(raw, [history(top_k=2), history(top_k=5, top_p=0.9)]))

@@ -65,6 +65,8 @@ async def test_every_file_is_served_once_and_then_only_compared() -> None:
             assert "unsafe" not in whole.headers["Content-Security-Policy"]
             again = await http.get(path, headers={"If-None-Match": f'"other", W/{whole.headers["ETag"]}'})
             assert (again.status_code, again.content) == (304, b"")
+            several = [("If-None-Match", '"other"'), ("If-None-Match", whole.headers["ETag"])]
+            assert (await http.get(path, headers=several)).status_code == 304
             assert (await http.get(path, headers={"If-None-Match": '"other"'})).status_code == 200
 
 
