@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from abc import abstractmethod
 from typing import Annotated, Generic, Literal, Protocol, TypeVar
 
@@ -11,6 +12,8 @@ from decoding.selectors.base import Gain, Selector
 from decoding.sequence import Sequence
 from decoding.stores import Stores
 from turnout.registry import MethodParams
+
+RECENT = 64  # pulls of an arm, among which its speeds are judged
 
 
 class BanditParams(MethodParams):
@@ -27,7 +30,7 @@ class BanditParams(MethodParams):
 
 
 class Learned(Protocol):
-    """State of a bandit; `width` is the largest gain that can be, as far as is known."""
+    """State of a bandit; `width` is the most tokens that a round could have brought so far, less the one it always does."""
 
     width: float
 
@@ -62,7 +65,11 @@ class Bandit(Generic[S], Selector):
 
     @abstractmethod
     def learn(self, arm: int, gain: float) -> None:
-        """A pull brought so much; the state's `width` is at least that."""
+        """Enter the gain of a pull, which is not negative.
+
+        Of tokens it is at most the state's `width`. Of speeds nothing bounds it: one stalled or mismeasured clock can
+        make a round any number of times as fast as it was.
+        """
 
     def pass_over(self, arm: int) -> None:
         """A pull of which nothing can be said: its round did other work as well."""
@@ -87,13 +94,17 @@ class Bandit(Generic[S], Selector):
     def observe(self, arm: int, gain: Gain) -> None:
         """Credit the arm that was asked first."""
         if self.params.reward == "tokens":
-            value, most = gain.tokens - 1.0, gain.most - 1.0
+            self.state.width = max(self.state.width, gain.most - 1.0)
+            self.learn(self._pulled, gain.tokens - 1.0)
         else:
             if self._pulled not in self._warm:
                 # An arm's first round of an answer also feeds the prompt, which says nothing about its speed.
                 self._warm.add(self._pulled)
                 self.pass_over(self._pulled)
                 return
-            value = most = gain.tokens / max(gain.seconds, 1e-9)
-        self.state.width = max(self.state.width, most)
-        self.learn(self._pulled, value)
+            self.learn(self._pulled, gain.tokens / max(gain.seconds, 1e-9))
+
+
+def second_largest(values: list[float]) -> float:
+    """The largest but one; of a single value, that one."""
+    return heapq.nlargest(2, values)[-1]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
-from decoding.selectors._bandit import Bandit, BanditParams
+from decoding.selectors._bandit import RECENT, Bandit, BanditParams, second_largest
 from decoding.sequence import Sequence
+
+FARTHEST = 4.0  # times the second fastest of these, that a speed may count
 
 
 class UcbParams(BanditParams):
@@ -32,12 +34,14 @@ class UcbState:
     Attributes:
         pulls: [arms] how often each was pulled and its gain seen.
         gains: [arms] sum of its gains.
-        width: largest gain a round can bring, as far as is known.
+        width: see `Learned`.
+        recent: [arms] tokens per second of its last `RECENT` pulls.
     """
 
     pulls: list[int]
     gains: list[float]
     width: float = 0.0
+    recent: list[list[float]] = field(default_factory=list)
 
 
 class Ucb(Bandit[UcbState]):
@@ -46,7 +50,8 @@ class Ucb(Bandit[UcbState]):
     Every arm once, then the largest mean_i + r_i. With gains from 0 to L after n rounds, K arms and n_i pulls of arm
     i, r_i is L sqrt(c ln n / n_i), or the self-normalised
     (L / 2) sqrt((1 + n_i) / n_i^2 (1 + 2 ln(K n^2 sqrt(1 + n_i) / delta))). For speeds, which have no known bound, L is
-    the largest mean.
+    the largest mean, and a speed counts as `FARTHEST` times the second fastest of the arm's recent ones at most, so
+    that no single measurement makes a mean. An arm's first speed is judged when there is a second.
     """
 
     Params = UcbParams
@@ -55,7 +60,7 @@ class Ucb(Bandit[UcbState]):
 
     def fresh(self, num_arms: int) -> UcbState:
         """Nothing pulled."""
-        return UcbState([0] * num_arms, [0.0] * num_arms)
+        return UcbState([0] * num_arms, [0.0] * num_arms, recent=[[] for _ in range(num_arms)])
 
     def rank(self, seq: Sequence) -> list[int]:
         """Arms by their upper bounds; those never seen first, in the order of the request."""
@@ -84,8 +89,24 @@ class Ucb(Bandit[UcbState]):
 
     def learn(self, arm: int, gain: float) -> None:
         """Count a pull."""
-        self.state.pulls[arm] += 1
-        self.state.gains[arm] += gain
+        state = self.state
+        state.pulls[arm] += 1
+        if self.params.reward == "tokens":
+            state.gains[arm] += gain
+            return
+        recent = state.recent[arm]
+        before = _bounded_sum(recent)
+        recent.append(gain)
+        # What leaves the window stays counted as it was.
+        state.gains[arm] += _bounded_sum(recent) - before
+        del recent[:-RECENT]
+
+
+def _bounded_sum(speeds: list[float]) -> float:
+    """Sum of speeds, each at most `FARTHEST` times the second fastest: only the fastest can be more."""
+    if not speeds:
+        return 0.0
+    return sum(speeds) - max(max(speeds) - FARTHEST * second_largest(speeds), 0.0)
 
 
 PART = Ucb

@@ -12,7 +12,7 @@ from turnout.types import FinishReason, Token
 
 def several(num_answers: int, stores: Stores) -> list[tuple[Exp3, Sequence]]:
     """Answers of a tenant that have begun, with the bandit of each."""
-    answers = [(exp3(), new_sequence(seed)) for seed in range(num_answers)]
+    answers = [(exp3(memory=0), new_sequence(seed)) for seed in range(num_answers)]
     for bandit, seq in answers:
         bandit.begin(seq, list("abcd"), stores)
     return answers
@@ -45,18 +45,18 @@ def test_who_has_pulled_a_draw_makes_the_next_and_others_go_on_with_the_newest()
     assert slow.state.draw is not newest
 
 
-def test_pulls_of_a_draw_are_one_round_with_the_mean_of_their_gains_by_the_chance_it_had():
+def test_pulls_of_a_draw_are_one_round_with_the_mean_of_their_losses_by_the_chance_it_had():
     (first, seq), (second, other) = several(2, Stores())
     state = first.state
     arm = first.order(seq, 4)[0]
     second.order(other, 4)
     first.observe(arm, Gain(2, 5, 1.0))
-    assert (state.weights[arm], state.gains[arm], state.rounds) == (4.0, 4.0, 1)
+    assert (state.weights[arm], state.losses[arm], state.rounds) == (4.0, 0.75 / 0.25, 1)
     # Seen when the next one was drawn already, with another chance: it belongs to its own all the same.
     chance = first.probabilities()
     drawn = first.order(seq, 4)[0]
     second.observe(arm, Gain(4, 5, 1.0))
-    assert (state.weights[arm], state.gains[arm], state.rounds) == (4.0, 8.0, 1)
+    assert (state.weights[arm], state.losses[arm], state.rounds) == (4.0, (0.75 + 0.25) / 2 / 0.25, 1)
     first.observe(drawn, Gain(3, 5, 1.0))
     expected = (4.0 if drawn == arm else 0.0) + 1.0 / chance[drawn]
     assert (state.weights[drawn], state.rounds) == (pytest.approx(expected), 2)

@@ -13,9 +13,9 @@ from decoding.drafters.rsd_s import RsdSDrafter, RsdSParams
 from decoding.fakes import TableModel
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Model
-from decoding.selectors._bandit import Bandit, BanditParams
+from decoding.selectors._bandit import Bandit
 from decoding.selectors.base import Gain
-from decoding.selectors.exp3 import Exp3
+from decoding.selectors.exp3 import Exp3, Exp3Params
 from decoding.selectors.ucb import Ucb, UcbParams
 from decoding.sequence import Sequence
 from decoding.stores import Stores
@@ -35,7 +35,7 @@ def ucb(**params) -> Ucb:
 
 
 def exp3(**params) -> Exp3:
-    return Exp3(BanditParams(**{"reward": "tokens", **params}))
+    return Exp3(Exp3Params(**{"reward": "tokens", **params}))
 
 
 def new_sequence(seed: int = 0, tenant: str = "default") -> Sequence:
@@ -104,7 +104,7 @@ def test_exp3_by_hand():
 def test_exp3_draws_arms_with_its_probabilities():
     bandit = exp3()
     bandit.begin(new_sequence(), ["a", "b", "c"], Stores())
-    bandit.state.weights[:] = [0.0, 1.0, 2.0]
+    bandit.state.losses[:] = [0.0, 1.0, 2.0]
     bandit.state.rounds = 3
     drawn = [bandit.order(new_sequence(seed), 3) for seed in range(4_000)]
     for arm, prob in enumerate(bandit.probabilities()):
