@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median
+
 from decoding.lengths.base import Round
 from decoding.model import Model
 from decoding.sequence import Sequence
 
 # Where nothing is known of the models' times: what PEARL's own scripts mostly use.
 USUAL = 4
-# Share of the newest measurement in what is believed.
-NEW = 0.25
+RECENT = 7  # rounds whose median is believed: a change of pace is followed after half as many
 
 
 class Pace:
     """Blocks that take as long to draft as the block before takes to verify (seed 130, PEARL).
 
     At first from what the models predict of their steps, then from the waits this answer has measured: these contain
-    what the models do for others, and the way to them.
+    what the models do for others, and the way to them. The median of the last waits counts, so that one stall does not
+    make blocks long for the rest of the answer.
 
     Args:
         seq: the answer.
@@ -33,6 +36,8 @@ class Pace:
         now = Round(seq, small, large, free=False, drafter="model_chain")
         self._token_s = now.draft_s() or small.step_seconds()
         self._verify_s = now.target_s(USUAL) or large.step_seconds()
+        self._tokens_s: deque[float] = deque(maxlen=RECENT)
+        self._verifies_s: deque[float] = deque(maxlen=RECENT)
 
     @property
     def block(self) -> int:
@@ -48,6 +53,6 @@ class Pace:
         self._rounds += 1
         if drafted == 0 or self._rounds == 1:  # the first reads the prompt
             return
-        share = NEW if self._rounds > 2 else 1.0
-        self._token_s += share * (draft_s / drafted - self._token_s)
-        self._verify_s += share * (verify_s - self._verify_s)
+        self._tokens_s.append(draft_s / drafted)
+        self._verifies_s.append(verify_s)
+        self._token_s, self._verify_s = median(self._tokens_s), median(self._verifies_s)

@@ -30,7 +30,7 @@ class BanditParams(MethodParams):
 
 
 class Learned(Protocol):
-    """State of a bandit; `width` is the most tokens that a round could have brought so far, less the one it always does."""
+    """State of a bandit; `width` is the most tokens that a round could bring so far, less the one it always brings."""
 
     width: float
 

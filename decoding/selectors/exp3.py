@@ -78,8 +78,8 @@ class Exp3(Bandit[Exp3State]):
 
     The loss of a round is (L - gain) / L, in [0, 1], weighted by 1 / (probability of its arm); with K arms, the rate
     in round n is eta_n = sqrt(ln K / (n K)). For tokens L is the most that a round could have brought so far. Speeds
-    have no known bound: there L is the largest that an arm has reached twice in its last `RECENT` pulls, and a pull that
-    was faster counts as L, so that no single measurement sets the scale of all others.
+    have no known bound: there L is the largest that an arm has reached twice in its last `RECENT` pulls, and a pull
+    that was faster counts as L, so that no single measurement sets the scale of all others.
 
     The paper compares with the best single arm of all rounds, and an arm that becomes the best later is found only
     after as many rounds again. Here losses fade, by 1 / `memory` in each round, and n is at most `memory`.

@@ -44,10 +44,19 @@ def test_every_method_stands_in_the_readme_as_it_is() -> None:
 def test_every_paper_of_a_method_is_named() -> None:
     listed = re.findall(r"^\| #(\d+) \| .+ \| (.*) \|$", read(ROOT / "docs" / "papers.md"), re.MULTILINE)
     named = {(int(number), name) for number, cell in listed for name in re.findall(r"`(\w+)`", cell)}
-    packages = [package for page in PARTS.values() for package in page]
+    packages = ["router.policies", *(package for page in PARTS.values() for package in page)]
     parts = [load(package, name, "part").PART for package in packages for name in names(package)]
     codecs = {(seed, name) for name in names(CODECS) for seed in getattr(load(CODECS, name, "codec"), "SEEDS", ())}
     assert named == {(seed, each.name) for each in (*all_methods(), *parts) for seed in each.seeds} | codecs
+
+
+def test_every_paper_that_code_names_as_its_source_is_listed() -> None:
+    listed = set(re.findall(r"^\| #(\d+) \|", read(ROOT / "docs" / "papers.md"), re.MULTILINE))
+    packages = ("actors", "decoding", "deployments", "engine", "experiments", "kvstore", "router")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    named = {(str(path), seed) for path in files for seed in re.findall(r"\b[Ss]eeds? (\d+)\b", read(path))}
+    assert len(named) > 50
+    assert {(path, seed) for path, seed in named if seed not in listed} == set()
 
 
 @pytest.mark.parametrize("page", PARTS)
