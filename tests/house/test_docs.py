@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import app
+from decoding.model import Model
 from scripts.write_config_docs import PAGE, render
 from turnout.registry import all_methods, load, names
 
@@ -82,6 +84,14 @@ def test_commands_exist(path: Path) -> None:
     assert set(re.findall(r"make ([a-z-]+)", "\n".join(re.findall(r"`+[^`]*`+", text)))) <= targets
     commands = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
     assert set(re.findall(r"(?:`|bin/)turnout ([a-z]+)", text)) <= commands
+
+
+def test_the_page_on_methods_has_every_call_of_a_model_with_its_parameters() -> None:
+    [table] = re.findall(r"\| call \| meaning \|\n.*?\n\n", read(ROOT / "docs" / "adding_a_method.md"), re.DOTALL)
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    calls = [call for cell in cells for call in re.findall(r"`(\w+)\((.*?)\)`", cell)]
+    model = {name: call for name, call in vars(Model).items() if inspect.isfunction(call) and not name.startswith("_")}
+    assert dict(calls) == {name: ", ".join([*inspect.signature(call).parameters][1:]) for name, call in model.items()}
 
 
 def test_the_examples_and_their_tests_work(tmp_path: Path) -> None:
