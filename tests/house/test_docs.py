@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cli.main import app
+from decoding.methods.speculative import SpeculativeParams
 from decoding.model import Model
 from scripts.write_config_docs import PAGE, render
-from turnout.registry import all_methods, load, names
+from turnout.registry import all_methods, get_method, load, names
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -84,6 +86,19 @@ def test_commands_exist(path: Path) -> None:
     assert set(re.findall(r"make ([a-z-]+)", "\n".join(re.findall(r"`+[^`]*`+", text)))) <= targets
     commands = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
     assert set(re.findall(r"(?:`|bin/)turnout ([a-z]+)", text)) <= commands
+
+
+def test_pools_that_the_pages_recommend_speculate_only_where_it_pays() -> None:
+    """A draft of fixed length loses to plain decoding on some machines; `smartspec` measures."""
+    texts = [block for path in DOCUMENTS for block in re.findall(r"```yaml\n(.*?)```", read(path), re.DOTALL)]
+    pools = [block.get("pools") for block in map(yaml.safe_load, texts) if isinstance(block, dict)]
+    defaults = [pool.get("default") or {} for each in pools if isinstance(each, dict) for pool in each.values()]
+    found = [default for default in defaults if default.get("name") == "speculative"]
+    assert len(found) >= 2
+    for default in found:
+        params = get_method("speculative").parse(default.get("params", {}))
+        assert isinstance(params, SpeculativeParams)
+        assert params.length.name == "smartspec"
 
 
 def test_the_page_on_methods_has_every_call_of_a_model_with_its_parameters() -> None:
