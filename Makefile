@@ -209,8 +209,8 @@ train-demo: venv ## train the demo model pair anew (hours on 2 cores; TRAIN_ARGS
 	$(BIN)/python -m training.evaluate_demo
 	$(BIN)/python -m training.model_card
 
-train-heads: venv ## train anew what goes with the demo pair: draft heads, exits, length predictors, a judge of steps, a monitor (half an hour on 2 cores)
-	for kind in medusa redrafter kangaroo eesd disco specdecpp reward_model enough; do \
+train-heads: venv ## train anew what goes with the demo pair: draft heads, exits, length predictors, a judge of steps (half an hour on 2 cores)
+	for kind in medusa redrafter kangaroo eesd disco specdecpp reward_model; do \
 		$(BIN)/turnout train $$kind --out .runs/heads/$$kind.safetensors || exit; \
 		install -D -m 644 -t turnout/demo/artifacts .runs/heads/$$kind.safetensors .runs/heads/$$kind.report.json; \
 	done

@@ -119,6 +119,14 @@ def enough(
     rounds: Annotated[
         int, typer.Option(min=1, max=16, help="Rounds of an answer that savings are counted against.")
     ] = 3,
+    keep_harmful: Annotated[
+        bool,
+        typer.Option(
+            "--keep-harmful",
+            help="Keep thresholds that make answers worse, marked as such; otherwise they are left out, and where all"
+            " do, nothing is written.",
+        ),
+    ] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -130,7 +138,7 @@ def enough(
         def is_right(index: int, tokens: tuple[int, ...]) -> bool:
             return arithmetic.is_correct(problems[index], loaded.tokenizer.decode(list(tokens)))
 
-        return calibrate_enough(loaded.pool, source, is_right, top, rounds, advance=advance)
+        return calibrate_enough(loaded.pool, source, is_right, top, rounds, keep_harmful=keep_harmful, advance=advance)
 
     _run(work, (config, pool), out, (None, count, temperature, max_tokens, seed), as_json)
 

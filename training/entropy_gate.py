@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -178,7 +178,7 @@ class Calibrated:
     def report(self) -> dict[str, Any]:
         """Everything measured, as plain values."""
         heldout = {name: asdict(each) for name, each in self.reports.items()}
-        return {**asdict(self.gate), "heldout": heldout, "warning": self.warning}
+        return {**asdict(self.gate), "heldout": heldout, "harmful": harmful(self.reports), "warning": self.warning}
 
     @property
     def warning(self) -> str:
@@ -196,6 +196,16 @@ class Calibrated:
         return ""
 
 
+def harmful(reports: Mapping[str, GateReport]) -> dict[str, float]:
+    """Accuracy of the answers that a gate leaves, where fewer are right than after one round; by estimator."""
+    gated = {
+        name: (each.against_all_rounds.accuracy.value, each.accuracy)
+        for name, each in reports.items()
+        if each.against_all_rounds is not None
+    }
+    return {name: left for name, (left, first) in gated.items() if left < first}
+
+
 async def calibrate_enough(
     models: ModelPool,
     source: Source,
@@ -203,9 +213,12 @@ async def calibrate_enough(
     top: int,
     rounds: int = 3,
     cue: str = EnoughParams.model_fields["cue"].default,
+    keep_harmful: bool = False,
     advance: Advance = lambda *_: None,
 ) -> Calibrated:
     """Answer, calibrate on every other prompt, report on the others.
+
+    Thresholds with which fewer of the others are right than after a single round are left out of the artifact.
 
     Args:
         models: the large one answers.
@@ -214,10 +227,11 @@ async def calibrate_enough(
         top: most probable tokens the entropy is taken over.
         rounds: that the report's prompts are answered in, so that savings are counted against all of them.
         cue: words before each further round.
-        advance: told of progress.
+        keep_harmful: keep harmful thresholds too, marked; the monitor uses these only where a request allows it.
+        advance: is called with the progress.
 
     Raises:
-        TurnoutError: INVALID_ARGUMENT: see `calibrate`.
+        TurnoutError: INVALID_ARGUMENT: see `calibrate`; or every threshold makes answers worse.
     """
     entropies, right = await measure(models, source, is_right, top, advance)
     used = np.arange(len(entropies)) % 2 == 0
@@ -231,6 +245,16 @@ async def calibrate_enough(
         )
         for name, threshold in gate.thresholds.items()
     }
+    harm = harmful(reports)
+    first = float(right[~used].mean())
+    if len(harm) == len(reports) and not keep_harmful:
+        with_it = ", ".join(f"{accuracy:.1%} with {name}" for name, accuracy in harm.items())
+        raise invalid(
+            "monitor",
+            f"enough makes this model's answers worse: of {len(heldout)} held-out answers {first:.1%} are right after"
+            f" one round, {with_it}; to write the artifact all the same, for study, give --keep-harmful",
+        )
+    kept = {name: each for name, each in gate.thresholds.items() if keep_harmful or name not in harm}
     artifact = Artifact(
         kind="enough",
         trainer="training.entropy_gate",
@@ -238,6 +262,9 @@ async def calibrate_enough(
             "top": top,
             "unit": "nats",
             **asdict(gate),
+            "thresholds": kept,
+            "accuracy": first,
+            "harmful": harm,
             "sampling": source.sampling.model_dump(mode="json"),
             "data": source.digest,
         },

@@ -12,6 +12,7 @@ from decoding.artifacts import ArtifactName
 from decoding.model import ModelPool, Request
 from decoding.monitors.base import Injection, Monitor
 from decoding.text import codec_of, continuation_ids
+from turnout.errors import invalid
 from turnout.registry import MethodParams
 from turnout.types import Segment
 
@@ -28,6 +29,9 @@ class EnoughParams(MethodParams):
     ] = None
     artifact: ArtifactName = "enough"
     estimator: Annotated[Estimator, Field(description="which of the artifact's thresholds")] = "mean"
+    harmful: Annotated[
+        bool, Field(description="use the artifact's threshold even if it was measured to make answers worse")
+    ] = False
     top: Annotated[int, Field(ge=2, le=20, description="most probable tokens the entropy is taken over")] = 20
     rounds: Annotated[int, Field(ge=1, le=16, description="most rounds, the first answer's included")] = 3
     cue: Annotated[
@@ -67,7 +71,8 @@ class EnoughMonitor(Monitor):
         """Open the artifact, where one says the threshold.
 
         Raises:
-            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, or it does not fit.
+            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, it does not fit, or its threshold
+                was measured to make answers worse.
         """
         if self.params.threshold is None:
             self._calibrated(models)
@@ -92,9 +97,17 @@ class EnoughMonitor(Monitor):
     def _calibrated(self, models: ModelPool) -> float:
         artifact = models.artifacts.open(self.params.artifact, self.name, models, f"{WHERE}.artifact")
         settings = artifact.settings
+        estimator, thresholds, harmful = self.params.estimator, settings["thresholds"], settings.get("harmful", {})
+        if estimator in harmful and not (self.params.harmful and estimator in thresholds):
+            usable = [name for name in thresholds if name not in harmful]
+            raise invalid(
+                f"{WHERE}.estimator",
+                f"{estimator!r} was measured to make answers worse: {settings['accuracy']:.1%} are right after one"
+                f" round, {harmful[estimator]:.1%} with it; harmless are: {', '.join(usable) or 'none'}",
+            )
         self._measured_on = {models.role(role).name for role in artifact.models}
         self.top = int(settings["top"])
-        return float(settings["thresholds"][self.params.estimator])
+        return float(thresholds[estimator])
 
     def watch(self, segment: Segment) -> None:
         """See `Monitor.watch`."""

@@ -6,16 +6,19 @@ import json
 import math
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
+from decoding.artifacts import Artifacts
 from decoding.fakes import TableModel
 from decoding.model import ModelPool
 from tests.decoding.step_models import ID, VOCAB, answer, ids, pool, text
 from training.entropy_gate import calibrate_enough
 from training.entropy_rounds import Round, all_rounds, savings
 from training.length_data import Source
+from turnout.errors import TurnoutError
 from turnout.types import SamplingParams
 
 CUE = "?"
@@ -135,5 +138,52 @@ async def test_a_model_that_spoils_its_answers_by_reconsidering_them_is_named() 
 
     helped = await calibrate_enough(reconsidering(), source(40), is_right, top=20, rounds=3, cue=CUE)
     assert helped.report["warning"] == ""
-    spoilt = await calibrate_enough(reconsidering(), source(40), only_at_first, top=20, rounds=3, cue=CUE)
+    spoilt = await calibrate_enough(
+        reconsidering(), source(40), only_at_first, top=20, rounds=3, cue=CUE, keep_harmful=True
+    )
     assert "50.0% are right after the first, 0.0% after all" in spoilt.report["warning"]
+
+
+def right_at_first(index: int, tokens: tuple[int, ...]) -> bool:
+    """Of the unsure answers four in five are right, and none is after it was reconsidered."""
+    return CUE not in text(list(tokens)) and (number(index) % 2 == 0 or index // 2 % 20 > 4)
+
+
+async def test_a_gate_that_makes_answers_worse_is_not_written() -> None:
+    with pytest.raises(TurnoutError) as refused:
+        await calibrate_enough(reconsidering(), source(40), right_at_first, top=20, rounds=3, cue=CUE)
+    assert "monitor" in str(refused.value)
+    assert "90.0% are right after one round, 50.0% with mean" in str(refused.value)
+
+
+async def test_a_harmful_threshold_that_was_kept_is_used_only_where_a_request_allows_it(tmp_path: Path) -> None:
+    models = reconsidering()
+    made = await calibrate_enough(models, source(40), right_at_first, top=20, rounds=3, cue=CUE, keep_harmful=True)
+    assert made.artifact.settings["harmful"]["mean"] == pytest.approx(0.5)
+    made.artifact.save(tmp_path / "enough.safetensors")
+    models.artifacts = Artifacts(tmp_path)
+    monitor = {"name": "enough", "cue": CUE, "rounds": 3}
+    with pytest.raises(
+        TurnoutError, match=r"monitor\.estimator.*'mean'.*90\.0% are right after one round, 50\.0% with"
+    ):
+        await answer(models, "monitored", {"monitor": monitor}, "1?", max_tokens=20)
+    seq, _, _ = await answer(models, "monitored", {"monitor": {**monitor, "harmful": True}}, "1?", max_tokens=20)
+    assert text(seq.tokens).count(CUE) == 2
+
+
+async def test_thresholds_that_do_no_harm_are_kept_without_those_that_do(tmp_path: Path) -> None:
+    """Held-out answers of the artifact's own measurement, with two estimators made harmful by hand."""
+    models = reconsidering()
+    made = await calibrate_enough(models, source(40), is_right, top=20, rounds=3, cue=CUE)
+    assert made.artifact.settings["harmful"] == {}
+    settings = {**made.artifact.settings, "harmful": {"mean": 0.25}}
+    settings["thresholds"] = {name: each for name, each in settings["thresholds"].items() if name != "mean"}
+    replace(made.artifact, settings=settings).save(tmp_path / "enough.safetensors")
+    models.artifacts = Artifacts(tmp_path)
+    for harmful in (False, True):
+        monitor = {"name": "enough", "cue": CUE, "harmful": harmful}
+        with pytest.raises(TurnoutError, match="harmless are: bayes, information, scale_free"):
+            await answer(models, "monitored", {"monitor": monitor}, "1?", max_tokens=20)
+    monitor = {"name": "enough", "cue": CUE, "rounds": 3, "estimator": "scale_free"}
+    seq, _, _ = await answer(models, "monitored", {"monitor": monitor}, "1?", max_tokens=20)
+    assert is_right(1, tuple(seq.tokens))
