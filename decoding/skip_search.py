@@ -13,6 +13,7 @@ CANDIDATES = 256
 # A process over every trial would take longer to fit than its advice is worth.
 MOST_FITTED = 200
 KAPPA = 2.5
+CHECKS = 8  # requests on whose text the set in use is scored
 NOISE = 1e-2
 
 
@@ -23,6 +24,10 @@ class SkipSearch:
     25th is the one that the upper confidence bound of a Gaussian process over all trials favours. The search ends when
     the best set agrees with the model nearly always, after many trials without gain, or after many trials.
 
+    A trial is one stretch of one request's text, and on a text that repeats itself any set predicts all of it. So the
+    set in use is scored on the next requests' texts too, also when the search has ended; its score is the mean, and
+    the search goes on where that is lower than what ended it.
+
     Args:
         num_layers: of the model, at least 3.
         share: of the sub-layers between the first and the last layer that is skipped.
@@ -30,7 +35,7 @@ class SkipSearch:
 
     Attributes:
         best: the set in use, as sub-layer indices.
-        score: of the best set: share of tokens its draft predicted as the model wrote them; -1.0 before the first.
+        score: of the best set: mean share of tokens its draft predicted as the model wrote them; -1.0 before the first.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class SkipSearch:
         self._without_gain = 0
         self._best = self._every_second_layer()
         self.score = -1.0
+        self._scored = 0  # times the set in use was
 
     @property
     def best(self) -> frozenset[int]:
@@ -67,6 +73,11 @@ class SkipSearch:
             or self._without_gain >= most_without_gain
             or len(self._trials) >= most_trials
         )
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the set in use is to be scored on a further request's text."""
+        return 0 < self._scored < CHECKS
 
     @property
     def advice_is_next(self) -> bool:
@@ -86,9 +97,15 @@ class SkipSearch:
         self._trials.append(trial)
         self._scores.append(score)
         if score > self.score:
-            self._best, self.score, self._without_gain = trial, score, 0
+            self._best, self.score, self._without_gain, self._scored = trial, score, 0, 1
         else:
             self._without_gain += 1
+
+    def check(self, tried: frozenset[int], score: float) -> None:
+        """Enter how well the set in use predicted another text; nothing where another set is in use by now."""
+        if tried == self.best:
+            self._scored += 1
+            self.score += (score - self.score) / self._scored
 
     def _every_second_layer(self) -> Bits:
         """Both sub-layers of every second layer, as many as there may be."""

@@ -48,7 +48,8 @@ class SwiftDrafter(Drafter):
 
     A chain of the partial model's tokens, with further candidates as leaves, the more the less sure it is. Once the
     request has written enough, one set of sub-layers a round is tried: the partial model predicts the first written
-    tokens, all in one forward, and the best set is kept for this and later requests of the tenant.
+    tokens, all in one forward, and the best set is kept for this and later requests of the tenant. Before that, the set
+    that earlier requests found is scored on this one's text.
     """
 
     Params = SwiftParams
@@ -59,6 +60,7 @@ class SwiftDrafter(Drafter):
     depth = 25
     nodes = 128
     params: SwiftParams
+    _checked = False  # whether this request's text has been used to check what earlier ones found
 
     def check(self, models: ModelPool) -> None:
         """Refuse a model without inner layers."""
@@ -73,8 +75,14 @@ class SwiftDrafter(Drafter):
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """A chain with leaves."""
         search = self._search(model, seq)
-        if not search.done and len(seq.generated) > self.params.context:
-            await self._try_one(model, seq, search)
+        # The first written token is predicted from the last of the prompt's, which needs one before it.
+        if seq.num_prompt_tokens > 1 and len(seq.generated) > self.params.context:
+            first, self._checked = not self._checked, True
+            if first and search.doubtful:
+                tried = search.best
+                search.check(tried, await self._score(model, seq, tried))
+            elif not search.done:
+                await self._try_one(model, seq, search)
         widest = WIDTHS[self.candidates][-1]
         want = draft_want(self.candidates) | Want(draw=None, top=widest) | length.want
 
@@ -90,14 +98,15 @@ class SwiftDrafter(Drafter):
         return model.stores.open(f"swift/{share}", seq.learner, lambda: SkipSearch(model.num_layers, share))
 
     async def _try_one(self, model: Model, seq: Sequence, search: SkipSearch) -> None:
-        """Score one set: how many of the first written tokens the partial model predicts from those before."""
-        count, base = self.params.context, seq.num_prompt_tokens - 1
-        if base < 1:
-            return
         if search.advice_is_next:
             # The first import of scikit-learn takes a second, in which nobody else's tokens may wait.
             await asyncio.to_thread(import_module, ADVISER)
         tried = search.propose()
+        search.report(tried, await self._score(model, seq, tried))
+
+    async def _score(self, model: Model, seq: Sequence, tried: frozenset[int]) -> float:
+        """Share of the first written tokens that the partial model predicts from those before."""
+        count, base = self.params.context, seq.num_prompt_tokens - 1
         twin = model.fork(seq)
         try:
             written = tuple(seq.tokens[base : base + count])
@@ -106,8 +115,7 @@ class SwiftDrafter(Drafter):
             charge_helper(seq, twin, model)
             model.release(twin)
         expected = [token.id for token in seq.generated[:count]]
-        right = sum(row.top[0][0] == token for row, token in zip(rows, expected, strict=True))
-        search.report(tried, right / count)
+        return sum(row.top[0][0] == token for row, token in zip(rows, expected, strict=True)) / count
 
     def _with_leaves(self, seq: Sequence, path: list[Step], most: int, source: str) -> DraftTree:
         """The chain goes first among its siblings; leaves are added while there is room, the first places first."""

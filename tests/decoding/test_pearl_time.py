@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from decoding.pace import USUAL
+from decoding.pace import RECENT, USUAL, Pace
+from decoding.sequence import Sequence
 from tests.decoding.near_models import near
 from tests.decoding.virtual_time import play, slow
+from turnout.types import SamplingParams
 
 VERIFIERS = ["match", "rejection"]
 
@@ -52,3 +54,16 @@ def test_auto_drafts_for_as_long_as_the_target_takes(make_model: Any) -> None:
         # Two rounds of the usual length, until both models have been timed.
         assert len(drafted) == max(block, USUAL)
         assert drafted[block - 1] > 3 * sum(drafted[block:])
+
+
+@pytest.mark.parametrize("drafting", [True, False])
+def test_one_stall_leaves_blocks_as_they_are_and_a_change_of_pace_does_not(make_model: Any, drafting: bool) -> None:
+    seq = Sequence([1], SamplingParams(), 0)
+    pace = Pace(seq, make_model("small", 5), make_model("large", 5), 64)
+    for place in range(10):
+        stalled = 100.0 if place == 4 else 1.0
+        pace.observe(5, 5.0 * (stalled if drafting else 1.0), 5.0 * (1.0 if drafting else stalled))
+        assert place < 2 or pace.block == 5
+    for _ in range(RECENT // 2 + 1):
+        pace.observe(5, 5.0, 10.0)
+    assert pace.block == 10

@@ -193,3 +193,48 @@ def test_the_search_ends_when_it_is_good_enough_or_has_tried_long_enough() -> No
     assert trials_until_done(lambda trial: 0.95 if trial < 3 else 0.951) == 4
     assert trials_until_done(lambda trial: 0.5) == 1 + 300
     assert trials_until_done(lambda trial: trial / 2_000) == 1_000
+
+
+def test_one_text_that_any_set_predicts_does_not_end_the_search_for_good() -> None:
+    search = SkipSearch(12, 0.45)
+    search.report(search.propose(), 0.6)
+    lucky = search.propose()
+    search.report(lucky, 1.0)  # a text that repeats itself
+    assert (search.best, search.done) == (lucky, True)
+    assert search.doubtful
+    for score in (0.4, 0.5, 0.5):
+        search.check(lucky, score)
+    assert search.score == pytest.approx(0.6)
+    assert not search.done
+    better = search.propose()
+    search.report(better, 0.8)
+    assert search.best == better
+    search.check(lucky, 1.0)  # of a request that began with the other
+    assert search.score == 0.8
+
+
+def test_the_set_in_use_is_checked_a_few_times_and_what_holds_ends_the_search() -> None:
+    search = SkipSearch(12, 0.45)
+    assert not search.doubtful
+    search.report(search.propose(), 0.98)
+    checks = 0
+    while search.doubtful:
+        search.check(search.best, 0.97)
+        checks += 1
+    assert (search.done, checks) == (True, 7)
+
+
+async def test_a_later_request_checks_what_an_earlier_one_found(make_model: Any) -> None:
+    """The search of the tenant has ended on a set that scored 1.0 once; the next answers find it worse."""
+    large = Partial(make_model, 2.0)
+    search = SkipSearch(large.num_layers, 0.45)
+    search.report(search.propose(), 1.0)
+    found = search.best
+    large.stores.open("swift/0.45", Sequence([1, 2], SamplingParams(), 0).learner, lambda: search)
+    info = get_method("speculative")
+    params = info.parse({"drafter": {"name": "swift", "context": 4}, "draft_length": 4})
+    for seed in range(3):
+        seq = Sequence([1, 2], SamplingParams(max_tokens=16), seed)
+        async for _ in info.run(Request("r", seq), pair(large, large), params):
+            pass
+    assert search.score < 0.95 or search.best != found
