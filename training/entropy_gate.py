@@ -206,6 +206,24 @@ def harmful(reports: Mapping[str, GateReport]) -> dict[str, float]:
     return {name: left for name, (left, first) in gated.items() if left < first}
 
 
+def _settings(gate: Gate, reports: Mapping[str, GateReport], num_heldout: int, keep_harmful: bool) -> dict[str, Any]:
+    """What the artifact says of the gate.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: every threshold does harm, and they are not to be kept.
+    """
+    harm, first = harmful(reports), next(iter(reports.values())).accuracy
+    if len(harm) == len(reports) and not keep_harmful:
+        with_it = ", ".join(f"{accuracy:.1%} with {name}" for name, accuracy in harm.items())
+        raise invalid(
+            "monitor",
+            f"enough makes this model's answers worse: of {num_heldout} held-out answers {first:.1%} are right after"
+            f" one round, {with_it}; to write the artifact all the same, for study, give --keep-harmful",
+        )
+    kept = {name: each for name, each in gate.thresholds.items() if keep_harmful or name not in harm}
+    return {**asdict(gate), "thresholds": kept, "accuracy": first, "harmful": harm}
+
+
 async def calibrate_enough(
     models: ModelPool,
     source: Source,
@@ -245,26 +263,14 @@ async def calibrate_enough(
         )
         for name, threshold in gate.thresholds.items()
     }
-    harm = harmful(reports)
-    first = float(right[~used].mean())
-    if len(harm) == len(reports) and not keep_harmful:
-        with_it = ", ".join(f"{accuracy:.1%} with {name}" for name, accuracy in harm.items())
-        raise invalid(
-            "monitor",
-            f"enough makes this model's answers worse: of {len(heldout)} held-out answers {first:.1%} are right after"
-            f" one round, {with_it}; to write the artifact all the same, for study, give --keep-harmful",
-        )
-    kept = {name: each for name, each in gate.thresholds.items() if keep_harmful or name not in harm}
+    settings = _settings(gate, reports, len(heldout), keep_harmful)
     artifact = Artifact(
         kind="enough",
         trainer="training.entropy_gate",
         settings={
             "top": top,
             "unit": "nats",
-            **asdict(gate),
-            "thresholds": kept,
-            "accuracy": first,
-            "harmful": harm,
+            **settings,
             "sampling": source.sampling.model_dump(mode="json"),
             "data": source.digest,
         },

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -181,7 +182,7 @@ async def test_thresholds_that_do_no_harm_are_kept_without_those_that_do(tmp_pat
     replace(made.artifact, settings=settings).save(tmp_path / "enough.safetensors")
     models.artifacts = Artifacts(tmp_path)
     for harmful in (False, True):
-        monitor = {"name": "enough", "cue": CUE, "harmful": harmful}
+        monitor: dict[str, Any] = {"name": "enough", "cue": CUE, "harmful": harmful}
         with pytest.raises(TurnoutError, match="harmless are: bayes, information, scale_free"):
             await answer(models, "monitored", {"monitor": monitor}, "1?", max_tokens=20)
     monitor = {"name": "enough", "cue": CUE, "rounds": 3, "estimator": "scale_free"}
