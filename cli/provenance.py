@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 LARGE_STYLE = "bold magenta underline"
 MARKS, ASCII_MARKS = ("⟦", "⟧"), ("[[", "]]")  # around text of the large model, where styles cannot be shown
-REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,49 +31,29 @@ class Piece:
 class Attribution:
     """Says which model wrote which part of an answer's text, as the text arrives.
 
-    Text and tokens come apart: text is held back while a character or a stop string is incomplete, and the
-    texts of the tokens of one character do not add up to it.
+    Texts of all tokens joined are the answer's text, which may lag behind them. A character that several models'
+    tokens make is that of the last one.
     """
 
     _waiting: deque[tuple[str, str]] = field(default_factory=deque)
     _last_source: str = ""
 
     def feed(self, chunk: Chunk) -> list[Piece]:
-        """The pieces of the text that `chunk` brought."""
-        self._waiting.extend((token.text, token.source) for token in chunk.tokens)
+        """Return the pieces of the text that `chunk` brought."""
+        self._waiting.extend((token.text, token.source) for token in chunk.tokens if token.text)
         pieces: list[Piece] = []
         rest = chunk.text
         while rest:
-            text, source = self._next(rest)
-            rest = rest[len(text) :]
-            if pieces and pieces[-1].source == source:
-                pieces[-1] = Piece(pieces[-1].text + text, source)
+            # The last token of a text that ends in the middle of a character has no part in it.
+            text, self._last_source = self._waiting.popleft() if self._waiting else (rest, self._last_source)
+            if len(text) > len(rest):
+                self._waiting.appendleft((text[len(rest) :], self._last_source))
+            part, rest = rest[: len(text)], rest[len(text) :]
+            if pieces and pieces[-1].source == self._last_source:
+                pieces[-1] = Piece(pieces[-1].text + part, self._last_source)
             else:
-                pieces.append(Piece(text, source))
+                pieces.append(Piece(part, self._last_source))
         return pieces
-
-    def _next(self, rest: str) -> tuple[str, str]:
-        """The next part of `rest` that one model wrote, and that model."""
-        while self._waiting:
-            text, source = self._waiting[0]
-            shared = _shared_start(text, rest)
-            place = rest.find(text) if text and REPLACEMENT not in text else -1
-            if not shared and place > 0:  # what comes before it belongs to tokens that are no whole character
-                return rest[:place], self._last_source
-            self._waiting.popleft()
-            self._last_source = source
-            if shared:
-                if shared == rest and len(text) > len(rest):
-                    self._waiting.appendleft((text[len(shared) :], source))
-                return shared, source
-        return rest, self._last_source
-
-
-def _shared_start(one: str, two: str) -> str:
-    for place, (a, b) in enumerate(zip(one, two, strict=False)):
-        if a != b:
-            return one[:place]
-    return min(one, two, key=len)
 
 
 @dataclass(slots=True)

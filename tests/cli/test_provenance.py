@@ -9,7 +9,7 @@ from cli.provenance import Attribution, Marked, Piece, quantity, saved, seconds
 from turnout.calls import Chunk, ModelDescription, TokenOut
 from turnout.types import TokenKind
 
-PART = "\ufffd"  # how a token looks that is no whole character
+PART = ""  # text of a token that does not complete a character
 
 
 def chunk(text: str, *tokens: tuple[str, str]) -> Chunk:
@@ -35,20 +35,25 @@ def chunk(text: str, *tokens: tuple[str, str]) -> Chunk:
             id="a token held back before one that looks like its rest",
         ),
         pytest.param(
-            [chunk("", (PART, "s")), chunk("é", (PART, "l")), chunk(" au", (" au", "s"))],
+            [chunk("", (PART, "s")), chunk("é", ("é", "l")), chunk(" au", (" au", "s"))],
             [Piece("é", "l"), Piece(" au", "s")],
             id="a character of two tokens",
         ),
         pytest.param(
-            [chunk("é au", (PART, "l"), (PART, "l"), (" au", "s"))],
+            [chunk("é au", (PART, "s"), ("é", "l"), (" au", "s"))],
             [Piece("é", "l"), Piece(" au", "s")],
             id="a character of two tokens before another token",
         ),
         pytest.param(
-            [chunk("a", ("a", "s"), ("<|end|>", "l"))], [Piece("a", "s")], id="a token without text of its own"
+            [chunk("a", ("a", "s"), ("", "l"))], [Piece("a", "s")], id="a token without text of its own"
         ),
         pytest.param(
-            [chunk("ab", ("a", "s"), ("<|x|>", "l"), ("b", "s"))], [Piece("ab", "s")], id="such a token in the middle"
+            [chunk("ab", ("a", "s"), ("", "l"), ("b", "s"))], [Piece("ab", "s")], id="such a token in the middle"
+        ),
+        pytest.param(
+            [chunk("a", ("a", "s"), (PART, "l")), chunk("\ufffd")],
+            [Piece("a", "s"), Piece("\ufffd", "s")],
+            id="an answer that ends within a character",
         ),
         pytest.param([chunk("a", ("a", "s")), chunk("")], [Piece("a", "s")], id="an empty last chunk"),
     ],

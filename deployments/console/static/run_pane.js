@@ -15,7 +15,7 @@ export class RunPane {
     this.ruleOf = ruleOf;
     this.onchange = onchange;
     this.aborter = null;
-    this.said = ""; // what is to be read: tokens joined have broken characters, special tokens and stop strings in them
+    this.said = ""; // what is to be read: tokens joined have stop strings in them
     this.view = new TokensView(palette, `${label}, token by token`);
     this.chart = new EntropyChart(palette);
     this.state = h("p", { class: "state" }, "Nothing asked yet.");

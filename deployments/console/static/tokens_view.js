@@ -9,8 +9,6 @@ export const KINDS = {
   bonus: "bonus: the large model's own, after a whole draft was kept",
 };
 const MARKED = ["accepted", "recovered", "bonus"];
-const MOST_PARTS = 8; // tokens of one character: bytes that make none are shown as they are
-const UTF8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const NEAR_END = 40; // px: whoever has scrolled up further is reading, and is left there
 
 // The place of a model in the legend decides its colour and its line; both panes of a comparison share the places.
@@ -89,34 +87,19 @@ export class TokensView {
 
   // A character that several tokens make stands in the last of them.
   write(token, span) {
-    if (!token.bytes) {
-      this.broken();
-      span.append(token.text);
+    span.append(token.text);
+    if (!token.text && token.bytes) {
+      this.parts.push({ token, span });
       return;
     }
-    this.parts.push({ token, span });
-    const text = decoded(this.parts.flatMap((part) => part.token.bytes));
-    if (text !== null) {
-      for (const part of this.parts) {
-        const said = part.span === span ? text : `part of ${text}`;
-        part.span.setAttribute("aria-label", spoken({ ...part.token, text: said }));
-      }
-      span.append(text);
-      this.parts = [];
-    } else if (this.parts.length >= MOST_PARTS) {
-      this.broken();
+    for (const part of this.parts) {
+      part.span.setAttribute("aria-label", spoken({ ...part.token, text: `part of ${token.text}` }));
     }
-  }
-
-  // No character came of these.
-  broken() {
-    for (const { token, span } of this.parts) span.append(token.text);
     this.parts = [];
   }
 
   // Nothing more comes.
   end() {
-    this.broken();
     if (!this.tokens.length) fill(this.detail);
     this.later();
   }
@@ -203,15 +186,6 @@ export class TokensView {
     this.spans[this.marked]?.classList.remove("parted");
     this.spans[place]?.classList.add("parted");
     this.marked = place;
-  }
-}
-
-// Text of bytes; null where they end within a character, or are none.
-function decoded(bytes) {
-  try {
-    return UTF8.decode(new Uint8Array(bytes));
-  } catch {
-    return null;
   }
 }
 
