@@ -1,62 +1,79 @@
 """Regular expressions in linear time: a text cannot make a rule slow, whatever the pattern.
 
 Python's matcher tries one way after another, and some patterns have exponentially many: a caller who knows a rule could
-stop the server with one prompt. Here all ways are followed at once (Thompson's construction), and what was found out
-is kept as an automaton that is built while it runs. Patterns mean what they mean in Python's `re`; references to
-groups, looking around and possessive repetition are refused, because no such automaton can express them.
+stop the server with one prompt. RE2 follows all ways at once. Its classes and boundaries know ASCII only, though, and
+patterns are to mean what they mean in Python's `re`, in every language. So each character is searched for with its kind
+on both sides: `é1 ` is read as `wéw010   `, where `w` is a letter, `0` a digit and a blank white space. Then `\\w` is
+three characters the first of which is `w` or `0`, and RE2's own `\\b` between two of these is Python's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from re import _constants as ops  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any
+import warnings
+from functools import cache, cached_property
+
+import numpy as np
+import numpy.typing as npt
+import re2
 
 LONGEST_PATTERN = 500
 LONGEST_TEXT = 10_000  # characters looked at
-MOST_STATES = 250
-MOST_KEPT = 4_000  # steps of the automaton remembered
-MOST_CHARACTERS = 50_000  # characters whose class is remembered
-
-Test = Callable[[str], bool]
-_CATEGORIES: dict[Any, Test] = {
-    ops.CATEGORY_DIGIT: str.isdecimal,
-    ops.CATEGORY_SPACE: str.isspace,
-    ops.CATEGORY_WORD: lambda c: c.isalnum() or c == "_",
+MOST_BYTES = 8 << 20  # of one compiled pattern and what RE2 remembers while it searches
+# Kinds. A newline at the very end of a text is a kind of its own: Python's `$` stands before it, too.
+SIZES = (0x80, 0x1_0000, 0x11_0000)  # of tables of kinds: ASCII, the languages of today, everything
+LETTER, DIGIT, SPACE, OTHER, LAST_NEWLINE = "w", "0", " ", "-", "\n"
+KINDS = frozenset({LETTER, DIGIT, SPACE, OTHER, LAST_NEWLINE})
+CATEGORIES = {"w": frozenset({LETTER, DIGIT}), "d": frozenset({DIGIT}), "s": frozenset({SPACE, LAST_NEWLINE})}
+CATEGORIES |= {name.upper(): KINDS - kinds for name, kinds in CATEGORIES.items()}
+PLACES = {"^": r"(?:\A)", "$": "(?m:$)", r"\A": r"(?:\A)", r"\Z": r"(?:\z)", r"\b": r"(?:\b)", r"\B": r"(?:\B)"}
+REFUSED = {
+    "(?=": "looks ahead",
+    "(?!": "looks ahead",
+    "(?<=": "looks back",
+    "(?<!": "looks back",
+    "(?P=": "refers to a group",
+    "(?(": "depends on a group",
+    "(?>": "has an atomic group",
 }
-_NEGATED = {
-    ops.CATEGORY_NOT_DIGIT: ops.CATEGORY_DIGIT,
-    ops.CATEGORY_NOT_SPACE: ops.CATEGORY_SPACE,
-    ops.CATEGORY_NOT_WORD: ops.CATEGORY_WORD,
-}
-_PLACES = {ops.AT_BEGINNING, ops.AT_BEGINNING_STRING, ops.AT_END, ops.AT_END_STRING}
-_PLACES |= {ops.AT_BOUNDARY, ops.AT_NON_BOUNDARY}
+_ESCAPE = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\}|0[0-7]{0,2}|[1-3][0-7]{2}|[1-9][0-9]?|.)"
+_MEMBER = re.compile(rf"(?P<first>{_ESCAPE}|.)(?:-(?P<last>{_ESCAPE}|[^\]]))?", re.DOTALL)
+_TOKEN = re.compile(
+    rf"""(?P<escape>{_ESCAPE})
+    |\[(?P<negated>\^?)(?P<members>(?:{_ESCAPE}|[^\\])(?:{_ESCAPE}|[^\\\]])*)\]
+    |(?P<comment>\(\?\#[^)]*\)) | (?P<flags>\(\?[a-zA-Z-]+[:)]) | (?P<name>\(\?P<[^>]*>)
+    |(?P<refused>\(\?(?:P=|<=|<!|[=!(>])) | (?P<group>\(\?:|[()|])
+    |(?P<repeat>[*+?]|\{{(?:[0-9]+(?:,[0-9]*)?|,[0-9]*)\}})(?P<greed>[?+]?)
+    |(?P<place>[\^$]) | (?P<any>\.) | (?P<literal>.)""",
+    re.VERBOSE | re.DOTALL,
+)
 
 
-@dataclass(slots=True)
-class _State:
-    """Where a match can stand: what it waits for, and where it goes on."""
+class SearchedText:
+    """A text that patterns are searched for in, prepared once for all of them.
 
-    test: int | None = None  # number of a test that the next character must pass
-    place: Any = None  # a place in the text, such as its end
-    then: list[int] = field(default_factory=list)
+    Args:
+        text: the first `LONGEST_TEXT` characters are looked at.
+    """
 
+    def __init__(self, text: str) -> None:
+        self._text = text[:LONGEST_TEXT]
 
-# Characters that pass the same tests are one to the automaton: bit n of a class is set where test n is passed.
-Class = int
-END: Class = -1
-WORD: Class = 1  # bit of the first test of every pattern
-Surroundings = tuple[
-    Class, Class, bool
-]  # of the characters before and after (END at an end); whether only "\n" follows
-Step = tuple[frozenset[int], Class]  # states, and the character before
+    @cached_property
+    def marked(self) -> bytes:
+        """Each character between its kind and its kind, in UTF-8."""
+        codes = np.frombuffer(self._text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        found = np.empty((len(codes), 3), dtype=np.uint32)
+        last = int(codes.max(initial=0))
+        found[:, 0] = found[:, 2] = _kinds(next(size for size in SIZES if last < size))[codes]
+        found[:, 1] = codes
+        if self._text.endswith("\n"):
+            found[-1, 0] = ord(LAST_NEWLINE)
+        return found.tobytes().decode("utf-32-le", "surrogatepass").encode("utf-8", "replace")
 
 
 class Pattern:
-    """A regular expression, searched for anywhere in the first `LONGEST_TEXT` characters of a text.
+    """A regular expression, searched for anywhere in a text.
 
     Args:
         text: as for `re.search`.
@@ -68,156 +85,101 @@ class Pattern:
 
     def __init__(self, text: str, ignore_case: bool = False) -> None:
         try:
-            parsed = parser.parse(text, re.IGNORECASE if ignore_case else 0)
+            with warnings.catch_warnings(action="ignore"):  # of what a later Python may read differently
+                flags = re.compile(text, re.IGNORECASE if ignore_case else 0).flags
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"is no regular expression: {error}") from None
-        flags = parsed.state.flags
-        self._ignore_case = bool(flags & re.IGNORECASE)
         if flags & ~(re.IGNORECASE | re.UNICODE):
             raise ValueError("may set no flag but i")
-        self._states = [_State()]  # the first is where a match ends
-        self._tests: dict[str, Test] = {"": _CATEGORIES[ops.CATEGORY_WORD]}
-        self._first = self._sequence(parsed, 0)
-        self._classes: dict[str, Class] = {}
-        self._kept: dict[tuple[Step, Surroundings], Step | None] = {}
-
-    def found_in(self, text: str) -> bool:
-        """Whether it matches anywhere in the text."""
-        text = text[:LONGEST_TEXT]
-        step: Step | None = (frozenset((self._first,)), END)
-        for place in range(len(text) + 1):
-            after = self._class_of(text[place]) if place < len(text) else END
-            assert step is not None
-            step = self._advance(step, after, place == len(text) - 1 and text[place] == "\n")
-            if step is None:
-                return True
-        return False
-
-    def _class_of(self, character: str) -> Class:
-        found = self._classes.get(character)
-        if found is None:
-            found = sum(1 << number for number, test in enumerate(self._tests.values()) if test(character))
-            if len(self._classes) >= MOST_CHARACTERS:
-                self._classes.clear()
-            self._classes[character] = found
-        return found
-
-    def _advance(self, step: Step, after: Class, last_line_end: bool) -> Step | None:
-        """The states after one more character; None where a match has ended before it."""
-        around = (step[1], after, last_line_end)
-        key = (step, around)
+        options = re2.Options()
+        options.case_sensitive = not flags & re.IGNORECASE
+        options.dot_nl, options.never_capture, options.log_errors = True, True, False
+        options.max_mem = MOST_BYTES
         try:
-            return self._kept[key]
-        except KeyError:
-            found = self._follow(step[0], around)
-        if len(self._kept) >= MOST_KEPT:
-            self._kept.clear()  # another thread may search at the same time, and finds out anew
-        self._kept[key] = found
-        return found
+            self._compiled = re2.compile(rf"\A(?:...)*?(?:{_marked(text)})", options)
+        except (re2.error, UnicodeEncodeError):
+            raise ValueError("is too large: at most 1000 repetitions, and few of what is large itself") from None
 
-    def _follow(self, states: Iterable[int], around: Surroundings) -> Step | None:
-        after = around[1]
-        # A match may begin at every place.
-        waiting, seen, reached = [*states, self._first], set[int](), set[int]()
-        while waiting:
-            number = waiting.pop()
-            if number in seen:
-                continue
-            seen.add(number)
-            if number == 0:
-                return None
-            state = self._states[number]
-            if state.test is not None:
-                if after != END and after >> state.test & 1:
-                    reached.update(state.then)
-            elif state.place is None or _stands(state.place, around):
-                waiting += state.then
-        return frozenset(reached), after
+    def found_in(self, text: SearchedText) -> bool:
+        """Whether it matches anywhere in the text."""
+        return self._compiled.search(text.marked) is not None
 
-    def _add(self, *then: int, test: int | None = None, place: Any = None) -> int:
-        if len(self._states) >= MOST_STATES:
-            raise ValueError(f"is too large: repetitions counted out, at most {MOST_STATES} steps")
-        self._states.append(_State(test, place, list(then)))
-        return len(self._states) - 1
 
-    def _sequence(self, parsed: Any, then: int) -> int:
-        """Build from the end: the state from which `parsed` leads to `then`."""
-        for kind, value in reversed(list(parsed)):
-            then = self._element(kind, value, then)
-        return then
+@cache
+def _kinds(size: int) -> npt.NDArray[np.uint8]:
+    """The kinds of so many characters, by their numbers."""
+    found = np.full(size, ord(OTHER), dtype=np.uint8)
+    every = "".join(map(chr, range(size)))
+    for category, kind in ((r"\w", LETTER), (r"\d", DIGIT), (r"\s", SPACE)):
+        for run in re.finditer(f"{category}+", every):
+            found[run.start() : run.end()] = ord(kind)
+    return found
 
-    def _element(self, kind: Any, value: Any, then: int) -> int:
-        if kind in (ops.LITERAL, ops.NOT_LITERAL, ops.ANY, ops.IN):
-            name = f"{kind} {value}"
-            self._tests.setdefault(name, self._character(kind, value))
-            return self._add(then, test=list(self._tests).index(name))
-        if kind is ops.AT and value in _PLACES:
-            return self._add(then, place=value)
-        if kind is ops.BRANCH:
-            return self._add(*(self._sequence(branch, then) for branch in value[1]))
-        if kind is ops.SUBPATTERN:
-            _, added, removed, inner = value
-            if added or removed:
-                raise ValueError("may set flags for the whole only")
-            return self._sequence(inner, then)
-        if kind in (ops.MAX_REPEAT, ops.MIN_REPEAT):
-            least, most, inner = value
-            return self._repeat(least, most, inner, then)
-        raise ValueError(f"uses {str(kind).lower()}, which cannot be searched for in linear time")
 
-    def _repeat(self, least: int, most: Any, inner: Any, then: int) -> int:
-        if most is ops.MAXREPEAT:
-            loop = self._add(then)
-            self._states[loop].then.append(self._sequence(inner, loop))
-            then = loop
+def _marked(pattern: str) -> str:
+    """A pattern that Python accepts, for RE2 and texts with the kinds of their characters."""
+    return "".join(map(_token, _TOKEN.finditer(pattern)))
+
+
+def _token(token: re.Match[str]) -> str:
+    text, kind = token[0], token.lastgroup
+    if token["members"] is not None:
+        return _class(token["members"], bool(token["negated"]))
+    match kind:
+        case "escape" | "place":
+            return PLACES.get(text) or _class(text, negated=False)
+        case "any":
+            return r"(?:.[^\n].)"
+        case "literal":
+            return _class(f"\\{text}" if text in "[]\\^-" else text, negated=False)
+        case "group":
+            return "(?:" if text == "(" else text
+        case "name":
+            return "(?:"
+        case "flags" if text.endswith(":"):
+            raise ValueError("may set flags for the whole only")
+        case "refused":
+            raise ValueError(f"{REFUSED[text]}, which cannot be searched for in linear time")
+        case "greed":
+            if token["greed"] == "+":
+                raise ValueError("has a possessive repetition, which cannot be searched for in linear time")
+            return text.replace("{,", "{0,")
+    return ""
+
+
+def _class(members: str, negated: bool) -> str:
+    """One character that is among some, or is not; as what stands between brackets."""
+    kinds, characters = frozenset[str](), ""
+    for member in _MEMBER.finditer(members):
+        first, last = member["first"], member["last"]
+        if first[0] == "\\" and first[1:] in CATEGORIES:
+            kinds |= CATEGORIES[first[1:]]
+            characters += f"{_character('-')}{_character(last)}" if last else ""
         else:
-            end = then
-            for _ in range(most - least):
-                then = self._add(end, self._sequence(inner, then))
-        for _ in range(least):
-            then = self._sequence(inner, then)
-        return then
-
-    def _character(self, kind: Any, value: Any) -> Test:
-        if kind is ops.ANY:
-            return lambda c: c != "\n"
-        if kind is ops.IN:
-            return self._fold(_one_of(value))
-        literal = self._fold(lambda c: ord(c) == value)
-        return literal if kind is ops.LITERAL else lambda c: not literal(c)
-
-    def _fold(self, test: Test) -> Test:
-        if not self._ignore_case:
-            return test
-        return lambda c: test(c) or any(len(other) == 1 and test(other) for other in (c.lower(), c.upper()))
+            characters += _character(first) + (f"-{_character(last)}" if last else "")
+    if negated:
+        return f"(?:{_one_of(KINDS - kinds)}{f'[^{characters}]' if characters else '.'}.)"
+    ways = [f"{_one_of(kinds)}.."] * bool(kinds) + [f".[{characters}]."] * bool(characters)
+    return f"(?:{'|'.join(ways)})"
 
 
-def _one_of(items: Any) -> Test:
-    """The test for a character class."""
-    negated = bool(items) and items[0][0] is ops.NEGATE
-    tests = [_member(kind, value) for kind, value in items[int(negated) :]]
-    return lambda c: any(test(c) for test in tests) is not negated
+def _one_of(kinds: frozenset[str]) -> str:
+    """A class of kinds, which ignoring capitals does not widen: no kind is a capital."""
+    return f"[{''.join(map(_hex, sorted(kinds)))}]" if kinds else r"[^\x00-\x{10FFFF}]"
 
 
-def _member(kind: Any, value: Any) -> Test:
-    if kind is ops.LITERAL:
-        return lambda c: ord(c) == value
-    if kind is ops.RANGE:
-        low, high = value
-        return lambda c: low <= ord(c) <= high
-    if value in _NEGATED:
-        inside = _CATEGORIES[_NEGATED[value]]
-        return lambda c: not inside(c)
-    return _CATEGORIES[value]
+def _character(text: str) -> str:
+    """One character of a class, escaped or not, for RE2."""
+    if text[0] != "\\" or len(text) == 1:
+        return _hex(text)
+    if text == r"\b":
+        return _hex("\b")
+    if text[1] in "abfnrtvxuUN01234567":
+        if text[1] in "123456789" and not (len(text) == 4):
+            raise ValueError("refers to a group, which cannot be searched for in linear time")
+        return _hex(text.encode().decode("unicode_escape"))
+    return _hex(text[1:])
 
 
-def _stands(place: Any, around: Surroundings) -> bool:
-    before, after, last_line_end = around
-    if place in (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING):
-        return before == END
-    if place is ops.AT_END_STRING:
-        return after == END
-    if place is ops.AT_END:
-        return after == END or last_line_end
-    boundary = (before != END and before & WORD) != (after != END and after & WORD)
-    return boundary is (place is ops.AT_BOUNDARY)
+def _hex(character: str) -> str:
+    return f"\\x{{{ord(character):x}}}"

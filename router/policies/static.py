@@ -12,7 +12,7 @@ from decoding.model import ModelPool
 from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
-from router.patterns import LONGEST_PATTERN, Pattern
+from router.patterns import LONGEST_PATTERN, Pattern, SearchedText
 from router.targets import Outer, Target, follow, methods_of
 from turnout.errors import invalid
 from turnout.registry import MethodParams
@@ -150,13 +150,14 @@ class StaticPolicy(RoutingPolicy):
 
     def _first(self, numbers: dict[str, float | None], asked: Asked) -> tuple[int, list[str]] | None:
         """Place of the first rule that fits, and what made it fit."""
+        text = SearchedText(asked.prompt_text)
         for place in range(len(self.params.rules)):
-            reasons = self._why(place, numbers, asked)
+            reasons = self._why(place, numbers, asked, text)
             if reasons is not None:
                 return place, reasons
         return None
 
-    def _why(self, place: int, numbers: dict[str, float | None], asked: Asked) -> list[str] | None:
+    def _why(self, place: int, numbers: dict[str, float | None], asked: Asked, text: SearchedText) -> list[str] | None:
         """What made a rule fit; None where it does not."""
         when = self.params.rules[place].when
         reasons = []
@@ -173,7 +174,7 @@ class StaticPolicy(RoutingPolicy):
                 reasons.append(f"{name} {whose!r}")
         pattern = self._patterns[place]
         if pattern is not None:
-            if not pattern.found_in(asked.prompt_text):
+            if not pattern.found_in(text):
                 return None
             reasons.append("pattern found")
         return reasons
