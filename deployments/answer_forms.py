@@ -41,7 +41,8 @@ def structure_of(form: ResponseFormat | None, own: dict[str, Any] | None) -> tup
     if own is not None:
         if form is not None and form.type != "text":
             raise invalid("decoding.structure", "conflicts with response_format; give one of them")
-        return validated(Structure, own, "decoding.structure"), "decoding.structure"
+        where = "decoding.structure.json_schema" if "json_schema" in own else "decoding.structure"
+        return validated(Structure, own, "decoding.structure"), where
     if form is None or form.type == "text":
         if form is not None and form.json_schema is not None:
             raise invalid("response_format.json_schema", 'needs type "json_schema"')

@@ -9,7 +9,9 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from decoding.constraints.schemas import endless
+from decoding.constraints.flat_schemas import FlatSchema
+from decoding.constraints.keywords import PLACED, place_in
+from decoding.constraints.schemas import ENDLESS, endless
 from deployments.body_part import BodyPart
 from deployments.openai_format import Format
 from turnout.calls import Chunk, GenerateCall
@@ -89,7 +91,7 @@ def offered(tools: list[ToolBody], choice: ToolChoice | None) -> tuple[tuple[Too
     functions = {each.function.name: each.function for each in tools}
     if len(functions) < len(tools):
         raise invalid("tools", "two have the same name")
-    _check_parameters(tools)
+    definitions = _definitions(tools)
     made = tuple(Tool(each.name, each.description, json.dumps(each.parameters)) for each in functions.values())
     if choice == "none":
         return made, None
@@ -97,50 +99,47 @@ def offered(tools: list[ToolBody], choice: ToolChoice | None) -> tuple[tuple[Too
         if choice.function.name not in functions:
             raise invalid("tool_choice.function.name", f"must be one of {', '.join(functions)}")
         functions = {choice.function.name: functions[choice.function.name]}
-    schema = _call_schema(functions)
+    schema = _call_schema(list(functions), definitions)
     if choice in (None, "auto"):
         return made, validated(Structure, {"grammar": _free_or_call(schema)}, "tools")
     return made, validated(Structure, {"json_schema": schema}, "tools")
 
 
-def _check_parameters(tools: list[ToolBody]) -> None:
+def _definitions(tools: list[ToolBody]) -> dict[str, Any]:
+    """JSON schemas by name, as they stand in one schema of a call: `tool_NAME` for a function's arguments.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the tool's parameters and the keyword in them.
+    """
+    made: dict[str, Any] = {}
     for place, each in enumerate(tools):
-        field, schema = f"tools.{place}.function.parameters", each.function.parameters
+        under, schema = f"{place}.function.parameters", each.function.parameters
+        field, own = f"tools.{under}", f"tool_{each.function.name}"
         validated(Structure, {"json_schema": schema}, field)
         if schema.get("type", "object") != "object":
             raise invalid(f"{field}.type", "must be object: arguments are given by name")
-        reason = endless(schema)
-        if reason is not None:
-            raise invalid(field, f"no arguments fit the JSON schema: {reason}")
+        flat = FlatSchema(schema, field, under, len(made))
+        found = flat.definitions | {own: {"$comment": PLACED + under, "type": "object", **flat.root}}
+        whole = {"$ref": f"#/$defs/{own}", "$defs": found}
+        path = endless(whole)
+        if path is not None:
+            raise invalid(f"tools.{place_in(whole, path)}", f"no arguments fit the JSON schema: {ENDLESS}")
+        made |= found
+    return made
 
 
-def _call_schema(functions: dict[str, FunctionBody]) -> dict[str, Any]:
-    """JSON schema of a call of one of these."""
-    calls, definitions = [], {}
-    for place, (name, function) in enumerate(functions.items()):
-        own = f"tool_{place}"
-        definitions[own] = {"type": "object", **_moved(function.parameters, f"#/$defs/{own}")}
-        calls.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{own}"}},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
+def _call_schema(names: list[str], definitions: dict[str, Any]) -> dict[str, Any]:
+    """JSON schema of a call of one of these functions."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/tool_{name}"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for name in names
+    ]
     return {"$defs": definitions, **(calls[0] if len(calls) == 1 else {"anyOf": calls})}
-
-
-def _moved(schema: Any, to: str) -> Any:
-    """A schema that stands at another place than the root, its references with it."""
-    if isinstance(schema, list):
-        return [_moved(each, to) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: to + each.removeprefix("#") if key == "$ref" and isinstance(each, str) and each.startswith("#") else each
-        for key, each in ((key, _moved(each, to)) for key, each in schema.items())
-    }
 
 
 def _free_or_call(schema: dict[str, Any]) -> str:

@@ -8,31 +8,22 @@ import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from decoding.constraints.base import ALL, EIGHT, Constraint, Mask
-from decoding.constraints.larks import barren
-from decoding.constraints.schemas import endless
+from decoding.constraints.json_schemas import FIELD, LIMITS, JsonSchemas
+from decoding.constraints.larks import barren, with_schemas
+from decoding.constraints.pattern_names import Patterns
+from decoding.constraints.refusals import NO_VALUE, REGEX_ERROR
 from turnout.errors import Code, TurnoutError, invalid, out_of_range
 from turnout.structure import JSON_FORM, Structure
 
-FIELD = "structure"
-# What one grammar may cost: to compile, and at each token. Beyond, the grammar is refused or the answer fails.
-LIMITS = LLParserLimits(
-    max_items_in_row=2000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=100_000,
-    step_max_items=20_000,
-    max_lexer_states=50_000,
-    max_grammar_size=100_000,
-    verbose_errors=False,
-)
 MAX_MESSAGE = 400
 ESCAPES = re.compile(rb"(?:\\u(?!007[fF])[0-9a-fA-F]{4})+|\\[^u]")
 MOST_FOUND = 512  # masks of one answer's paths
-MOST_MATCHES = 256
 
 Respell = Callable[[list[int]], list[int] | None]
 
@@ -60,77 +51,55 @@ class Compiler:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._end_ids = vocabulary.end_ids
         self._tokenizer = LLTokenizer(vocabulary.definition, eos_token=min(vocabulary.end_ids))
+        self._schemas = JsonSchemas(self._tokenizer)
 
     def compile(self, structure: Structure) -> GrammarConstraint:
         """The constraint of an answer that has not begun.
 
         Raises:
             TurnoutError: INVALID_ARGUMENT, saying what is wrong with the structure: it is no valid grammar, uses what
-                is not supported, is too large, or no text fits it.
+                is not supported, is too large, or no text fits it. Of a JSON schema the field names the keyword.
         """
+        schemas: list[Any] = []  # as the library gets them
         if structure.kind == "json_schema":
-            schema = structure.schema_value
-            reason = "it is false" if schema is False else endless(schema, self.patterns())
-            if reason is not None:
-                raise invalid(FIELD, f"no text fits the JSON schema: {reason}")
+            schemas.append(self._schemas.read(structure.schema_value))
+            grammar = LLMatcher.grammar_from_json_schema(schemas[0], overrides=JSON_FORM)
         elif structure.kind == "grammar":
-            reason = barren(structure.value)
+            text = with_schemas(structure.value, lambda schema: self._schemas.embedded(schema, schemas))
+            reason = barren(text)
             if reason is not None:
                 raise invalid(FIELD, f"no text fits the grammar: {reason}")
-        try:
-            matcher = LLMatcher(self._tokenizer, _grammar(structure), limits=LIMITS, log_level=0)
-        except ValueError as error:
-            raise _refused(structure, str(error)) from None
+            grammar = LLMatcher.grammar_from_lark(text)
+        else:
+            grammar = _grammar(structure)
+        matcher = LLMatcher(self._tokenizer, grammar, limits=LIMITS, log_level=0)
         if matcher.is_error():
-            raise _refused(structure, matcher.get_error())
+            raise self._refused(structure, schemas, matcher.get_error())
         plain = self._respelled if structure.kind == "json_schema" else None
         constraint = GrammarConstraint(matcher, self._end_ids, self._tokenizer.vocab_size, plain)
         constraint.masks([], [()])
         if constraint.failure:
-            raise _refused(structure, constraint.failure)
+            raise self._refused(structure, schemas, constraint.failure)
         return constraint
 
     def patterns(self) -> Patterns:
         """Says what names match what patterns."""
-        return Patterns(self._tokenizer)
+        return self._schemas.patterns()
+
+    def _refused(self, structure: Structure, schemas: list[Any], said: str) -> TurnoutError:
+        for schema in schemas:
+            words = said if structure.kind == "json_schema" else self._schemas.failure(schema)
+            if words is not None:
+                return self._schemas.refusal(schema, words)
+        if NO_VALUE.search(said):
+            return invalid(FIELD, f"no text fits the {structure.kind}")
+        found = REGEX_ERROR.search(said)
+        return invalid(FIELD, f"the {structure.kind} is refused: {_short(found['words'] if found else said)}")
 
     def _respelled(self, tokens: list[int]) -> list[int] | None:
         text = self._tokenizer.decode_bytes(tokens)
         plain = respelled(text)
         return None if plain == text else self._tokenizer.tokenize_bytes(plain)
-
-
-class Patterns:
-    """Whether names match patterns of a JSON schema, as the library that follows it takes them.
-
-    Args:
-        tokenizer: any.
-    """
-
-    def __init__(self, tokenizer: LLTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[tuple[str, str], bool | None] = {}
-        self._matchers: dict[str, LLMatcher] = {}
-
-    def __call__(self, pattern: str, name: str) -> bool | None:
-        """None where it is no pattern, or others enough have been looked at."""
-        if (pattern, name) not in self._known and len(self._known) < MOST_MATCHES:
-            self._known[pattern, name] = self._match(pattern, name)
-        return self._known.get((pattern, name))
-
-    def _match(self, pattern: str, name: str) -> bool | None:
-        matcher = self._matchers.get(pattern)
-        if matcher is None:
-            grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
-            matcher = self._matchers[pattern] = LLMatcher(self._tokenizer, grammar, limits=LIMITS, log_level=0)
-        if matcher.is_error():
-            return None
-        fresh, tokens = (
-            matcher.deep_copy(),
-            self._tokenizer.tokenize_bytes(json.dumps(name, ensure_ascii=False).encode()),
-        )
-        taken = fresh.try_consume_tokens(tokens)
-        return None if fresh.is_error() else taken == len(tokens) and fresh.is_accepting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,30 +275,15 @@ def check_whole(constraint: Constraint, tokens: list[int]) -> None:
 
 
 def _grammar(structure: Structure) -> str:
-    """In llguidance's notation."""
+    """A grammar of one that holds no schema, in llguidance's notation."""
     match structure.kind:
-        case "json_schema":
-            schema = structure.schema_value
-            return LLMatcher.grammar_from_json_schema({} if schema is True else schema, overrides=JSON_FORM)
         case "json_object":
             return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=JSON_FORM)
         case "regex":
             return LLMatcher.grammar_from_regex(structure.value)
-        case "grammar":
-            return LLMatcher.grammar_from_lark(structure.value)
-        case "choice":
+        case _:
             texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in structure.choices)
             return LLMatcher.grammar_from_lark("start: " + texts.replace("\x7f", "\\u007f"))
-
-
-def _refused(structure: Structure, why: str) -> TurnoutError:
-    if "nsatisfiable" in why or "NoExtension" in why:
-        return invalid(FIELD, f"no text fits the {_named(structure)}: {_short(why)}")
-    return invalid(FIELD, f"the {_named(structure)} is refused: {_short(why)}")
-
-
-def _named(structure: Structure) -> str:
-    return structure.kind.replace("_", " ").replace("json", "JSON")
 
 
 def _short(text: str) -> str:

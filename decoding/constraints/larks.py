@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 START = "start"
 MOST_NESTED = 64
@@ -54,8 +56,31 @@ def barren(grammar: str) -> str | None:
     return "its rules lead back to themselves, so that every text would be infinite"
 
 
-def _tokens(grammar: str) -> list[tuple[str, str]]:
-    """Kind and text of each; JSON and regular expressions that are put into a grammar count as texts."""
+def with_schemas(grammar: str, made: Callable[[Any], Any]) -> str:
+    """A grammar with each JSON schema in it replaced; as it was where its notation is not understood.
+
+    Args:
+        grammar: in Lark's notation.
+        made: gives the schema that stands for another one.
+    """
+    places: list[tuple[int, int]] = []
+    try:
+        _tokens(grammar, places)
+    except _UnknownError:
+        return grammar
+    for start, end in reversed(places):
+        schema = json.dumps(made(json.loads(grammar[start:end])), ensure_ascii=False)
+        grammar = f"{grammar[:start]}{schema}{grammar[end:]}"
+    return grammar
+
+
+def _tokens(grammar: str, places: list[tuple[int, int]] | None = None) -> list[tuple[str, str]]:
+    """Kind and text of each; JSON and regular expressions that are put into a grammar count as texts.
+
+    Args:
+        grammar: in Lark's notation.
+        places: gets where each JSON schema begins and ends.
+    """
     found: list[tuple[str, str]] = []
     at, decoder = 0, json.JSONDecoder()
     while at < len(grammar):
@@ -65,10 +90,13 @@ def _tokens(grammar: str) -> list[tuple[str, str]]:
         at = token.end()
         if token.lastgroup == "embedded":
             at += len(grammar[at:]) - len(grammar[at:].lstrip())
+            start = at
             try:
                 _, at = decoder.raw_decode(grammar, at)
             except (ValueError, RecursionError):
                 raise _UnknownError from None
+            if places is not None and token[0] == "%json":
+                places.append((start, at))
             found.append(("text", ""))
         elif token.lastgroup == "directive":
             if token[0] not in DIRECTIVES:

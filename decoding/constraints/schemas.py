@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
 
-Holds = Callable[[Any], bool]
+Path = tuple[str, ...]
+Holds = Callable[..., bool]
 Matches = Callable[[str, str], bool | None]
+Missing = list[tuple[Path, dict[str, Any]]]  # what leads to it, and what it is
 
 SCALARS = {"string", "number", "integer", "boolean", "null"}
+DEFINITIONS = "#/$defs/"
+ENDLESS = "it refers to itself where a value is required, so that every value would be infinite"
 
 
 def unsure(pattern: str, name: str) -> bool | None:
@@ -18,14 +21,14 @@ def unsure(pattern: str, name: str) -> bool | None:
     return None
 
 
-def endless(schema: Any, matches: Matches = unsure) -> str | None:
-    """Why every value of a schema would be infinite; None where a finite one exists, or may.
+def endless(schema: Any, matches: Matches = unsure) -> Path | None:
+    """Where a schema refers to itself so that every value would be infinite; None where a finite one exists, or may.
 
     A schema is finite if a value can be made of values of finite schemas, references included: a required property
     that refers back to its own schema, with no other way out, is not. What is not understood here counts as finite.
 
     Args:
-        schema: the JSON schema.
+        schema: the JSON schema, as `FlatSchema.whole`.
         matches: whether a name matches a pattern; None: that is not known.
     """
     known: set[int] = set()
@@ -35,16 +38,31 @@ def endless(schema: Any, matches: Matches = unsure) -> str | None:
         node = work.popleft()
         if id(node) in known:
             continue
-        missing: list[int] = []
+        missing: Missing = []
         if _finite(node, schema, known, missing, matches):
             known.add(id(node))
             work += waiting.pop(id(node), ())
         else:
-            for part in missing:
-                waiting.setdefault(part, []).append(node)
+            for _, part in missing:
+                waiting.setdefault(id(part), []).append(node)
     if not isinstance(schema, dict) or id(schema) in known:
         return None
-    return "it refers to itself where a value is required, so that every value would be infinite"
+    return _way_back(schema, known, matches)
+
+
+def _way_back(schema: dict[str, Any], known: set[int], matches: Matches) -> Path:
+    """The place in a schema without finite values that leads to one of those that led to it."""
+    path: Path = ()
+    node, seen = schema, set[int]()
+    while True:
+        seen.add(id(node))
+        missing: Missing = []
+        _finite(node, schema, known, missing, matches)
+        step, part = missing[0]
+        if id(part) in seen:
+            return (*path, *step)
+        path = ("$defs", node["$ref"].removeprefix(DEFINITIONS)) if step == ("$ref",) else (*path, *step)
+        node = part
 
 
 def _nodes(schema: Any) -> list[dict[str, Any]]:
@@ -61,25 +79,29 @@ def _nodes(schema: Any) -> list[dict[str, Any]]:
     return found[::-1]
 
 
-def _finite(node: dict[str, Any], root: Any, known: set[int], missing: list[int], matches: Matches) -> bool:
+def _finite(node: dict[str, Any], root: Any, known: set[int], missing: Missing, matches: Matches) -> bool:
     """Whether a schema is, by those known; else `missing` gets the parts one of which must become known first."""
 
-    def holds(part: Any) -> bool:
+    def holds(part: Any, *path: str) -> bool:
         if not isinstance(part, dict) or id(part) in known:
             return True
-        missing.append(id(part))
+        missing.append((path, part))
         return False
+
+    def each_holds(key: str) -> list[bool]:
+        return [holds(part, key, str(place)) for place, part in enumerate(node[key])]
 
     if "const" in node or "enum" in node:
         return True
-    if isinstance(node.get("$ref"), str):
-        found = _at(root, node["$ref"])
-        if found is not None and not holds(found):
+    reference = node.get("$ref")
+    if isinstance(reference, str):
+        target = root.get("$defs", {}).get(reference.removeprefix(DEFINITIONS))
+        if not holds(target, "$ref"):
             return False
-    for name in ("anyOf", "oneOf"):
-        if isinstance(node.get(name), list) and node[name] and not any(map(holds, node[name])):
+    for key in ("anyOf", "oneOf"):
+        if isinstance(node.get(key), list) and node[key] and not any(each_holds(key)):
             return False
-    if isinstance(node.get("allOf"), list) and not all(map(holds, node["allOf"])):
+    if isinstance(node.get("allOf"), list) and not all(each_holds("allOf")):
         return False
     types = node.get("type")
     types = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else SCALARS
@@ -96,18 +118,22 @@ def _finite_object(node: dict[str, Any], holds: Holds, matches: Matches) -> bool
         return True
     patterns, others = node.get("patternProperties", {}), node.get("additionalProperties")
     patterns = patterns if isinstance(patterns, dict) else {}
+
+    def follows(pattern: str) -> bool:
+        return holds(patterns[pattern], "patternProperties", pattern)
+
     for name in dict.fromkeys(each for each in required if isinstance(each, str)):
         if name in properties:
-            if not holds(properties[name]):
+            if not holds(properties[name], "properties", name):
                 return False
             continue
         found = {pattern: matches(pattern, name) for pattern in patterns}
         if None in found.values():  # one that leads somewhere is enough
-            if not any(map(holds, [*patterns.values(), others])):
+            if not any(map(follows, patterns)) and not holds(others, "additionalProperties"):
                 return False
             continue
-        ways = [patterns[pattern] for pattern, is_so in found.items() if is_so]
-        if not all(map(holds, ways or [others])):
+        ways = [pattern for pattern, is_so in found.items() if is_so]
+        if not (all(map(follows, ways)) if ways else holds(others, "additionalProperties")):
             return False
     return True
 
@@ -118,20 +144,5 @@ def _finite_array(node: dict[str, Any], holds: Holds) -> bool:
         return True
     first = node.get("prefixItems")
     first = first if isinstance(first, list) else []
-    return all(map(holds, first[:least])) and (least <= len(first) or holds(node.get("items")))
-
-
-def _at(root: Any, reference: str) -> Any:
-    """What a reference within the same schema points to; None where it points elsewhere."""
-    if not reference.startswith("#"):
-        return None
-    here = root
-    for part in unquote(reference[1:]).split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(here, dict) and part in here:
-            here = here[part]
-        elif isinstance(here, list) and part.isdigit() and int(part) < len(here):
-            here = here[int(part)]
-        else:
-            return None
-    return here
+    firsts = [holds(part, "prefixItems", str(place)) for place, part in enumerate(first[:least])]
+    return all(firsts) and (least <= len(first) or holds(node.get("items"), "items"))

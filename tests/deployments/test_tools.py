@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from deployments.faults import respell
 from deployments.openai_format import ChatFormat
 from deployments.schemas import chat_job
 from deployments.shapes import form_of
@@ -113,6 +114,49 @@ def test_arguments_are_an_object(choice: str) -> None:
     assert not fits(byte_compiler(), made, call % "5")
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_references_hold_within_their_own_tool(choice: str) -> None:
+    """Anchors, identifiers and definitions of the same names mean another thing in each of two tools."""
+    kinds = {"f": ("boolean", "true"), "g": ("null", "null")}
+    tools = []
+    for name, (kind, _) in kinds.items():
+        inner = {"$id": "inner", "$defs": {"x": {"type": kind}}, "$ref": "#/$defs/x"}
+        properties = {"a": {"$ref": "#P"}, "b": {"$ref": "inner"}, "c": {"$ref": "#/$defs/p"}, "more": {"$ref": "#"}}
+        schema = {"$defs": {"p": {"$anchor": "P", "type": kind}, "q": inner}, "properties": properties}
+        tools.append({"function": {"name": name, "parameters": {**schema, "additionalProperties": False}}})
+    made = chat_job({"messages": [USER], "tools": tools, "tool_choice": choice}).calls[0].sampling.structure
+    assert made is not None
+    for name, (_, own) in kinds.items():
+        for _, value in kinds.values():
+            arguments = f'{{"a": {value}, "b": {value}, "c": {value}, "more": {{"a": {value}}}}}'
+            call = f'{{"name": "{name}", "arguments": {arguments}}}'
+            assert fits(byte_compiler(), made, call) == (value == own)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"pattern": "("}}}, "properties.a.pattern"),
+        ({"properties": {"a": {"$ref": "#P"}}, "$defs": {"p": {"$anchor": "P", "oneOf": [{}, {}]}}}, "$defs.p.oneOf"),
+        (
+            {"properties": {"a": {"minimum": 3, "maximum": 2, "type": "integer"}}, "required": ["a"]},
+            "properties.a.minimum",
+        ),
+    ],
+)
+def test_what_the_library_refuses_is_named_in_the_tool_it_stands_in(
+    choice: str, schema: dict[str, Any], place: str
+) -> None:
+    tools = [{"function": {"name": "now"}}, {"function": {"name": "f", "parameters": schema}}]
+    job = chat_job({"messages": [USER], "tools": tools, "tool_choice": choice})
+    made = job.calls[0].sampling.structure
+    assert made is not None
+    with pytest.raises(TurnoutError) as refused:
+        byte_compiler().compile(made)
+    assert respell(refused.value, job.spelling).field == f"tools.1.function.parameters.{place}"
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -124,7 +168,9 @@ def test_arguments_are_an_object(choice: str) -> None:
         (with_parameters(nested(350)), "tools.0.function.parameters"),
         (with_parameters({"type": "array"}), "tools.0.function.parameters.type"),
         (with_parameters({"x-guidance": {"lenient": True}}), "tools.0.function.parameters"),
-        (with_parameters(ENDLESS), "tools.0.function.parameters"),
+        (with_parameters(ENDLESS), "tools.0.function.parameters.properties.a.$ref"),
+        (with_parameters({"properties": {"a": {"$ref": "#P"}}}), "tools.0.function.parameters.properties.a.$ref"),
+        (with_parameters({"properties": {"a": {"not": {}}}}), "tools.0.function.parameters.properties.a.not"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
         (

@@ -1,0 +1,285 @@
+"""Makes JSON schemas that stand for themselves: references resolved, and only what is followed kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from referencing import Registry, Specification
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT3, DRAFT201909, DRAFT202012, lookup_recursive_ref
+
+from decoding.constraints.keywords import (
+    ALLOWED,
+    FOLLOWED,
+    LARGEST_BOUND,
+    LARGEST_COUNT,
+    PLACED,
+    REFERENCES,
+    SPELLED,
+    UNSUPPORTED,
+    place_in,
+    says_nothing,
+    subschemas,
+)
+from turnout.errors import TurnoutError, invalid
+
+if TYPE_CHECKING:
+    from referencing._core import Resolved, Resolver  # which have no public names
+
+MOST_SHOWN = 80  # characters of a value in a message
+MOST_SCHEMAS = 32_768  # with all that references lead to
+ANCHORS = {"$dynamicAnchor", "$recursiveAnchor"}
+
+Path = tuple[str, ...]
+
+
+class FlatSchema:
+    """A JSON schema of 2020-12 without identifiers, anchors and annotations.
+
+    What references lead to stands in `$defs` under numbers, and says in its `$comment` where it stood, so that a
+    refusal can name that place. Keywords of older drafts are respelled, and bounds beyond what is followed narrowed.
+
+    Args:
+        schema: an object, true or false.
+        field: of the caller's where it stands.
+        under: where `field` stands in what the schema will become a part of, for `$comment`.
+        first: number of its first definition.
+        unroll: put what a reference leads to in its place, once, where other keywords stand next to it: the library
+            does not follow such references in a circle.
+
+    Attributes:
+        root: the schema without its `$defs`.
+        definitions: by number.
+        has_siblings: whether keywords stand next to references.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming a keyword and its place: its value is not allowed, it is not supported,
+            or it refers to nothing in this schema. Nothing is fetched from elsewhere.
+    """
+
+    def __init__(self, schema: Any, field: str, under: str = "", first: int = 0, unroll: bool = False) -> None:
+        self.definitions: dict[str, Any] = {}
+        self._field = field
+        self._under = under
+        self._schema = schema
+        self._first = first
+        self._unroll = unroll
+        self.has_siblings = False
+        self._inside: list[Any] = []  # what is being unrolled
+        self._paths: dict[int, Path] = {}
+        self._is_dynamic = False
+        self._is_old = False
+        self._specification: Specification[Any] = DRAFT202012
+        self._numbers: dict[Any, str] = {}
+        self._waiting: deque[tuple[str, Any, Resolver[Any]]] = deque()
+        self._count = 0
+        self._choose_draft(schema)
+        self._check(schema)
+        resolver = self._resolver(schema)
+        root_key = self._key(schema, resolver)
+        self.root = self._flat(schema, resolver)
+        if root_key in self._numbers:  # something leads back to it
+            self.definitions[self._numbers[root_key]] = self._marked(schema, self.root)
+            self.root = {"$ref": f"#/$defs/{self._numbers[root_key]}"}
+        while self._waiting:
+            number, target, inside = self._waiting.popleft()
+            if number not in self.definitions:
+                self.definitions[number] = self._marked(target, self._flat(target, inside))
+
+    @property
+    def whole(self) -> Any:
+        """The schema with its definitions."""
+        return {**self.root, "$defs": self.definitions} if self.definitions else self.root
+
+    def _choose_draft(self, schema: Any) -> None:
+        if isinstance(schema, dict) and isinstance(schema.get("$schema"), str):
+            self._specification = DRAFT202012.detect(schema)
+            self._is_old = self._specification is not DRAFT202012
+            if self._specification is DRAFT3:
+                raise self._refusal(("$schema",), "this draft is not supported; draft 4 and later are")
+
+    def _check(self, schema: Any, start: Path = ()) -> None:
+        """Look at the value of every keyword, and remember where each schema stands."""
+        waiting: list[tuple[Path, Any]] = [(start, schema)]
+        drafts, has_lists = list[tuple[Path, Any]](), False
+        while waiting:
+            path, node = waiting.pop()
+            if isinstance(node, bool):
+                continue
+            if not isinstance(node, dict):
+                raise self._refusal(path, f"must be a schema: an object, true or false{_shown(node)}")
+            self._paths[id(node)] = path
+            self._is_dynamic |= not ANCHORS.isdisjoint(node)
+            drafts += [((*path, "$schema"), node)] * (bool(path) and "$schema" in node)
+            for key, value in node.items():
+                allowed = ALLOWED.get(key)
+                if allowed is not None and not allowed.hold(value):
+                    raise self._refusal((*path, key), f"must be {allowed.words}{_shown(value)}")
+                has_lists |= key == "items" and isinstance(value, list)
+                waiting += (((*path, key, *rest), each) for rest, each in subschemas(key, value))
+        if has_lists and self._specification is DRAFT202012:
+            self._specification = DRAFT201909  # the newest in which `items` may be a list
+        for path, node in drafts:
+            if DRAFT202012.detect(node) is not self._specification:
+                raise self._refusal(path, "must be the draft of the whole schema")
+
+    def _resolver(self, schema: Any) -> Resolver[Any]:
+        if not isinstance(schema, dict):
+            return Registry().resolver()
+        resource = self._specification.create_resource(schema)
+        try:
+            uri = resource.id() or ""
+            registry = Registry().with_resources([("", resource), (uri, resource)])
+            return registry.crawl().resolver(uri)
+        except ValueError as error:
+            raise invalid(self._field, f"an $id in it is no URI: {error}") from None
+
+    def _flat(self, node: Any, resolver: Resolver[Any]) -> Any:
+        """A schema, with `resolver` for what stands directly in it."""
+        if isinstance(node, bool):
+            return node
+        self._count += 1
+        if self._count > MOST_SCHEMAS:
+            raise invalid(self._field, f"is too large: more than {MOST_SCHEMAS} schemas, with those referred to")
+        path, made = self._paths[id(node)], dict[str, Any]()
+        for key, value in node.items():
+            if key in REFERENCES:
+                found, part = self._found(key, value, resolver, (*path, key)), dict[str, Any]()
+                if isinstance(found.contents, bool):
+                    part = {"allOf": [found.contents]}
+                elif self._unroll and self._is_mixed(node):
+                    part = {"allOf": [self._unrolled(found, (*path, key))]}
+                else:
+                    part = self._reference(key, found.contents, found.resolver)
+                    part = {"allOf": [part]} if "$ref" in made else part
+            elif key in UNSUPPORTED:
+                if not says_nothing(key, value, node):
+                    raise self._refusal((*path, key), "is not supported")
+                continue
+            else:
+                part = self._keyword(key, value, node, resolver) if key in FOLLOWED else {}
+            if "allOf" in part:
+                part["allOf"] = [*made.get("allOf", ()), *part["allOf"]]
+            made |= part
+        self.has_siblings |= "$ref" in made and self._is_mixed(node)
+        least, required = made.get("minProperties", 0), made.get("required", ())
+        if least > len(set(required)) + 1:  # a name may come twice, which counts once
+            raise self._refusal((*path, "minProperties"), "is supported up to one more than required has names")
+        return made
+
+    def _keyword(self, key: str, value: Any, node: dict[str, Any], resolver: Resolver[Any]) -> dict[str, Any]:
+        """What becomes of a keyword."""
+        match key:
+            case "items" if isinstance(value, list):
+                rest = node.get("additionalItems")
+                made = {"prefixItems": [self._inner(each, resolver) for each in value]}
+                return made if rest is None else {**made, "items": self._inner(rest, resolver)}
+            case "prefixItems" if self._is_old:
+                return {}
+            case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
+                return self._bound(key, value, node)
+            case "maxItems" | "maxLength" | "maxProperties":
+                return {key: min(int(value), LARGEST_COUNT)}
+            case "minItems" | "minLength" | "minProperties":
+                return {key: int(value)}
+            case "properties" | "patternProperties":
+                return {key: {name: self._inner(each, resolver) for name, each in value.items()}}
+            case "allOf" | "anyOf" | "oneOf" | "prefixItems":
+                return {key: [self._inner(each, resolver) for each in value]}
+            case "items" | "additionalProperties":
+                return {key: self._inner(value, resolver)}
+        return {key: value}
+
+    def _bound(self, key: str, value: Any, node: dict[str, Any]) -> dict[str, Any]:
+        """A bound as it is compared: as a float, and if it has none, the next one inside."""
+        is_least = key.lower().endswith("minimum")
+        if isinstance(value, bool):  # as in draft 4
+            other = node.get("minimum" if is_least else "maximum")
+            return self._bound(key, other, node) if value and other is not None else {}
+        if abs(value) > LARGEST_BOUND:
+            if (value > 0) is is_least:
+                raise self._refusal(
+                    (*self._paths[id(node)], key), f"must be from {-LARGEST_BOUND} to {LARGEST_BOUND}{_shown(value)}"
+                )
+            value = math.copysign(LARGEST_BOUND, value)
+        near = float(value)
+        if is_least and near < value:
+            near = math.nextafter(near, math.inf)
+        elif not is_least and near > value:
+            near = math.nextafter(near, -math.inf)
+        return {key: int(near) if near.is_integer() else near}
+
+    def _inner(self, node: Any, resolver: Resolver[Any]) -> Any:
+        if not isinstance(node, dict):
+            return self._flat(node, resolver)
+        resolver = resolver.in_subresource(self._specification.create_resource(node))
+        if self._unroll and self._is_mixed(node):
+            return self._reference("$ref", node, resolver)
+        return self._flat(node, resolver)
+
+    def _is_mixed(self, node: dict[str, Any]) -> bool:
+        """Whether a schema has a reference and something next to it."""
+        references = len(REFERENCES & node.keys())
+        return references > 0 and references + len(FOLLOWED & node.keys()) > 1
+
+    def _found(self, key: str, reference: str, resolver: Resolver[Any], path: Path) -> Resolved[Any]:
+        """What a reference leads to."""
+        if key == "$recursiveRef" and reference != "#":
+            raise self._refusal(path, f"must be #{_shown(reference)}")
+        try:
+            found = lookup_recursive_ref(resolver) if key == "$recursiveRef" else resolver.lookup(reference)
+        except (Unresolvable, ValueError, TypeError, AttributeError):
+            words = f"{_quoted(reference)} leads to nothing in this schema, and nothing is fetched from elsewhere"
+            raise self._refusal(path, words) from None
+        if not isinstance(found.contents, dict | bool):
+            raise self._refusal(path, f"{_quoted(reference)} does not lead to a schema")
+        if id(found.contents) not in self._paths and isinstance(found.contents, dict):
+            self._check(found.contents, path)  # it leads to what no keyword holds
+        return found
+
+    def _reference(self, key: str, target: Any, resolver: Resolver[Any]) -> dict[str, Any]:
+        """A reference to the definition that a schema becomes."""
+        known = self._key(target, resolver)
+        if known not in self._numbers:
+            self._numbers[known] = str(self._first + len(self._numbers))
+            self._waiting.append((self._numbers[known], target, resolver))
+        spelled = {} if key == "$ref" else {SPELLED: key}
+        return {"$ref": f"#/$defs/{self._numbers[known]}", **spelled}
+
+    def _unrolled(self, found: Resolved[Any], path: Path) -> Any:
+        known = self._key(found.contents, found.resolver)
+        if known in self._inside:
+            raise self._refusal(path, "leads back to itself")
+        self._inside.append(known)
+        made = self._flat(found.contents, found.resolver)
+        self._inside.pop()
+        return self._marked(found.contents, made)
+
+    def _key(self, node: Any, resolver: Resolver[Any]) -> Any:
+        """What stands for a schema where it is referred to: with dynamic anchors, by whom it was come to counts."""
+        scope = tuple(dict.fromkeys(uri for uri, _ in resolver.dynamic_scope())) if self._is_dynamic else ()
+        return id(node), scope
+
+    def _marked(self, target: Any, made: Any) -> Any:
+        """A definition that says where it stood."""
+        if isinstance(made, bool):
+            return made
+        place = ".".join(filter(None, (self._under, place_in(self._schema, self._paths[id(target)]))))
+        return {"$comment": PLACED + place, **made}
+
+    def _refusal(self, path: Path, words: str) -> TurnoutError:
+        return invalid(".".join(filter(None, (self._field, place_in(self._schema, path)))), words)
+
+
+def _quoted(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+
+
+def _shown(value: Any) -> str:
+    """What was given, where it is short."""
+    text = json.dumps(value, ensure_ascii=False)
+    return f" (got {text})" if len(text) <= MOST_SHOWN else ""

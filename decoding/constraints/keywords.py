@@ -1,0 +1,190 @@
+"""Keywords of JSON Schema: which hold schemas, what their values may be, and which cannot be followed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = frozenset({"additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items"})
+SCHEMA |= {"not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"}
+SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+PLACED = "@"  # begins a definition's `$comment` that says where it stood
+SPELLED = "title"  # says which keyword a `$ref` was; titles themselves are left out
+REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+
+TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+LARGEST = 2**53  # beyond it not every whole number has a float of its own, which is what bounds are compared as
+LARGEST_BOUND = 2**62
+LARGEST_COUNT = 2**31 - 1
+
+# With these values they allow everything; with others they cannot be followed.
+UNSUPPORTED: dict[str, Any] = {
+    "contains": None,
+    "dependencies": {},
+    "dependentRequired": {},
+    "dependentSchemas": {},
+    "if": None,
+    "maxContains": None,
+    "minContains": None,
+    "not": False,
+    "propertyNames": True,
+    "unevaluatedItems": True,
+    "unevaluatedProperties": True,
+    "uniqueItems": False,
+}
+ONLY_WITH = {"maxContains": "contains", "minContains": "contains"}
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Values that a keyword may have.
+
+    Attributes:
+        hold: whether a value is among them.
+        words: what they are.
+    """
+
+    hold: Callable[[Any], bool]
+    words: str
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value == int(value)
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether every number in a value can be written as it is."""
+    if isinstance(value, dict):
+        return all(map(_is_exact, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_exact, value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    return abs(value) <= LARGEST
+
+
+_TEXT = Values(lambda value: isinstance(value, str), "text")
+_TEXTS = Values(
+    lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value), "a list of texts"
+)
+_NUMBER = Values(_is_number, "a number")
+_BOUND = Values(lambda value: isinstance(value, bool) or _is_number(value), "a number")
+_LEAST = Values(lambda value: _is_count(value) and value <= LARGEST_COUNT, f"a whole number, 0 to {LARGEST_COUNT}")
+_MOST = Values(_is_count, "a whole number, at least 0")
+_IS_SCHEMA = Values(lambda value: isinstance(value, dict | bool), "a schema: an object, true or false")
+_ARE_SCHEMAS = Values(lambda value: isinstance(value, list) and bool(value), "a list of schemas that is not empty")
+_ARE_NAMED = Values(lambda value: isinstance(value, dict), "an object of schemas")
+_EXACT = f"numbers from {-LARGEST} to {LARGEST}"
+ALLOWED: dict[str, Values] = {
+    **dict.fromkeys(SCHEMA, _IS_SCHEMA),
+    **dict.fromkeys(SCHEMAS, _ARE_SCHEMAS),
+    **dict.fromkeys(NAMED, _ARE_NAMED),
+    **dict.fromkeys((*REFERENCES, "$id", "$schema", "$anchor", "$dynamicAnchor", "pattern"), _TEXT),
+    **dict.fromkeys(("minItems", "minLength", "minProperties"), _LEAST),
+    **dict.fromkeys(("maxItems", "maxLength", "maxProperties"), _MOST),
+    **dict.fromkeys(("minimum", "maximum"), _NUMBER),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _BOUND),
+    "const": Values(_is_exact, f"a value with {_EXACT}"),
+    "enum": Values(
+        lambda value: isinstance(value, list) and bool(value) and _is_exact(value),
+        f"a list of values with {_EXACT}, and not empty",
+    ),
+    "format": Values(lambda value: value in FORMATS, f"one of {', '.join(FORMATS)}; no other is supported"),
+    "items": Values(lambda value: isinstance(value, dict | bool | list), "a schema: an object, true or false"),
+    "multipleOf": Values(
+        lambda value: _is_number(value) and 0 < value <= LARGEST, f"a number above 0, at most {LARGEST}"
+    ),
+    "required": _TEXTS,
+    "type": Values(
+        lambda value: (
+            value in TYPES
+            if isinstance(value, str)
+            else isinstance(value, list) and bool(value) and all(each in TYPES for each in value)
+        ),
+        f"one or a list of {', '.join(TYPES)}",
+    ),
+}
+# Those that are followed, besides references; anything else but UNSUPPORTED says nothing of a value.
+FOLLOWED = frozenset(
+    {"additionalProperties", "allOf", "anyOf", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format"}
+    | {
+        "items",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maximum",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minimum",
+    }
+    | {"multipleOf", "oneOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type"}
+)
+
+
+def subschemas(key: str, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The schemas that a keyword holds, each with what leads to it from the keyword.
+
+    Args:
+        key: the keyword.
+        value: its own, of the type that it must have.
+    """
+    if key in NAMED:
+        yield from (((name,), each) for name, each in value.items())
+    elif key in SCHEMAS or (key == "items" and isinstance(value, list)):
+        yield from (((str(place),), each) for place, each in enumerate(value))
+    elif key in SCHEMA:
+        yield (), value
+
+
+def says_nothing(key: str, value: Any, schema: dict[str, Any]) -> bool:
+    """Whether a keyword of `UNSUPPORTED` allows everything as it stands in a schema."""
+    needed = ONLY_WITH.get(key)
+    if needed is not None:
+        return needed not in schema
+    if key == "if":
+        return "then" not in schema and "else" not in schema
+    harmless = UNSUPPORTED[key]
+    return harmless is not None and type(value) is type(harmless) and value == harmless
+
+
+def place_in(schema: Any, path: tuple[str, ...]) -> str:
+    """A path of keywords and names as it stands in messages; names with dots or blanks in them are quoted.
+
+    Args:
+        schema: where it begins. What has a comment that begins with `PLACED` stood where the rest of it says.
+        path: from there.
+    """
+    node, place = schema, list[str]()
+    for step in path:
+        if isinstance(node, dict):
+            stood = _stood_at(node)
+            place = place if stood is None else stood
+            if step == "$ref" and isinstance(node.get(SPELLED), str) and node[SPELLED] in REFERENCES:
+                step = node[SPELLED]
+        place = [*place, _segment(step)]
+        node = node[int(step)] if isinstance(node, list) else node.get(step) if isinstance(node, dict) else None
+    stood = _stood_at(node)
+    return ".".join(place if stood is None else stood)
+
+
+def _stood_at(node: Any) -> list[str] | None:
+    comment = node.get("$comment") if isinstance(node, dict) else None
+    if not isinstance(comment, str) or not comment.startswith(PLACED):
+        return None
+    place = comment.removeprefix(PLACED)
+    return [place] if place else []
+
+
+def _segment(name: str) -> str:
+    short = name if len(name) <= 40 else name[:37] + "..."
+    return short if short and not any(char in short for char in '. "\n\t') else json.dumps(short, ensure_ascii=False)
