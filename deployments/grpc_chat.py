@@ -57,7 +57,7 @@ def _as_in_messages() -> Iterator[None]:
         yield
     except TurnoutError as error:
         theirs = error.field or ""
-        ours = "chat." + theirs.replace(".function", "")
+        ours = "chat." + theirs.replace(".function", "", 1)
         raise TurnoutError(error.code, ours + error.message.removeprefix(theirs), ours) from None
 
 

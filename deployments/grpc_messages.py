@@ -78,6 +78,7 @@ def spelling(request: pb.GenerateRequest) -> dict[str, str]:
     names = {name: f"sampling.{name}" for name in SamplingParams.model_fields}
     names |= {"messages": "chat.messages", "tools": "chat.tools", "method.params": "params"}
     names["structure"] = "structure" if request.HasField("structure") else "chat.tools"
+    names |= {f"structure.{place}.function": f"chat.tools.{place}" for place in range(len(request.chat.tools))}
     if request.WhichOneof("input") == "prompt_ids":
         names["prompt"] = "prompt_ids"
     return names

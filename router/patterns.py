@@ -107,7 +107,7 @@ class Pattern:
 
 @cache
 def _kinds(size: int) -> npt.NDArray[np.uint8]:
-    """The kinds of so many characters, by their numbers."""
+    """List the kinds of the first `size` characters, by their numbers."""
     found = np.full(size, ord(OTHER), dtype=np.uint8)
     every = "".join(map(chr, range(size)))
     for category, kind in ((r"\w", LETTER), (r"\d", DIGIT), (r"\s", SPACE)):

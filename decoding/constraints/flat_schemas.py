@@ -259,7 +259,7 @@ class FlatSchema:
         return self._marked(found.contents, made)
 
     def _key(self, node: Any, resolver: Resolver[Any]) -> Any:
-        """What stands for a schema where it is referred to: with dynamic anchors, by whom it was come to counts."""
+        """Identify a schema that is referred to; with dynamic anchors, together with the resources that led to it."""
         scope = tuple(dict.fromkeys(uri for uri, _ in resolver.dynamic_scope())) if self._is_dynamic else ()
         return id(node), scope
 

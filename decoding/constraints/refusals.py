@@ -33,7 +33,7 @@ TOGETHER = {"type", "$defs", "$comment"}
 
 
 def meaning(said: str) -> str:
-    """What a message of the library says, for whoever wrote the schema or expression."""
+    """Put a message of the library into words about the schema or expression."""
     found = REGEX_ERROR.search(said)
     if found is not None:
         return f"is no regular expression that is supported: {found['words'].strip()}"

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from deployments import grpc_messages
+from deployments.faults import respell
 from deployments.schemas import chat_job
+from tests.constrained import byte_compiler
 from tests.deployments.access.kit import Served, house, served
 from tests.deployments.fake_pool import TOOL_CALL
 from tests.deployments.test_tools import ENDLESS, TOOLS, USER, nested
@@ -67,7 +69,16 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool(), tool(name="g", parameters="[")]}, "chat.tools.1.parameters", "JSON schema"),
     ({"tools": [tool(parameters="7")]}, "chat.tools.0.parameters", "JSON schema"),
     ({"tools": [tool(parameters='{"type": "array"}')]}, "chat.tools.0.parameters.type", "object"),
-    ({"tools": [tool(parameters=repr(ENDLESS).replace("'", '"'))]}, "chat.tools.0.parameters", "no arguments fit"),
+    (
+        {"tools": [tool(parameters=repr(ENDLESS).replace("'", '"'))]},
+        "chat.tools.0.parameters.properties.a.$ref",
+        "no arguments fit",
+    ),
+    (
+        {"tools": [tool(parameters='{"properties": {"function": {"not": {}}}}')]},
+        "chat.tools.0.parameters.properties.function.not",
+        "not supported",
+    ),
     ({"tools": [tool(parameters=repr(nested(99)).replace("'", '"'))]}, "chat.tools.0.parameters", "levels"),
     ({"messages": [turn("tool", "x")]}, "chat.messages.0.tool_call_id", "needed"),
     ({"messages": [turn("user", "x", tool_call_id="c")]}, "chat.messages.0.tool_call_id", "role tool"),
@@ -91,6 +102,17 @@ def test_what_cannot_be_is_refused_by_the_messages_own_names(chat: dict[str, Any
         grpc_messages.generate_call(request)
     assert (refused.value.code, refused.value.field) == (Code.INVALID_ARGUMENT, field)
     assert refused.value.message.startswith(f"{field}: ")
+
+
+def test_what_the_library_refuses_is_named_as_it_stands_in_the_message() -> None:
+    bad = tool(name="g", parameters='{"properties": {"function": {"pattern": "("}}}')
+    request = pb.GenerateRequest(chat=pb.Chat(messages=[turn("user", "x")], tools=[tool(), bad]))
+    made = grpc_messages.generate_call(request).sampling.structure
+    assert made is not None
+    with pytest.raises(TurnoutError) as refused:
+        byte_compiler().compile(made)
+    named = respell(refused.value, grpc_messages.spelling(request))
+    assert named.field == "chat.tools.1.parameters.properties.function.pattern"
 
 
 def test_tools_and_a_structure_are_one_too_many() -> None:

@@ -93,3 +93,5 @@ def test_who_named_the_structure_is_told_in_its_own_words() -> None:
     assert chat_job(body).spelling["structure"] == "response_format"
     body = {"messages": MESSAGES, "decoding": {"structure": {"regex": "a"}}}
     assert chat_job(body).spelling["structure"] == "decoding.structure"
+    body = {"messages": MESSAGES, "decoding": {"structure": {"json_schema": SCHEMA}}}
+    assert chat_job(body).spelling["structure"] == "decoding.structure.json_schema"

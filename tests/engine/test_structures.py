@@ -200,7 +200,7 @@ async def test_entropies_are_of_the_free_distribution(pool: LocalPool) -> None:
     [
         ({"structure": schema(False)}, "structure", "no text fits"),
         ({"structure": Structure(kind="regex", value="(")}, "structure", "regex"),
-        ({"structure": schema({"type": "array", "uniqueItems": True})}, "structure", "uniqueItems"),
+        ({"structure": schema({"type": "array", "uniqueItems": True})}, "structure.uniqueItems", "not supported"),
         ({"structure": schema(PERSON), "ignore_eos": True}, "ignore_eos", "ends where"),
     ],
 )
