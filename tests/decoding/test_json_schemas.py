@@ -18,7 +18,7 @@ from tests.constrained import allowed_ids, byte_compiler, byte_tokenizer_once, f
 from turnout.errors import Code, TurnoutError
 from turnout.structure import Structure
 
-STEPS = 120
+STEPS = 80
 MANY = 40
 OPEN: Any = {}
 # Values of each keyword: usual, odd, and of wrong types.
@@ -168,7 +168,7 @@ def pairs(draw: random.Random) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exactness) for seed in range(1, MANY))])
 def test_pairs_of_keywords(seed: int) -> None:
     draw = random.Random(seed)
-    made = draw.sample(pairs(draw), 400)
+    made = draw.sample(pairs(draw), 250)
     accepted = [judge(schema, draw) for schema in made]
     assert 0.1 < sum(accepted) / len(made) < 0.9
 
@@ -383,8 +383,6 @@ def test_properties_and_patterns_of_the_same_names(pattern: str, others: dict[st
                 continue
             made = Structure.model_validate({"json_schema": schema})
             assert [value for value in values if fits(byte_compiler(), made, json.dumps(value))] == good
-            for _ in range(3):
-                judge(schema, draw)
 
 
 def test_many_references_are_read_once_each() -> None:
