@@ -30,6 +30,7 @@ from engine.prepare import Prepared
 from engine.routing import Routing
 from engine.sharing import open_tenancy, share_of
 from turnout.calls import Event, PoolStats, ScoreCall, ScoredTokens
+from turnout.checkpoint_files import check_checkpoint
 from turnout.config import TurnoutConfig, model_path
 from turnout.errors import Code, Interrupted, TurnoutError
 
@@ -50,6 +51,7 @@ class ActorPool(Endpoint):
 
     Attributes:
         supervisors: of all actors, by their number in the replica.
+        notes: what the person who runs the pool should know of its files.
         stores: who shares with whom, as registered in the prefix store; None: there is none.
     """
 
@@ -64,6 +66,7 @@ class ActorPool(Endpoint):
             parts.default,
             parts.artifacts,
         )
+        self.notes = parts.notes
         self.stores: SharedStore | None = None
         self._join_timeout_s = parts.config.placement.join_timeout_s
         self._own = own
@@ -211,9 +214,10 @@ def _members(parts: Parts, supervisors: Sequence[Supervisor]) -> Mapping[str, Po
 
 
 def _check_split(name: str, config: TurnoutConfig) -> None:
-    """Refuse, before anything is started, a model that cannot be split over as many processes as configured."""
+    """Refuse, before anything is started, a checkpoint that cannot be loaded, or not split as configured."""
     pool = config.pools[name]
     for model in dict.fromkeys((pool.small, pool.large)):
+        check_checkpoint(model_path(config.models[model]), f"models.{model}.path")
         ranks = config.models[model].tensor_parallel
         if ranks > 1:
             from engine.parallel import check_split

@@ -17,13 +17,20 @@ def check(
     file: Annotated[Path, typer.Argument(help="The YAML file to check.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole resolved configuration as JSON.")] = False,
 ) -> None:
-    """Check a configuration file: its fields, the models' folders and the methods' parameters.
+    """Check a configuration file: its fields, the methods' parameters, and the models' checkpoints but for the weights.
 
     Exit code 0 when it can be served, 1 when not; the one line on standard error names the field at fault.
     """
-    from turnout.config import load_config
+    from engine.checkpoints import read_config
+    from engine.parts import open_parts
+    from turnout.config import load_config, model_path
 
     config = load_config(file)
+    for name, model in config.models.items():
+        read_config(model_path(model), f"models.{name}.path")
+    notes = [f"{name}: {note}" for name in config.pools for note in open_parts(name, config).notes]
+    for note in notes:
+        typer.echo(note, err=True)
     if as_json:
         print_json(config.model_dump(mode="json"))
         return

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.asking import ApiKeyFile, connect
 from cli.output import print_json, print_table
 from cli.provenance import quantity
+
+if TYPE_CHECKING:
+    from turnout.calls import ModelDescription
 
 
 def models(
@@ -31,7 +34,7 @@ def models(
         print_json(found)
         return
     print_table(
-        ["name", ">parameters", "architecture", ">vocabulary", ">max length", "members", "default method"],
+        ["name", ">parameters", "architecture", ">vocabulary", ">max length", "members", "default method", "ends"],
         [
             [
                 m.name,
@@ -41,10 +44,17 @@ def models(
                 m.max_length,
                 ", ".join(f"{role}: {name}" for role, name in m.roles.items()),
                 m.default_method,
+                _ends(m),
             ]
             for m in found
         ],
     )
+
+
+def _ends(model: ModelDescription) -> str:
+    """The tokens that end an answer, and what names them."""
+    listed = ", ".join(f"{end.id} {end.text}" for end in model.ends)
+    return f"{listed} ({model.ends_source})" if listed else "none"
 
 
 def _show_config(path: Path, as_json: bool) -> None:

@@ -277,6 +277,8 @@ def models_message(models: list[ModelDescription]) -> pb.ListModelsResponse:
             default_method=model.default_method,
             default_params=struct(model.default_params),
             routed=model.routed,
+            ends=[pb.EndToken(id=end.id, text=end.text) for end in model.ends],
+            ends_source=model.ends_source,
         )
     return message
 

@@ -269,19 +269,12 @@ class Endpoint:
         """The pool first, then its members."""
         large = self.members[self.roles["large"]]
         total = sum(model.num_parameters for model in self.members.values())
-        pool = ModelDescription(
-            self.name,
-            large.architecture,
-            total,
-            self.vocab_size,
-            self.max_length,
-            self.roles,
-            self.default_method,
-            self.default_params,
-            routed=self.routing is not None,
-        )
+        ends = self.tokenizer.ends.described(self.tokenizer.text)
+        sizes, default = (total, self.vocab_size, self.max_length), (self.default_method, self.default_params)
+        routed = self.routing is not None
+        pool = ModelDescription(self.name, large.architecture, *sizes, self.roles, *default, routed, **ends)
         members = [
-            ModelDescription(m.name, m.architecture, m.num_parameters, m.vocab_size, m.max_length, {}, "plain")
+            ModelDescription(m.name, m.architecture, m.num_parameters, m.vocab_size, m.max_length, {}, "plain", **ends)
             for m in self.members.values()
         ]
         return [pool, *members]

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
+from transformers import AttentionInterface
 
 from decoding.artifacts import weights_digest
 from decoding.logits import History
@@ -18,6 +17,7 @@ from engine.attention.step import NAME, paged_attention
 from engine.backend import Kernels, choose_backend
 from engine.cache.blocks import BlockPool
 from engine.cache.table import BlockTable
+from engine.checkpoints import read_config, read_model, reading
 from engine.plan import LayerPlan, check_supported
 from engine.runner import Feed, Runner
 from turnout.errors import Code, TurnoutError
@@ -56,18 +56,32 @@ class Checkpoint:
 
 
 def load_checkpoint(
-    path: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels = "auto", shared_attention: bool = True
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Kernels = "auto",
+    shared_attention: bool = True,
+    field: str = "model",
 ) -> Checkpoint:
     """Load a Hugging Face checkpoint folder; see `prepare`.
 
+    Args:
+        path: the folder.
+        dtype: of the weights from now on.
+        device: where they are to lie.
+        kernels: see `prepare`.
+        shared_attention: see `prepare`.
+        field: the model's place in the configuration, for messages.
+
     Raises:
-        TurnoutError: as `prepare`.
+        TurnoutError: as `prepare`; INVALID_ARGUMENT for `field`: the files cannot be read, or weights are missing.
     """
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    check_supported(config)
-    transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-    return prepare(model.to(device), kernels, shared_attention)
+    read_config(path, field)
+    with reading(path, field):
+        model, notes = read_model(path, dtype, field)
+    checkpoint = prepare(model.to(device), kernels, shared_attention)
+    checkpoint.notes[:0] = notes
+    return checkpoint
 
 
 def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True) -> Checkpoint:

@@ -126,7 +126,8 @@ def load_member(
     rest = (model_path(settings), DTYPES[settings.dtype])
     group: Group | None = None
     if ranks is None:
-        checkpoint = load_checkpoint(*rest, device.torch_device, engine.kernels, engine.shared_attention)
+        source = f"models.{name}.path"
+        checkpoint = load_checkpoint(*rest, device.torch_device, engine.kernels, engine.shared_attention, source)
     else:
         from engine.parallel import join, load_sharded
 

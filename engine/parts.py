@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from decoding.artifacts import Artifacts
 from decoding.calibrated import check_method
 from engine.audit import Audits
+from engine.checkpoints import reading
 from engine.endpoint import DefaultMethod, Endpoint
 from engine.places import Places
 from engine.routing import PoolRouting
@@ -29,6 +30,7 @@ class Parts:
         places: how many calls are worked on at once.
         default: for requests that name no method.
         artifacts: what was trained for the models.
+        notes: what the person who runs the pool should know of its files.
     """
 
     config: PoolConfig
@@ -38,6 +40,7 @@ class Parts:
     places: Places
     default: DefaultMethod
     artifacts: Artifacts
+    notes: list[str] = field(default_factory=list)
 
     @property
     def models(self) -> list[str]:
@@ -64,7 +67,7 @@ def open_parts(name: str, config: TurnoutConfig) -> Parts:
     """
     pool = pool_of(name, config)
     folder = model_path(config.models[pool.large])
-    tokenizer, other = TextTokenizer(folder), TextTokenizer(model_path(config.models[pool.small]))
+    tokenizer, other = (_tokenizer_of(member, config) for member in (pool.large, pool.small))
     check_vocabulary(name, pool.small, pool.large, other, tokenizer)
     return Parts(
         config=pool,
@@ -74,7 +77,27 @@ def open_parts(name: str, config: TurnoutConfig) -> Parts:
         places=Places(name, pool.max_ongoing_requests, pool.max_queued_requests),
         default=DefaultMethod(pool.default.name, pool.default.params),
         artifacts=Artifacts(artifacts_path(pool)),
+        notes=_differing_ends(pool, tokenizer, other),
     )
+
+
+def _tokenizer_of(model: str, config: TurnoutConfig) -> TextTokenizer:
+    """A configured model's own.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, its files cannot be read.
+    """
+    folder = model_path(config.models[model])
+    with reading(folder, f"models.{model}.path"):
+        return TextTokenizer(folder)
+
+
+def _differing_ends(pool: PoolConfig, large: TextTokenizer, small: TextTokenizer) -> list[str]:
+    """A note where the pool's checkpoints do not end texts alike."""
+    if large.eos_ids == small.eos_ids:
+        return []
+    mine, theirs = (f"{sorted(each.eos_ids)} ({each.ends.source or 'none named'})" for each in (small, large))
+    return [f"{pool.small} ends texts with tokens {mine}, {pool.large} with {theirs}, which hold for both"]
 
 
 def prepare(loaded: Endpoint, config: TurnoutConfig) -> None:
@@ -84,9 +107,9 @@ def prepare(loaded: Endpoint, config: TurnoutConfig) -> None:
         TurnoutError: a calibration, a policy, an artifact or the log's file is at fault; names the field.
     """
     pool = config.pools[loaded.name]
-    field = f"pools.{loaded.name}.default"
-    default = get_method(pool.default.name, f"{field}.name").parse(pool.default.params, f"{field}.params")
-    check_method(loaded.pool, pool.default.name, default, f"{field}.params")
+    place = f"pools.{loaded.name}.default"
+    default = get_method(pool.default.name, f"{place}.name").parse(pool.default.params, f"{place}.params")
+    check_method(loaded.pool, pool.default.name, default, f"{place}.params")
     if pool.routing is not None:
         alone = pool.replicas == 1 and pool.autoscaling is None
         loaded.routing = PoolRouting(pool.routing, loaded.name, loaded.pool, alone=alone)

@@ -13,7 +13,8 @@ from decoding.vocabulary import SubVocabulary
 from engine.backend import Backend
 from engine.cache.store import KVStore
 from engine.stacks import Head, ModelParts
-from turnout.errors import Code, TurnoutError
+from turnout.checkpoint_files import not_supported, quantization_of
+from turnout.errors import invalid
 
 STANDARD = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "qwen3_moe", "mixtral"})
 SUPPORTED = STANDARD | {"gpt_neox"}
@@ -104,23 +105,39 @@ class LayerPlan:
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
 
-def check_supported(config: Any) -> None:
-    """Refuse what cannot be run exactly.
+def check_architecture(kind: Any, field: str = "model") -> None:
+    """Refuse an architecture that cannot be run.
+
+    Args:
+        kind: `model_type` of a Hugging Face configuration.
+        field: the model's place in the configuration, for messages.
 
     Raises:
-        TurnoutError: INVALID_ARGUMENT, naming the architecture or the rotary variant.
+        TurnoutError: INVALID_ARGUMENT for `field`, naming it and those supported.
+    """
+    if not isinstance(kind, str) or kind not in SUPPORTED:
+        listed = ", ".join(sorted(SUPPORTED))
+        raise invalid(field, f"architecture {kind!r} is not supported; supported: {listed}")
+
+
+def check_supported(config: Any, field: str = "model") -> None:
+    """Refuse what cannot be run exactly.
+
+    Args:
+        config: Hugging Face configuration.
+        field: the model's place in the configuration, for messages.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for `field`, naming the architecture, its variant or the quantization.
     """
     kind = config.model_type
-    if kind not in SUPPORTED:
-        listed = ", ".join(sorted(SUPPORTED))
-        raise TurnoutError(
-            Code.INVALID_ARGUMENT, f"architecture {kind!r} is not supported; supported: {listed}", "model"
-        )
+    check_architecture(kind, field)
+    if (quantized := quantization_of(config.to_dict())) is not None:
+        raise invalid(field, not_supported(*quantized))
     rope = getattr(config, "rope_parameters", None) or {}
     variants = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
     for variant in variants:
         if variant.get("rope_type") in BATCH_DEPENDENT_ROPE:
-            name = variant["rope_type"]
-            raise TurnoutError(Code.INVALID_ARGUMENT, f"rotary scaling {name!r} is not supported ({kind})", "model")
+            raise invalid(field, f"rotary scaling {variant['rope_type']!r} is not supported ({kind})")
     if getattr(config, "use_bidirectional_attention", False):
-        raise TurnoutError(Code.INVALID_ARGUMENT, f"bidirectional attention is not supported ({kind})", "model")
+        raise invalid(field, f"bidirectional attention is not supported ({kind})")

@@ -97,6 +97,7 @@ class LocalPool(Endpoint):
                 device.torch_device,
                 config.engine.kernels,
                 config.engine.shared_attention,
+                f"models.{member}.path",
             )
         vocab_size = min(checkpoint.vocab_size for checkpoint in checkpoints.values())
         for member, checkpoint in checkpoints.items():
@@ -106,6 +107,7 @@ class LocalPool(Endpoint):
         parts = open_parts(name, config)
         shared = (parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
         loaded = cls(name, models, *shared, tuple(devices.values()))
+        loaded.notes += parts.notes
         claim(loaded, needs)
         prepare(loaded, config)
         reuse_spans(pool, models.values())

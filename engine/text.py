@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from transformers import AutoTokenizer
 
 from engine.detokenizer import ByteDetokenizer, Detokenizer, Span, WindowDetokenizer, spans_of
+from engine.end_of_text import end_of_text
 from engine.special_tokens import SpecialTokens, hide
 from engine.structures import Structures
 from engine.token_bytes import BYTE_FALLBACK, TokenBytes, byte_alphabet
@@ -39,8 +40,9 @@ class TextTokenizer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        self.eos_ids = frozenset(_eos_ids(self._tokenizer, path))
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        self.ends = end_of_text(path, self._tokenizer)
+        self.eos_ids = self.ends.ids
         self._prefix = _prefix_ids(self._tokenizer)
         self._longest = _longest_token(self._tokenizer)
         self._bytes, self._special = None, None
@@ -259,17 +261,6 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
     if message.tool_call_id:
         turn["tool_call_id"] = message.tool_call_id
     return turn
-
-
-def _eos_ids(tokenizer: Any, path: Path) -> set[int]:
-    """Ids that end a text: the tokenizer's, and those of the checkpoint's generation config."""
-    from transformers import GenerationConfig
-
-    ids = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
-    if (path / "generation_config.json").is_file():
-        declared = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
-        ids.update(declared if isinstance(declared, list) else [] if declared is None else [declared])
-    return ids
 
 
 def _prefix_ids(tokenizer: Any) -> list[int]:

@@ -18,8 +18,9 @@ HEAD = """\
 
 One YAML file describes everything that `turnout serve FILE` runs. Check it with `turnout config check FILE`; a
 fault is one line that names the field. `turnout config schema` prints the JSON schema, for editors. Unknown keys,
-keys given twice, folders without a checkpoint, a pool that names a model which does not exist, methods and
-parameters that do not validate, and two endpoints on one port are all refused before anything starts.
+keys given twice, folders that are not [checkpoints of a kind that runs](own-pair.md#1-what-fits), a pool that names
+a model which does not exist, methods and parameters that do not validate, and two endpoints on one port are all
+refused before anything starts.
 
 `ops/demo.yaml` is a complete small example, `ops/cluster-serve.yaml` one for a cluster with GPUs. Relative model
 paths are relative to the working directory of the server. No setting of ours comes from an environment variable.

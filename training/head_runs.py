@@ -27,6 +27,7 @@ from training.fitting import Schedule, fit
 from training.heads import Frozen, Recipe
 from training.length_data import Source
 from training.length_predictors import claim
+from turnout.checkpoint_files import check_checkpoint
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.cost import SpeculationMeter
 from turnout.errors import invalid
@@ -62,6 +63,7 @@ class Target:
         if engine.threads is not None:
             torch.set_num_threads(engine.threads)
         folder, device = model_path(settings), Device(settings.device)
+        check_checkpoint(folder, "model")
         checkpoint = load_checkpoint(folder, DTYPES[settings.dtype], device.torch_device, engine.kernels)
         return cls(EngineModel(ROLE, checkpoint, settings, engine, device), TextTokenizer(folder), folder)
 

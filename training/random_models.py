@@ -45,8 +45,8 @@ def llama_config(vocab_size: int = BYTE_VOCAB, **overrides: Any) -> LlamaConfig:
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
         "tie_word_embeddings": True,
-        "pad_token_id": 256,
-        "eos_token_id": 257,
+        "pad_token_id": 257,  # as in `byte_tokenizer`
+        "eos_token_id": 256,
         "bos_token_id": None,
     }
     return LlamaConfig(**{**settings, **overrides})

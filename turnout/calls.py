@@ -309,10 +309,20 @@ class ScoredTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class EndToken:
+    """A token that ends an answer: its id and its text."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """A name a request may put in `model`. `roles` is empty for a member model, role -> member for a pool.
 
     `default_params` are the pool's own for `default_method`; `routed`: a router chooses where none is named.
+    `ends` are the tokens that end an answer, by id; `ends_source`: generation_config.json, config.json or tokenizer, of
+    the pool's large model; empty where none of them names one.
     """
 
     name: str
@@ -324,6 +334,8 @@ class ModelDescription:
     default_method: str
     default_params: dict[str, Any] = field(default_factory=dict)
     routed: bool = False
+    ends: tuple[EndToken, ...] = ()
+    ends_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

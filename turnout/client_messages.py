@@ -17,6 +17,7 @@ from turnout.calls import (
     ChatMessage,
     Chunk,
     DriftReading,
+    EndToken,
     MethodDescription,
     ModelDescription,
     ScoredTokens,
@@ -336,6 +337,8 @@ def models(message: pb.ListModelsResponse) -> list[ModelDescription]:
             default_method=each.default_method,
             default_params=_values(each.default_params),
             routed=each.routed,
+            ends=tuple(EndToken(end.id, end.text) for end in each.ends),
+            ends_source=each.ends_source,
         )
         for each in message.models
     ]

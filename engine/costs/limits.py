@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -12,17 +11,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import AutoConfig
 
+from engine.checkpoints import read_config
 from engine.costs.machine import memory_bytes
 from engine.costs.resources import ModelShape
 from engine.lean import SHORTEST_TABLE
 from engine.packing import packs
-from engine.plan import check_supported
+from turnout.checkpoint_files import check_checkpoint, tensors_of, weight_files
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.errors import Code, TurnoutError, invalid
-
-HEADER_LIMIT = 100 << 20  # bytes; the format's own limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +139,7 @@ class _Need:
 
 
 def _need(name: str, settings: ModelConfig, engine: EngineConfig, ranks: int) -> _Need:
-    config, shape = read_shape(settings)
+    config, shape = read_shape(name, settings)
     slot_bytes = -(-shape.kv_bytes_per_token // ranks)
     size = cache_size(name, slot_bytes, config.max_position_embeddings, settings, engine)
     cache = size.num_blocks * engine.block_size * slot_bytes
@@ -153,53 +150,46 @@ def _need(name: str, settings: ModelConfig, engine: EngineConfig, ranks: int) ->
     return _Need(name, settings.dtype, shape.held_bytes(packed, ranks), cache, angles)
 
 
-def read_shape(settings: ModelConfig) -> tuple[Any, ModelShape]:
+def read_shape(name: str, settings: ModelConfig) -> tuple[Any, ModelShape]:
     """The Hugging Face configuration of a configured model, and its shape, without loading it.
 
     Raises:
-        TurnoutError: INVALID_ARGUMENT, the architecture is not supported or a weight file is none.
+        TurnoutError: INVALID_ARGUMENT, the model is not supported or its files are not all there and whole.
     """
-    folder = model_path(settings)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    check_supported(config)
+    folder, field = model_path(settings), f"models.{name}.path"
+    check_checkpoint(folder, field)
+    config = read_config(folder, field)
     itemsize: int = getattr(torch, settings.dtype).itemsize
-    return config, ModelShape.of(config, count_parameters(folder), itemsize)
+    return config, ModelShape.of(config, count_parameters(folder, field), itemsize)
 
 
-def count_parameters(folder: Path) -> int:
+def count_parameters(folder: Path, field: str = "model") -> int:
     """Numbers stored in a checkpoint's weight files, of which the numbers are not read.
 
+    Args:
+        folder: the checkpoint.
+        field: its place in the configuration, for messages.
+
     Raises:
-        TurnoutError: INVALID_ARGUMENT, there are none, or one is no such file.
+        TurnoutError: INVALID_ARGUMENT for `field`, there are none, or one is no such file.
     """
-    if files := sorted(folder.glob("*.safetensors")):
-        return sum(map(_count, files))
-    if files := sorted(folder.glob("pytorch_model*.bin")):
-        return sum(map(_count_pickled, files))
-    raise invalid("model", f"{folder} has no weights: neither *.safetensors nor pytorch_model*.bin")
+    files = weight_files(folder, field)
+    return sum((_count if file.suffix == ".safetensors" else _count_pickled)(file, field) for file in files)
 
 
-def _count_pickled(file: Path) -> int:
+def _count_pickled(file: Path, field: str) -> int:
     """Of a file that torch has written; weights that share their memory count once."""
     try:
         weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, ValueError, EOFError, UnpicklingError):
-        message = f"{file.name} is not a weight file of torch 1.6 or later; save the model as safetensors"
-        raise invalid("model", message) from None
+        message = f"{file} is not a whole weight file of torch 1.6 or later; save the model as safetensors"
+        raise invalid(field, message) from None
     tensors = [weight for weight in weights.values() if isinstance(weight, torch.Tensor)]
     return sum({(each.data_ptr(), each.numel()): each.numel() for each in tensors}.values())
 
 
-def _count(file: Path) -> int:
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > HEADER_LIMIT:
-            raise invalid("model", f"{file.name} is not a safetensors file")
-        try:
-            header: dict[str, Any] = json.loads(stream.read(length))
-        except ValueError:
-            raise invalid("model", f"{file.name} is not a safetensors file") from None
-    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+def _count(file: Path, field: str) -> int:
+    return sum(prod(shape) for _, _, shape in tensors_of(file, field))
 
 
 def _does_not_fit(needs: list[_Need], limit: int, field: str, held: int = 0) -> TurnoutError:

@@ -98,11 +98,11 @@ async def profile_model(name: str, config: TurnoutConfig) -> ModelProfile:
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
     check_memory({name: settings}, engine)
-    _, shape = read_shape(settings)
+    _, shape = read_shape(name, settings)
     device = Device(settings.device)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     machine = measure_machine(dtype, device.torch_device)
-    kernels = (engine.kernels, engine.shared_attention)
+    kernels = (engine.kernels, engine.shared_attention, f"models.{name}.path")
     checkpoint = load_checkpoint(model_path(settings), dtype, device.torch_device, *kernels)
     model = EngineModel(name, checkpoint, settings, engine, device)
     probe = Probe(model.batcher.runner, model.pool.num_blocks, model.max_length, engine.max_batch, engine.token_budget)

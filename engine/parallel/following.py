@@ -44,7 +44,7 @@ def follow(
         timeout_s: longest time to wait for all ranks to have loaded.
 
     Raises:
-        TurnoutError: INVALID_ARGUMENT: this model cannot be split so.
+        TurnoutError: INVALID_ARGUMENT: this model cannot be split so, or its configuration not be read.
         Interrupted: the leader is gone, or a rank failed; all ranks must be started again.
     """
     try:

@@ -13,20 +13,19 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, modeling_utils
+from transformers import modeling_utils
 from transformers.distributed import DistributedConfig
-from transformers.utils import logging as transformers_logging
 
 from decoding.artifacts import weights_digest
 from engine.attention.step import NAME
 from engine.backend import Kernels, choose_backend
+from engine.checkpoints import read_config, read_model
 from engine.loading import Checkpoint, check_forward, plain_logits
 from engine.parallel.agreeing import agree, watched
 from engine.parallel.group import Group
 from engine.parallel.leading import LeadingPlan
 from engine.parallel.links import LinkClosedError
 from engine.parallel.sharding import check_heads, localise
-from engine.plan import check_supported
 from turnout.errors import Code, Interrupted, TurnoutError
 
 SAMPLES = 64  # places of a weight file that are compared between ranks
@@ -61,8 +60,7 @@ def check_split(name: str, path: Path, ranks: int) -> None:
     Raises:
         TurnoutError: INVALID_ARGUMENT, for models.<name>.tensor_parallel, with what is allowed.
     """
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    check_supported(config)
+    config = read_config(path, f"models.{name}.path")
     if ranks > 1:
         check_heads(name, config, ranks)
 
@@ -129,12 +127,11 @@ def load_share(group: Group, name: str, path: Path, dtype: torch.dtype, timeout_
         LinkClosedError: another rank has ended.
     """
     deadline = time.monotonic() + timeout_s
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    check_supported(config)
+    config = read_config(path, f"models.{name}.path")
     check_heads(name, config, group.world)
     _check_device(group, name)
     agree(group, f"find {name!r} in {path}", mark_of(path), deadline)
-    model = watched(group, f"load {name!r}", partial(_read, group, path, dtype), deadline)
+    model = watched(group, f"load {name!r}", partial(_read, group, path, dtype, f"models.{name}.path"), deadline)
     agree(group, f"load {name!r}", "", deadline)
     return watched(group, f"check {name!r}", partial(_finish, group, model), deadline)
 
@@ -151,14 +148,13 @@ def _check_device(group: Group, name: str) -> None:
         raise TurnoutError(Code.INVALID_ARGUMENT, message, field)
 
 
-def _read(group: Group, path: Path, dtype: torch.dtype) -> Any:
+def _read(group: Group, path: Path, dtype: torch.dtype, field: str) -> Any:
     """The model with this rank's share of the weights; its modules are transformers' own."""
     if group.device.type == "cuda":
         torch.cuda.set_device(group.device)
-    transformers_logging.disable_progress_bar()
     split = DistributedConfig(tp_size=group.world)
     with _without_accelerate():
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True, distributed_config=split)
+        model, _ = read_model(path, dtype, field, distributed_config=split)
     return model.eval().requires_grad_(False)
 
 

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from cli.main import main
-from turnout.calls import Chunk, ModelDescription, TokenOut, Usage
+from tests.checkpoint_folders import write_checkpoint
+from turnout.calls import Chunk, EndToken, ModelDescription, TokenOut, Usage
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.types import FinishReason, TokenKind
 
@@ -45,8 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def config_file(tmp_path: Path) -> Path:
     """A valid configuration of two models that look like checkpoints from outside."""
     for name in ("s", "l"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}", encoding="utf-8")
+        write_checkpoint(tmp_path / name)
     values: dict[str, Any] = {
         "models": {name: {"path": str(tmp_path / name)} for name in ("s", "l")},
         "pools": {"p": {"small": "s", "large": "l", "default": {"name": "plain"}}},
@@ -62,8 +62,9 @@ def token(text: str, source: str) -> TokenOut:
 
 @pytest.fixture
 def models() -> list[ModelDescription]:
+    ends: dict[str, Any] = {"ends": (EndToken(2, "<|end|>"), EndToken(7, "</s>")), "ends_source": "config.json"}
     return [
-        ModelDescription("p", "LlamaForCausalLM", 50, 100, 64, {"small": "s", "large": "l"}, "plain"),
+        ModelDescription("p", "LlamaForCausalLM", 50, 100, 64, {"small": "s", "large": "l"}, "plain", **ends),
         ModelDescription("s", "LlamaForCausalLM", 10, 100, 64, {}, "plain"),
         ModelDescription("l", "LlamaForCausalLM", 40, 100, 64, {}, "plain"),
     ]

@@ -15,6 +15,7 @@ import yaml
 
 from cli.methods import bounds, type_name
 from cli.status import acceptance_rows
+from tests.checkpoint_folders import write_checkpoint
 from turnout.calls import ModelDescription
 from turnout.registry import METHODS_PACKAGE, names
 
@@ -78,6 +79,41 @@ def test_a_bad_configuration_is_one_line_that_names_the_field(run: Any, config_f
     assert result == (1, "", f"turnout: models.s.dtyp: unknown; allowed here: {allowed}\n")
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: awq is not supported; supported: "),
+        ({"model_type": "mamba"}, "architecture 'mamba' is not supported; supported: gemma2, "),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, "code of a checkpoint (modeling_x.X) is never run"),
+        ({"use_bidirectional_attention": True}, "bidirectional attention is not supported (llama)"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_served_is_one_line(
+    run: Any, config_file: Path, fields: dict[str, Any], says: str
+) -> None:
+    write_checkpoint(config_file.parent / "l", **fields)
+    code, out, error = run("config", "check", str(config_file))
+    assert (code, out, error.count("\n")) == (1, "", 1)
+    assert error.startswith("turnout: models.l.path: ")
+    assert says in error
+
+
+def test_tokenizers_are_compared_without_weights(run: Any, config_file: Path) -> None:
+    file = config_file.parent / "s" / "tokenizer.json"
+    file.write_text(file.read_text(encoding="utf-8").replace("<|pad|>", "<|none|>"), encoding="utf-8")
+    code, out, error = run("config", "check", str(config_file))
+    assert (code, out, error.count("\n")) == (1, "", 1)
+    assert error.startswith("turnout: pools.p: 's' and 'l' do not share one vocabulary: ")
+
+
+def test_ends_of_text_that_differ_are_said(run: Any, config_file: Path) -> None:
+    write_checkpoint(config_file.parent / "s", eos_token_id=[65, 66])
+    code, out, error = run("config", "check", str(config_file))
+    assert (code, out) == (0, f"{config_file}: ok; 2 models; pools: p (s + l, plain)\n")
+    note = "p: s ends texts with tokens [65, 66] (config.json), l with [256] (config.json), which hold for both\n"
+    assert error == note
+
+
 def test_the_schema_accepts_what_the_check_accepts(run: Any, config_file: Path) -> None:
     schema = json.loads(run("config", "schema").out)
     values = yaml.safe_load(config_file.read_text(encoding="utf-8"))
@@ -132,6 +168,8 @@ def test_models_of_a_server_show_pools_and_members(run: Any) -> None:
     rows = {line.split()[0]: line for line in run("models").out.splitlines() if line.strip()}
     assert "small: s, large: l" in rows["p"]
     assert "LlamaForCausalLM" in rows["l"]
+    assert "2 <|end|>, 7 </s> (config.json)" in rows["p"]
+    assert rows["s"].rstrip().endswith("none")
     assert [model["name"] for model in json.loads(run("models", "--json").out)] == ["p", "s", "l"]
 
 

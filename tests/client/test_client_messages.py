@@ -8,7 +8,7 @@ import pytest
 from deployments import grpc_messages
 from deployments.service import Answer
 from turnout import client_messages as wire
-from turnout.calls import ChatMessage, Chunk, DriftReading, ModelDescription, TokenOut, Usage
+from turnout.calls import ChatMessage, Chunk, DriftReading, EndToken, ModelDescription, TokenOut, Usage
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError
 from turnout.types import FinishReason, TokenKind
@@ -61,8 +61,9 @@ def test_a_call_survives_the_wire() -> None:
 
 def test_models_survive_the_wire() -> None:
     own = {"threshold": 0.5, "window": 3}
+    ends: dict[str, Any] = {"ends": (EndToken(2, "</s>"), EndToken(7, "")), "ends_source": "config.json"}
     models = [
-        ModelDescription("demo", "Llama", 5, 6, 7, {"small": "s"}, "entropy_adaptive", own, routed=True),
+        ModelDescription("demo", "Llama", 5, 6, 7, {"small": "s"}, "entropy_adaptive", own, routed=True, **ends),
         ModelDescription("s", "Llama", 5, 6, 7, {}, "plain"),
     ]
     assert wire.models(grpc_messages.models_message(models)) == models

@@ -10,6 +10,7 @@ import string
 from collections.abc import AsyncIterator
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from deployments.backend import Pool
 from deployments.pool_deployment import load_engine
@@ -17,6 +18,7 @@ from engine.places import Places
 from turnout.calls import (
     Begun,
     Chunk,
+    EndToken,
     Event,
     GenerateCall,
     ModelDescription,
@@ -57,7 +59,8 @@ class FakePool:
 
     def models(self) -> list[ModelDescription]:
         roles = dict(zip(("small", "large"), self.names, strict=True))
-        pool = ModelDescription(self.name, "fake", 3000, VOCAB, CONTEXT, roles, "entropy_adaptive")
+        ends: dict[str, Any] = {"ends": (EndToken(2, "</s>"),), "ends_source": "config.json"}
+        pool = ModelDescription(self.name, "fake", 3000, VOCAB, CONTEXT, roles, "entropy_adaptive", **ends)
         return [pool, *(ModelDescription(m, "fake", 1000, VOCAB, CONTEXT, {}, "plain") for m in self.names)]
 
     def stats(self) -> PoolStats:

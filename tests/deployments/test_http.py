@@ -233,6 +233,8 @@ async def test_models_health_and_metrics(http: httpx.AsyncClient) -> None:
     models = (await http.get("/v1/models")).json()
     assert [model["id"] for model in models["data"]] == ["demo", "small", "large"]
     assert models["data"][0]["turnout"]["roles"] == {"small": "small", "large": "large"}
+    assert models["data"][0]["turnout"]["ends"] == [{"id": 2, "text": "</s>"}]
+    assert models["data"][0]["turnout"]["ends_source"] == "config.json"
     assert (await http.get("/v1/models/large")).json()["id"] == "large"
     missing = await http.get("/v1/models/nope")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")

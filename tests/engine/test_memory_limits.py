@@ -48,6 +48,11 @@ def test_parameters_are_counted_from_the_headers(pair_folder: Path) -> None:
 def test_parameters_of_a_sharded_checkpoint_add_up(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({"c": torch.zeros(2, 2, 2, dtype=torch.bfloat16)}, tmp_path / "model-00002-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards | {"b": shards["a"]}}))
+    assert count_parameters(tmp_path) == 15 + 7 + 8
+    # Mistral's own form of the same weights, which transformers does not read.
+    save_file({"a": torch.zeros(3, 5)}, tmp_path / "consolidated.safetensors")
     assert count_parameters(tmp_path) == 15 + 7 + 8
 
 
@@ -179,7 +184,7 @@ def test_a_folder_without_weights_that_can_be_counted_is_refused(tmp_path: Path)
     with pytest.raises(TurnoutError, match="has no weights: neither"):
         count_parameters(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"nothing of the kind")
-    with pytest.raises(TurnoutError, match=r"pytorch_model\.bin is not a weight file of torch"):
+    with pytest.raises(TurnoutError, match=r"pytorch_model\.bin is not a whole weight file of torch"):
         count_parameters(tmp_path)
 
 

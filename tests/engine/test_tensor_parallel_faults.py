@@ -156,7 +156,9 @@ def test_a_rank_that_cannot_load_is_named(rank: RankProcess, folder: Path, tmp_p
     error = loading(rank, folder, tmp_path)
     assert error.code is Code.UNAVAILABLE
     assert f"rank 1 ({HOST}, pid {rank.pid}) could not find 'm'" in error.message
-    assert rank.outcome()["error"] == "Interrupted"
+    missing = f"models.m.path: no checkpoint (config.json) in '{tmp_path}'"
+    assert rank.outcome() == {"error": "TurnoutError", "message": missing}
+    assert missing in error.message
 
 
 def test_a_rank_with_other_files_is_named(rank: RankProcess, folder: Path, tmp_path: Path) -> None:

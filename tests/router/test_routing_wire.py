@@ -12,6 +12,7 @@ import pytest
 from deployments.grpc_messages import generate_call, usage_message
 from deployments.openai_format import usage_object
 from deployments.schemas import chat_job, completion_job
+from tests.checkpoint_folders import write_checkpoint
 from turnout.calls import Usage
 from turnout.client_messages import generate_request, usage
 from turnout.config import check_resources, parse_config
@@ -87,7 +88,7 @@ def test_a_decision_reaches_the_client_whole() -> None:
 
 
 def configured(tmp_path: Path, routing: dict[str, Any]) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    write_checkpoint(tmp_path)
     models = {name: {"path": str(tmp_path)} for name in ("s", "l")}
     pool = {"small": "s", "large": "l", "default": {"name": "plain"}, "routing": routing}
     check_resources(parse_config({"models": models, "pools": {"p": pool}}))

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from tests.checkpoint_folders import write_checkpoint
 from turnout.config import (
     ModelConfig,
     PoolConfig,
@@ -24,8 +25,7 @@ from turnout.errors import Code, TurnoutError
 def values(tmp_path: Path) -> dict[str, Any]:
     """A valid configuration as plain data; its models' folders exist."""
     for name in ("s", "l"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}", encoding="utf-8")
+        write_checkpoint(tmp_path / name)
     return {
         "models": {"s": {"path": str(tmp_path / "s")}, "l": {"path": str(tmp_path / "l"), "max_length": 64}},
         "pools": {"p": {"small": "s", "large": "l", "default": {"name": "plain"}}},

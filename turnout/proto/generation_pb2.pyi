@@ -488,7 +488,7 @@ class ListModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "architecture", "num_parameters", "vocab_size", "max_length", "roles", "default_method", "default_params", "routed")
+    __slots__ = ("name", "architecture", "num_parameters", "vocab_size", "max_length", "roles", "default_method", "default_params", "routed", "ends", "ends_source")
     class RolesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -505,6 +505,8 @@ class ModelInfo(_message.Message):
     DEFAULT_METHOD_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_PARAMS_FIELD_NUMBER: _ClassVar[int]
     ROUTED_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_SOURCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     num_parameters: int
@@ -514,7 +516,17 @@ class ModelInfo(_message.Message):
     default_method: str
     default_params: _struct_pb2.Struct
     routed: bool
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_length: _Optional[int] = ..., roles: _Optional[_Mapping[str, str]] = ..., default_method: _Optional[str] = ..., default_params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., routed: _Optional[bool] = ...) -> None: ...
+    ends: _containers.RepeatedCompositeFieldContainer[EndToken]
+    ends_source: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_length: _Optional[int] = ..., roles: _Optional[_Mapping[str, str]] = ..., default_method: _Optional[str] = ..., default_params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., routed: _Optional[bool] = ..., ends: _Optional[_Iterable[_Union[EndToken, _Mapping]]] = ..., ends_source: _Optional[str] = ...) -> None: ...
+
+class EndToken(_message.Message):
+    __slots__ = ("id", "text")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    text: str
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models",)

@@ -1,0 +1,114 @@
+"""What transformers reads from a checkpoint folder, each fault as one line that names the model's field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from engine.plan import SUPPORTED, check_architecture, check_supported
+from turnout.checkpoint_files import read_config_file
+from turnout.errors import TurnoutError, invalid
+
+LONGEST = 300  # characters of a library's message
+SHOWN = 3  # names of tensors in a message
+
+
+@contextmanager
+def reading(folder: Path, field: str) -> Iterator[None]:
+    """Say in one line what a library raises while it reads a checkpoint.
+
+    Args:
+        folder: the checkpoint.
+        field: its place in the configuration.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for `field`, in place of any other error but a lack of memory.
+    """
+    try:
+        yield
+    except (TurnoutError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:LONGEST]
+        raise invalid(field, f"{folder} cannot be read: {type(error).__name__}: {said}") from None
+
+
+def read_config(folder: Path, field: str = "model") -> Any:
+    """The Hugging Face configuration of a checkpoint that can be run.
+
+    Args:
+        folder: the checkpoint.
+        field: its place in the configuration, for messages.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for `field`: config.json cannot be read, or says what is not supported.
+    """
+    values = read_config_file(folder, field)
+    kind = values.get("model_type")
+    _check_code(folder, kind, values.get("auto_map"), field)
+    check_architecture(kind, field)
+    with reading(folder, field):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    check_supported(config, field)
+    return config
+
+
+def _check_code(folder: Path, kind: Any, auto_map: Any, field: str) -> None:
+    """Refuse a model whose code comes with it, unless it is named as transformers' own, as Phi-3's is."""
+    code = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, dict) else None
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] if isinstance(kind, str) and kind in SUPPORTED else None
+    if code is not None and str(code).rpartition(".")[2] != known:
+        supported = f"{known} for {kind!r}" if known else ", ".join(sorted(SUPPORTED))
+        message = f"config.json: auto_map: code of a checkpoint ({code}) is never run; supported: {supported}"
+        raise invalid(field, f"{folder}: {message}")
+
+
+def read_model(folder: Path, dtype: torch.dtype, field: str = "model", **options: Any) -> tuple[Any, list[str]]:
+    """The model of a checkpoint, and what the person who runs it should know of how it was loaded.
+
+    Args:
+        folder: of a configuration that `read_config` accepts.
+        dtype: of its weights from now on.
+        field: its place in the configuration, for messages.
+        options: further arguments of `from_pretrained`.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for `field`: a weight is missing or has another shape.
+        Exception: transformers cannot read the files; see `reading`. Where ranks load together it may be a lost rank.
+    """
+    transformers_logging.disable_progress_bar()
+    with _without_report():
+        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # what follows names them
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, **options
+        )
+    # transformers would fill these with random numbers.
+    if missing := sorted(found["missing_keys"]):
+        raise invalid(field, f"{folder}: its weight files lack {_some(missing)}")
+    if other := sorted(f"{name} {list(got)} (not {list(needed)})" for name, got, needed in found["mismatched_keys"]):
+        raise invalid(field, f"{folder}: weights of shapes that config.json does not give: {_some(other)}")
+    unused = sorted(found["unexpected_keys"])
+    return model, [f"{folder}: unknown to this architecture and not used: {_some(unused)}"] if unused else []
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """transformers logs a table of what did not fit, which the refusal says in one line."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if names[SHOWN:] else ""
+    return ", ".join(names[:SHOWN]) + more

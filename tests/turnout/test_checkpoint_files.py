@@ -1,0 +1,168 @@
+"""Folders that are no checkpoint, or one that is not supported, are refused before a weight is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from safetensors.numpy import save_file
+
+from tests.checkpoint_folders import write_checkpoint
+from turnout.checkpoint_files import check_checkpoint
+from turnout.config import check_resources, parse_config
+from turnout.errors import Code, TurnoutError
+
+FIELD = "models.large.path"
+TENSORS = {"a.weight": numpy.zeros((4, 4), numpy.float32)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint with a weight in it."""
+    made = write_checkpoint(tmp_path / "made")
+    save_file(TENSORS, made / "model.safetensors")
+    return made
+
+
+def refusal(path: Path) -> str:
+    """The one line that refuses a folder, without the field at its start."""
+    models = {"large": {"path": str(path)}}
+    pools = {"p": {"small": "large", "large": "large", "default": {"name": "plain"}}}
+    with pytest.raises(TurnoutError) as caught:
+        check_resources(parse_config({"models": models, "pools": pools}))
+    assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, FIELD)
+    assert "\n" not in caught.value.message
+    return caught.value.message.removeprefix(f"{FIELD}: ")
+
+
+def test_a_whole_checkpoint_is_accepted(folder: Path) -> None:
+    check_checkpoint(folder, FIELD)
+    write_checkpoint(folder, quantization_config=None, compression_config=None)
+    check_checkpoint(folder, FIELD)
+
+
+METHODS = ["gptq", "awq", "compressed-tensors", "bitsandbytes", "fp8", "mxfp4", "modelopt", "quanto", "a_new_one"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        *(({"quantization_config": {"quant_method": each}}, f"quantization_config: {each}") for each in METHODS),
+        ({"quantization_config": {"load_in_4bit": True}}, "quantization_config: bitsandbytes"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: an unnamed quant_method"),
+        ({"quantization_config": {}}, "quantization_config: an unnamed quant_method"),
+        ({"quantization_config": "q4"}, "quantization_config: q4"),
+        ({"compression_config": {"format": "pack"}}, "compression_config: compressed-tensors"),
+        ({"quantization": {"bits": 4}}, "quantization: mlx"),
+    ],
+)
+def test_quantized_weights_are_refused_by_name(folder: Path, fields: dict[str, Any], says: str) -> None:
+    write_checkpoint(folder, **fields)
+    supported = "unquantized weights in float32, bfloat16 or float16"
+    assert refusal(folder) == f"{folder}: {says} is not supported; supported: {supported}"
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("hf_quant_config.json", "modelopt"), ("quantize_config.json", "gptq"), ("quant_config.json", "awq")],
+)
+def test_files_of_quantizers_are_found(folder: Path, name: str, method: str) -> None:
+    (folder / name).write_text("{}")
+    assert refusal(folder).startswith(f"{folder}: {name}: {method} is not supported; supported: unquantized")
+
+
+def test_weights_stored_as_integers_are_refused_without_any_field(folder: Path) -> None:
+    save_file({"a.qweight": numpy.zeros((4, 4), numpy.int32)}, folder / "model.safetensors")
+    assert "a.qweight: a weight stored as I32 is not supported" in refusal(folder)
+    save_file(TENSORS | {"mask": numpy.zeros(4, bool)}, folder / "model.safetensors")  # a buffer, as in GPT-NeoX's
+    check_checkpoint(folder, FIELD)
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return change
+
+
+def containing(name: str, content: bytes) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    return change
+
+
+def cut_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def adapter_only(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def gguf_only(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+
+
+FAULTS = {
+    "no config.json": (without("config.json"), "no checkpoint (config.json) in "),
+    "an adapter's folder": (adapter_only, "it holds an adapter (adapter_config.json); merge it into its base model"),
+    "an adapter in a checkpoint": (containing("adapter_config.json", b"{}"), "adapters are not applied; supported: "),
+    "GGUF files": (gguf_only, "it holds GGUF files, which are not supported; the folder of a Hugging Face checkpoint"),
+    "no tokenizer": (without("tokenizer.json"), " has no tokenizer: none of tokenizer.json, tokenizer.model, "),
+    "no weights": (without("model.safetensors"), " has no weights: neither model.safetensors nor pytorch_model.bin"),
+    "cut off weights": (cut_off, "model.safetensors is not a safetensors file, or not a whole one: "),
+    "empty weights": (containing("model.safetensors", b""), "model.safetensors is not a safetensors file, or not a "),
+    "a cut off config.json": (containing("config.json", b'{"model_type": "lla'), "config.json is not valid JSON: "),
+    "a cut off tokenizer.json": (containing("tokenizer.json", b'{"model": {"vo'), "tokenizer.json is not valid JSON: "),
+    "bytes": (containing("tokenizer_config.json", b"\xff\xfe"), "tokenizer_config.json is not valid JSON: "),
+    "a list": (containing("generation_config.json", b"[2]"), "generation_config.json must hold a JSON object"),
+    "a word for an end": (
+        containing("generation_config.json", b'{"eos_token_id": "</s>"}'),
+        "generation_config.json: eos_token_id must be an id or a list of ids, not '</s>'",
+    ),
+    "true for an end": (
+        containing("generation_config.json", b'{"eos_token_id": [2, true]}'),
+        "eos_token_id must be an id or a list of ids, not [2, True]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "says"), FAULTS.values(), ids=FAULTS)
+def test_a_folder_at_fault_is_refused_in_a_line(folder: Path, change: Callable[[Path], None], says: str) -> None:
+    change(folder)
+    message = refusal(folder)
+    assert says in message
+    assert str(folder) in message
+
+
+def test_a_gguf_file_is_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    needed = "the folder of a Hugging Face checkpoint is needed"
+    assert refusal(file) == f"{file}: GGUF is not supported; {needed}"
+    assert refusal(file.rename(tmp_path / "model.bin")) == f"{tmp_path / 'model.bin'}: is a file; {needed}"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_shards_that_are_missing_are_named(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").unlink()
+    shards = [f"shard-{index}.safetensors" for index in range(3)]
+    save_file(TENSORS, folder / shards[0])
+    index = folder / f"{name}.index.json"
+    index.write_text(json.dumps({"weight_map": {f"t{i}": shard for i, shard in enumerate(shards)}}))
+    assert refusal(folder) == f"{folder} lacks shard-1.safetensors and 1 more, which {index.name} lists"
+    save_file(TENSORS, folder / shards[1])
+    assert refusal(folder) == f"{folder} lacks shard-2.safetensors, which {index.name} lists"
+    save_file(TENSORS, folder / shards[2])
+    check_checkpoint(folder, FIELD)
+    index.write_text("{}")
+    assert refusal(folder) == f"{index} has no weight_map from tensors to files"

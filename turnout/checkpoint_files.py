@@ -1,0 +1,189 @@
+"""The files of a checkpoint folder: what can be refused before any weight is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from turnout.errors import invalid
+
+UNQUANTIZED = "unquantized weights in float32, bfloat16 or float16"
+# What quantizers write into config.json, and which of them does where the value does not say so itself.
+QUANTIZED_FIELDS = {
+    "quantization_config": "an unnamed quant_method",
+    "compression_config": "compressed-tensors",
+    "quantization": "mlx",
+}
+# Files that quantizers write next to config.json.
+QUANTIZED_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+# One of these holds the vocabulary.
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
+CONFIG = "config.json"
+JSON_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+ADAPTER = "adapter_config.json"  # of LoRA and its like
+INDEX = ".index.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first of these, or of their indices, is read
+FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
+
+
+def check_checkpoint(folder: Path, field: str) -> None:
+    """Refuse a folder that is no checkpoint this program loads; of weight files, only the headers are read.
+
+    Args:
+        folder: of a Hugging Face checkpoint.
+        field: its place in the configuration, for messages.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for `field`, naming the file and what is supported.
+    """
+    values = read_config_file(folder, field)
+    _check_ends(values, folder / CONFIG, field)
+    if (quantized := quantization_of(values)) is not None:
+        raise invalid(field, f"{folder}: {not_supported(*quantized)}")
+    for name, method in QUANTIZED_FILES.items():
+        if (folder / name).is_file():
+            raise invalid(field, f"{folder}: {not_supported(name, method)}")
+    if (folder / ADAPTER).is_file():
+        message = f"{ADAPTER}: adapters are not applied; supported: the model that they were merged into"
+        raise invalid(field, f"{folder}: {message}")
+    for name in JSON_FILES:
+        if (folder / name).is_file():
+            _check_ends(_read_object(folder / name, field), folder / name, field)
+    if not any(file.is_file() for pattern in TOKENIZERS for file in folder.glob(pattern)):
+        raise invalid(field, f"{folder} has no tokenizer: none of {', '.join(TOKENIZERS)}")
+    for weights in weight_files(folder, field):
+        _check_weights(weights, field)
+
+
+def read_config_file(folder: Path, field: str) -> dict[str, Any]:
+    """The folder's config.json.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for `field`, with what is there instead.
+    """
+    file = folder / CONFIG
+    if file.is_file():
+        return _read_object(file, field)
+    needed = "the folder of a Hugging Face checkpoint is needed"
+    if folder.is_file():
+        kind = "GGUF is not supported" if folder.suffix == ".gguf" else "is a file"
+        raise invalid(field, f"{folder}: {kind}; {needed}")
+    found = f"no checkpoint (config.json) in {str(folder)!r}"
+    if (folder / ADAPTER).is_file():
+        message = f"it holds an adapter ({ADAPTER}); merge it into its base model and save that"
+        raise invalid(field, f"{found}: {message}")
+    if any(folder.glob("*.gguf")):
+        raise invalid(field, f"{found}: it holds GGUF files, which are not supported; {needed}")
+    raise invalid(field, found)
+
+
+def quantization_of(values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Which field of a model's configuration says that its weights are quantized, and how; None: none does."""
+    for key, otherwise in QUANTIZED_FIELDS.items():
+        found = values.get(key)
+        if found is None:
+            continue
+        if not isinstance(found, Mapping):
+            return key, str(found)
+        bits = any(found.get(key) for key in ("load_in_4bit", "load_in_8bit"))
+        return key, str(found.get("quant_method") or ("bitsandbytes" if bits else otherwise))
+    return None
+
+
+def not_supported(place: str, method: str) -> str:
+    """The refusal of quantized weights.
+
+    Args:
+        place: the field or file that names the method.
+        method: the quantizer.
+    """
+    return f"{place}: {method} is not supported; supported: {UNQUANTIZED}"
+
+
+def weight_files(folder: Path, field: str = "model") -> list[Path]:
+    """The weight files that transformers reads, which need not be all there are.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for `field`: there are none, or one that the index lists is missing.
+    """
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / (name + INDEX)
+        if index.is_file():
+            return _shards(index, field)
+    raise invalid(field, f"{folder} has no weights: neither {WEIGHTS[0]} nor {WEIGHTS[1]}, nor an index of either")
+
+
+def tensors_of(file: Path, field: str = "model") -> Iterator[tuple[str, str, list[int]]]:
+    """Name, stored dtype and shape of each tensor of a safetensors file, from its header.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for `field`: it is no such file, or its end is missing.
+    """
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                part = opened.get_slice(name)
+                yield name, part.get_dtype(), part.get_shape()
+    except (SafetensorError, OSError) as error:
+        raise invalid(field, f"{file} is not a safetensors file, or not a whole one: {_line(error)}") from None
+
+
+def _read_object(file: Path, field: str) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for `field`: it holds none, or cannot be read.
+    """
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise invalid(field, f"cannot read {file}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise invalid(field, f"{file} is not valid JSON: {_line(error)}") from None
+    if not isinstance(values, dict):
+        raise invalid(field, f"{file} must hold a JSON object")
+    return values
+
+
+def _check_weights(file: Path, field: str) -> None:
+    """Refuse a safetensors file that is cut off, or has matrices that are not stored as plain floats."""
+    if file.suffix != ".safetensors":
+        return
+    for name, kind, _ in tensors_of(file, field):
+        if name.endswith("weight") and kind not in FLOATS:
+            raise invalid(field, f"{file}: {not_supported(name, f'a weight stored as {kind}')}")
+
+
+def _check_ends(values: Mapping[str, Any], file: Path, field: str) -> None:
+    """Refuse ends of text that are no token ids, over which transformers fails during a request."""
+    found = values.get("eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(each) is int for each in ids):
+        raise invalid(field, f"{file}: eos_token_id must be an id or a list of ids, not {found!r}")
+
+
+def _shards(index: Path, field: str) -> list[Path]:
+    listed = _read_object(index, field).get("weight_map")
+    if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
+        raise invalid(field, f"{index} has no weight_map from tensors to files")
+    files = [index.parent / name for name in sorted(set(listed.values()))]
+    if missing := [file.name for file in files if not file.is_file()]:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise invalid(field, f"{index.parent} lacks {missing[0]}{more}, which {index.name} lists")
+    return files
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
