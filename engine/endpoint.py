@@ -269,7 +269,7 @@ class Endpoint:
         """The pool first, then its members."""
         large = self.members[self.roles["large"]]
         total = sum(model.num_parameters for model in self.members.values())
-        ends = self.tokenizer.ends.described(self.tokenizer.text)
+        ends = self.tokenizer.ends.described(self.tokenizer.name_of)
         sizes, default = (total, self.vocab_size, self.max_length), (self.default_method, self.default_params)
         routed = self.routing is not None
         pool = ModelDescription(self.name, large.architecture, *sizes, self.roles, *default, routed, **ends)
