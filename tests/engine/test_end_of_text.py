@@ -86,7 +86,7 @@ async def test_a_pool_answers_as_generate_does(folder: Path, generation: Any, co
     for each in descriptions:
         assert named["late"] in [end.id for end in each.ends]
         assert OUTSIDE not in [end.id for end in each.ends]
-        assert all(end.text == pool.tokenizer.text(end.id) for end in each.ends)
+        assert all(end.text == pool.tokenizer.name_of(end.id) for end in each.ends)
         assert each.ends_source == source
 
 
@@ -144,7 +144,7 @@ async def test_the_large_model_decides_for_its_pool_and_the_operator_reads_it(fo
     pool = LocalPool.load("pair", pair_config(folder))
     descriptions, notes = pool.models(), pool.notes
     await pool.close()
-    assert [each.ends for each in descriptions] == [(EndToken(70, pool.tokenizer.text(70)),)] * 3
+    assert [each.ends for each in descriptions] == [(EndToken(70, pool.tokenizer.name_of(70)),)] * 3
     (note,) = [note for note in notes if "ends texts" in note]
     assert note == (
         "small ends texts with tokens [80, 81] (generation_config.json), large with [70] (config.json),"
