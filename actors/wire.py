@@ -333,9 +333,14 @@ def unpack_tokens(runs: tuple[Any, ...]) -> list[Token]:
 
 def pack_rows(rows: Iterable[Row]) -> tuple[Any, ...]:
     """Rows without tensors."""
-    return tuple((row.token, row.entropy_bits, row.logprob, row.top, row.margin) for row in rows)
+    return tuple(
+        (row.token, row.entropy_bits, row.logprob, row.top, row.margin, row.forced, row.allowed_logprob) for row in rows
+    )
 
 
 def unpack_rows(packed: tuple[Any, ...]) -> list[Row]:
     """What `pack_rows` packed."""
-    return [Row(token, entropy, logprob, top, margin=margin) for token, entropy, logprob, top, margin in packed]
+    return [
+        Row(token, entropy, logprob, top, margin=margin, forced=forced, allowed_logprob=allowed)
+        for token, entropy, logprob, top, margin, forced, allowed in packed
+    ]

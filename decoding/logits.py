@@ -74,12 +74,12 @@ def process(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
 def penalise(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
     """Logit bias, penalties and constraints only; returns `logits` itself when no row asks for any."""
     touched = [i for i, row in enumerate(rows) if row.seq.sampling.logit_bias or row.seq.sampling.has_history]
-    bound = bound_rows(rows)
     if touched:
         logits = logits.clone()
     for i in touched:
         _penalise_row(logits[i], rows[i])
-    return _constrained(logits, rows, bound) if bound else logits
+    slots, masks = allowed_by_structure(rows)
+    return keep_allowed(logits, slots, masks) if slots else logits
 
 
 def bound_rows(rows: Rows[History]) -> dict[Sequence, list[int]]:
@@ -91,16 +91,17 @@ def bound_rows(rows: Rows[History]) -> dict[Sequence, list[int]]:
     return found
 
 
-def _constrained(logits: torch.Tensor, rows: Rows[History], bound: dict[Sequence, list[int]]) -> torch.Tensor:
+def allowed_by_structure(rows: Rows[History]) -> tuple[list[int], list[Mask]]:
+    """Places of the rows that a structure restricts, and the mask of each; see `Constraint.masks`."""
     slots: list[int] = []
     masks: list[Mask] = []
-    for seq, places in bound.items():
+    for seq, places in bound_rows(rows).items():
         assert seq.constraint is not None
         for i, mask in zip(places, seq.constraint.masks(seq.answer, [rows[i].path for i in places]), strict=True):
             if mask is not None:
                 slots.append(i)
                 masks.append(mask)
-    return keep_allowed(logits, slots, masks) if slots else logits
+    return slots, masks
 
 
 def _penalise_row(row: torch.Tensor, history: History) -> None:

@@ -42,7 +42,7 @@ class Want:
 
     Attributes:
         draw: choose a token by the sequence's sampling parameters (None: no token).
-        entropy: entropy of the raw distribution, in bits.
+        entropy: of the raw distribution, in bits; where a structure holds, of the tokens it allows, renormalised.
         logprob: raw log-probability of the chosen token, in nats.
         top: that many most probable tokens with raw log-probabilities.
         probs: the processed distribution the token was drawn from (one-hot when greedy).
@@ -52,6 +52,7 @@ class Want:
             that the call had to compute before it.
         margin: how far, in nats and after noise, the chosen token was ahead of the next one.
         among: the only ids there are for this reading, which is a draft's: no structure holds for it. None: all.
+        unmasked: entropy of all tokens also where a structure holds: for heads trained on answers without one.
     """
 
     draw: Draw | None = Draw.SAMPLE
@@ -64,6 +65,7 @@ class Want:
     before: frozenset[int] = frozenset()
     margin: bool = False
     among: SubVocabulary | None = None
+    unmasked: bool = False
 
     @property
     def chooses(self) -> bool:
@@ -87,14 +89,17 @@ class Want:
             before=self.before | other.before,
             margin=self.margin or other.margin,
             among=self.among if self.among is other.among else None,
+            unmasked=self.unmasked or other.unmasked,
         )
 
 
 @dataclass(slots=True)
 class Row:
-    """What was read at one position; fields that were not wanted stay at their defaults. See `Want`.
+    """What was read at one position; what was not wanted stays at its default. See `Want`.
 
-    `before` is [n, hidden] for each layer, for the n tokens right before the row's that were not cached.
+    `before` is [n, hidden] for each layer, for the n tokens right before the row's that were not cached. Where a
+    structure holds, an entropy comes with `forced`, whether only one token, or only the end, is allowed, and with
+    `allowed_logprob`, of all allowed tokens together, in nats (None: no structure holds, or the entropy is unmasked).
     """
 
     token: int = -1
@@ -106,6 +111,8 @@ class Row:
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     before: dict[int, torch.Tensor] = field(default_factory=dict)
     margin: float | None = None
+    forced: bool = False
+    allowed_logprob: float | None = None
 
 
 class Decision(Enum):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from decoding.logits import NEG_INF, History, entropy_bits, penalise, process
+from decoding.constraints.base import is_forced, keep_allowed
+from decoding.logits import NEG_INF, History, allowed_by_structure, entropy_bits, penalise, process
 from decoding.model import Draw, Row, Want
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 
@@ -15,8 +16,8 @@ def read(logits: torch.Tensor, histories: list[History], wants: list[Want]) -> l
     """Read what each row asks for, and nothing else; small results reach the host in one copy.
 
     The arg-max of processed logits plus noise keyed by (seed, position, purpose), or also by round (see `Draw`), is
-    the drawn token, so a row's outcome does not depend on the batch it is in. Entropy, log-probabilities and top are
-    of the raw logits.
+    the drawn token, so a row's outcome does not depend on the batch it is in. Log-probabilities and top are of the raw
+    logits; the entropy is too, but where a structure holds it is that of the tokens it allows (see `Want.entropy`).
 
     Args:
         logits: float32 [rows, vocab], raw; not modified.
@@ -49,7 +50,7 @@ def read(logits: torch.Tensor, histories: list[History], wants: list[Want]) -> l
         tokens.append((sampled, _sample(logits, sampled, histories, wants, rows, host)))
     measured = [index for index, want in enumerate(wants) if want.entropy or want.logprob or want.top]
     if measured:
-        _measure(logits, measured, wants, tokens, host)
+        _measure(logits, measured, histories, wants, tokens, rows, host)
     host.deliver(rows)
     for row, want in zip(rows, wants, strict=True):
         if len(row.top) > want.top:
@@ -104,6 +105,30 @@ def _cut_down(logits: torch.Tensor, wants: list[Want]) -> torch.Tensor:
             cut[rows] = NEG_INF
             cut[rows[:, None], ids] = logits[rows[:, None], ids]
     return cut
+
+
+def _measure_entropy(
+    logp: torch.Tensor,
+    where: list[int],
+    histories: list[History],
+    wants: list[Want],
+    rows: list[Row],
+    host: _HostCopy,
+) -> None:
+    """Entropy of rows logp, float32 [len(where), vocab]: over the tokens a structure allows, where one holds."""
+    bound: list[int] = []
+    masks = []
+    for slot, mask in zip(*allowed_by_structure([histories[index] for index in where]), strict=True):
+        rows[where[slot]].forced = is_forced(mask, logp.shape[1], histories[where[slot]].seq.end_ids)
+        if not wants[where[slot]].unmasked:
+            bound.append(slot)
+            masks.append(mask)
+    if bound:
+        allowed = keep_allowed(_pick(logp, bound), list(range(len(bound))), masks)
+        together = allowed.logsumexp(-1)
+        host.add("allowed_logprob", [where[slot] for slot in bound], together)
+        logp = logp.index_copy(0, torch.tensor(bound, device=logp.device), allowed - together[:, None])
+    host.add("entropy_bits", where, entropy_bits(logp))
 
 
 def _pick(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
@@ -192,15 +217,17 @@ def _report(where: list[int], wants: list[Want], scores: torch.Tensor, chosen: t
 def _measure(
     logits: torch.Tensor,
     where: list[int],
+    histories: list[History],
     wants: list[Want],
     tokens: list[tuple[list[int], torch.Tensor]],
+    rows: list[Row],
     host: _HostCopy,
 ) -> None:
-    """Entropy in bits, log-probability of the chosen token and top tokens, under the raw logits."""
+    """Entropy in bits of what may follow; log-probability of the chosen token and top tokens under the raw logits."""
     logp = torch.log_softmax(_pick(logits, where), dim=-1)
     mixed = [slot for slot, index in enumerate(where) if wants[index].entropy]
     if mixed:
-        host.add("entropy_bits", [where[slot] for slot in mixed], entropy_bits(_pick(logp, mixed)))
+        _measure_entropy(_pick(logp, mixed), [where[slot] for slot in mixed], histories, wants, rows, host)
     ranked = [slot for slot, index in enumerate(where) if wants[index].top]
     if ranked:
         top = _pick(logp, ranked).topk(min(max(want.top for want in wants), logits.shape[1]), dim=-1)

@@ -13,7 +13,7 @@ from decoding.model import Row, Want
 LAST = -1
 LEAST_LOGPROB = -30.0
 # What `step_features` reads at the root and after every token of a step.
-STEP_WANT = Want(draw=None, entropy=True, logits=True, hidden=frozenset({LAST}))
+STEP_WANT = Want(draw=None, entropy=True, unmasked=True, logits=True, hidden=frozenset({LAST}))
 
 
 def step_features(rows: list[Row], step: tuple[int, ...]) -> torch.Tensor:

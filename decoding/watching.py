@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from math import nan
+
 from decoding.model import Decision, Row, Until, Want
 
 
 class Watch:
-    """A stop rule that never stops: what it wants is read, and comes back with the tokens."""
+    """A stop rule that never stops: what it wants is read, and comes back with the tokens.
+
+    Attributes:
+        allowed: log-probability, in nats, of all tokens that a structure allowed together, token by token; NaN where it
+            allowed one only, which the model did not choose. Empty where no structure holds.
+    """
 
     name = "watch"
     want = Want(draw=None, entropy=True, logprob=True)
+    carried_bytes = 1 << 20  # of an attribute: a number for each token of the answer
+
+    def __init__(self) -> None:
+        self.allowed: list[float] = []
 
     def observe(self, token: int, row: Row) -> Decision:
         """Go on."""
+        if row.allowed_logprob is not None:
+            self.allowed.append(nan if row.forced else row.allowed_logprob)
         return Decision.GO_ON
 
 

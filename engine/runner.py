@@ -81,7 +81,12 @@ class Runner:
         Returns:
             For each feed, the rows it asked for.
         """
-        bound = [history for feed in feeds for _, history, want in feed.reads if want.chooses and want.among is None]
+        bound = [
+            history
+            for feed in feeds
+            for _, history, want in feed.reads
+            if (want.chooses or want.entropy) and want.among is None
+        ]
         with self._ahead.of(bound):
             return self._run_all(feeds)
 

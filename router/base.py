@@ -15,7 +15,8 @@ from turnout.config import POLICIES_PACKAGE
 from turnout.registry import MethodParams, load, validated
 from turnout.types import NO_LIMITS, RouteLimits, SamplingParams
 
-PROMPT_WANT = Want(draw=None, entropy=True, top=2, hidden=frozenset({-1}))
+# The probe has learned from prompts without a structure: it reads what the model says before one.
+PROMPT_WANT = Want(draw=None, entropy=True, unmasked=True, top=2, hidden=frozenset({-1}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,9 @@ class Reading:
     sampling: SamplingParams
 
     def covers(self, want: Want) -> bool:
-        """Whether all that is wanted was read."""
+        """Whether all that is wanted was read; an unmasked entropy is not that of an answer held to a structure."""
+        if want.entropy and self.sampling.structure is not None and want.unmasked is not self.want.unmasked:
+            return False
         return want.draw is self.want.draw and self.want | want == self.want
 
     def only(self, want: Want) -> Row:

@@ -60,6 +60,12 @@ def allows(mask: Mask | None, token: int) -> bool:
     return mask is not None and token < EIGHT * mask.size and bool(mask[token // EIGHT] >> token % EIGHT & 1)
 
 
+def is_forced(mask: Mask, vocab_size: int, end_ids: frozenset[int]) -> bool:
+    """Whether a mask leaves no choice among the tokens below `vocab_size`: one, or only tokens that end the answer."""
+    allowed = np.flatnonzero(np.unpackbits(mask, count=vocab_size, bitorder="little"))
+    return len(allowed) == 1 or (0 < len(allowed) <= len(end_ids) and end_ids.issuperset(allowed.tolist()))
+
+
 def keep_allowed(logits: torch.Tensor, slots: list[int], masks: list[Mask]) -> torch.Tensor:
     """A copy of logits with -inf for tokens that may not follow.
 

@@ -8,7 +8,7 @@ from decoding.model import Row
 
 
 def entropy_nats(row: Row) -> float:
-    """Entropy of the raw draft distribution, in nats.
+    """Entropy of the draft distribution before temperature, in nats; over the tokens a structure allows.
 
     Raises:
         ValueError: the drafter did not read what the policy wants.

@@ -31,7 +31,8 @@ class DiscoLength(TrainedLength):
 
     A two-layer network sees the largest probabilities of the token's distribution, its entropy and the token's place
     in the draft, and says how likely the token, and all before it, will be accepted. Below the threshold drafting
-    ends; the token itself stays. Threshold and deepest draft were tuned for time when the head was trained.
+    ends; the token itself stays. Threshold and deepest draft were tuned for time when the head was trained. It
+    has learned from answers without a structure and reads the distribution before one; a forced token always goes on.
     """
 
     Params = DiscoParams
@@ -44,7 +45,7 @@ class DiscoLength(TrainedLength):
         given = self.params.threshold
         self._threshold: float = artifact.settings["threshold"] if given is None else given
         self._most: int = min(self.params.most, artifact.settings["most"])
-        self.want = Want(draw=None, entropy=True, top=self._head.top)
+        self.want = Want(draw=None, entropy=True, unmasked=True, top=self._head.top)
 
     def before_round(self, round: Round) -> int:
         """The tuned depth, or what the request allows where that is less."""
@@ -52,7 +53,8 @@ class DiscoLength(TrainedLength):
 
     def goes_on(self, path: Path[Step]) -> bool:
         """Whether the classifier expects the last token to be accepted."""
-        return self._head.probability(path[-1].row, len(path)) >= self._threshold
+        row = path[-1].row
+        return row.forced or self._head.probability(row, len(path)) >= self._threshold
 
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Trained beforehand: nothing to learn."""

@@ -32,8 +32,9 @@ class SvipLength(LengthPolicy):
 
     A token drawn from q is accepted with probability 1 - TV(p, q) >= 1 - sqrt(KL(q || p) / 2); with the cross entropy
     taken as a multiple of H(q) this is at least 1 - sqrt(c H(q)). Drafting ends below the first token whose q has
-    sqrt(c H(q)) > h, or that ends the text. H is the entropy of the whole raw distribution, and the token itself
-    stays in the draft, so the output law does not change.
+    sqrt(c H(q)) > h, or that ends the text. H is the entropy of the whole
+    distribution before temperature and top-p; where a structure holds, of the tokens it allows: 0 for a forced token,
+    which is always accepted. The token itself stays in the draft, so the output law does not change.
     """
 
     Params = SvipParams

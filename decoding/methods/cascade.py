@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from typing import Annotated, ClassVar, Literal
 
@@ -10,9 +11,10 @@ from pydantic import Field, FiniteFloat
 from decoding.calibrated import CalibratedParams, calibrated, finish, recorder
 from decoding.calibration import Knob
 from decoding.held_back import charge, show
-from decoding.model import ModelPool, Request
+from decoding.model import Model, ModelPool, Request, Until
+from decoding.sequence import Sequence
 from decoding.stretch import stream
-from decoding.watching import watched
+from decoding.watching import Watch
 from turnout.registry import method
 from turnout.types import FinishReason, Segment, Token
 
@@ -58,8 +60,7 @@ async def cascade(request: Request, models: ModelPool, params: CascadeParams) ->
     seq = request.sequence
     draft = models.small.fork(seq)
     try:
-        await models.small.decode(draft, watched())
-        found = confidence(draft.generated, params.confidence)
+        found = await _write(models.small, draft, params.confidence)
         if told is not None:
             told.add(found)
             finish(request, watching, told)
@@ -79,19 +80,37 @@ async def cascade(request: Request, models: ModelPool, params: CascadeParams) ->
         yield segment
 
 
-def confidence(tokens: list[Token], kind: Confidence) -> float:
+async def _write(model: Model, draft: Sequence, kind: Confidence) -> float:
+    """Write an answer to its end; its confidence."""
+    watch = Watch()
+    await model.decode(draft, Until((watch,)))
+    return confidence(draft.generated, kind, watch.allowed)
+
+
+def confidence(tokens: list[Token], kind: Confidence, allowed: list[float] | None = None) -> float:
     """How sure a model was of an answer: the higher, the surer.
+
+    Where a structure holds, probabilities are those among the tokens it allows, and tokens that it forces do not count:
+    the model did not choose them.
 
     Args:
         tokens: the answer's, with log-probabilities and entropies.
         kind: see `CascadeParams`.
+        allowed: `Watch.allowed` of these tokens; None or empty: no structure held.
+
+    Returns:
+        Nats, or bits for entropy; 0.0 where every token was forced.
 
     Raises:
         ValueError: there is no token.
     """
     if not tokens:
         raise ValueError("an answer without a token has no confidence")
+    pairs = zip(tokens, allowed or [0.0] * len(tokens), strict=True)
+    free = [(token, together) for token, together in pairs if not math.isnan(together)]
+    if not free:
+        return 0.0
     if kind == "entropy":
-        return -sum(token.entropy_bits or 0.0 for token in tokens) / len(tokens)
-    values = [token.logprob or 0.0 for token in tokens]
+        return -sum(token.entropy_bits or 0.0 for token, _ in free) / len(free)
+    values = [(token.logprob or 0.0) - together for token, together in free]
     return min(values) if kind == "least_logprob" else sum(values) / len(values)

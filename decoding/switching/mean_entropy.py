@@ -15,9 +15,11 @@ Effect = Literal["next", "current"]
 class MeanEntropySwitch:
     """Seed 2 (Entropy Adaptive Decoding): large while the mean of the last entropies is above a threshold.
 
-    Entropies are of the raw distribution, in bits, pushed once per forward of the active model. The mean is of
-    what the window holds while it is not yet full. A switch is possible once the active model has written
-    `min_stay` tokens since it became active; tokens count when they are kept, so runs are never shorter.
+    Entropies are in bits, before temperature, pushed once per forward of the active model; where a structure holds,
+    they are of the tokens it allows. A forced token, the only one allowed, says nothing about the model: its entropy
+    neither enters the window nor switches. The mean is of what the window holds while it is not yet full. A switch is
+    possible once the active model has written `min_stay` tokens since it became active, forced ones included; tokens
+    count when they are kept, so runs are never shorter.
 
     Args:
         window: entropies in the rolling mean.
@@ -73,6 +75,9 @@ class MeanEntropySwitch:
         """See `SwitchRule.observe`."""
         if row.entropy_bits is None:
             raise ValueError("mean_entropy needs the entropy of every row")
+        if row.forced:
+            self.stay += 1
+            return Decision.GO_ON
         self.entropies.append(row.entropy_bits)
         drops = self.drops[self.active]
         kept = self.stay if drops else self.stay + 1

@@ -15,6 +15,7 @@ import torch
 
 from actors.pickling import Handles, TensorHandle, dumps, dumps_call, loads
 from actors.shelf import Key, Shelf
+from actors.wire import pack_rows, unpack_rows
 from decoding.model import Row
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
@@ -263,3 +264,8 @@ def test_a_handle_goes_nowhere_but_to_an_actor() -> None:
     blob, _ = dumps_call(handle)
     with pytest.raises(TypeError, match=r"actors\.pickling"):
         pickle.loads(blob)
+
+
+def test_rows_without_tensors_keep_what_a_structure_left_them() -> None:
+    rows = [Row(5, 0.0, -2.0, ((5, -2.0),), margin=1.0, forced=True, allowed_logprob=-2.0), Row(6, 1.5)]
+    assert unpack_rows(pack_rows(rows)) == rows

@@ -13,7 +13,9 @@ from decoding.methods.cascade import confidence
 from decoding.model import Request
 from decoding.sequence import Sequence
 from decoding.watching import watched
+from tests.constrained import CHARS, END, char_compiler
 from turnout.registry import get_method
+from turnout.structure import Structure
 from turnout.types import FinishReason, SamplingParams, Token
 
 
@@ -54,6 +56,33 @@ def test_confidence_by_hand():
     assert confidence(tokens, "entropy") == -1.0
     with pytest.raises(ValueError, match="no confidence"):
         confidence([], "logprob")
+
+
+def test_confidence_under_a_structure_is_among_the_tokens_it_allows_and_without_forced_ones():
+    """The second token was forced: -9 nats before the structure are no doubt of the model's."""
+    tokens = [
+        Token(1, "m", logprob=-3.0, entropy_bits=0.5), Token(2, "m", logprob=-9.0, entropy_bits=0.0),
+        Token(3, "m", logprob=-1.0, entropy_bits=1.5),
+    ]  # fmt: skip
+    allowed = [-2.0, math.nan, -0.6]
+    assert confidence(tokens, "logprob", allowed) == pytest.approx((-1.0 - 0.4) / 2)
+    assert confidence(tokens, "least_logprob", allowed) == -1.0
+    assert confidence(tokens, "entropy", allowed) == -1.0
+    assert confidence(tokens, "logprob", [math.nan] * 3) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["logprob", "least_logprob", "entropy"])
+async def test_tokens_that_a_structure_forces_make_no_answer_the_large_models(kind: str):
+    """Both models are as unsure of every token as can be; the structure leaves them no choice."""
+    small, large = (TableModel(name, lambda _: torch.zeros(len(CHARS) + 2), len(CHARS) + 2) for name in ("s", "l"))
+    seq = Sequence([2], SamplingParams(max_tokens=9, temperature=0.0), 0, (END,))
+    seq.constraint = char_compiler().compile(Structure(kind="regex", value="abcd")).clone()
+    info = get_method("cascade")
+    params = info.parse({"confidence": kind, "threshold": -0.01})
+    async for _ in info.run(Request("r", seq), pair(small, large), params):
+        pass
+    assert [token.id for token in seq.generated] == [2, 3, 4, 5, END]
+    assert {token.source for token in seq.generated} == {"s"}
 
 
 async def test_an_answer_that_was_cut_off_is_not_kept_unless_asked(run, make_model):

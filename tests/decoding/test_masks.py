@@ -16,7 +16,7 @@ import torch
 
 from decoding.constraints import ahead
 from decoding.constraints.ahead import Ahead, spares_core
-from decoding.constraints.base import Constraint, Mask, allows, keep_allowed
+from decoding.constraints.base import Constraint, Mask, allows, is_forced, keep_allowed
 from decoding.constraints.grammar import Compiler
 from decoding.logits import History, process
 from decoding.sequence import Sequence
@@ -165,3 +165,16 @@ def test_no_thread_where_the_forward_has_all_cores(monkeypatch: pytest.MonkeyPat
     with made.of([History(seq)]):
         assert watched.come.wait(10)
     assert spares_core(torch.device("cuda"))
+
+
+def test_no_choice_is_left_by_one_token_or_by_those_that_end_the_answer() -> None:
+    def mask(*ids: int) -> Mask:
+        return np.packbits(np.isin(np.arange(32), ids), bitorder="little")
+
+    ends = frozenset({0, 1})
+    assert is_forced(mask(5), 32, ends)
+    assert is_forced(mask(0, 1), 32, ends)
+    assert is_forced(mask(5, 20), 20, ends)  # the model has 20 tokens
+    assert not is_forced(mask(1, 5), 32, ends)
+    assert not is_forced(mask(5, 6), 32, ends)
+    assert not is_forced(mask(), 32, ends)

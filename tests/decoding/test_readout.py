@@ -9,7 +9,9 @@ from decoding.model import Draw, Row, Want
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.readout import read
 from decoding.sequence import Sequence
-from turnout.types import SamplingParams
+from tests.constrained import CHARS, char_compiler
+from turnout.structure import Structure
+from turnout.types import SamplingParams, Token
 
 VOCAB = 20
 EVERYTHING = Want(entropy=True, logprob=True, top=4, probs=True, logits=True, margin=True)
@@ -136,3 +138,48 @@ def test_the_input_is_left_alone():
 def test_nothing_wanted_and_no_rows():
     assert read(logits(2), [row_of(), row_of()], [Want(draw=None)] * 2) == [Row(), Row()]
     assert read(logits(0), [], []) == []
+
+
+def structured(value: str, answer: list[int], path: tuple[int, ...] = ()) -> History:
+    """A row of an answer held to a regular expression over `tests.constrained.CHARS`."""
+    seq = Sequence([2], SamplingParams(temperature=0.0), 0)
+    for token in answer:
+        seq.append(Token(token, "m"))
+    seq.constraint = char_compiler().compile(Structure(kind="regex", value=value)).clone()
+    return History(seq, path)
+
+
+def test_the_entropy_under_a_structure_is_that_of_the_tokens_it_allows():
+    """By hand: c and d are left with odds of 3 to 1, whatever the other 38 tokens have; then d alone; then nothing."""
+    vocab = len(CHARS) + 2
+    raw = torch.zeros((5, vocab))
+    c = 2 + CHARS.index("c")
+    raw[:, c] = math.log(3.0)
+    rows = [structured("(c|d)d", []), structured("(c|d)d", [c]), structured("(c|d)d", [], (c,)), row_of(), row_of()]
+    rows[4] = structured("(c|d)d", [])
+    want = Want(draw=None, entropy=True)
+    found = read(raw, rows, [want, want, want, want, Want(draw=None, entropy=True, unmasked=True)])
+    total = vocab + 2.0  # of the odds: 3 for c, 1 for each other token
+    wide = math.log2(total) - 3.0 / total * math.log2(3.0)
+    assert [row.entropy_bits for row in found] == pytest.approx([0.811278, 0.0, 0.0, wide, wide], abs=1e-5)
+    assert [row.forced for row in found] == [False, True, True, False, False]
+    allowed = [math.log(4.0 / total), math.log(1.0 / total), math.log(1.0 / total), None, None]
+    assert [row.allowed_logprob is None for row in found] == [each is None for each in allowed]
+    assert [row.allowed_logprob for row in found[:3]] == pytest.approx(allowed[:3], abs=1e-5)
+
+
+def test_a_row_is_forced_by_what_is_allowed_and_not_by_what_is_likely():
+    """The model is sure among two tokens that may follow: that is no forced token, though its entropy is 0."""
+    raw = torch.zeros((1, len(CHARS) + 2))
+    raw[0, 2 + CHARS.index("c")] = 200.0
+    [row] = read(raw, [structured("c|d", [])], [Want(draw=None, entropy=True)])
+    assert (row.entropy_bits, row.forced) == (0.0, False)
+
+
+def test_log_probabilities_and_the_likeliest_stay_those_of_the_model_before_the_structure():
+    raw = logits(1)
+    raw = torch.cat([raw, torch.full((1, len(CHARS) + 2 - VOCAB), -3.0)], dim=1)
+    want = Want(entropy=True, logprob=True, top=3)
+    [held], [free] = read(raw, [structured("(c|d)d", [])], [want]), read(raw, [row_of(temperature=0.0)], [want])
+    assert held.top == free.top
+    assert held.logprob == pytest.approx(float(raw.log_softmax(-1)[0, held.token]))

@@ -72,6 +72,21 @@ def test_the_large_model_can_hand_back_without_a_token_to_drop():
     assert decisions == [go_on, drop, stop, go_on, drop, go_on, stop]
 
 
+def test_a_forced_token_neither_enters_the_window_nor_switches():
+    """A structure allowed one token: 0 bits say nothing of a small model, and hand nothing back from a large one."""
+
+    def rows(*bits: float | None) -> list[Row]:
+        return [Row(entropy_bits=bit or 0.0, forced=bit is None) for bit in bits]
+
+    rule = MeanEntropySwitch(window=2, min_stay=1, threshold=1.0)
+    # Means: 0.8, then 1.3 of 0.8 and 1.8 with the forced ones passed over; with them 0.9 would not tip.
+    assert owners(rule, rows(0.8, None, None, 1.8, 2.0)) == "SSSSL"
+    held = MeanEntropySwitch(window=1, min_stay=1, threshold=1.0, active="large")
+    assert owners(held, rows(None, None, None, 3.0, 0.5, 0.5)) == "LLLLLS"
+    stays = MeanEntropySwitch(window=1, min_stay=3, threshold=1.0)
+    assert owners(stays, rows(None, None, 2.0, 2.0)) == "SSSL"  # a forced token is a written one
+
+
 def test_equality_does_not_tip_upwards_but_does_downwards():
     assert owners(MeanEntropySwitch(window=1, min_stay=1, threshold=1.0), entropies(1.0, 1.0)) == "SS"
     rule = MeanEntropySwitch(window=1, min_stay=1, threshold=1.0, active="large")
@@ -139,10 +154,25 @@ def test_random_runs_are_keyed():
     assert starts.count("L") == pytest.approx(200, abs=50)
 
 
+@pytest.mark.parametrize(("start", "first"), [("small", "S"), ("large", "L")])
+def test_random_runs_begin_with_the_model_they_are_given(start, first):
+    def written(seed: int) -> str:
+        rule = RandomRunSwitch(share=0.4, mean_run=8, min_stay=2, seed=seed, position=7, start=start)
+        return owners(rule, [Row()] * 40)
+
+    answers = [written(seed) for seed in range(400)]
+    assert {answer[0] for answer in answers} == {first}
+    # Runs average 9.6 tokens of the small and 6.4 of the large model, so that 40 tokens hold more of the first.
+    share = "".join(answers).count("L") / 16_000
+    assert share < 0.37 if start == "small" else share > 0.43
+
+
 def test_random_runs_at_the_ends_and_impossible_ones():
     for share, letter in ((0.0, "S"), (1.0, "L")):
         rule = RandomRunSwitch(share=share, mean_run=1, min_stay=10, seed=0, position=0)
         assert owners(rule, [Row()] * 50) == letter * 50
+        given = RandomRunSwitch(share=share, mean_run=1, min_stay=10, seed=0, position=0, start="small")
+        assert owners(given, [Row()] * 50) == letter * 50
     with pytest.raises(ValueError, match=r"runs of the large model average 4 tokens, below min_stay \(10\)"):
         mean_runs(0.1, 20, 10)
 

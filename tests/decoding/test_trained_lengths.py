@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +224,14 @@ def test_specdecpp_emits_more_for_what_it_drafts_than_any_fixed_length(tmp_path)
     for most in range(3, 9):
         emitted = sum(rate**place for place in range(most + 1))
         assert np.interp(most, *zip(*curve, strict=True)) > 1.04 * emitted
+
+
+def test_a_forced_token_is_drafted_without_asking_the_head(tmp_path: Path):
+    head = ContinueHead(1, 2)
+    with torch.no_grad():
+        head.last.weight.zero_()
+        head.last.bias.fill_(-9.0)  # no token will be accepted
+    policy, _ = ready(DiscoLength(), stored("disco", head, threshold=0.5, most=5), tmp_path)
+    free = Row(entropy_bits=1.0, top=((0, -1.0),))
+    assert not policy.goes_on([Step(0, free)])
+    assert policy.goes_on([Step(0, replace(free, forced=True))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import re
 import threading
@@ -14,6 +15,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from decoding.model import Want
+from decoding.sequence import Sequence
 from engine import structures as engine_structures
 from engine.pool import LocalPool
 from engine.structures import KEPT, Structures
@@ -23,7 +26,7 @@ from tests.engine.resuming import Client, run
 from turnout.calls import Delivered
 from turnout.errors import Code, TurnoutError
 from turnout.structure import Structure
-from turnout.types import FinishReason
+from turnout.types import FinishReason, SamplingParams
 
 SCHEMAS = 24
 MANY = 200
@@ -88,6 +91,32 @@ async def test_every_finished_answer_validates(pool: LocalPool, count: int) -> N
         else:
             assert len(reply.ids) == 160
     assert finished >= 0.9 * count
+
+
+async def test_a_structure_that_leaves_one_token_switches_nobody(pool: LocalPool) -> None:
+    """The small model is unsure of every byte of this text, but it has no choice of any: none is the large model's."""
+    text, threshold = "abcdefghij", 0.2
+    prompt = [*b"Spell:"]
+    params = {"threshold": threshold, "window": 1, "min_stay": 1, "effect": "current", "min_stay_small": 0}
+    seq = Sequence(prompt, SamplingParams(temperature=0.0), 0)
+    wide = Want(draw=None, entropy=True)
+    rows = await pool.pool.small.extend(seq, tuple(text[:-1].encode()), wide, every=True)
+    pool.pool.small.release(seq)
+    assert min(row.entropy_bits or 0.0 for row in rows) > threshold
+    options: dict[str, Any] = {"max_tokens": 20, "temperature": 0.0, "token_details": True}
+    forced = await ask(pool, prompt, "entropy_adaptive", params, structure=_regex(text), **options)
+    assert forced.text == text
+    assert forced.usage.switches == 0
+    assert {token.source for token in forced.tokens} == {"small"}
+    assert {token.entropy_bits for token in forced.tokens[:-1]} == {0.0}  # the last one is one of two that end it
+    assert forced.usage.cost.large_share == 0.0
+    chosen = await ask(pool, prompt, "entropy_adaptive", params, structure=_regex("[a-z]{10}"), **options)
+    assert chosen.usage.switches > 0  # where the structure leaves a choice, doubt counts
+    assert all((token.entropy_bits or 0.0) <= math.log2(26) + 1e-4 for token in chosen.tokens)
+
+
+def _regex(value: str) -> Structure:
+    return Structure(kind="regex", value=value)
 
 
 async def test_open_objects_have_every_name_once(pool: LocalPool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 import torch
 
 from decoding.artifacts import Artifact
-from decoding.model import Row
+from decoding.constraints.base import Mask
+from decoding.fakes import pair
+from decoding.model import Row, Want
+from decoding.stretch import reported
 from router.base import PROMPT_WANT
 from router.difficulty.features import FEATURES, features_of, inputs_of, state_of
 from router.difficulty.probe import EXTRA_COST, LEAST_EXTRA, ROUTER_PROBE, Probe, ProbeNetwork, extra_costs
@@ -19,6 +23,7 @@ from router.difficulty.strategies import EASY, HARD, NORMAL, LabelRule
 from tests.router.probes import LastToken, models_of, network_of, save_router
 from tests.router.probes import asked as request
 from turnout.errors import TurnoutError
+from turnout.structure import Structure
 
 CHANCES = [[0.1 * t, 1.0 - 0.05 * t] for t in range(10)]
 
@@ -144,3 +149,35 @@ def test_which_strategy_a_question_called_for(accuracy: float, nats: float, stra
 def test_the_strategies_settings():
     assert [(each.temperature, each.share) for each in (EASY, NORMAL, HARD)] == [(0.5, 0.4), (0.8, 1.0), (0.4, 0.5)]
     assert len({EASY.suffix, NORMAL.suffix, HARD.suffix, ""}) == 4
+
+
+class OnlyOne:
+    """A structure that leaves token 3."""
+
+    end_ids, vocab_size, failure = frozenset[int](), 10, ""
+
+    def masks(self, answer: list[int], paths: Sequence[tuple[int, ...]]) -> list[Mask | None]:
+        return [np.packbits(np.arange(16) == 3, bitorder="little")] * len(paths)
+
+    def accepts(self, tokens: list[int]) -> bool:
+        return True
+
+    def clone(self) -> OnlyOne:
+        return self
+
+
+async def test_a_probe_reads_the_model_before_a_structure_and_an_answer_is_reported_under_it():
+    """It has learned from prompts without one; its reading is no entropy of the answer's first token."""
+    model, made = LastToken("small", 10), request(3)
+    seq = made.request.sequence
+    seq.constraint = OnlyOne()
+    seq.sampling = seq.sampling.model_copy(
+        update={"structure": Structure(kind="regex", value="x"), "token_details": True}
+    )
+    row = await made.read(pair(model, LastToken("large", 10)))
+    assert (row.token, row.entropy_bits) == (3, pytest.approx(math.log2(10)))
+    assert made.reading is not None
+    assert made.reading.covers(Want())
+    assert not made.reading.covers(Want() | reported(seq))
+    [first] = await model.extend(seq, want=Want() | reported(seq))
+    assert (first.token, first.entropy_bits, first.forced) == (3, 0.0, True)
