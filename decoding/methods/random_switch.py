@@ -12,7 +12,7 @@ from decoding.calibrated import CalibratedParams, calibrated
 from decoding.calibration import Knob
 from decoding.model import ModelPool, Request
 from decoding.switching.base import SwitchParams, alternate
-from decoding.switching.random_run import RandomRunSwitch, mean_runs
+from decoding.switching.random_run import RandomRunSwitch, Start, mean_runs
 from turnout.registry import method
 from turnout.types import Segment
 
@@ -20,13 +20,20 @@ from turnout.types import Segment
 class RandomSwitchParams(SwitchParams, CalibratedParams):
     """Parameters of `random_switch`."""
 
-    knob: ClassVar[Knob] = Knob("share", fixed=("mean_run", "min_stay"))
+    knob: ClassVar[Knob] = Knob("share", fixed=("mean_run", "min_stay", "start"))
 
     share: Annotated[FiniteFloat, Field(ge=0.0, le=1.0, description="share of tokens the large model writes")] = 0.3
     mean_run: Annotated[FiniteFloat, Field(ge=1.0, le=1e6, description="mean run length over both models, tokens")] = (
         20.0
     )
     min_stay: Annotated[int, Field(ge=1, le=1_000_000, description="shortest run of one model, tokens")] = 10
+    start: Annotated[
+        Start,
+        Field(
+            description="who writes first: small, as entropy_adaptive, whose baseline this is; large; or drawn, large"
+            " with probability share"
+        ),
+    ] = "small"
 
     @property
     def knob_range(self) -> tuple[float, float]:
@@ -50,7 +57,12 @@ async def random_switch(request: Request, models: ModelPool, params: RandomSwitc
     params, _ = calibrated(request, models, params, "random_switch")
     seq = request.sequence
     rule = RandomRunSwitch(
-        share=params.share, mean_run=params.mean_run, min_stay=params.min_stay, seed=seq.seed, position=len(seq)
+        share=params.share,
+        mean_run=params.mean_run,
+        min_stay=params.min_stay,
+        seed=seq.seed,
+        position=len(seq),
+        start=params.start,
     )
     async with aclosing(alternate(request, models, rule, params.catch_up)) as segments:
         async for segment in segments:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from decoding.model import Decision, Row, Want
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.switching.base import Role, other
+
+Start = Literal["small", "large", "drawn"]
 
 # What a share read from a curve may be off by.
 ROUNDING = 1e-9
@@ -34,7 +38,9 @@ class RandomRunSwitch:
     A run lasts `min_stay` tokens and then ends before each further token with a fixed chance, so its length is
     `min_stay` plus a geometric number. The two chances are set so that runs of the large and the small model
     average 2 * share * mean_run and 2 * (1 - share) * mean_run tokens: together `mean_run` on average, and
-    in the long run `share` of the tokens by the large model. The first run is the large model's with chance `share`.
+    in the long run `share` of the tokens by the large model. Where the first run is drawn, it is the large model's with
+    chance `share`, and so is each token. With a given start short answers have less of the other model: a rule that
+    always starts with one model is to be compared with random runs that do so too.
 
     Args:
         share: of tokens written by the large model, 0 to 1; at 0 and 1 one model writes everything.
@@ -42,12 +48,15 @@ class RandomRunSwitch:
         min_stay: shortest run, tokens, at least 1; no model's mean run may be shorter.
         seed: of the keyed noise.
         position: absolute position of the first token.
+        start: who writes first; drawn: the large model with chance `share`. At a share of 0 or 1 it does not matter.
     """
 
     name = "random_run"
     want = Want()
 
-    def __init__(self, *, share: float, mean_run: float, min_stay: int, seed: int, position: int) -> None:
+    def __init__(
+        self, *, share: float, mean_run: float, min_stay: int, seed: int, position: int, start: Start = "drawn"
+    ) -> None:
         if min_stay < 1:
             raise ValueError("min_stay must be at least 1")
         means = mean_runs(share, mean_run, min_stay)
@@ -56,8 +65,12 @@ class RandomRunSwitch:
         self.seed = seed
         self.position = position
         self.stay = 0
-        first = uniform(noise_key(seed, position, Purpose.SWITCH, lane=1))
-        self.active: Role = "large" if first < share else "small"
+        self.active: Role
+        if start == "drawn" or not means:
+            first = uniform(noise_key(seed, position, Purpose.SWITCH, lane=1))
+            self.active = "large" if first < share else "small"
+        else:
+            self.active = start
 
     def observe(self, token: int, row: Row) -> Decision:
         """See `SwitchRule.observe`."""
