@@ -34,7 +34,9 @@ def calibrate(
     demo: Annotated[
         str | None, typer.Option(help="The demo's problems instead: arithmetic, edits, lists, passages, templates.")
     ] = None,
-    target_large_share: Annotated[Share, typer.Option(help="Share of the tokens by the large model.")] = None,
+    target_large_share: Annotated[
+        Share, typer.Option(help="Tokens written by the large model, per token of the answers.")
+    ] = None,
     target_quality: Annotated[Share, typer.Option(help="Quality relative to the large model's own.")] = None,
     budget: Annotated[Share, typer.Option(help="Most cost, relative to the large model alone; see --meter.")] = None,
     meter: Annotated[str, typer.Option(help="Which cost --budget means: paper, flops or wall.")] = "paper",

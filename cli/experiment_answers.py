@@ -56,7 +56,7 @@ def _print_whole(found: Iterable[dict[str, Any]]) -> None:
         for label, record in each["ways"].items():
             said = record["error"] or record["note"]
             typer.echo(
-                f"\n{label}: score {_score(record['score'])}, {record['tokens']} tokens, {record['by_large']} of them"
+                f"\n{label}: score {_score(record['score'])}, {record['tokens']} tokens, {record['by_large']} written"
                 f" by the large model, {record['wall_s']:.3f} s{f' ({said})' if said else ''}"
             )
             typer.echo(record["text"])

@@ -33,7 +33,11 @@ class CalibratedParams(MethodParams):
     ] = None
     large_share: Annotated[
         FiniteFloat | None,
-        Field(ge=0.0, le=1.0, description="with calibration: share of the tokens by the large model to aim at"),
+        Field(
+            ge=0.0,
+            le=1.0,
+            description="with calibration: share of tokens written by the large model to aim at",
+        ),
     ] = None
     quality: Annotated[
         FiniteFloat | None,

@@ -57,7 +57,7 @@ class Point:
     Attributes:
         position: of the setting on the knob's way from the small to the large model, from 0 to 1.
         value: the setting.
-        large_share: of all tokens, those the large model wrote.
+        large_share: tokens the large model wrote, dropped ones included, per token of the answers.
         paper: parameters charged per token written, relative to the large model alone writing what stayed.
         flops: relative to the large model alone on the same prompts.
         length: tokens of the answers, relative to the large model's own.
@@ -172,7 +172,7 @@ class KnobCalibration:
 
         Args:
             where: name of the field that holds the target, for refusals.
-            large_share: of the tokens.
+            large_share: tokens of the large model per token of the answers.
             quality: relative to the large model's own.
 
         Raises:

@@ -222,6 +222,7 @@ def usage_message(usage: Usage) -> pb.Usage:
         spent=_cost_message(usage.cost.spent),
         large_only=_cost_message(usage.cost.large_only),
         large_share=usage.cost.large_share,
+        large_kept_share=usage.cost.large_kept_share,
         method=usage.method,
         params=struct(usage.params),
         seed=usage.seed,

@@ -148,7 +148,7 @@ class Metrics:
         self._add(of.CACHED, usage.cached_tokens, model)
         self._add(of.COMPLETION, usage.completion_tokens, model, usage.method)
         if large in usage.models:
-            self._add(of.LARGE, usage.models[large].generated_tokens, model, usage.method)
+            self._add(of.LARGE, usage.models[large].written_tokens, model, usage.method)
         self._add(of.SWITCHES, usage.switches, model, usage.method)
         for kind, tokens in (
             ("prompt", usage.prompt_tokens),

@@ -36,6 +36,7 @@ def combine(usages: Sequence[Usage]) -> Usage:
             spent=_add([usage.cost.spent for usage in usages], weights),
             large_only=_add([usage.cost.large_only for usage in usages], weights),
             large_share=_mean([usage.cost.large_share for usage in usages], weights),
+            large_kept_share=_mean([usage.cost.large_kept_share for usage in usages], weights),
         ),
         ttft_s=min(usage.ttft_s for usage in usages),
         wall_s=max(usage.wall_s for usage in usages),

@@ -31,7 +31,7 @@ class Group:
         requests: how many.
         share: of all of this kind and pool.
         answered: how many of them came to an end.
-        large_share: mean share of the tokens that the large model wrote.
+        large_share: mean of the tokens that the large model wrote, dropped ones included, per token of the answer.
         paper: mean cost, parameters per token written relative to the large model alone.
         flops: mean cost likewise, of all tokens processed.
         wall_p50_s: median time.

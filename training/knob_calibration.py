@@ -39,7 +39,7 @@ class Target:
     """What is aimed at: one of the first three.
 
     Attributes:
-        large_share: of the tokens.
+        large_share: tokens of the large model, dropped ones included, per token of the answers.
         quality: relative to the large model's own.
         budget: cost relative to the large model alone.
         meter: which cost: paper, flops or wall.
@@ -185,7 +185,8 @@ class Calibrator:
             await self._add(chosen, grid, edges)
             nearest = min(self._runs, key=lambda position: abs(position - chosen))
             beyond = self._cost(target, *self._runs[nearest]) - target.aim
-            if (0.0 if target.quality is not None else -CLOSE) <= beyond <= CLOSE:
+            least = 0.0 if target.quality is not None else -CLOSE
+            if least <= beyond <= (0.0 if target.budget is not None else CLOSE):
                 break
         if target.quality is not None:
             return self._build(grid, edges, target).position_of("target_quality", quality=target.quality)

@@ -37,7 +37,7 @@ class Run:
 
     Attributes:
         tokens: generated.
-        by_large: of these, written by the large model.
+        by_large: written by the large model, dropped ones included.
         paid: parameters times tokens written, those thrown away included, summed over the models.
         flops: of all that was processed.
         quality: from 0 to 1.
@@ -57,7 +57,7 @@ class Run:
 
     @property
     def large_share(self) -> float:
-        """Of all tokens, those the large model wrote."""
+        """Tokens the large model wrote per token of the answers; see `turnout.cost.Meter.large_share`."""
         return float(self.by_large.sum() / self.tokens.sum())
 
 
@@ -169,9 +169,7 @@ class Bench:
 
         return Run(
             tokens=np.array([float(len(request.sequence.generated)) for request in requests]),
-            by_large=np.array(
-                [float(sum(token.source == large for token in request.sequence.generated)) for request in requests]
-            ),
+            by_large=column(lambda m: m.written_by(large)),
             paid=column(lambda m: sum(each.paid for each in m.models.values())),
             flops=column(lambda m: sum(each.flops for each in m.models.values())),
             quality=np.array(quality),

@@ -270,7 +270,7 @@ def usage(message: pb.Usage) -> Usage:
         models=models,
         speculation=_speculation(message.speculation),
         switches=message.switches,
-        cost=CostReport(_cost(message.spent), _cost(message.large_only), message.large_share),
+        cost=CostReport(_cost(message.spent), _cost(message.large_only), message.large_share, message.large_kept_share),
         method=message.method,
         params=_values(message.params),
         seed=message.seed,

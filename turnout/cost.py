@@ -41,9 +41,14 @@ class ModelMeter:
         return self.prompt_tokens + self.catchup_tokens + self.decode_tokens + self.draft_tokens
 
     @property
+    def written_tokens(self) -> int:
+        """Tokens the model wrote: those that stayed and those that a switch dropped or that were thrown away."""
+        return self.generated_tokens + self.discarded_tokens
+
+    @property
     def paid(self) -> float:
         """Parameters x tokens written, those thrown away included."""
-        return float(self.num_parameters * (self.generated_tokens + self.discarded_tokens))
+        return float(self.num_parameters * self.written_tokens)
 
     @property
     def flops(self) -> float:
@@ -175,6 +180,31 @@ class Meter:
         """Plain data, for wires and logs."""
         return asdict(self)
 
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of the answer: all that stayed, whichever model wrote them."""
+        return sum(model.generated_tokens for model in self.models.values())
+
+    def written_by(self, name: str) -> int:
+        """Tokens a model wrote, see `ModelMeter.written_tokens`; 0 where it did no work."""
+        return self.models[name].written_tokens if name in self.models else 0
+
+    def large_share(self, large: str) -> float:
+        """Tokens the large model wrote, dropped ones included, per token of the answer; 0.0 for an empty answer.
+
+        This is the share that calibrations, benchmarks and usage speak of. The large model alone has 1. A switch that
+        drops a token of the large model does not lower it, and above 1 more was dropped than the small model wrote.
+
+        Args:
+            large: name of the large model.
+        """
+        return self.written_by(large) / self.answer_tokens if self.answer_tokens else 0.0
+
+    def large_kept_share(self, large: str) -> float:
+        """Share of the answer's tokens that the large model wrote, dropped ones left out; 0.0 for an empty answer."""
+        kept = self.models[large].generated_tokens if large in self.models else 0
+        return kept / self.answer_tokens if self.answer_tokens else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -191,11 +221,17 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """What an answer cost, beside what the large model alone would have (its wall clock is an estimate)."""
+    """What an answer cost, beside what the large model alone would have (its wall clock is an estimate).
+
+    Attributes:
+        large_share: see `Meter.large_share`.
+        large_kept_share: see `Meter.large_kept_share`.
+    """
 
     spent: Cost
     large_only: Cost
     large_share: float
+    large_kept_share: float = 0.0
 
 
 def paper_cost(large_share: float, small_parameters: int, large_parameters: int) -> float:
@@ -216,9 +252,8 @@ def report(
         wall_s: measured time of this request, in seconds.
         large_step_s: measured time of one decode step of the large model under the present load, in seconds.
     """
-    generated = sum(m.generated_tokens for m in meter.models.values())
+    generated = meter.answer_tokens
     paid = sum(m.paid for m in meter.models.values())
-    by_large = meter.models[large].generated_tokens if large in meter.models else 0
     large_tokens = num_prompt_tokens + max(generated - 1, 0)
     return CostReport(
         spent=Cost(
@@ -227,5 +262,6 @@ def report(
             wall_s=wall_s,
         ),
         large_only=Cost(paper=1.0, flops=2.0 * num_large_parameters * large_tokens, wall_s=large_step_s * generated),
-        large_share=by_large / generated if generated else 0.0,
+        large_share=meter.large_share(large),
+        large_kept_share=meter.large_kept_share(large),
     )

@@ -84,7 +84,7 @@ COMPLETION = _counter(
     "model",
     "method",
 )
-LARGE = _counter("large_tokens", "Tokens of answers that the pool's large model wrote.", "model", "method")
+LARGE = _counter("large_tokens", "Tokens that the pool's large model wrote, dropped ones included.", "model", "method")
 SWITCHES = _counter("switches", "Changes from one model to another within an answer.", "model", "method")
 DRAFTS = ("method", "drafter", "tenant")
 DRAFTED = _counter(

@@ -24,8 +24,8 @@ class Answers:
 
     Attributes:
         costs: by meter.
-        by_large: tokens written by the large model.
-        tokens: of all.
+        by_large: tokens written by the large model, dropped ones included.
+        tokens: of the answers.
     """
 
     scores: Floats

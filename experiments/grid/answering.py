@@ -137,17 +137,17 @@ async def answer(pool: LocalPool, call: GenerateCall, name: str) -> Record:
                 record.text += event.text
                 tokens += event.tokens
             elif isinstance(event, Usage):
-                fill(record, event)
-    record.by_large = sum(token.source == pool.roles["large"] for token in tokens)
+                fill(record, event, pool.roles["large"])
     stretches = itertools.groupby(tokens, key=lambda token: (token.source, token.kind.value))
     record.pieces = [(source, kind, "".join(each.text for each in group)) for (source, kind), group in stretches]
     return record
 
 
-def fill(record: Record, usage: Usage) -> None:
-    """Note what an answer took."""
+def fill(record: Record, usage: Usage, large: str) -> None:
+    """Note what an answer took; `large` names the large model."""
     record.tokens, record.prompt_tokens = usage.completion_tokens, usage.prompt_tokens
-    record.generated = {name: meter.generated_tokens + meter.discarded_tokens for name, meter in usage.models.items()}
+    record.generated = {name: meter.written_tokens for name, meter in usage.models.items()}
+    record.by_large = record.generated.get(large, 0)
     record.paper = usage.cost.spent.paper * usage.completion_tokens
     record.flops = usage.cost.spent.flops
     record.flops_large_only = usage.cost.large_only.flops

@@ -10,7 +10,7 @@ from typing import Any
 from experiments.grid.spec import DatasetChoice, LoadChoice
 from turnout.types import SamplingParams
 
-FORMAT = 1
+FORMAT = 2  # of what a record holds: 2 counts dropped tokens of the large model in `by_large`
 LIKELIHOOD = "likelihood"
 # Figures of `Utilisation` that add up.
 SUMS = ("sampled_s", "samples", "memory_byte_s", "cpu_s", "machine_cpu_s")
@@ -106,7 +106,7 @@ class Record:
         score: None where it could not be scored.
         text: the answer.
         tokens: of it.
-        by_large: of these, written by the large model.
+        by_large: written by the large model, those included that a switch dropped or that were thrown away.
         paper: parameters charged for its tokens, in tokens of the large model.
         flops: of all processed.
         flops_large_only: what the large model alone would have taken.

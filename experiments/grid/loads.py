@@ -46,10 +46,9 @@ class PoolClient:
                     if isinstance(event, Chunk):
                         record.text += event.text
                         if event.tokens:
-                            record.by_large += sum(t.source == self._pool.roles["large"] for t in event.tokens)
                             output()
                     elif isinstance(event, Usage):
-                        fill(record, event)
+                        fill(record, event, self._pool.roles["large"])
         except TurnoutError as error:
             record.error = f"{error.code.value}: {error.message}"
             raise Refused(error.code.value) from None

@@ -47,7 +47,7 @@ class Line:
             has no meaning of likelihoods.
         costs: by meter, relative to the baseline on the same prompts.
         relative: paper meter, relative to the large model alone by itself.
-        large_share: of all tokens.
+        large_share: tokens of the large model, dropped ones included, per token of the answers.
         tokens_per_round: of speculation; None without.
         acceptance: share of drafted tokens that stayed, by depth.
         ttft_s: median and 95% quantile.

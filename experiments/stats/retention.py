@@ -31,8 +31,8 @@ class Spent:
 
     Attributes:
         scores: of the answers.
-        by_large: their tokens that the large model wrote.
-        tokens: all their tokens.
+        by_large: tokens that the large model wrote, dropped ones included.
+        tokens: of the answers.
     """
 
     scores: Floats
@@ -41,7 +41,7 @@ class Spent:
 
     @property
     def share(self) -> float:
-        """Of all tokens, the large model's."""
+        """Tokens of the large model per token of the answers."""
         return _share(self.by_large, self.tokens)
 
 
@@ -58,7 +58,7 @@ def kept_at(settings: Sequence[Spent], large: Floats, share: float) -> Interval:
     Args:
         settings: all on the same prompts; the small model alone may be among them.
         large: [prompts] scores of the large model alone.
-        share: of all tokens.
+        share: tokens of the large model per token of the answers.
 
     Returns:
         With a 95% interval over prompts drawn again; NaN where no setting comes so high, or so low.

@@ -186,7 +186,7 @@ def _ways_of(name: str, found: KnobCalibration) -> list[Way]:
     ways = []
     for place, (point, share, quality) in enumerate(zip(found.points, shares, qualities, strict=True)):
         if place == 0 or share > shares[place - 1]:
-            params = {**found.fixed, "calibration": name, "large_share": share}
+            params = {**found.fixed, "calibration": name, "large_share": min(share, 1.0)}
             ways.append(Way(found.method, params, point.paper.value, min(quality, 1.0)))
     return ways
 

@@ -56,7 +56,7 @@ def test_answers_are_looked_at_prompt_by_prompt(run: Any, tmp_path: Path) -> Non
     assert listed.out.splitlines()[3].split()[:2] == ["p4", "made"]
     assert "10 more" in listed.out
     whole = run("experiment", "answers", "made", *kept, "--prompt", "p4").out
-    assert "plain: score 1.00, 8 tokens, 8 of them by the large model" in whole
+    assert "plain: score 1.00, 8 tokens, 8 written by the large model" in whole
     assert "other: score 0.00" in whole
     lines = [json.loads(line) for line in run("experiment", "answers", "made", *kept, "--json").out.splitlines()]
     assert len(lines) == 30

@@ -21,7 +21,7 @@ USAGE = Usage(
     3, 2, 1,
     {"small": ModelMeter(10, draft_tokens=3, spared_tokens=1.5), "large": ModelMeter(20, fetched_tokens=1)},
     SpeculationMeter(3, 7, 5, 4, [3, 2], [3, 1], 0.25, 0.5), 0,
-    CostReport(Cost(0.5, 6.0, 0.1), Cost(1.0, 8.0, 0.2), 0.5), "plain",
+    CostReport(Cost(0.5, 6.0, 0.1), Cost(1.0, 8.0, 0.2), 0.5, 0.25), "plain",
     {"window": 3.0, "name": "x"}, 2**62, 0.01, 0.1, ("a note",),
     DriftReading("gate", "v1", 0.5, 0.25, 128), queue_s=0.5,
 )  # fmt: skip

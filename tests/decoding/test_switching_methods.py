@@ -319,3 +319,29 @@ async def test_a_band_switches_less_often_than_one_threshold(run, models):
                     assert (after.source == "small") == (before.entropy_bits <= down)
     assert switches[1.5] > switches[0.9] > switches[0.0]
     assert waits[1.5] < waits[0.9] < waits[0.0]
+
+
+async def test_the_share_of_large_tokens_has_those_that_a_switch_dropped(run, models):
+    """Counted by the models' own forwards: each of them wrote one token, kept or dropped."""
+    small, large = models
+    params = {"threshold": 1.5, "window": 1, "min_stay": 1, "effect": "current"}
+    done = await run("entropy_adaptive", small, large, params, max_tokens=64)
+    kept, meters = done.owners.count("L"), done.seq.meter.models
+    assert meters["large"].discarded_tokens > 0
+    assert meters["large"].written_tokens == meters["large"].forwards > kept
+    found = report(done.seq.meter, "large", large.num_parameters, 2, 1.0, 1.0)
+    assert found.large_share == large.forwards / 64
+    assert found.large_kept_share == kept / 64
+
+
+@pytest.mark.parametrize("start", ["small", "large"])
+async def test_random_and_entropy_switching_start_alike(run, models, start):
+    small, large = models
+    for seed in range(8):
+        entropy = await run("entropy_adaptive", small, large, {"threshold": 1.5, "start": start}, seed=seed)
+        random = await run("random_switch", small, large, {"share": 0.4, "start": start}, seed=seed)
+        assert entropy.owners[0] == random.owners[0] == start[0].upper()
+    # Their defaults are the same too.
+    assert {get_method(name).parse({}).start for name in ("entropy_adaptive", "random_switch")} == {"small"}
+    drawn = {(await run("random_switch", small, large, {"start": "drawn"}, seed=n)).owners[0] for n in range(20)}
+    assert drawn == {"S", "L"}

@@ -26,7 +26,9 @@ USAGE = Usage(
     30, 11, 20,
     {
         "small": ModelMeter(10, forwards=4, decode_tokens=6, draft_tokens=9, generated_tokens=7, discarded_tokens=2),
-        "large": ModelMeter(40, forwards=3, prompt_tokens=10, cached_tokens=20, catchup_tokens=1, generated_tokens=4),
+        "large": ModelMeter(
+            40, forwards=3, prompt_tokens=10, cached_tokens=20, catchup_tokens=1, generated_tokens=4, discarded_tokens=1
+        ),
     },
     SpeculationMeter(3, 11, 9, 7, [3, 3, 3], [3, 3, 1], 0.25, 0.5), 2,
     CostReport(Cost(0.5, 100.0, 0.8), Cost(1.0, 400.0, 1.6), 4 / 11), "speculative", {}, 1, 0.2, 1.2,
@@ -74,7 +76,7 @@ def test_an_answer_is_counted_in_all_its_parts() -> None:
     assert found["turnout_prompt_tokens_total"] == {("demo",): 30}
     assert found["turnout_cached_tokens_total"] == {("demo",): 20}
     assert found["turnout_completion_tokens_total"] == {("speculative", "demo"): 11}
-    assert found["turnout_large_tokens_total"] == {("speculative", "demo"): 4}
+    assert found["turnout_large_tokens_total"] == {("speculative", "demo"): 5}  # one of them was dropped
     assert found["turnout_switches_total"] == {("speculative", "demo"): 2}
     assert found["turnout_cost_flops_total"] == {("demo", "spent"): 100, ("demo", "large_only"): 400}
     assert found["turnout_cost_paper_tokens_total"] == {("demo", "spent"): 5.5, ("demo", "large_only"): 11}

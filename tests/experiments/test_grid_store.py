@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments.grid.answering import fill
 from experiments.grid.bench import Job
 from experiments.grid.cells import Facts, Record
 from experiments.grid.planning import Plan
 from experiments.grid.runner import _Tally
 from experiments.grid.store import Saved, Store
 from tests.experiments.grid_runs import made_cell, save_made
+from turnout.calls import Usage
 from turnout.config import TurnoutConfig
+from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError
 
 # All that Python takes for the end of a line; in JSON some of them stand as they are.
@@ -138,3 +141,14 @@ def test_a_cell_whose_results_lie_where_nobody_sees_them_is_not_done(tmp_path: P
 def _saved(folder: Path) -> Saved:
     save_made(Store(folder), "made", {"plain": np.ones(2)}, run=0)
     return Store(folder).load("made")
+
+
+def test_a_record_counts_what_the_large_model_wrote_and_a_switch_dropped() -> None:
+    models = {
+        "small": ModelMeter(10, generated_tokens=6, discarded_tokens=3),
+        "large": ModelMeter(40, generated_tokens=2, discarded_tokens=1),
+    }
+    cost = CostReport(Cost(0.5, 9.0, 1.0), Cost(1.0, 9.0, 1.0), 3 / 8, 2 / 8)
+    record = Record("p")
+    fill(record, Usage(5, 8, 0, models, SpeculationMeter(), 4, cost, "x", {}, 1, 0.1, 0.2), "large")
+    assert (record.tokens, record.by_large, record.generated) == (8, 3, {"small": 9, "large": 3})

@@ -138,7 +138,8 @@ async def test_what_no_setting_reaches_is_refused_with_the_range(measured, share
     ("method", "params", "low", "high"),
     [
         ("sentence_lead", {"lead_tokens": 3}, 0.0, 1.0),
-        ("random_switch", {"mean_run": 6, "min_stay": 2}, 1 / 6, 5 / 6),
+        ("random_switch", {"mean_run": 6, "min_stay": 2, "start": "small"}, 1 / 6, 5 / 6),
+        ("random_switch", {"mean_run": 6, "min_stay": 2, "start": "drawn"}, 1 / 6, 5 / 6),
     ],
 )
 async def test_methods_without_a_threshold_are_swept_between_their_ends(method, params, low, high):
@@ -148,6 +149,16 @@ async def test_methods_without_a_threshold_are_swept_between_their_ends(method, 
     assert nearest.large_share.value == pytest.approx(0.25, abs=0.04)
     assert (found.edges, found.drift_limit) == ((), 0.0)
     assert found.fixed == params
+
+
+async def test_a_share_counts_tokens_that_the_large_model_wrote_and_a_switch_dropped():
+    """Each forward of the large model writes one token, kept or dropped."""
+    asked, asking = questions(0, judge=lambda text: 1.0), bench()
+    run = await asking.run(asked.questions, "entropy_adaptive", {**SETTING, "threshold": 1.5})
+    large = asking.models.large
+    assert isinstance(large, TableModel)
+    assert run.by_large.sum() == large.forwards
+    assert run.large_share == large.forwards / run.tokens.sum()
 
 
 async def test_a_band_is_calibrated_above_its_lower_threshold():

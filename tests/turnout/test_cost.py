@@ -52,7 +52,17 @@ def test_what_was_written_in_vain_is_paid_for() -> None:
     large.generated_tokens, large.discarded_tokens = 4, 2
     result = report(meter, "large", 40, num_prompt_tokens=5, wall_s=0.1, large_step_s=0.25)
     assert result.spent.paper == pytest.approx((5 * 10 + 6 * 40) / (4 * 40))
-    assert result.large_share == 1.0
+    assert (result.large_share, result.large_kept_share) == (6 / 4, 1.0)
+
+
+def test_a_dropped_token_of_the_large_model_counts_in_its_share_and_one_of_the_small_model_does_not() -> None:
+    """Of 8 tokens 2 are the large model's; at each of 2 hand-overs it wrote one more, which was dropped."""
+    meter = meter_of(6, 2)
+    meter.models["small"].discarded_tokens, meter.models["large"].discarded_tokens = 3, 2
+    result = report(meter, "large", 40, num_prompt_tokens=5, wall_s=0.5, large_step_s=0.25)
+    assert (result.large_share, result.large_kept_share) == (4 / 8, 2 / 8)
+    assert (meter.written_by("small"), meter.written_by("nobody")) == (9, 0)
+    assert result.spent.paper == pytest.approx((9 * 10 + 4 * 40) / (8 * 40))
 
 
 def test_nothing_generated_costs_the_prompt_only() -> None:

@@ -37,8 +37,14 @@ export function timings(usage, ttftMs) {
     ["tokens", `${usage.completion_tokens} after a prompt of ${usage.prompt_tokens}`
       + `, ${usage.prompt_tokens_details.cached_tokens} of it cached`],
     ["seed", usage.turnout.seed],
-    ["large model's share", `${Math.round(100 * usage.turnout.cost.large_share)}%, ${usage.turnout.switches} switches`],
+    ["large model's share", `${largeShare(usage.turnout.cost)}, ${usage.turnout.switches} switches`],
   ];
+}
+
+// Written, as it is paid for; of the answer's tokens only where a switch dropped some.
+function largeShare({ large_share: written, large_kept_share: kept = written }) {
+  const [all, stayed] = [written, kept].map((share) => `${Math.round(100 * share)}%`);
+  return all === stayed ? all : `${all} written, ${stayed} kept`;
 }
 
 export function drafting(counts, speculation) {
