@@ -1,8 +1,8 @@
 """Entropy Adaptive Decoding on the demo pair (seed 2): accuracy against what the large model was used for.
 
-Small alone, large alone, entropy_adaptive at five thresholds, and random switching with the same share and run
-length as each of them, on held-out arithmetic of middle difficulty; once with the paper's window and minimum stay,
-and with settings for answers as short as the demo's. Thresholds are quantiles of the small model's rolling mean
+Small alone, large alone, entropy_adaptive at several thresholds, and random switching with the same start, share and
+run length as each of them, on held-out arithmetic and on prompts of all kinds; with the paper's window and minimum
+stay, and with settings for answers as short as the demo's. Thresholds are quantiles of the small model's rolling mean
 entropy on other held-out problems, chosen before anything is scored. Judged by what is kept of the large model's
 accuracy where it writes 25% and 43% of the tokens.
 """
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections import deque
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,129 +23,79 @@ import numpy as np
 from engine.pool import LocalPool
 from experiments.arms import Arm, ArmResult, run_arm
 from experiments.machine import describe, one_line
-from experiments.report import publish
+from experiments.report import note, publish
 from experiments.statistics import Interval, bootstrap_mean, wilson
 from experiments.stats.intervals import Floats
 from experiments.stats.retention import GOALS, Goal, Spent, judged, kept_at, percent
-from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
-from training.data.problem import Problem
+from experiments.switching_arms import (
+    QUANTILES,
+    SETTINGS,
+    Prompts,
+    Setting,
+    arithmetic,
+    calibrate,
+    matched,
+    mixed,
+    random_line,
+)
 from turnout.config import TurnoutConfig
 
-CALIBRATION_SEED = 1
-TEST_SEED = 2
-# The lowest one is to have the large model write more than the 43% of the higher goal.
-QUANTILES = (0.25, 0.35, 0.5, 0.62, 0.74, 0.86)
 RESULT = Path("docs/results/ead.md")
+KINDS = ("arithmetic", "mixed")
+CLOSE = 0.01  # as near as the random arm's share of large tokens comes to the adaptive arm's, or is tried to
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What stays the same over a sweep: window and minimum stays in tokens, and when a switch acts.
-
-    `min_stay_small` is the small model's and `effect_back` the large one's, where they have ones of their own.
-    """
-
-    title: str
-    window: int
-    min_stay: int
-    effect: str
-    min_stay_small: int | None = None
-    effect_back: str | None = None
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """As parameters of `entropy_adaptive`, none left for the pool's own setting to fill."""
-        return {name: each for name, each in asdict(self).items() if name != "title"}
-
-    @property
-    def stay(self) -> str:
-        """Of both models in words."""
-        return str(self.min_stay) if self.min_stay_small is None else f"{self.min_stay}, small {self.min_stay_small}"
-
-    @property
-    def small_stay(self) -> int:
-        """Tokens that the small model writes before it may hand over, the one that tips the mean among them."""
-        least = self.min_stay if self.min_stay_small is None else self.min_stay_small
-        return max(least, 1)
-
-
-SETTINGS = {
-    "paper": Setting("the paper's setting", window=5, min_stay=10, effect="next"),
-    "short": Setting("a setting for short answers", window=2, min_stay=3, effect="next"),
-    "current": Setting("the uncertain token itself is written again", window=1, min_stay=2, effect="current"),
-    "each": Setting(
-        "every uncertain token is written again",
-        window=1,
-        min_stay=1,
-        effect="current",
-        min_stay_small=0,
-        effect_back="next",
-    ),
-}
-
-
-async def calibrate(
-    pool: LocalPool, setting: Setting, count: int, quantiles: Sequence[float] = QUANTILES
-) -> list[float]:
-    """Thresholds in bits: quantiles of the small model's rolling mean entropy where a switch would be allowed."""
-    problems = heldout(MIDDLE_DIFFICULTY, count, seed=CALIBRATION_SEED)
-    # A threshold nothing exceeds: the small model writes everything, and its entropies are read on the way.
-    arm = Arm("calibration", "entropy_adaptive", {"threshold": 64.0, "window": setting.window})
-    result = await run_arm(pool, problems, arm)
-    means: list[float] = []
-    for outcome in result.outcomes:  # quantiles of what the rule looks at, at the places where it may act
-        recent: deque[float] = deque(maxlen=setting.window)
-        for place, token in enumerate(outcome.tokens, start=1):
-            assert token.entropy_bits is not None
-            recent.append(token.entropy_bits)
-            if place >= setting.small_stay:
-                means.append(sum(recent) / len(recent))
-    return [round(float(value), 4) for value in np.quantile(means, quantiles)]
-
-
-async def alone(pool: LocalPool, problems: list[Problem]) -> list[ArmResult]:
+async def alone(pool: LocalPool, prompts: Prompts) -> list[ArmResult]:
     """Each model by itself, after a warm-up."""
-    await run_arm(pool, problems[:16], Arm("warm-up", "entropy_adaptive"))
-    return [await run_arm(pool, problems, Arm(f"{role} only", "plain", {"model": role})) for role in ("small", "large")]
+    await run_arm(pool, prompts.asked[:16], Arm("warm-up", "entropy_adaptive"))
+    arms = [Arm(f"{role} only", "plain", {"model": role}) for role in ("small", "large")]
+    return [await run_arm(pool, prompts.asked, arm, max_tokens=prompts.max_tokens) for arm in arms]
 
 
-async def sweep(pool: LocalPool, problems: list[Problem], setting: Setting, calibration: int) -> list[ArmResult]:
+async def sweep(pool: LocalPool, prompts: Prompts, setting: Setting) -> list[ArmResult]:
     """entropy_adaptive at every threshold, each followed by its random baseline."""
     results: list[ArmResult] = []
-    for threshold in await calibrate(pool, setting, calibration):
+    for threshold in await calibrate(pool, setting, prompts):
+        note(f"{prompts.title}, {setting.title}, threshold {threshold:g}")
         arm = Arm(f"entropy {threshold:g}", "entropy_adaptive", {"threshold": threshold, **setting.params})
-        adaptive = await run_arm(pool, problems, arm)
-        results.append(adaptive)
-        results.append(await run_arm(pool, problems, matched(adaptive, setting)))
+        adaptive = await run_arm(pool, prompts.asked, arm, max_tokens=prompts.max_tokens)
+        random = await run_arm(pool, prompts.asked, matched(adaptive, setting), max_tokens=prompts.max_tokens)
+        if abs(random.large_share - adaptive.large_share) > CLOSE:  # its answers are shorter or longer
+            again = matched(adaptive, setting, random)
+            random = await run_arm(pool, prompts.asked, again, max_tokens=prompts.max_tokens)
+        results += [adaptive, random]
     return results
-
-
-def matched(adaptive: ArmResult, setting: Setting) -> Arm:
-    """Random switching with the adaptive arm's share and mean run length.
-
-    Answers are short and their last run is cut, so measured runs can be shorter than the minimum stay; the
-    baseline's minimum stay is lowered to what its mean run lengths allow.
-    """
-    share, mean_run = min(max(adaptive.large_share, 0.01), 0.99), adaptive.mean_run
-    shortest = 2.0 * min(share, 1.0 - share) * mean_run
-    mean_run = max(mean_run, mean_run / shortest) if shortest < 1.0 else mean_run
-    params = {"share": share, "mean_run": mean_run, "min_stay": max(1, min(setting.min_stay, int(shortest)))}
-    return Arm(f"random for {adaptive.arm.name}", "random_switch", params)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One arm in the report. `retention` is accuracy relative to the large model alone."""
+    """One arm in the report; costs are relative to the large model alone.
+
+    Attributes:
+        retention: accuracy relative to the large model alone.
+        large_share: tokens the large model wrote, dropped ones included, per token of the answers.
+        large_kept_share: of the answers' tokens, the large model's.
+        cpu: processor time; NaN where it was not measured.
+        above_random: accuracy less that of random switching at the same share; of adaptive arms.
+        above_choice: by FLOPs and by processor time, accuracy less that of sending whole prompts, drawn by chance, to
+            the large model for the same cost; of arms that switch.
+        earliest: part of the answers with two hand-overs or more in which each came as early as the minimum stay
+            allowed; None where the minimum stay cannot be read off the runs.
+    """
 
     name: str
     accuracy: Interval
     retention: float
     large_share: float
+    large_kept_share: float
     paper_cost: float
     flops: float
     wall: float
+    cpu: float
     mean_run: float
     above_random: Interval | None
+    above_choice: tuple[Interval, Interval] | None
+    earliest: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +131,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What one setting gave at all thresholds."""
+    """What one setting gave at all thresholds on one kind of prompts."""
 
     setting: Setting
     lines: list[Line]
     verdicts: list[Verdict]
+    prompts: str = ""
+
+    @property
+    def title(self) -> str:
+        """Of setting and prompts."""
+        return f"{self.setting.title}, {self.prompts}" if self.prompts else self.setting.title
 
 
 def spent(result: ArmResult) -> Spent:
@@ -227,9 +184,33 @@ def _adaptive(result: ArmResult) -> bool:
     return result.arm.method == "entropy_adaptive"
 
 
-def summarise(results: list[ArmResult]) -> list[Line]:
+def earliest(result: ArmResult, setting: Setting) -> float | None:
+    """See `Line.earliest`; a dropped token leaves no trace in the runs, and a stay of one token holds nothing back."""
+    if setting.effect == "current" or setting.min_stay == 1 or not _adaptive(result):
+        return None
+    runs = [[len(list(run)) for _, run in groupby(each.tokens, lambda token: token.source)] for each in result.outcomes]
+    held = [len(each) > 2 and set(each[:-1]) == {setting.min_stay} for each in runs]
+    return sum(held) / len(held)
+
+
+def above_choice(result: ArmResult, small: ArmResult, large: ArmResult, costs: tuple[float, float, float]) -> Floats:
+    """Per-problem accuracy above that of a random choice of one model for each prompt, for the same cost.
+
+    Args:
+        result: the arm.
+        small: the small model alone.
+        large: the large model alone; what costs more is compared with it.
+        costs: of the three, in any one unit.
+    """
+    mine, low, high = costs
+    part = min(max((mine - low) / (high - low), 0.0), 1.0) if high > low else 1.0
+    chosen: Floats = small.correct + part * (large.correct - small.correct)
+    return result.correct - chosen
+
+
+def summarise(results: list[ArmResult], setting: Setting) -> list[Line]:
     """The report's lines: costs relative to the large model alone, and each adaptive arm against the random line."""
-    large = next(result for result in results if result.arm.name == "large only")
+    small, large = (next(each for each in results if each.arm.name == f"{role} only") for role in ("small", "large"))
     lines = []
     for place, result in enumerate(results):
         correct = result.correct
@@ -237,48 +218,53 @@ def summarise(results: list[ArmResult]) -> list[Line]:
         if _adaptive(result):
             difference = correct - random_line(results, results[place + 1], result.large_share)
             above = bootstrap_mean(difference, seed=place)
+        choice = None
+        if result.arm.method != "plain":
+            by_flops = above_choice(result, small, large, (result.flops, small.flops, large.flops))
+            by_time = above_choice(result, small, large, (result.cpu_s, small.cpu_s, large.cpu_s))
+            choice = (bootstrap_mean(by_flops, seed=place), bootstrap_mean(by_time, seed=place))
         lines.append(
             Line(
                 name=result.arm.name,
                 accuracy=wilson(int(correct.sum()), len(correct)),
                 retention=float(correct.mean() / large.correct.mean()),
                 large_share=result.large_share,
+                large_kept_share=result.large_kept_share,
                 paper_cost=result.paper_cost,
                 flops=result.flops / large.flops,
                 wall=result.wall_s / large.wall_s,
+                cpu=result.cpu_s / large.cpu_s if large.cpu_s else float("nan"),
                 mean_run=result.mean_run,
                 above_random=above,
+                above_choice=choice,
+                earliest=earliest(result, setting),
             )
         )
     return lines
 
 
-def random_line(results: list[ArmResult], random: ArmResult, share: float) -> np.ndarray:
-    """Per-problem accuracy of random switching at exactly `share`.
-
-    The matched random arm's own share differs a little from what was asked for; it is moved to `share` along the
-    straight line from small alone to large alone, per problem.
-    """
-    small = next(result for result in results if result.arm.name == "small only")
-    large = next(result for result in results if result.arm.name == "large only")
-    slope = float(large.correct.mean() - small.correct.mean())
-    return random.correct + slope * (share - random.large_share)
-
-
-def heading(count: int, machine: dict[str, str]) -> list[str]:
+def heading(kinds: list[Prompts], machine: dict[str, str], command: str) -> list[str]:
     """What was measured and how."""
     goals = ", ".join(f"{goal.least:.1%} at {goal.share:.0%} large tokens" for goal in GOALS)
+    counts = "; ".join(f"{len(each.asked)} of {each.title}" for each in kinds)
     return [
-        f"# Entropy Adaptive Decoding on the demo pair ({count} held-out problems, difficulty {MIDDLE_DIFFICULTY})",
+        "# Entropy Adaptive Decoding on the demo pair",
         "",
-        f"`make bench-ead`; {one_line(machine)}; lazy catch-up, greedy, 16 requests at a time. Intervals are 95%"
-        " (accuracy: Wilson; difference: paired bootstrap over problems). Costs are relative to the large model alone"
-        f" in the same run. Thresholds are the quantiles {', '.join(map(str, QUANTILES))} of the small model's rolling"
-        " mean entropy (bits) on other held-out problems. The random arm below each threshold has the same share and"
-        ' run length; "above random" compares with it at exactly the same share.',
+        f"`{command}`; {one_line(machine)}. Held-out prompts: {counts}. Lazy catch-up, greedy, 16 requests at a time,"
+        " one thread a forward. Intervals are 95% (accuracy: Wilson; differences: paired bootstrap over prompts). Costs"
+        " are relative to the large model alone in the same run; *time* is processor time, which other processes"
+        f" disturb less than the wall clock. Thresholds are the quantiles {', '.join(map(str, QUANTILES))} of the"
+        " small model's rolling mean entropy (bits) on other held-out prompts.",
+        "",
+        "*Large tokens* are those that the large model wrote, those included that a switch dropped, per token of the"
+        " answers; *kept* are those that stayed. The random arm below each threshold starts with the same model"
+        " (the small one) and has the same share of large tokens and run length. *Above random*: accuracy less that of"
+        " random switching at exactly the same share. *Above choice*: accuracy less that of sending whole prompts,"
+        " drawn by chance, to the large model for the same cost, by FLOPs and by time. *Earliest*: part of the answers"
+        " with two hand-overs or more, each as early as the minimum stay allows; there the entropy decides nothing.",
         "",
         f"Goals, as parts of the large model's accuracy: {goals}. What is kept there is read off the straight line"
-        " between the two thresholds beside that share, not smoothed, with its bootstrap interval over problems.",
+        " between the two thresholds beside that share, not smoothed, with its bootstrap interval over prompts.",
     ]
 
 
@@ -286,17 +272,21 @@ def to_markdown(table: Table) -> str:
     """One setting's table, and whether it meets the goals."""
     setting = table.setting
     text = [
-        f"## {setting.title[0].upper()}{setting.title[1:]}: window {setting.window}, minimum stay {setting.stay},"
+        f"## {table.title[0].upper()}{table.title[1:]}: window {setting.window}, minimum stay {setting.stay},"
         f" effect {setting.effect}",
         "",
-        "| arm | accuracy | of large | large tokens | paper cost | FLOPs | wall clock | mean run | above random |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| arm | accuracy | of large | large tokens | kept | paper cost | FLOPs | time | wall clock | mean run"
+        " | earliest | above random | above choice, FLOPs | above choice, time |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for line in table.lines:
         above = "" if line.above_random is None else _signed(line.above_random)
+        choice = ["", ""] if line.above_choice is None else [_signed(each) for each in line.above_choice]
+        early = "" if line.earliest is None else f"{line.earliest:.0%}"
         text.append(
-            f"| {line.name} | {line.accuracy} | {line.retention:.1%} | {line.large_share:.1%} | {line.paper_cost:.3f} "
-            f"| {line.flops:.3f} | {line.wall:.2f} | {line.mean_run:.1f} | {above} |"
+            f"| {line.name} | {line.accuracy} | {line.retention:.1%} | {line.large_share:.1%}"
+            f" | {line.large_kept_share:.1%} | {line.paper_cost:.3f} | {line.flops:.3f} | {line.cpu:.2f}"
+            f" | {line.wall:.2f} | {line.mean_run:.1f} | {early} | {above} | {' | '.join(choice)} |"
         )
     return "\n".join([*text, "", *map(str, table.verdicts), ""])
 
@@ -314,14 +304,14 @@ def plot(tables: list[Table], path: Path) -> None:
 
     figure, panels = plt.subplots(1, len(tables), figsize=(5 * len(tables), 4.2), sharey=True, squeeze=False)
     for axes, table in zip(panels[0], tables, strict=True):
-        setting, lines = table.setting, table.lines
+        lines = table.lines
         ends = [line for line in lines if line.name.endswith(" only")]
         for prefix, marker, label in (("entropy", "o", "entropy_adaptive"), ("random", "s", "random, same share")):
             _errorbars(axes, [line for line in lines if line.name.startswith(prefix)], marker, label)
         _errorbars(axes, ends, "^", "one model alone")
         axes.plot([line.large_share for line in ends], [line.accuracy.value for line in ends], ":", color="grey")
-        axes.set_title(f"window {setting.window}, stay {setting.stay}, effect {setting.effect}", fontsize=10)
-        axes.set_xlabel("share of tokens written by the large model")
+        axes.set_title(table.title, fontsize=10)
+        axes.set_xlabel("tokens written by the large model, per token of the answers")
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel("accuracy, 95% interval")
     panels[0][0].legend(fontsize=8)
@@ -338,10 +328,10 @@ def _errorbars(axes: Any, lines: list[Line], marker: str, label: str) -> None:
     )
 
 
-def save(tables: list[Table], count: int, machine: dict[str, str], out: Path | None) -> None:
+def save(tables: list[Table], head: list[str], machine: dict[str, str], out: Path | None) -> None:
     """Show the tables; write them, the plot and the numbers where there is a place for them."""
-    text = "\n".join([*heading(count, machine), "", *map(to_markdown, tables)])
-    numbers = {"machine": machine, **{table.setting.title: _plain(table) for table in tables}}
+    text = "\n".join([*head, "", *map(to_markdown, tables)])
+    numbers = {"machine": machine, **{table.title: _plain(table) for table in tables}}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         plot(tables, out.with_suffix(".png"))
@@ -358,16 +348,19 @@ def _plain(table: Table) -> dict[str, Any]:
     }
 
 
-async def measure(count: int, calibration: int, names: list[str]) -> list[Table]:
+async def measure(kinds: list[Prompts], settings: Sequence[Setting]) -> list[Table]:
     """Run the benchmark on the shipped pair."""
-    pool = LocalPool.load("demo", TurnoutConfig.demo())
-    problems = heldout(MIDDLE_DIFFICULTY, count, seed=TEST_SEED)
+    config = TurnoutConfig.demo()
+    one_thread = config.engine.model_copy(update={"threads": 1})
+    pool = LocalPool.load("demo", config.model_copy(update={"engine": one_thread}))
     tables = []
     try:
-        ends = await alone(pool, problems)
-        for name in names:
-            results = ends + await sweep(pool, problems, SETTINGS[name], calibration)
-            tables.append(Table(SETTINGS[name], summarise(results), [judge(results, goal) for goal in GOALS]))
+        for prompts in kinds:
+            ends = await alone(pool, prompts)
+            for setting in settings:
+                results = ends + await sweep(pool, prompts, setting)
+                verdicts = [judge(results, goal) for goal in GOALS]
+                tables.append(Table(setting, summarise(results, setting), verdicts, prompts.title))
         return tables
     finally:
         await pool.close()
@@ -376,16 +369,23 @@ async def measure(count: int, calibration: int, names: list[str]) -> list[Table]
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=500)
+    parser.add_argument("--problems", type=int, default=500, help="of arithmetic")
+    parser.add_argument("--part", type=float, default=0.25, help="of the mixed prompts")
     parser.add_argument("--calibration", type=int, default=200)
+    parser.add_argument("--prompts", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--settings", nargs="+", choices=sorted(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--quick", action="store_true", help="64 problems, results printed and not saved")
     parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
     chosen = parser.parse_args()
     machine = describe()
-    count, calibration = (64, 32) if chosen.quick else (chosen.problems, chosen.calibration)
+    count, part, calibration = (64, 0.03, 32) if chosen.quick else (chosen.problems, chosen.part, chosen.calibration)
+    made = {"arithmetic": lambda: arithmetic(count, calibration), "mixed": lambda: mixed(part, calibration)}
+    kinds = [made[name]() for name in chosen.prompts]
     out = chosen.out if chosen.quick else chosen.out or RESULT
-    save(asyncio.run(measure(count, calibration, chosen.settings)), count, machine, out)
+    given = " ".join(sys.argv[1:])
+    command = f'make bench-ead BENCH_ARGS="{given}"' if given else "make bench-ead"
+    tables = asyncio.run(measure(kinds, [SETTINGS[name] for name in chosen.settings]))
+    save(tables, heading(kinds, machine, command), machine, out)
 
 
 if __name__ == "__main__":

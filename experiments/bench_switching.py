@@ -16,13 +16,13 @@ import uvloop
 
 from engine.pool import LocalPool
 from experiments.arms import Arm, ArmResult, run_arm
-from experiments.bench_ead import SETTINGS, TEST_SEED, Setting, calibrate
 from experiments.deepened import deepened
 from experiments.machine import describe, one_line
 from experiments.report import note, publish
 from experiments.statistics import Interval, spread
 from experiments.stats.intervals import ratio as accuracy_ratio
 from experiments.stats.retention import GOALS, judged, percent
+from experiments.switching_arms import SETTINGS, TEST_SEED, Setting, arithmetic, calibrate
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from training.data.problem import Problem
 from turnout.config import DEMO_METHOD, TurnoutConfig, model_path
@@ -56,7 +56,7 @@ class Speed:
     Attributes:
         per_s: requests per second, median of the rounds with the smallest and the largest.
         ratio: to the large model alone, of each round.
-        large_share: of the tokens, written by the large model.
+        large_share: tokens written by the large model, dropped ones included, per token of the answers.
         kept: accuracy relative to the large model alone, with its 95% interval over problems drawn again.
         mean_tokens: of an answer.
     """
@@ -89,7 +89,7 @@ async def arms(pool: LocalPool, calibration: int) -> list[Arm]:
     """Both models alone, the shipped default, and each setting of `bench_ead` at a threshold of its own."""
     found = [LARGE, SMALL, Arm("the demo's default", DEMO_METHOD.name, DEMO_METHOD.params)]
     for setting in SETTINGS.values():
-        [threshold] = await calibrate(pool, setting, calibration, (QUANTILE,))
+        [threshold] = await calibrate(pool, setting, arithmetic(1, calibration), (QUANTILE,))
         found.append(Arm(_words(setting, threshold), "entropy_adaptive", {"threshold": threshold, **setting.params}))
     return found
 
@@ -158,7 +158,8 @@ def to_markdown(speeds: list[Speed], rounds: int, problems: int, machine: dict[s
         " interval over problems drawn again.",
         "",
         "A deepened large model has layers whose output projections are zero: they are computed, and change no answer."
-        " Cost: how many times longer the large model alone takes for all requests than the small one alone.",
+        " Cost: how many times longer the large model alone takes for all requests than the small one alone. Large"
+        " tokens are all that the large model wrote, dropped ones included, per token of the answers.",
         "",
         f"## Goal: {GOAL:g} times the large model's requests per second, where it writes {low:.0%} to {high:.0%} of the"
         f" tokens, costs at least {COST:g} times the small one, and {FLOOR:.1%} of its accuracy are kept",

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from engine.pool import LocalPool
 from experiments.arms import Arm, ArmResult, run_arm
-from experiments.bench_ead import CALIBRATION_SEED, SETTINGS, TEST_SEED, Setting, matched, random_line
 from experiments.report import note, show
 from experiments.statistics import Interval, bootstrap_mean, wilson
+from experiments.switching_arms import CALIBRATION_SEED, SETTINGS, TEST_SEED, Setting, matched, random_line
 from training.calibration_data import Question, QuestionSet
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout, is_correct
 from training.data.problem import Problem
@@ -209,7 +209,9 @@ def to_markdown(pair: str, ends: list[ArmResult], cells: list[Cell]) -> str:
         f" Each combination's threshold was calibrated to {SHARE:.0%} large tokens on other held-out problems"
         " (`turnout calibrate`). Intervals are 95%"
         " (accuracy: Wilson; differences: paired bootstrap over problems). Above random: accuracy less that of random"
-        " switching at the same share, with runs of the same mean length. Costs are relative to the large model alone.",
+        " switching at the same share, with runs of the same mean length and the same model first. Large tokens are all"
+        " that the large model wrote, dropped ones included, per token of the answers. Costs are relative to the large"
+        " model alone.",
         "",
         f"Small model alone: {_accuracy(small)}. Large model alone: {_accuracy(large)}.",
         "",

@@ -37,8 +37,9 @@ def to_markdown(found: Figures, prompts: Prompts, machine: str, kept: dict[Goal,
             " costs between the two models', along the settings of one way of answering; *of the oracle*: as a part of"
             " what knowing beforehand which model is right would gain. 95% intervals by bootstrap over prompts.",
             "",
-            "The paper's cost is of the tokens that were written, samples, steps and answers that were thrown away"
-            " included; speculative drafts are free by it. FLOPs and time count them. Time is that of a request beside"
+            "Large tokens are all that the large model wrote, dropped ones included, per token of the answers. The"
+            " paper's cost is of the tokens that were written, samples, steps and answers thrown away included;"
+            " speculative drafts are free by it. FLOPs and time count them. Time is that of a request beside"
             " others; each way ran once, so a machine whose speed varies moves it by more than its interval says.",
             "",
             *_left_out(prompts),

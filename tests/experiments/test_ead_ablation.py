@@ -10,7 +10,6 @@ import pytest
 
 from experiments import ead_ablation
 from experiments.arms import Arm, ArmResult, Outcome
-from experiments.bench_ead import Setting
 from experiments.ead_ablation import (
     EFFECTS,
     HALVINGS,
@@ -24,6 +23,7 @@ from experiments.ead_ablation import (
     to_markdown,
     verdict,
 )
+from experiments.switching_arms import Setting
 from turnout.calls import TokenOut, Usage
 from turnout.cost import Cost, CostReport, SpeculationMeter
 from turnout.types import TokenKind
