@@ -123,7 +123,7 @@ bench-load: venv ## measure latency and goodput against offered load (demo model
 bench-long-context: venv ## measure first token and memory against the prompt's length, up to 32k tokens
 	$(BIN)/python -m experiments.long_context
 
-bench-ead: venv ## measure entropy_adaptive on held-out arithmetic: accuracy, cost, time (BENCH_ARGS=--quick: briefly)
+bench-ead: venv ## measure entropy_adaptive on held-out arithmetic and mixed prompts: accuracy, cost, time (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m experiments.bench_ead $(BENCH_ARGS)
 
 bench-ead-ablation: venv ## measure what window, minimum stay and effect of entropy_adaptive are worth
