@@ -331,11 +331,7 @@ class TokenText(Protocol):
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that a token adds to a text it does not begin, maybe a part of a character; a special token's name.
-
-        Joined, they are the UTF-8 of the text that the tokens are: what looks for something in text as it is written
-        looks for its bytes.
-        """
+        """Bytes of a token inside a text: joined, the text's UTF-8; a special token's name."""
         ...
 
 
