@@ -33,8 +33,9 @@ def status(
 ) -> None:
     """Ask a running server whether it is well.
 
-    Shows its endpoints, the replicas of its pools and where their models run, queues, cache use, acceptance of drafts
-    and counters. Exit code 0 when both endpoints answer and every pool is healthy, 1 when not.
+    Shows its endpoints, the replicas of its pools and where their models run, queues, cache use, the prefix store's
+    servers and their versions, acceptance of drafts and counters. Exit code 0 when both endpoints answer and every
+    pool is healthy, 1 when not.
     """
     grpc_ms = read_grpc(address)
     health = read_health(http)
@@ -151,6 +152,12 @@ def noted(pools: Pools) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def stores(pools: Pools) -> list[str]:
+    """A line for every server of a prefix store, each of them once."""
+    caches = [cache for replicas in pools.values() for each in replicas if (cache := each.get("cache"))]
+    return list(dict.fromkeys(f"store: {server}" for cache in caches for server in cache.get("servers", ())))
+
+
 def acceptance_rows(metrics: dict[str, float]) -> list[list[str]]:
     """Method and tenant, drafted tokens, share of them accepted, of everything that drafts."""
     rows = []
@@ -202,7 +209,7 @@ def _show_pools(pools: Pools) -> None:
     if members := member_rows(pools):
         columns = ["pool", "replica", "model", "place", ">restarts", ">sequences", ">KV used", ">waiting", ">step ms"]
         print_table(columns, members)
-    for line in noted(pools):
+    for line in (*stores(pools), *noted(pools)):
         typer.echo(line)
 
 

@@ -1,4 +1,4 @@
-"""The prefix store of a local run: a Redis server of its own, and a key that nobody else has."""
+"""The prefix store of a local run: a Valkey (or Redis) server of its own, and a root key that is made for it."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def start_store(config: TurnoutConfig) -> tuple[TurnoutConfig, EmbeddedStore | N
         return config, None
     from kvstore.keys import write_root_key
     from kvstore.redis.embedded import EmbeddedServer
+    from kvstore.redis.executables import HOLES
 
     try:
         folder = Path(tempfile.mkdtemp(prefix="turnout-store-"))  # only this user may enter it
@@ -79,4 +80,11 @@ def start_store(config: TurnoutConfig) -> tuple[TurnoutConfig, EmbeddedStore | N
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    version = store.server.version
+    if version is not None and not version.patched:
+        log.warning(
+            "the embedded prefix store runs %s, which lacks the fixes for %s; install a newer valkey-server on PATH",
+            version,
+            HOLES,
+        )
     return store.joined(config), store

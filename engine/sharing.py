@@ -129,6 +129,7 @@ def cache_stats(bridge: SharedPrefixes) -> CacheStats:
         bytes_written=store.bytes_written,
         memory_bytes=store.memory_bytes,
         regret_s=store.regret_s,
+        servers=store.servers,
     )
 
 
@@ -152,6 +153,7 @@ def summed(stats: Collection[CacheStats]) -> CacheStats | None:
         bytes_written=sum(each.bytes_written for each in stats),
         memory_bytes=max(each.memory_bytes for each in stats),
         regret_s=sum(each.regret_s for each in stats),
+        servers=tuple(dict.fromkeys(server for each in stats for server in each.servers)),
     )
 
 

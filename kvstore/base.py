@@ -75,6 +75,10 @@ class ByteStore(Protocol):
         """Run a small Lua script on the node that holds the keys (one slot); what it returns."""
         ...
 
+    def servers(self, deadline: float) -> list[str]:
+        """Name the servers that are known and answer, as in "valkey 9.1.2 (embedded)"."""
+        ...
+
     def distrust(self) -> None:
         """Say that a value was not the one of its key: a connection may be an answer behind, so all are made anew."""
         ...

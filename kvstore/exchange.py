@@ -140,6 +140,7 @@ class StoreStats:
         waits_s: time spent waiting for another process to compute a prefix.
         drift: share of the quota index whose values are gone, by the last sample.
         health: of Redis: ok, degraded or off.
+        servers: product, version and place of each, as they last said it.
         tenants: by name, those that ask for the most first.
     """
 
@@ -156,4 +157,5 @@ class StoreStats:
     waits_s: float = 0.0
     drift: float = 0.0
     health: Health = "off"
+    servers: tuple[str, ...] = ()
     tenants: Mapping[str, TenantCounts] = field(default_factory=dict)

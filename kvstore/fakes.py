@@ -107,6 +107,10 @@ class MemoryByteStore:
         with self._lock:
             return self._scripts[text](self, keys, args)
 
+    def servers(self, deadline: float) -> list[str]:
+        """As `ByteStore`: no server."""
+        return []
+
     def distrust(self) -> None:
         """There are no connections."""
 
@@ -183,6 +187,10 @@ class PassOn:
     def script(self, text: str, keys: Sequence[bytes], args: Sequence[bytes | int | str], deadline: float) -> Any:
         """As `ByteStore`."""
         return self._inner.script(text, keys, args, deadline)
+
+    def servers(self, deadline: float) -> list[str]:
+        """As `ByteStore`."""
+        return self._inner.servers(deadline)
 
     def distrust(self) -> None:
         """As `ByteStore`."""
@@ -369,6 +377,10 @@ class RecordingStore:
     def script(self, text: str, keys: Sequence[bytes], args: Sequence[bytes | int | str], deadline: float) -> Any:
         """As `ByteStore`."""
         return self._record("script", keys, [], lambda: self.inner.script(text, keys, args, deadline))
+
+    def servers(self, deadline: float) -> list[str]:
+        """As `ByteStore`."""
+        return self.inner.servers(deadline)
 
     def distrust(self) -> None:
         """As `ByteStore`."""

@@ -55,6 +55,7 @@ class PrefixStore:
         self.counts = counts
         self.controller = controller
         self.drift = 0.0
+        self.servers: tuple[str, ...] = ()
         self._fetcher = fetcher
         self._writer = writer
         self._doorkeeper = doorkeeper
@@ -136,6 +137,7 @@ class PrefixStore:
             waits_s=counts.waits_s,
             drift=self.drift,
             health=self.health(),
+            servers=self.servers,
             tenants=counts.tenants(),
         )
 

@@ -71,7 +71,7 @@ class Upkeep:
         self._thread = Thread(target=self._work, name="kv-upkeep", daemon=True)
 
     def introduce(self) -> None:
-        """Check the root key, say which models and namespaces there are, and read what is registered.
+        """Check the root key, say which models and namespaces there are, read what is registered and what serves it.
 
         Raises:
             TurnoutError: Redis was filled under another root key.
@@ -83,6 +83,9 @@ class Upkeep:
             enrol(office.store, office.sealer, each.name, each.forms, office.tokenizer, deadline)
         office.registry.refresh(deadline)
         office.accounts.name(self._namespaces(), deadline, again=True)
+        servers = tuple(office.store.servers(deadline))
+        for each in self._stores:
+            each.servers = servers
         self._ours = True
 
     def start(self) -> None:

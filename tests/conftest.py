@@ -14,6 +14,7 @@ from tests.properties import USUAL
 from tests.telling import told, write_figures
 
 FIGURES = "--figures"
+STORE_SERVER = "--store-server"
 CLUSTERS = {"ray_cluster", "raylets"}
 TOGETHER = "tests/deployments/test_"
 # What a property says depends neither on how busy the machine is nor on which cases a run happens to draw. New cases
@@ -50,6 +51,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        STORE_SERVER, default=None, metavar="FILE", help="server of the prefix store's tests, not the one a run takes"
+    )
     parser.addoption(FIGURES, default=None, metavar="FILE", help="write the figures that tests tell there, as Markdown")
 
 
@@ -64,6 +68,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         arguments = [each for each in config.invocation_params.args if each not in (FIGURES, wanted)]
         outcomes = {each: len(terminalreporter.stats.get(each, [])) for each in ("passed", "failed", "error")}
         write_figures(Path(wanted), [each for each in arguments if not each.startswith(FIGURES)], outcomes)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def store_server(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let every server of a prefix store be the one that is asked for."""
+    chosen = request.config.getoption(STORE_SERVER)
+    with pytest.MonkeyPatch.context() as patch:
+        if chosen is not None:
+            patch.setattr("kvstore.redis.embedded.find_server", lambda: Path(chosen))
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

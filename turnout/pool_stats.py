@@ -21,6 +21,7 @@ class CacheStats:
         bytes_written: to Redis.
         memory_bytes: held in this process's memory.
         regret_s: time that the other choice between fetching and computing would have saved, by its own forecasts.
+        servers: of the store: product, version and place of each, as in "valkey 9.1.2 (embedded)".
     """
 
     health: Literal["ok", "degraded", "off"]
@@ -33,6 +34,7 @@ class CacheStats:
     bytes_written: int
     memory_bytes: int
     regret_s: float
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

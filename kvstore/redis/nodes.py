@@ -25,6 +25,8 @@ Kind = Literal["single", "sentinel", "cluster"]
 URL_FIELD = "kvstore.url"
 DEFAULT_PORTS: dict[Kind, int] = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 KINDS: dict[str, Kind] = {"": "single", "sentinel": "sentinel", "cluster": "cluster"}
+# Name of the embedded server's socket, by which its clients know what it is.
+SOCKET = "turnout-embedded.sock"
 # A node that does not even take a connection for so long is not there.
 CONNECT_S = 1.0
 # Said without repeating what may be a piece of a password.
@@ -143,6 +145,11 @@ def parse_url(url: str, *, password_file: str | None = None, tls: TlsFiles | Non
     if kind == "sentinel" and not service:
         raise invalid(URL_FIELD, "needs the name of the service: redis+sentinel://host:port,host:port/service")
     return Address(kind, endpoints, access, service)
+
+
+def is_embedded(address: Address) -> bool:
+    """Tell whether an address is the socket of an embedded server."""
+    return any(Path(endpoint.path).name == SOCKET for endpoint in address.endpoints)
 
 
 def _read_password(path: str | None) -> str | None:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from kvstore.base import StoreFault
 from kvstore.redis.breaker import Breaker
-from kvstore.redis.nodes import Address
+from kvstore.redis.executables import version_in_info
+from kvstore.redis.nodes import Address, is_embedded
 from kvstore.redis.reading import Done, Place, Reading, Sizes
 from kvstore.redis.resp import ErrorReply, Reply, command, per_key, set_once
 from kvstore.redis.routes import Routes
@@ -48,6 +49,7 @@ class RedisStore:
 
         self._routes = Routes(address, connections, breaker)
         self._sizes = Sizes()
+        self._embedded = is_embedded(address)
 
     def count_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
         """How many of the keys, from the first on without a gap, are there.
@@ -104,6 +106,17 @@ class RedisStore:
         if isinstance(reply, ErrorReply):
             reply = self._routes.one(home, [command("EVAL", text, len(keys), *keys, *args)], deadline)
         return reply
+
+    def servers(self, deadline: float) -> list[str]:
+        """Ask every node that is known for its product and version; one that does not say is left out."""
+        places: dict[str, list[str]] = {}
+        for endpoint in self._routes.topology.nodes():
+            reply = self._routes.ask(endpoint, command("INFO", "SERVER"), deadline)
+            lines = reply.decode(errors="replace").splitlines() if isinstance(reply, bytes) else []
+            version = version_in_info(dict(line.split(":", 1) for line in lines if ":" in line))
+            if version is not None:
+                places.setdefault(str(version), []).append(str(endpoint))
+        return [f"{name} ({'embedded' if self._embedded else ', '.join(each)})" for name, each in places.items()]
 
     def health(self) -> Literal["ok", "degraded", "off"]:
         """ok; degraded: some node's breaker is open; off: nothing can be reached."""

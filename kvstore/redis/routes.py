@@ -72,7 +72,7 @@ class Routes:
         self._pools: dict[Endpoint, Pool] = {}
         self._closed = False
         self._lost = False
-        self.topology = learn(address, self._opener, self._ask)
+        self.topology = learn(address, self._opener, self.ask)
 
     def pool(self, endpoint: Endpoint) -> Pool:
         """The connections to a node."""
@@ -197,7 +197,12 @@ class Routes:
         for pool in pools:
             pool.close()
 
-    def _ask(self, endpoint: Endpoint, raw: bytes, deadline: float) -> Reply:
+    def ask(self, endpoint: Endpoint, raw: bytes, deadline: float) -> Reply:
+        """Send one command to a node; an error reply is returned.
+
+        Raises:
+            StoreFault: any, but not for what the node says.
+        """
         with self.turn(endpoint, deadline) as connection:
             connection.send([raw], 1, deadline)
             return connection.reply(deadline)

@@ -8,17 +8,13 @@ from dataclasses import asdict, dataclass
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.forms import Forms
+from kvstore.scripts import ALL_FIELDS, CLAIM, ENROL, GET
 from kvstore.tenants.sealed import SealBroken, Sealer
 from turnout.errors import TurnoutError, invalid
 
 ROOT = b"to1:{reg}:root"
 MODELS = b"to1:{reg}:models"
 PROOF = b"turnout"
-
-GET = "return redis.call('get', KEYS[1])"
-CLAIM = "redis.call('set', KEYS[1], ARGV[1], 'NX') return redis.call('get', KEYS[1])"
-ENROL = "return redis.call('hset', KEYS[1], ARGV[1], ARGV[2])"
-ALL = "return redis.call('hgetall', KEYS[1])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,7 @@ def enrolled(store: ByteStore, sealer: Sealer, deadline: float) -> list[Enrolled
     Raises:
         StoreFault: Redis does not answer.
     """
-    values = store.script(ALL, [MODELS], [], deadline) or []
+    values = store.script(ALL_FIELDS, [MODELS], [], deadline) or []
     found = []
     for tag, sealed in zip(values[::2], values[1::2], strict=True):
         try:

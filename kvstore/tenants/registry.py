@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any
 
 from kvstore.base import ByteStore, StoreFault
+from kvstore.scripts import GET, SWAP
 from kvstore.tenants.sealed import SealBroken, Sealer
 from turnout.errors import invalid, not_found
 from turnout.types import Namespace, SharingPolicy
@@ -25,13 +26,6 @@ VERSION = b"to1:{reg}:ver"
 ATTEMPTS = 8
 MOST_PREFIXES = 10_000
 
-GET = "return redis.call('get', KEYS[1])"
-SWAP = """
-if (redis.call('get', KEYS[1]) or '0') ~= ARGV[1] then return 0 end
-redis.call('set', KEYS[1], ARGV[2])
-redis.call('set', KEYS[2], ARGV[3])
-return 1
-"""
 
 log = logging.getLogger(__name__)
 

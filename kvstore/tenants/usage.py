@@ -13,22 +13,12 @@ from dataclasses import astuple, fields
 from kvstore.base import ByteStore
 from kvstore.exchange import TenantCounts
 from kvstore.keys import Keyring
+from kvstore.scripts import ADD, ALL_FIELDS, DROP, NAME
 from kvstore.tenants.sealed import SealBroken, Sealer
 from turnout.types import Namespace
 
 NAMES = b"to1:{reg}:names"
 FIELDS = tuple(field.name for field in fields(TenantCounts))
-
-ADD = """
-for i = 1, #ARGV, 2 do redis.call('hincrby', KEYS[1], ARGV[i], ARGV[i + 1]) end
-return 1
-"""
-READ = "return redis.call('hgetall', KEYS[1])"
-NAME = """
-for i = 1, #ARGV, 2 do redis.call('hsetnx', KEYS[1], ARGV[i], ARGV[i + 1]) end
-return 1
-"""
-DROP = "return redis.call('unlink', KEYS[1])"
 
 
 class Accounts:
@@ -68,7 +58,7 @@ class Accounts:
 
     def names(self, deadline: float) -> list[Namespace]:
         """Every namespace that was named; those whose name cannot be read are left out."""
-        values = self._store.script(READ, [NAMES], [], deadline) or []
+        values = self._store.script(ALL_FIELDS, [NAMES], [], deadline) or []
         found = []
         for tag, sealed in zip(values[::2], values[1::2], strict=True):
             try:
@@ -94,7 +84,7 @@ class Accounts:
 
     def read(self, tenant: str, deadline: float) -> TenantCounts:
         """A tenant's account."""
-        values = self._store.script(READ, [self._key(Namespace("private", tenant))], [], deadline) or []
+        values = self._store.script(ALL_FIELDS, [self._key(Namespace("private", tenant))], [], deadline) or []
         pairs = dict(zip(values[::2], values[1::2], strict=True))
         return TenantCounts(**{name: int(pairs.get(name.encode(), 0)) for name in FIELDS})
 

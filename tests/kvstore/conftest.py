@@ -12,6 +12,7 @@ from kvstore.build import SharedStore
 from kvstore.redis.embedded import EmbeddedServer
 from kvstore.redis.redis_store import RedisStore
 from tests.kvstore.prefixes import redis_store, shared, soon, start_server
+from tests.kvstore.rights import denied
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +20,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
     """One for the tests of a module."""
     with start_server(Path(tmp_path_factory.mktemp("redis"))) as running:
         yield running
+        if running.running:
+            assert denied(running) == set()
 
 
 @pytest.fixture

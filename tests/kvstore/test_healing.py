@@ -12,7 +12,8 @@ from kvstore import value as values
 from kvstore.keys import Keyring
 from kvstore.lookup import reader
 from kvstore.redis.redis_store import RedisStore
-from kvstore.tenants.enrolment import CLAIM, PROOF
+from kvstore.scripts import CLAIM
+from kvstore.tenants.enrolment import PROOF
 from kvstore.tenants.enrolment import ROOT as CLAIMED
 from kvstore.tenants.registry import Prefix, Registry
 from kvstore.tenants.sealed import Sealer

@@ -9,7 +9,8 @@ from kvstore.base import ByteStore, StoreFault
 from kvstore.fakes import PassOn
 from kvstore.keys import Keyring
 from kvstore.redis.redis_store import RedisStore
-from kvstore.tenants.quotas import RECORD, Held, Quotas
+from kvstore.scripts import RECORD
+from kvstore.tenants.quotas import Held, Quotas
 from kvstore.tenants.registry import Prefix, Registry
 from kvstore.tenants.sealed import Sealer
 from tests.kvstore.prefixes import FOUR, ROOT, Engine, shared, soon, tokens, until

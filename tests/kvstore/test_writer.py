@@ -17,7 +17,8 @@ from kvstore.keys import Keyring, Link
 from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import HostMemory
 from kvstore.lookup.writer import Shelf, Writer
-from kvstore.tenants.quotas import RECORD, Quotas
+from kvstore.scripts import RECORD
+from kvstore.tenants.quotas import Quotas
 from tests.kvstore.prefixes import CHUNK, LAYOUT, ROOT, kv_of, tokens
 from turnout.types import Sharing
 
@@ -236,7 +237,7 @@ def test_the_lock_on_a_stored_chunk_moves_on_and_that_on_a_dropped_one_is_freed(
         free.append(keys[0])
         return store.delete(keys, time.monotonic() + 1.0)
 
-    from kvstore.lookup.locks import FREE
+    from kvstore.scripts import FREE
 
     it = bench(benches)
     it.bytes._scripts[FREE] = free_script

@@ -81,7 +81,7 @@ function oneCache(cache) {
   const where = Object.entries(cache.tokens);
   const found = where.reduce((sum, [, count]) => sum + count, 0);
   return h("div", {},
-    h("p", {}, "Redis: ", h("strong", {}, cache.health), `; ${cache.lookups} lookups, ${cache.writes} values written, `
+    h("p", {}, `${cache.servers.join(", ") || "Store"}: `, h("strong", {}, cache.health), `; ${cache.lookups} lookups, ${cache.writes} values written, `
       + `${bytes(cache.bytes_read)} read, ${bytes(cache.bytes_written)} written, ${bytes(cache.memory_bytes)} in memory.`),
     table("Tokens found, by where", ["where", "tokens", "share"], where.map(([name, count]) => [name, count,
       [h("meter", { min: 0, max: Math.max(1, found), value: count, "aria-label": `share of ${name}` }),

@@ -134,7 +134,7 @@ LIKE_OTHERS = {"nothing", "delayed", "flipped", "silent", "killed"}
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
     # Its log does not grow, so that the limit of file sizes is that of what it saves.
-    with redis_server(Path(tmp_path_factory.mktemp("redis")), 'logfile ""') as running:
+    with redis_server(Path(tmp_path_factory.mktemp("redis")), 'logfile ""', restricted=True) as running:
         yield running
 
 

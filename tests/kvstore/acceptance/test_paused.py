@@ -25,7 +25,7 @@ ADDED_P99_S = 0.005
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[RedisProcess]:
-    with redis_server(tmp_path / "r") as running:
+    with redis_server(tmp_path / "r", restricted=True) as running:
         yield running
 
 

@@ -31,7 +31,7 @@ PAGE = 16  # bytes of KV that do not come together by chance
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[RedisProcess]:
-    with redis_server(tmp_path / "r") as running:
+    with redis_server(tmp_path / "r", restricted=True) as running:
         yield running
 
 
