@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvstore.base import ByteStore, FaultKind, StoreFault
@@ -329,17 +329,19 @@ class Call:
     fault: FaultKind | None = None
 
 
-@dataclass(slots=True)
-class RecordingStore:
+class RecordingStore(PassOn):
     """A `ByteStore` that writes down each call when it ends, in that order. Thread-safe.
 
-    Attributes:
+    Args:
         inner: the store behind it.
+
+    Attributes:
         calls: what was called.
     """
 
-    inner: ByteStore
-    calls: list[Call] = field(default_factory=list)
+    def __init__(self, inner: ByteStore) -> None:
+        super().__init__(inner)
+        self.calls: list[Call] = []
 
     def named(self, name: str) -> list[Call]:
         """Calls of one method."""
@@ -347,7 +349,7 @@ class RecordingStore:
 
     def count_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
         """As `ByteStore`."""
-        return int(self._record("count_prefix", keys, [], lambda: self.inner.count_prefix(keys, deadline)))
+        return int(self._record("count_prefix", keys, [], lambda: self._inner.count_prefix(keys, deadline)))
 
     def read(self, keys: Sequence[bytes], place: Place, done: Done, ttl_ms: int, deadline: float) -> int:
         """As `ByteStore`."""
@@ -359,40 +361,24 @@ class RecordingStore:
                 sizes.append(size)
             return view
 
-        return int(self._record("read", keys, sizes, lambda: self.inner.read(keys, placed, done, ttl_ms, deadline)))
+        return int(self._record("read", keys, sizes, lambda: self._inner.read(keys, placed, done, ttl_ms, deadline)))
 
     def write(self, key: bytes, parts: Sequence[memoryview | bytes], ttl_ms: int, deadline: float) -> bool:
         """As `ByteStore`."""
         sizes = [sum(memoryview(part).nbytes for part in parts)]
-        return bool(self._record("write", [key], sizes, lambda: self.inner.write(key, parts, ttl_ms, deadline)))
+        return bool(self._record("write", [key], sizes, lambda: self._inner.write(key, parts, ttl_ms, deadline)))
 
     def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
         """As `ByteStore`."""
-        return list(self._record("touch", keys, [], lambda: self.inner.touch(keys, ttl_ms, deadline)))
+        return list(self._record("touch", keys, [], lambda: self._inner.touch(keys, ttl_ms, deadline)))
 
     def delete(self, keys: Sequence[bytes], deadline: float) -> int:
         """As `ByteStore`."""
-        return int(self._record("delete", keys, [], lambda: self.inner.delete(keys, deadline)))
+        return int(self._record("delete", keys, [], lambda: self._inner.delete(keys, deadline)))
 
     def script(self, text: str, keys: Sequence[bytes], args: Sequence[bytes | int | str], deadline: float) -> Any:
         """As `ByteStore`."""
-        return self._record("script", keys, [], lambda: self.inner.script(text, keys, args, deadline))
-
-    def servers(self, deadline: float) -> list[str]:
-        """As `ByteStore`."""
-        return self.inner.servers(deadline)
-
-    def distrust(self) -> None:
-        """As `ByteStore`."""
-        self.inner.distrust()
-
-    def health(self) -> Literal["ok", "degraded", "off"]:
-        """Of the store behind it."""
-        return self.inner.health()
-
-    def close(self) -> None:
-        """Close the store behind it."""
-        self.inner.close()
+        return self._record("script", keys, [], lambda: self._inner.script(text, keys, args, deadline))
 
     def _record(self, name: str, keys: Sequence[bytes], sizes: list[int], run: Callable[[], Any]) -> Any:
         try:

@@ -37,7 +37,8 @@ class KVStoreConfig(_Section):
     url: Annotated[
         str,
         Field(
-            description="off; embedded: a Valkey server of the run's own; or an address of a Valkey or Redis: redis://, rediss://, unix://,"
+            description="off; embedded: a Valkey server of the run's own; or an address of a Valkey or Redis:"
+            " redis://, rediss://, unix://,"
             " redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT,HOST:PORT"
         ),
     ] = EMBEDDED

@@ -59,7 +59,7 @@ def to_markdown(results: Results) -> str:
     lines = [
         f"# The shared prefix store (random Llama, {run.model} parameters, bfloat16)",
         "",
-        f"`make bench-kvstore`; {one_line(run.machine)}; the store's own Redis on the same machine; prefix of"
+        f"`make bench-kvstore`; {one_line(run.machine)}; the store's own server on the same machine; prefix of"
         f" {run.prefix:,} tokens in chunks of {run.chunk_tokens} ({run.chunk_bytes / 2**20:.2f} MiB); medians of"
         f" {run.rounds} interleaved rounds [smallest, largest].",
         "",

@@ -255,6 +255,16 @@ def test_the_status_shows_replicas_and_where_their_models_run(run: Any, http: Th
     assert json.loads(run("status", "--http", url, "--json").out)["pools"] == POOLS
 
 
+@pytest.mark.usefixtures("served")
+def test_the_status_names_the_servers_of_the_prefix_store_once(run: Any, http: ThreadingHTTPServer) -> None:
+    embedded, named = "valkey 9.1.2 (embedded)", "redis 8.2.2 (redis.internal:6379)"
+    caches = [{"servers": [embedded]}, {"servers": [named, embedded]}, {"servers": []}, None]
+    pools = {"p": [{**POOLS["p"][0], "cache": cache} for cache in caches]}
+    http.status = (200, json.dumps({"pools": pools, "errors": {}}))  # type: ignore[attr-defined]
+    lines = run("status", "--http", f"http://127.0.0.1:{http.server_port}").out.splitlines()
+    assert [line for line in lines if line.startswith("store:")] == [f"store: {embedded}", f"store: {named}"]
+
+
 @pytest.mark.parametrize(("asleep", "asked"), [(False, [10.0]), (True, [])])
 def test_the_status_wakes_no_pool_and_waits_for_none(
     run: Any, http: ThreadingHTTPServer, served: list[float | None], asleep: bool, asked: list[float]

@@ -14,6 +14,7 @@ from deployments.embedded_store import start_store
 from deployments.pool_deployment import load_engine
 from engine.pool import LocalPool
 from kvstore.keys import load_root_key
+from kvstore.redis.executables import ServerVersion
 from tests.deployments.conftest import served_config
 from turnout.calls import GenerateCall
 from turnout.config import TurnoutConfig
@@ -60,6 +61,7 @@ async def test_a_pool_that_is_loaded_with_it_uses_it() -> None:
         cache = pool.stats().cache
         assert cache is not None
         assert (cache.health, cache.writes, cache.faults) == ("ok", 2, {})
+        assert cache.servers == (f"{store.server.version} (embedded)",)
         await pool.close()
     finally:
         store.stop()
@@ -69,6 +71,18 @@ async def test_a_pool_that_is_loaded_with_it_uses_it() -> None:
 def test_only_embedded_starts_one(url: str) -> None:
     config = with_store(url=url)
     assert start_store(config) == (config, None)
+
+
+@pytest.mark.parametrize(("numbers", "warned"), [((6, 2, 14), True), ((6, 2, 20), False)])
+def test_a_server_with_known_holes_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, numbers: tuple[int, int, int], warned: bool
+) -> None:
+    monkeypatch.setattr("kvstore.redis.embedded.read_version", lambda _: ServerVersion("redis", numbers))
+    with caplog.at_level(logging.WARNING):
+        _, store = start_store(with_store(url="embedded"))
+    assert store is not None
+    store.stop()
+    assert ("redis 6.2.14, which lacks the fixes for CVE-2024-31449" in caplog.text) == warned
 
 
 def test_without_a_server_everything_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
