@@ -44,9 +44,7 @@ def chunk(text: str, *tokens: tuple[str, str]) -> Chunk:
             [Piece("é", "l"), Piece(" au", "s")],
             id="a character of two tokens before another token",
         ),
-        pytest.param(
-            [chunk("a", ("a", "s"), ("", "l"))], [Piece("a", "s")], id="a token without text of its own"
-        ),
+        pytest.param([chunk("a", ("a", "s"), ("", "l"))], [Piece("a", "s")], id="a token without text of its own"),
         pytest.param(
             [chunk("ab", ("a", "s"), ("", "l"), ("b", "s"))], [Piece("ab", "s")], id="such a token in the middle"
         ),
