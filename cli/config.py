@@ -19,7 +19,8 @@ def check(
 ) -> None:
     """Check a configuration file: its fields, the methods' parameters, and the models' checkpoints but for the weights.
 
-    Exit code 0 when it can be served, 1 when not; the one line on standard error names the field at fault.
+    Exit code 0 when it can be served, 1 when not; the line on standard error then names the field at fault.
+    Notes go there, too.
     """
     from engine.checkpoints import read_config
     from engine.parts import open_parts

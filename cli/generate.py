@@ -17,6 +17,7 @@ from turnout.standard_streams import read_stdin
 
 Rate = float | None
 Count = int | None
+VALUE = "NAME=VALUE"
 
 
 def generate(
@@ -27,7 +28,7 @@ def generate(
     config: Annotated[Path | None, typer.Option(help="With --local: configuration file; absent: demo.")] = None,
     model: Annotated[str, typer.Option(help="Pool or model; may be left out where there is one pool.")] = "",
     method: Annotated[str | None, typer.Option(help="Decoding method (see `turnout methods`).")] = None,
-    param: Annotated[list[str] | None, typer.Option(help="A method's parameter, NAME=VALUE; repeatable.")] = None,
+    param: Annotated[list[str] | None, typer.Option(metavar=VALUE, help="A method's parameter; repeatable.")] = None,
     chat: Annotated[bool, typer.Option("--chat/--raw", help="Ask as a chat message, or continue the text.")] = True,
     system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
     temperature: Annotated[Rate, typer.Option(help="0 is greedy.")] = None,
@@ -44,9 +45,7 @@ def generate(
     logprobs: Annotated[Count, typer.Option(help="Alternatives reported per token, in --json.")] = None,
     deadline_s: Annotated[Rate, typer.Option(help="Seconds the call may take.")] = None,
     session: Annotated[str, typer.Option(help="What requests are grouped by, where the pool routes.")] = "",
-    limit: Annotated[
-        list[str] | None, typer.Option(help="max_cost, max_latency_s or quality=VALUE, of routing.")
-    ] = None,
+    limit: Annotated[list[str] | None, typer.Option(metavar=VALUE, help="max_cost, max_latency_s, quality.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why the request was routed as it was.")] = False,
     cache: Annotated[str, typer.Option(help="exact, or lossy: cached prefixes that lost something may be used.")] = "",
     parse_special: Annotated[bool, typer.Option(help="With --raw: special tokens that are spelled out.")] = True,

@@ -43,7 +43,7 @@ class Bodies:
         """The whole body.
 
         Raises:
-            HTTPException: 415 where it is compressed; 413 where it is larger: at once, where its length is told, or as
+            HTTPException: 415 where it is compressed; 413 where it is larger: at once, where its length is known, or as
                 soon as too much has come; 408 where it takes too long.
             TurnoutError: RESOURCE_EXHAUSTED: it is slow, and others that came later are, too.
         """

@@ -13,8 +13,8 @@ from ray.exceptions import RayTaskError
 from turnout.addresses import LOOPBACKS, host_port
 from turnout.config import ServerConfig
 from turnout.errors import TurnoutError, invalid
+from turnout.free_ports import NO_IPV6
 
-NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES)
 EVERYWHERE = (*LOOPBACKS, *LOOPBACKS.values(), "localhost")  # hosts that every machine has
 SERVE_FAILED = re.compile(r"Failed to bind to address '?(?P<place>[^';]+)")  # in Serve's words and in gRPC's
@@ -29,7 +29,7 @@ def check_can_listen(server: ServerConfig) -> None:
     """
     host, port = server.http_host, server.http_port
     try:
-        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         _bind(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET, host, port)  # the family that Serve chooses
     except (OSError, ValueError) as error:  # ValueError: what no name of a host can be
         if isinstance(error, OSError) and error.errno in OF_THE_PORT:

@@ -258,13 +258,15 @@ def heading(kinds: list[Prompts], machine: dict[str, str], command: str) -> list
         "",
         "*Large tokens* are those that the large model wrote, those included that a switch dropped, per token of the"
         " answers; *kept* are those that stayed. The random arm below each threshold starts with the same model"
-        " (the small one) and has the same share of large tokens and run length. *Above random*: accuracy less that of"
+        " (the small one) and has about the same share of large tokens, and runs of about the same length (up to a"
+        " quarter shorter). *Above random*: accuracy less that of"
         " random switching at exactly the same share. *Above choice*: accuracy less that of sending whole prompts,"
-        " drawn by chance, to the large model for the same cost, by FLOPs and by time. *Earliest*: part of the answers"
-        " with two hand-overs or more, each as early as the minimum stay allows; there the entropy decides nothing.",
+        " drawn by chance, to the large model for the same cost, by FLOPs and by time; where an arm costs more than"
+        " the large model alone, less that of the large model. *Earliest*: part of all answers that have two"
+        " hand-overs or more, each as early as the minimum stay allows; there the entropy decides nothing.",
         "",
         f"Goals, as parts of the large model's accuracy: {goals}. What is kept there is read off the straight line"
-        " between the two thresholds beside that share, not smoothed, with its bootstrap interval over prompts.",
+        " between the two thresholds around that share, not smoothed, with its bootstrap interval over prompts.",
     ]
 
 

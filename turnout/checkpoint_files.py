@@ -150,7 +150,7 @@ def _read_object(file: Path, field: str) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise invalid(field, f"cannot read {file}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(field, f"{file} is not valid JSON: {_line(error)}") from None
     if not isinstance(values, dict):
         raise invalid(field, f"{file} must hold a JSON object")

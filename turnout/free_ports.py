@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 import threading
 from pathlib import Path
 
 HANDED_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # of a machine that has the family switched off
 FIRST, LEAST = 20_000, 1_000  # above the ports of Ray's workers; enough to choose from
 _given = set[int]()
 _lock = threading.Lock()
@@ -54,8 +56,9 @@ def _is_free(port: int) -> bool:
         with socket.socket(family) as probe:
             try:
                 probe.bind(("", port))
-            except OSError:
-                return False
+            except OSError as error:
+                if family == socket.AF_INET or error.errno not in NO_IPV6:
+                    return False
     return True
 
 

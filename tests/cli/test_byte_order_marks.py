@@ -13,7 +13,6 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cli.asking import read_stdin
 from cli.cache import _read
 from cli.route import _read_json
 from cli.train_codecs import _texts
@@ -30,6 +29,7 @@ from training.demo_prompts import read_lines
 from training.router_outcomes import Outcomes
 from turnout.api_keys import read_api_key
 from turnout.config import TurnoutConfig, parse_config, read_yaml
+from turnout.standard_streams import read_stdin
 
 MARK = "\ufeff"
 POINT = {"label": "a", "quality": 0.5, "cost": 0.25}
@@ -74,4 +74,4 @@ def test_a_file_with_a_mark_is_the_file_without_it(tmp_path: Path, name: str) ->
 
 def test_a_prompt_that_is_piped_in_with_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{MARK}2 + 2 ="))
-    assert read_stdin() == "2 + 2 ="
+    assert read_stdin("prompt") == "2 + 2 ="

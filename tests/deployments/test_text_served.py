@@ -161,3 +161,9 @@ def test_an_echo_shows_the_special_tokens_of_the_prompt(site: Site) -> None:
             "choices"
         ]
         assert choice["text"] == "<|user|>bb"
+        if found := choice["logprobs"]:
+            assert "".join(found["tokens"]) == "<|user|>bb"
+            assert found["tokens"][0] == "<|user|>" or site.tokenizer.encode("")
+            assert found["text_offset"] == [
+                len("".join(found["tokens"][:place])) for place in range(len(found["tokens"]))
+            ]

@@ -17,16 +17,17 @@ from kvstore.base import StoreFault
 from kvstore.desk import Desk
 from kvstore.keys import Keyring
 from kvstore.redis.embedded import LOADER, EmbeddedServer
-from kvstore.redis.executables import find_servers
-from kvstore.redis.nodes import Access, Opener
+from kvstore.redis.executables import installed_servers
+from kvstore.redis.nodes import Access, Endpoint, Opener
 from kvstore.redis.redis_store import RedisStore
 from kvstore.redis.resp import ErrorReply, command
 from kvstore.redis.rights import ALL_NEEDED, IN_CLUSTERS, IN_SCRIPTS, USEFUL, words_needed
 from kvstore.tenants.registry import Prefix
 from tests.kvstore.prefixes import CHUNK, FOUR, ROOT, Engine, config, shared, soon, tokens
 from tests.kvstore.rights import admin_client, denied
+from turnout.free_ports import free_port
 
-SERVERS = {str(version): path for path, version in find_servers().items()}
+SERVERS = installed_servers()
 # Before a connection may do anything; every user has these.
 GREETING = {"AUTH", "SELECT"}
 STARTING = {"SCRIPT", "ACL"}  # by the user who loads the scripts into an embedded server
@@ -67,10 +68,9 @@ FORBIDDEN = [
 ]
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=SERVERS, ids=str)
 def every_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    executable = SERVERS[request.param]
-    with EmbeddedServer(tmp_path_factory.mktemp("s"), 64 << 20, executable=executable, admin=True) as server:
+    with EmbeddedServer(tmp_path_factory.mktemp("s"), 64 << 20, executable=request.param, admin=True) as server:
         yield server
 
 
@@ -185,3 +185,13 @@ def test_without_an_administrator_there_is_only_the_user_of_the_store(tmp_path: 
         assert [line.split()[1] for line in users] == ["default", LOADER]
         assert server.admin_url is None
         assert not [line for line in users if ">" in line]  # no password is on the disk
+
+
+def test_a_node_that_does_not_answer_is_left_out_of_the_servers(
+    every_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(RedisStore(every_server.address)) as store:
+        topology, named = store._routes.topology, store.servers(soon())
+        nodes = [Endpoint("127.0.0.1", free_port()), *topology.nodes()]
+        monkeypatch.setattr(topology, "nodes", lambda: nodes)
+        assert store.servers(soon()) == named == [f"{every_server.version} (embedded)"]

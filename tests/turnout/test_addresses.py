@@ -37,7 +37,9 @@ def test_what_stands_for_all_addresses_is_reached_by_one(host: str, here: str | 
     assert reachable(host, here) == reached
 
 
-@pytest.mark.parametrize("address", ["::1:9000", "::1", "fd00::2:9000"])
+@pytest.mark.parametrize(
+    "address", ["::1:9000", "::1", "fd00::2:9000", "2001:db8:0:0:0:0:0:1:9000", "::ffff:127.0.0.1:9000"]
+)
 async def test_a_client_asks_for_brackets(address: str) -> None:
     for make in (Client, AsyncClient):
         with pytest.raises(
