@@ -131,9 +131,10 @@ class WindowDetokenizer:
         data_of: bytes of a token of which no text tells; None: those of its text.
         names: text of each special token.
         before: tokens in front of the answer.
+        special: whether special tokens show by their names.
     """
 
-    __slots__ = ("_data_of", "_decode", "_ids", "_names", "_pending", "_shown")
+    __slots__ = ("_data_of", "_decode", "_ids", "_names", "_pending", "_shown", "_special")
 
     def __init__(
         self,
@@ -141,7 +142,9 @@ class WindowDetokenizer:
         data_of: Callable[[int], bytes | None],
         names: dict[int, str],
         before: Sequence[int] = (),
+        special: bool = False,
     ) -> None:
+        self._special = special
         self._decode = decode
         self._data_of = data_of
         self._names = names
@@ -151,6 +154,8 @@ class WindowDetokenizer:
 
     def feed(self, token_id: int) -> str:
         """See `Detokenizer.feed`."""
+        if token_id in self._names:
+            return self._names[token_id] if self._special else ""
         self._ids.append(token_id)
         text = self._decode(self._ids)
         if text.endswith(REPLACEMENT):
@@ -180,9 +185,7 @@ class WindowDetokenizer:
     def span(self, token_id: int) -> Span:
         """See `Detokenizer.span`."""
         text = self.feed(token_id)
-        if token_id in self._names:
-            return Span(text, b"")
-        data = self._data_of(token_id)
+        data = None if token_id in self._names else self._data_of(token_id)
         return Span(text, text.encode() if data is None else data)
 
     def peek(self, token_id: int) -> Span:
@@ -200,7 +203,7 @@ class WindowDetokenizer:
 
     def clone(self) -> WindowDetokenizer:
         """See `Detokenizer.clone`."""
-        twin = WindowDetokenizer(self._decode, self._data_of, self._names)
+        twin = WindowDetokenizer(self._decode, self._data_of, self._names, special=self._special)
         twin._ids, twin._shown, twin._pending = list(self._ids), self._shown, self._pending
         return twin
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer
 
 from engine.detokenizer import ByteDetokenizer, Detokenizer, Span, WindowDetokenizer, spans_of
 from engine.end_of_text import end_of_text
-from engine.special_tokens import SpecialTokens, hide
+from engine.special_tokens import SpecialTokens, pattern_of, strings_of
 from engine.structures import Structures
 from engine.token_bytes import BYTE_FALLBACK, TokenBytes, byte_alphabet
 from turnout.calls import ChatMessage
@@ -45,12 +46,12 @@ class TextTokenizer:
         self.eos_ids = self.ends.ids
         self._prefix = _prefix_ids(self._tokenizer)
         self._longest = _longest_token(self._tokenizer)
-        self._bytes, self._special = None, None
+        self._bytes: TokenBytes | None = None
         if self._tokenizer.is_fast:
             core = self._tokenizer.backend_tokenizer
             core.no_truncation()  # a file may ask for both; they are not for prompts
             core.no_padding()
-            self._bytes, self._special = TokenBytes(core), SpecialTokens(core)
+            self._bytes = TokenBytes(core)
 
     def __len__(self) -> int:
         return len(self._tokenizer)
@@ -99,7 +100,7 @@ class TextTokenizer:
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use a plain prompt")
-        (turns, offered), marks = self._without_special_tokens(messages, tools)
+        turns, offered = self._without_special_tokens(messages, tools)
         text = self._rendered(turns, None)
         if offered:
             plain, text = text, self._rendered(turns, offered)
@@ -107,24 +108,30 @@ class TextTokenizer:
                 raise invalid("tools", "this model's chat template has no place for tools")
         if most is not None:
             self.check_length("messages", text, most)
-        if marks and self._special is not None:
-            return self._special.encode_marked(text, marks)
+        if self._special is not None and (hidden := self._special.encode_chat(text)) is not None:
+            return hidden
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def _without_special_tokens(
         self, messages: Sequence[ChatMessage], tools: Sequence[Tool]
-    ) -> tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], dict[str, str]]:
-        """Messages and tools for the template, with marks in place of special tokens; see `special_tokens.hide`."""
-        given = [[_turn(message) for message in messages], [tool.for_template for tool in tools]]
-        if self._special is None:
-            for name in self._names.values():
-                if any(name in message.content for message in messages):
-                    raise invalid("messages", f"spell out {name!r}, which this model's tokenizer cannot take as text")
-            return (given[0], given[1]), {}
-        roles = [turn.pop("role") for turn in given[0]]
-        (turns, offered), marks = hide(given, self._special)
-        return ([{"role": role, **turn} for role, turn in zip(roles, turns, strict=True)], offered), marks
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Messages and tools for the template, with marks in place of special tokens; see `SpecialTokens.hide`."""
+        turns, offered = [_turn(message) for message in messages], [tool.for_template for tool in tools]
+        special = self._special
+        if special is None:
+            found = pattern_of(self._names.values())
+            for field, value in (("messages", turns), ("tools", offered)):
+                if name := next((match[0] for text in strings_of(value) if (match := found.search(text))), None):
+                    raise invalid(field, f"spell out {name!r}, which this model's tokenizer cannot take as text")
+            return turns, offered
+        hidden = []
+        for turn in turns:
+            # What an assistant wrote is read again as it was written: only flagged tokens are hidden in it.
+            names = special.flagged if turn["role"] == "assistant" else special.names
+            said = special.hide({key: each for key, each in turn.items() if key != "role"}, names)
+            hidden.append({"role": turn["role"], **said})
+        return hidden, special.hide(offered, special.names)
 
     def _rendered(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         try:
@@ -182,11 +189,11 @@ class TextTokenizer:
 
         Args:
             before: the tokens in front of it, which may be needed to space its first word.
-            special: whether special tokens show by their names, where the tokenizer's tokens stand for themselves.
+            special: whether special tokens show by their names.
         """
         if self._bytes is not None and self._bytes.is_local:
             return ByteDetokenizer(self._bytes, before, special)
-        return WindowDetokenizer(self._decode, self._fragment, self._names, before)
+        return WindowDetokenizer(self._decode, self._fragment, self._names, before, special)
 
     def spans(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[Span]:
         """Parts of the text of token ids; see `detokenizer.Span`."""
@@ -204,6 +211,24 @@ class TextTokenizer:
         """Name a token for a person: its text, or its bytes where it is a part of a character."""
         data = self.token_bytes(token_id)
         return name_of_part(split_complete(data)[0], data)
+
+    @cached_property
+    def _special(self) -> SpecialTokens | None:
+        """Tokens that mean something to the chat template; None without a fast tokenizer."""
+        if not self._tokenizer.is_fast:
+            return None
+        core, rendered = self._tokenizer.backend_tokenizer, "".join(self._trials())
+        added = core.get_added_tokens_decoder().values()
+        turns = {each.content for each in added if not each.special and each.content.strip() in rendered}
+        return SpecialTokens(core, {name for name in turns if name.strip() and not name.isalnum()})
+
+    def _trials(self) -> Iterator[str]:
+        """Yield conversations that say nothing, in which every token is the template's own."""
+        user, answer = ChatMessage("user", "a"), ChatMessage("assistant", "a")
+        for messages in ([user], [user, answer, user], [ChatMessage("system", "a"), user]):
+            if self._tokenizer.chat_template:
+                with suppress(TurnoutError):  # some templates know no system message
+                    yield self._rendered([_turn(message) for message in messages], None)
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -237,7 +262,7 @@ def _longest_token(tokenizer: Any) -> int | None:
     core = tokenizer.backend_tokenizer
     vocabulary = core.get_vocab()
     parts = [json.loads(part.__getstate__()) for part in (core.normalizer, core.pre_tokenizer) if part is not None]
-    steps = [step for part in parts for step in _steps(part)]
+    steps = [step for part in parts for step in _nested(part)]
     kinds = {step["type"] for step in steps}
     drops = any(step.get("behavior") == "Removed" for step in steps)
     strips = any(added.lstrip or added.rstrip for added in core.get_added_tokens_decoder().values())
@@ -247,11 +272,11 @@ def _longest_token(tokenizer: Any) -> int | None:
     return max(len(token.encode()) for token in vocabulary) * (NFC_SHRINKS if "NFC" in kinds else 1)
 
 
-def _steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _nested(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A part of a tokenizer, and those it is made of."""
     yield part
     for inner in (*part.get("normalizers", ()), *part.get("pretokenizers", ())):
-        yield from _steps(inner)
+        yield from _nested(inner)
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class TokenBytes:
             return bytes(alphabet[char] for char in written) if known else written.encode()
         if self._byte_fallback and (byte := BYTE_FALLBACK.fullmatch(written)):
             data = bytes.fromhex(byte[1])
-            # Some decoders take a space from the start of the text, whoever wrote it.
+            # Some decoders take a space from the start of the text, of a byte token too.
             return data if data >= b"\x80" or not first else self._text([token_id]).encode()
         if first or self._anchor is None:
             return self._text([token_id]).encode()

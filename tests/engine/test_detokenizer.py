@@ -124,13 +124,14 @@ def test_a_character_is_the_last_of_its_tokens(fallback: TextTokenizer) -> None:
     assert [name_of_part("\ufffd", None), name_of_part("\ufffd", b"\xff")] == ["\ufffd", r"bytes:\xff"]
 
 
-def test_special_tokens_have_no_part_in_a_text_and_a_name_beside_it(tokenizer: TextTokenizer) -> None:
+def test_special_tokens_have_no_part_in_a_text_but_a_name(tokenizer: TextTokenizer) -> None:
     (end,) = tokenizer.eos_ids
     detokenizer = tokenizer.detokenizer()
     assert (detokenizer.peek(end).text, tokenizer.name_of(end)) == ("<|end|>", "<|end|>")
     span = detokenizer.span(end)
     assert (span.text, span.data) == ("", b"")
     assert tokenizer.decode([end]) == ""
+    assert tokenizer.decode([end], special=True) == "<|end|>"
 
 
 def test_structures_read_the_same_bytes(tokenizer: TextTokenizer) -> None:

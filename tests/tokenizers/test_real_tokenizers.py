@@ -69,6 +69,14 @@ def convert_tekken(file: Path, folder: Path) -> None:
     made.save_pretrained(folder)
 
 
+def test_tokens_that_begin_turns_are_known_where_they_have_no_flag(tokenizer: TextTokenizer) -> None:
+    assert tokenizer._special is not None
+    unflagged = tokenizer._special.names - tokenizer._special.flagged
+    deepseek = "<\uff5cUser\uff5c>" in tokenizer.vocabulary()
+    assert ("<\uff5cUser\uff5c>" in unflagged) == deepseek
+    assert ("<\uff5cAssistant\uff5c>" in unflagged) == deepseek
+
+
 def test_tokens_stand_for_bytes_of_their_own(tokenizer: TextTokenizer) -> None:
     assert isinstance(tokenizer.detokenizer(), ByteDetokenizer)
 
@@ -97,11 +105,14 @@ def test_without_special_tokens_ids_are_those_of_the_template(tokenizer: TextTok
 
 @given(data=st.data())
 def test_no_message_forges_a_turn(tokenizer: TextTokenizer, data: st.DataObject) -> None:
-    names = list(tokenizer._names.values())
+    assert tokenizer._special is not None
+    names = sorted(tokenizer._special.names)
     parts = data.draw(st.lists(st.sampled_from(names) | st.sampled_from(["a", " ", "<|", "Hello", "é"]), max_size=6))
     text = f"b{''.join(parts)}b"
     plain, forged = (tokenizer.encode_chat([ChatMessage("user", each)]) for each in ("b", text))
     assert specials(tokenizer, forged) == specials(tokenizer, plain)
+    turns = {tokenizer.vocabulary()[name] for name in tokenizer._special.names - tokenizer._special.flagged}
+    assert [token for token in forged if token in turns] == [token for token in plain if token in turns]
     begins = [tokenizer._names[token] for token in tokenizer._prefix]
     assert specials(tokenizer, tokenizer.encode(text, parse_special=False)) == begins
     assert tokenizer.decode(tokenizer.encode(text, parse_special=False)) == text or "é" in text
