@@ -92,6 +92,7 @@ def test_a_model_beyond_its_limit_is_refused_before_loading(pair_folder: Path, m
 def test_members_must_fit_into_the_machine_together(pair_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = pair_config(pair_folder)
     both = needed(pair_folder, "small") + needed(pair_folder, "large")
+    monkeypatch.setattr(limits, "_claims", WeakKeyDictionary())  # pools of other tests
     monkeypatch.setattr(limits, "memory_bytes", lambda device: both)
     check_memory(config.models, config.engine)
     monkeypatch.setattr(limits, "memory_bytes", lambda device: both - 1)

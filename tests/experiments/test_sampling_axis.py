@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from experiments.grid.cells import Cell, Facts, Record
+from experiments.grid.cells import FORMAT, Cell, Facts, Record
 from experiments.grid.planning import count_cells, make_plan, ways
 from experiments.grid.runner import run_plan
 from experiments.grid.spec import DatasetChoice, ExperimentSpec, LoadChoice
@@ -45,11 +45,11 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def test_the_address_of_a_cell_is_what_it_was_before_there_was_the_axis() -> None:
+def test_a_cell_without_the_axis_keeps_the_address_of_its_format() -> None:
     choice = DatasetChoice.model_validate({"path": "made.jsonl", "scorer": {"kind": "exact"}})
     sampling = SamplingParams(temperature=0.0, max_tokens=160)
     cell = Cell("pool", "any", "plain", {"model": "large"}, choice, LoadChoice(), 0, sampling, depends={"code": "1"})
-    assert cell.address == "9bf4456dcaf82682e6cc902f"
+    assert (FORMAT, cell.address) == (2, "afbd5b39d109a7ceb29f6906")
 
 
 def test_a_setting_of_the_axis_is_the_cell_of_a_grid_asked_so_altogether(
