@@ -9,19 +9,20 @@ from typing import Literal, Protocol
 
 import torch
 
+from engine.architectures.base import ModelParts
 from engine.attention.grouped import GroupedStep
 from engine.attention.layout import Layout
 from engine.attention.prefixes import find_prefixes
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import AttentionStep
 from engine.cache.store import KVStore
-from engine.lean import LEAN, LeanStack
+from engine.lean import LeanStack
 from engine.native.attention import NativeStep
 from engine.native.library import NativeUnavailableError, library
 from engine.native.stack import NativeStack, fits_native
 from engine.native.weights import native_linear
 from engine.packing import pack_linears, packed
-from engine.stacks import LayerStack, ModelParts, ModuleStack
+from engine.stacks import LayerStack, ModuleStack
 from turnout.errors import Code, TurnoutError
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class TorchBackend(PlainBackend):
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """See `Backend.stack`."""
-        if parts.kind in LEAN:
+        if parts.architecture.fused:
             return LeanStack(parts, dtype)
         for layer in parts.layers:
             pack_linears(layer)

@@ -12,7 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from engine.plan import SUPPORTED, check_architecture, check_supported
+from engine.architectures import listed
+from engine.plan import check_supported
+from engine.twin import check_twin
+from engine.unlisted import check_kind
 from turnout.checkpoint_files import read_config_file
 from turnout.errors import TurnoutError, invalid
 
@@ -53,19 +56,20 @@ def read_config(folder: Path, field: str = "model") -> Any:
     values = read_config_file(folder, field)
     kind = values.get("model_type")
     _check_code(folder, kind, values.get("auto_map"), field)
-    check_architecture(kind, field)
+    check_kind(kind, field)
     with reading(folder, field):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     check_supported(config, field)
+    check_twin(config, field)
     return config
 
 
 def _check_code(folder: Path, kind: Any, auto_map: Any, field: str) -> None:
     """Refuse a model whose code comes with it, unless it is named as transformers' own, as Phi-3's is."""
     code = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, dict) else None
-    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] if isinstance(kind, str) and kind in SUPPORTED else None
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind) if isinstance(kind, str) else None
     if code is not None and str(code).rpartition(".")[2] != known:
-        supported = f"{known} for {kind!r}" if known else ", ".join(sorted(SUPPORTED))
+        supported = f"{known} for {kind!r}" if known else ", ".join(listed())
         message = f"config.json: auto_map: code of a checkpoint ({code}) is never run; supported: {supported}"
         raise invalid(field, f"{folder}: {message}")
 

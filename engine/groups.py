@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from decoding.sketch import Depth
+from engine.architectures.base import Halves
 from engine.attention.step import AttentionStep
 
 
@@ -90,46 +91,49 @@ def summed_once(projections: list[Any], attention: Callable[[int], torch.Tensor]
 
 
 class ModuleHalves:
-    """Halves of Hugging Face decoder layers: of the usual make, Gemma's with four norms, and GPT-NeoX's.
+    """Halves of Hugging Face decoder layers.
 
     Args:
+        names: of what they consist of.
         layers: decoder layers.
         angles: one layer's position embeddings each.
         step: the forward's attention.
     """
 
-    def __init__(self, layers: list[Any], angles: list[Any], step: AttentionStep) -> None:
-        self._layers, self._angles, self._step = layers, angles, step
-        self._four_norms = hasattr(layers[0], "pre_feedforward_layernorm")
-        self._name = "self_attn" if hasattr(layers[0], "self_attn") else "attention"
-        self._parallel = getattr(layers[0], "use_parallel_residual", False)  # the MLP does not see the attention
+    def __init__(self, names: Halves, layers: list[Any], angles: list[Any], step: AttentionStep) -> None:
+        self._names, self._layers, self._angles, self._step = names, layers, angles, step
+        self._parallel = names.parallel is not None and getattr(layers[0], names.parallel)
 
     def attentions(self, layers: range, hidden: torch.Tensor) -> list[torch.Tensor]:
         """See `SubLayers.attentions`; [1, T, hidden]."""
+        names = self._names
 
         def attention(index: int) -> torch.Tensor:
             layer = self._layers[index]
-            attended: torch.Tensor = getattr(layer, self._name)(
-                layer.input_layernorm(hidden),
+            attended: torch.Tensor = getattr(layer, names.attention)(
+                normed(layer, names.before_attention, hidden),
                 position_embeddings=self._angles[index],
                 attention_mask=None,
                 turnout_step=self._step,
             )[0]
             return attended
 
-        modules = [getattr(self._layers[index], self._name) for index in layers]
-        projections = [getattr(module, "o_proj", None) or module.dense for module in modules]
-        attended = summed_once(projections, attention, layers)
-        if self._four_norms:
-            return [self._layers[at].post_attention_layernorm(each) for at, each in zip(layers, attended, strict=True)]
-        return attended
+        modules = [getattr(self._layers[index], names.attention) for index in layers]
+        attended = summed_once([getattr(module, names.output) for module in modules], attention, layers)
+        return [
+            normed(self._layers[at], names.after_attention, each) for at, each in zip(layers, attended, strict=True)
+        ]
 
     def feed_forward(self, index: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """See `SubLayers.feed_forward`; [1, T, hidden]."""
         layer, after = self._layers[index], hidden + attended
-        if self._four_norms:
-            added = layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(after)))
-        else:
-            added = layer.mlp(layer.post_attention_layernorm(hidden if self._parallel else after))
-        result: torch.Tensor = after + added
-        return result
+        seen = hidden if self._parallel else after
+        return after + normed(layer, self._names.after_mlp, layer.mlp(normed(layer, self._names.before_mlp, seen)))
+
+
+def normed(layer: Any, name: str | None, states: torch.Tensor) -> torch.Tensor:
+    """States after a layer's norm of this name; None: as they are."""
+    if name is None:
+        return states
+    after: torch.Tensor = getattr(layer, name)(states)
+    return after

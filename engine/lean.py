@@ -2,7 +2,7 @@
 
 The same computation: query, key and value projections as one matrix, gate and up as one, rotation of queries and
 keys together and in place, angles looked up instead of computed. At small batches a forward is bound by the number
-of operations, not by arithmetic. Architectures that are not listed run their own modules.
+of operations, not by arithmetic. Architectures that are not `fused` run their own modules.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from decoding.sketch import WHOLE, Depth
+from engine.architectures import architecture_of
+from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep, Scores
 from engine.groups import run_groups, summed_once
 from engine.packing import packed
-from engine.stacks import ModelParts, ModuleStack, pick
+from engine.stacks import ModuleStack, pick
 
 SHORTEST_TABLE = 1024  # positions
-LEAN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 class Angles:
@@ -62,7 +63,7 @@ class LeanStack(ModuleStack):
     """Lean layers in place of the model's own. Takes over their weights.
 
     Args:
-        parts: a model whose `kind` is in `LEAN`; not to be used any more.
+        parts: a model whose architecture is `fused`; not to be used any more.
         dtype: of its weights.
     """
 
@@ -198,11 +199,8 @@ class LeanHalves:
 
 
 def window_of(attention: Any) -> int | None:
-    """The sliding window of an attention module of the Llama family, None when it sees everything."""
-    window = getattr(attention, "sliding_window", None)
-    if window is None and attention.config.model_type == "mistral":
-        window = attention.config.sliding_window
-    return window
+    """The sliding window of an attention module of a fused architecture, None when it sees everything."""
+    return architecture_of(attention.config).window(attention)
 
 
 def _rms(norm: Any, hidden: torch.Tensor) -> torch.Tensor:

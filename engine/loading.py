@@ -7,30 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
 
 from decoding.artifacts import weights_digest
-from decoding.logits import History
-from decoding.model import Want
-from decoding.sequence import Sequence
-from engine.attention.step import NAME, paged_attention
+from engine.architectures import architecture_named
+from engine.attention.step import NAME
 from engine.backend import Kernels, choose_backend
-from engine.cache.blocks import BlockPool
-from engine.cache.table import BlockTable
 from engine.checkpoints import read_config, read_model, reading
+from engine.forward_check import CHECK_CHUNKS, CHECK_TOLERANCE, difference, our_logits, plain_logits
 from engine.plan import LayerPlan, check_supported
-from engine.runner import Feed, Runner
+from engine.twin import check_twin
+from engine.unlisted import refuse
 from turnout.errors import Code, TurnoutError
-from turnout.types import SamplingParams
-
-AttentionInterface.register(NAME, paged_attention)
-
-CHECK_TOKENS = 24
-# What rounding explains of `difference`. In bfloat16 the plain forward is itself 0.043 off in float32's terms after 28
-# layers of random weights 3,072 wide (0.009 after 4 of 512); ours over CUDA kernels was 0.047 from it.
-CHECK_TOLERANCE = {torch.float32: 1.25e-4, torch.bfloat16: 0.12}
-# The largest of a million rounding errors is some five times their root mean square; one of more is another fault's.
-LONE = 8
 
 
 @dataclass(slots=True)
@@ -94,9 +81,11 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
 
     Raises:
         TurnoutError: INVALID_ARGUMENT for what is not supported, by its name: the architecture, a variant of it, or
-            the dtype of the weights. INTERNAL when our forward disagrees with the plain one.
+            the dtype of the weights; and an architecture without a file whose forward over our attention disagrees
+            with the plain one. INTERNAL when that of an architecture with a file does.
     """
     check_supported(model.config)
+    check_twin(model.config)
     if model.dtype not in CHECK_TOLERANCE:  # the kernels compute in no other, and none was ever checked
         supported = ", ".join(str(each).removeprefix("torch.") for each in CHECK_TOLERANCE)
         message = f"weights in {str(model.dtype).removeprefix('torch.')} are not supported; supported: {supported}"
@@ -124,25 +113,6 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
     return checkpoint
 
 
-def _check_ids(vocab_size: int) -> torch.Tensor:
-    return torch.arange(1, CHECK_TOKENS + 1) * 7919 % vocab_size
-
-
-@torch.inference_mode()
-def plain_logits(model: Any) -> torch.Tensor:
-    """float32 [CHECK_TOKENS, vocab]: what the model itself computes for some tokens, by which ours is checked."""
-    if getattr(model.config, "attn_logit_softcapping", None):
-        model.config._attn_implementation = "eager"  # transformers 5.17's sdpa leaves the soft cap out
-    ids = _check_ids(model.config.vocab_size).to(model.device)
-    logits: torch.Tensor = model(ids[None], use_cache=False).logits[0].float()
-    return logits
-
-
-def _check_feed(table: BlockTable, start: int, end: int) -> Feed:
-    reads = [(i, History(table.seq), Want(draw=None, logits=True)) for i in range(end - start)]
-    return Feed(table, table.seq.tokens[start:end], reads=reads)
-
-
 def check_forward(checkpoint: Checkpoint, expected: torch.Tensor) -> None:
     """Run the same tokens through our path, in two chunks and a single step.
 
@@ -151,42 +121,13 @@ def check_forward(checkpoint: Checkpoint, expected: torch.Tensor) -> None:
         expected: of `plain_logits`.
 
     Raises:
-        TurnoutError: INTERNAL: they differ by more than rounding.
+        TurnoutError: they differ by more than rounding. INVALID_ARGUMENT for an architecture without a file, else
+            INTERNAL.
     """
-    device = expected.device
-    plan, size = checkpoint.plan, 8
-    seq = Sequence(_check_ids(checkpoint.vocab_size).tolist(), SamplingParams(), seed=0)
-    num_blocks = -(-CHECK_TOKENS // size)
-    store = plan.cache(num_blocks * size, device)
-    table = BlockTable(seq, BlockPool(num_blocks, size), store)
-    table.reserve(CHECK_TOKENS)
-    runner = Runner(plan, store, size, device)
-    rows = []
-    for start, end in ((0, 9), (9, CHECK_TOKENS - 1), (CHECK_TOKENS - 1, CHECK_TOKENS)):
-        rows += runner.run([_check_feed(table, start, end)])[0]
-        table.filled(seq.tokens[start:end])
-    got = torch.stack([row.logits for row in rows if row.logits is not None])
+    got = our_logits(checkpoint.plan, CHECK_CHUNKS, checkpoint.vocab_size, expected.device)
     error = difference(got, expected)
     if not error <= CHECK_TOLERANCE[checkpoint.dtype]:
-        message = (
-            f"{checkpoint.architecture}: our forward differs from the plain one by {error:.3g} of the logits' spread"
-        )
-        raise TurnoutError(Code.INTERNAL, message, "model")
-
-
-def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """How far two forwards are apart: the root mean square over a row's logits, in the row where it is largest.
-
-    The largest single difference would not do, since of rounding alone it grows with the vocabulary; it counts where
-    it is more than `LONE` times as large, as that of one wrong row of the head is.
-
-    Args:
-        got: float32 [rows, vocab].
-        expected: float32 [rows, vocab].
-
-    Returns:
-        In standard deviations of `expected`; NaN where a number is none.
-    """
-    off = got - expected
-    largest = torch.maximum(off.square().mean(dim=-1).sqrt().max(), off.abs().max() / LONE)
-    return (largest / expected.std().clamp_min(1e-6)).item()
+        what = f"our forward differs from the plain one by {error:.3g} of the logits' spread"
+        if not architecture_named(checkpoint.architecture).listed:
+            refuse(checkpoint.architecture, what)
+        raise TurnoutError(Code.INTERNAL, f"{checkpoint.architecture}: {what}", "model")

@@ -10,14 +10,14 @@ import torch
 
 from decoding.logits import NEG_INF
 from decoding.vocabulary import SubVocabulary
+from engine.architectures import architecture_of
 from engine.backend import Backend
 from engine.cache.store import KVStore
-from engine.stacks import Head, ModelParts
+from engine.stacks import Head
+from engine.unlisted import check_kind, check_unlisted
 from turnout.checkpoint_files import not_supported, quantization_of
 from turnout.errors import invalid
 
-STANDARD = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "qwen3_moe", "mixtral"})
-SUPPORTED = STANDARD | {"gpt_neox"}
 # Rotary variants whose angles depend on the longest sequence of the batch: one request would change another's.
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -55,12 +55,14 @@ class LayerPlan:
 
     Attributes:
         ranks: processes the model is split over; `kv_heads` are those of one.
+        rotates: for each layer whether it rotates queries and keys; empty: not known.
     """
 
     def __init__(self, model: Any, backend: Backend) -> None:
         config = model.config
         heads = config.num_attention_heads
-        parts = ModelParts.of(model)
+        architecture = architecture_of(config)
+        parts = architecture.parts(model)
         self.ranks = 1
         self.backend = backend
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -68,12 +70,14 @@ class LayerPlan:
         self.num_layers: int = len(parts.layers)
         # Logits beyond this are cut off: checkpoints of one family pad one vocabulary to different sizes.
         self.vocab_size: int = config.vocab_size
+        self._logit_scale = architecture.logit_scale(config)
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         # Attention to a growing tree's cached nodes knows their slots, not their depths: a window would need these.
         self.keeps_trees: bool = backend.keeps_trees and not getattr(config, "sliding_window", None)
         self.dtype: torch.dtype = model.dtype
         self.width: int = config.hidden_size
         self.rotary, self.layer_types, self.device = parts.rotary, parts.layer_types, parts.device
+        self.rotates = (True,) * self.num_layers if architecture.rotates is None else architecture.rotates(config)
         self.stack = backend.stack(parts, model.dtype)
         self._embed = parts.embed
         self._heads = Heads(lambda ids: self.stack.head_of(ids), self.vocab_size)  # a stack may be wrapped later
@@ -102,22 +106,8 @@ class LayerPlan:
         return logits.index_copy_(1, among.ids.to(normed.device), self._capped(head(normed)))
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits if self._logit_scale == 1.0 else logits * self._logit_scale
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
-
-
-def check_architecture(kind: Any, field: str = "model") -> None:
-    """Refuse an architecture that cannot be run.
-
-    Args:
-        kind: `model_type` of a Hugging Face configuration.
-        field: the model's place in the configuration, for messages.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT for `field`, naming it and those supported.
-    """
-    if not isinstance(kind, str) or kind not in SUPPORTED:
-        listed = ", ".join(sorted(SUPPORTED))
-        raise invalid(field, f"architecture {kind!r} is not supported; supported: {listed}")
 
 
 def check_supported(config: Any, field: str = "model") -> None:
@@ -131,9 +121,14 @@ def check_supported(config: Any, field: str = "model") -> None:
         TurnoutError: INVALID_ARGUMENT for `field`, naming the architecture, its variant or the quantization.
     """
     kind = config.model_type
-    check_architecture(kind, field)
+    check_kind(kind, field)
     if (quantized := quantization_of(config.to_dict())) is not None:
         raise invalid(field, not_supported(*quantized))
+    architecture = architecture_of(config)
+    if not architecture.listed:
+        check_unlisted(config, field)
+    if (reason := architecture.unfit(config)) is not None:
+        raise invalid(field, f"{reason} ({kind})")
     rope = getattr(config, "rope_parameters", None) or {}
     variants = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
     for variant in variants:

@@ -3,58 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from decoding.sketch import WHOLE, Depth
+from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
-from engine.groups import ModuleHalves, run_groups
+from engine.groups import ModuleHalves, normed, run_groups
 from engine.packing import linear_part
+from turnout.errors import Code, TurnoutError
 
 Head = Callable[[torch.Tensor], torch.Tensor]  # normed hidden rows [R, hidden] -> float32 logits
-
-
-@dataclass(slots=True)
-class ModelParts:
-    """A causal language model taken apart.
-
-    Attributes:
-        kind: the architecture, `config.model_type`.
-        embed: token ids -> hidden states.
-        layers: decoder layers in order.
-        rotary: position embeddings.
-        norm: the final norm.
-        head: hidden states -> logits.
-        layer_types: one per layer where layers of several kinds have rotary embeddings of their own, else empty.
-        device: where the weights are.
-    """
-
-    kind: str
-    embed: nn.Module
-    layers: list[Any]
-    rotary: Any
-    norm: Any
-    head: nn.Module
-    layer_types: tuple[str, ...]
-    device: torch.device
-
-    @classmethod
-    def of(cls, model: Any) -> ModelParts:
-        """Take a supported Hugging Face causal language model apart."""
-        kind = model.config.model_type
-        if kind == "gpt_neox":
-            body = model.gpt_neox
-            embed, norm = body.embed_in, body.final_layer_norm
-        else:
-            body = model.model
-            embed, norm = body.embed_tokens, body.norm
-        types = tuple(model.config.layer_types) if kind == "gemma3_text" else ()
-        head = model.get_output_embeddings()
-        return cls(kind, embed, list(body.layers), body.rotary_emb, norm, head, types, model.device)
 
 
 class LayerStack(Protocol):
@@ -82,6 +43,7 @@ class LayerStack(Protocol):
 
         Raises:
             ValueError: this stack cannot skip what is to be skipped.
+            TurnoutError: INVALID_ARGUMENT: this architecture has no file, without which layers cannot run in groups.
         """
         ...
 
@@ -143,7 +105,12 @@ class ModuleStack:
         hidden = self._parts.embed(ids[None]) if states is None else states[None].to(self._parts.norm.weight.dtype)
         angles = self._rotate(hidden, positions[None])
         if depth.groups:
-            halves = ModuleHalves(self._parts.layers, angles, step)
+            names = self._parts.architecture.halves
+            if names is None:
+                kind = self._parts.architecture.title
+                message = f"layers of {kind!r} cannot run in groups: no file says what its layers consist of"
+                raise TurnoutError(Code.INVALID_ARGUMENT, message, "model")
+            halves = ModuleHalves(names, self._parts.layers, angles, step)
             hidden, tapped = run_groups(halves, hidden, depth, len(angles), taps)
             return hidden[0], {layer: states[0] for layer, states in tapped.items()}
         tapped = {depth.first: hidden[0]} if depth.first in taps else {}
@@ -153,7 +120,11 @@ class ModuleStack:
                 raise ValueError("this architecture skips whole layers only")
             if not any(skips):
                 hidden = self._parts.layers[index](
-                    hidden, position_embeddings=angles[index], attention_mask=None, turnout_step=step
+                    hidden,
+                    position_embeddings=angles[index],
+                    position_ids=positions[None],
+                    attention_mask=None,
+                    turnout_step=step,
                 )
             if index + 1 in taps:
                 tapped[index + 1] = hidden[0]
@@ -164,7 +135,7 @@ class ModuleStack:
         return ()
 
     def _rotate(self, hidden: torch.Tensor, positions: torch.Tensor) -> list[Any]:
-        """Position embeddings of every layer; Gemma 3 has one kind per layer type."""
+        """Position embeddings of every layer; some architectures have one kind per layer type."""
         parts = self._parts
         if not parts.layer_types:
             return [parts.rotary(hidden, positions)] * len(parts.layers)
@@ -173,22 +144,25 @@ class ModuleStack:
 
     def queries(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
         """See `LayerStack.queries`."""
-        module = self._parts.layers[layer]
+        halves, module = self._parts.architecture.halves, self._parts.layers[layer]
         attention: Any = getattr(module, "self_attn", None)
-        if getattr(attention, "q_proj", None) is None:
+        if halves is None or not self._parts.architecture.has_queries or getattr(attention, "q_proj", None) is None:
             return None
         states = hidden.to(self._parts.norm.weight.dtype)[None]
         cos, sin = self._rotate(states, positions[None])[layer]
-        query = attention.q_proj(module.input_layernorm(states))[0].view(len(hidden), -1, attention.head_dim)
+        query: torch.Tensor = attention.q_proj(normed(module, halves.before_attention, states))[0]
+        query = query.view(len(hidden), -1, attention.head_dim)
         if getattr(attention, "q_norm", None) is not None:
             query = attention.q_norm(query)
-        scaling: float = attention.scaling
+        rotates, scaling = self._parts.architecture.rotates, float(attention.scaling)
+        if rotates is not None and not rotates(attention.config)[layer]:
+            return query * scaling
         return rotated(query, cos[0, :, None], sin[0, :, None]) * scaling
 
     def norm(self, hidden: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
         """See `LayerStack.norm`."""
-        normed: torch.Tensor = self._parts.norm(pick(hidden, picked))
-        return normed
+        states: torch.Tensor = self._parts.norm(pick(hidden, picked))
+        return states
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """See `LayerStack.logits`."""

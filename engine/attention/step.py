@@ -8,7 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from turnout.errors import Code, TurnoutError
+
 NAME = "turnout_paged"
+# What attention modules pass on beside the arguments below, and what the step knows or does not need.
+WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "cache_position"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,20 @@ class Scores:
     scaling: float
     window: int | None = None
     softcap: float | None = None
+
+
+class UnknownAttentionError(TurnoutError):
+    """Attention of a kind that a step does not compute.
+
+    Args:
+        module: the attention module.
+        reason: what is not known.
+    """
+
+    def __init__(self, module: nn.Module, reason: str) -> None:
+        kind = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
+        super().__init__(Code.INVALID_ARGUMENT, f"architecture {kind!r} is not supported: {reason}", "model")
+        self.reason = reason
 
 
 class AttentionStep(Protocol):
@@ -45,10 +63,10 @@ def paged_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float,
-    turnout_step: AttentionStep,
+    turnout_step: AttentionStep | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: Any,
+    **rest: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of a ragged batch laid out in one row, as transformers calls it (registered under `NAME`).
 
@@ -59,13 +77,24 @@ def paged_attention(
         value: [1, kv_heads, T, head_dim].
         attention_mask: unused; masks come from the step.
         scaling: factor on the scores.
-        turnout_step: the batch and the cache; decoder layers hand it through untouched.
+        turnout_step: the batch and the cache; decoder layers hand it through untouched, and must.
         sliding_window: a token sees only that many positions, its own included.
         softcap: soft cap on the scores (Gemma 2).
+        rest: other arguments; only those in `WITHOUT_EFFECT` may say anything.
 
     Returns:
         [1, T, heads, head_dim] and None.
+
+    Raises:
+        UnknownAttentionError: it is of a kind that is not known.
     """
+    for name, given in rest.items():
+        if given is not None and name not in WITHOUT_EFFECT:
+            raise UnknownAttentionError(module, f"attention argument {name!r} is not known")
+    if key.shape != value.shape:
+        raise UnknownAttentionError(module, f"keys of width {key.shape[-1]} have values of width {value.shape[-1]}")
+    if turnout_step is None:
+        raise UnknownAttentionError(module, "its layers do not hand arguments on to transformers' attention interface")
     layer = module.layer_idx
     assert isinstance(layer, int)
     pairs = torch.stack((key[0].transpose(0, 1), value[0].transpose(0, 1)), dim=1)

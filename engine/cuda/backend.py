@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
 from engine.cache.store import KVStore
 from engine.cuda.graphs import CudaRecorder
 from engine.cuda.stack import CudaStack
 from engine.cuda.step import CudaStep
-from engine.lean import LEAN
-from engine.stacks import LayerStack, ModelParts, ModuleStack
+from engine.stacks import LayerStack, ModuleStack
 
 
 class CudaBackend:
@@ -30,7 +30,7 @@ class CudaBackend:
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """See `engine.backend.Backend.stack`."""
-        if parts.kind in LEAN:
+        if parts.architecture.fused:
             return CudaStack(parts, dtype, CudaRecorder(self._device))
         return ModuleStack(parts)
 

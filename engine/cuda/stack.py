@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from decoding.sketch import WHOLE, Depth
+from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
 from engine.cuda.buckets import Bucket, buckets
@@ -15,14 +16,13 @@ from engine.cuda.graphs import Graphs, Output, Part, Recorder
 from engine.cuda.step import CudaStep, PagedStep
 from engine.groups import run_groups
 from engine.lean import LeanHalves, LeanStack
-from engine.stacks import ModelParts
 
 
 class CudaStack(LeanStack):
     """See `engine.lean.LeanStack`.
 
     Args:
-        parts: a model whose `kind` is in `engine.lean.LEAN`; taken over.
+        parts: a model whose architecture is `fused`; taken over.
         dtype: of its weights.
         recorder: records the layers.
     """

@@ -10,22 +10,23 @@ import torch
 import torch.nn.functional as F
 
 from decoding.sketch import WHOLE, Depth
+from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep, Scores
 from engine.cache.store import KVStore
 from engine.groups import run_groups
-from engine.lean import LEAN, Angles, window_of
+from engine.lean import Angles, window_of
 from engine.native import library as native
 from engine.native.attention import NativeStep, scores_struct
 from engine.native.weights import PackedMatrix, interleaved
-from engine.stacks import Head, ModelParts
+from engine.stacks import Head
 
 MAX_HEAD_DIM = 1024
 
 
 def fits_native(parts: ModelParts) -> bool:
     """Whether `NativeStack` can run this model; other models run their own modules over native linears."""
-    if parts.kind not in LEAN:
+    if not parts.architecture.fused:
         return False
     attention = parts.layers[0].self_attn
     silu = parts.layers[0].mlp.config.hidden_act == "silu"

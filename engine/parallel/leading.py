@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from decoding.sketch import WHOLE, Depth
+from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
 from engine.backend import Backend, TorchBackend
@@ -16,7 +17,7 @@ from engine.lean import LeanStack
 from engine.parallel.frames import Op, integers, pack_step, rows_of
 from engine.parallel.group import Group
 from engine.plan import LayerPlan
-from engine.stacks import Head, LayerStack, ModelParts
+from engine.stacks import Head, LayerStack
 
 
 class ShareBackend:

@@ -20,7 +20,8 @@ from decoding.artifacts import weights_digest
 from engine.attention.step import NAME
 from engine.backend import Kernels, choose_backend
 from engine.checkpoints import read_config, read_model
-from engine.loading import Checkpoint, check_forward, plain_logits
+from engine.forward_check import plain_logits
+from engine.loading import Checkpoint, check_forward
 from engine.parallel.agreeing import agree, watched
 from engine.parallel.group import Group
 from engine.parallel.leading import LeadingPlan
@@ -40,7 +41,7 @@ class Share:
         model: split; its modules are our own over local weights.
         num_parameters: of the whole model.
         digest: of the whole model.
-        expected: what a forward is checked against; see `engine.loading.plain_logits`.
+        expected: what a forward is checked against; see `engine.forward_check.plain_logits`.
     """
 
     model: Any

@@ -17,14 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from engine.architectures import architecture_named, architecture_of, listed
 from engine.packing import packed
 from engine.parallel.group import Group
-from engine.plan import SUPPORTED
 from turnout.errors import TurnoutError, invalid
 
 # Styles of a plan that leave every rank with whole heads of its own; others would have to keep all heads everywhere.
 STYLES = frozenset({"colwise", "rowwise", "packed_colwise", "moe_tp_experts", "replicated_with_grad_allreduce"})
-SPLIT = SUPPORTED - {"phi3"}
 
 
 def check_heads(name: str, config: Any, ranks: int) -> None:
@@ -39,8 +38,8 @@ def check_heads(name: str, config: Any, ranks: int) -> None:
         TurnoutError: INVALID_ARGUMENT, for models.<name>.tensor_parallel, with what is allowed.
     """
     plan: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
-    if config.model_type not in SPLIT or not plan or set(plan.values()) - STYLES:
-        allowed = ", ".join(sorted(SPLIT))
+    if not architecture_of(config).splits or not plan or set(plan.values()) - STYLES:
+        allowed = ", ".join(kind for kind in listed() if architecture_named(kind).splits)
         raise _refusal(name, f"must be 1: {config.model_type!r} cannot be split; architectures that can: {allowed}")
     heads: int = config.num_attention_heads
     kv_heads: int = getattr(config, "num_key_value_heads", None) or heads

@@ -46,8 +46,12 @@ class Rotation:
         """
         if plan.ranks > 1:
             raise _refusal("it is split over several processes")
+        if not plan.rotates:
+            raise _refusal("its architecture has no file that says which layers rotate them")
         found = {kind: _frequencies(plan.rotary, kind) for kind in plan.layer_types or ("",)}
-        rotation = cls([found[kind] for kind in plan.layer_types or [""] * plan.num_layers])
+        still = {kind: torch.zeros_like(each) for kind, each in found.items()}  # layers that rotate nothing
+        kinds = plan.layer_types or ("",) * plan.num_layers
+        rotation = cls([(found if turns else still)[kind] for kind, turns in zip(kinds, plan.rotates, strict=True)])
         _check(plan, rotation)
         return rotation
 

@@ -83,7 +83,10 @@ def test_a_bad_configuration_is_one_line_that_names_the_field(run: Any, config_f
     ("fields", "says"),
     [
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: awq is not supported; supported: "),
-        ({"model_type": "mamba"}, "architecture 'mamba' is not supported; supported: gemma2, "),
+        (
+            {"model_type": "mamba"},
+            "architecture 'mamba' is not supported: ",
+        ),
         ({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, "code of a checkpoint (modeling_x.X) is never run"),
         ({"use_bidirectional_attention": True}, "bidirectional attention is not supported (llama)"),
     ],

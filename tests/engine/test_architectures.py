@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
 
 from decoding.model import Want
 from decoding.sequence import Sequence
+from engine.attention.layout import lay_out
+from engine.attention.sdpa import SdpaStep
 from engine.attention.step import Scores
 from engine.backend import Kernels
+from engine.forward_check import difference
 from engine.lean import LeanLayer
-from engine.loading import difference, prepare
+from engine.loading import prepare
 from engine.native.stack import NativeLayer
-from engine.plan import SUPPORTED, check_supported
+from engine.plan import check_supported
 from tests.engine.architectures import CONFIGS, TOLERANCE, assert_equals_plain_forward, config_of
 from tests.engine.harness import engine_model, random_prompts, twins
 from training.random_models import llama_config, random_model
@@ -23,14 +27,31 @@ from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
 
 
-def test_every_supported_architecture_is_tried():
-    assert {kind for kind, _ in CONFIGS.values()} == SUPPORTED
-
-
 @pytest.mark.parametrize("kernels", ["native", "torch", "plain"])
 @pytest.mark.parametrize("name", CONFIGS)
 async def test_tokens_and_logits_equal_the_plain_forward_in_a_ragged_batch(name: str, kernels: Kernels) -> None:
     await assert_equals_plain_forward(name, kernels, "cpu")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_queries_are_those_that_attention_gets(name: str) -> None:
+    given: dict[int, torch.Tensor] = {}
+
+    class Watched(SdpaStep):
+        def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
+            given[layer] = query * scores.scaling
+            return super().attend(layer, query, pairs, scores)
+
+    plan = prepare(random_model(config_of(name), seed=3, spread=0.2), "plain").plan
+    layout = lay_out(list(range(3, 15)), [12], [0], [np.zeros(1, dtype=np.int32)], 16, {})
+    with torch.inference_mode():
+        step = Watched(layout, plan.cache(16, plan.device))
+        _, states = plan.stack.hidden(layout, step, frozenset(range(plan.num_layers)))
+        for layer, hidden in states.items():
+            queries = plan.stack.queries(layer, hidden, torch.arange(12))
+            if queries is not None:
+                torch.testing.assert_close(queries, given[layer], atol=1e-5, rtol=0)
+    assert sorted(given) == list(range(plan.num_layers))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
@@ -44,7 +65,7 @@ def test_weights_of_a_dtype_without_kernels_are_refused_by_name(dtype: torch.dty
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "mamba", "bloom"])
 def test_unsupported_architectures_are_refused_by_name(kind: str) -> None:
-    with pytest.raises(TurnoutError, match=f"'{kind}' is not supported; supported: gemma2") as caught:
+    with pytest.raises(TurnoutError, match=f"'{kind}' is not supported: .*; supported: gemma2") as caught:
         check_supported(AutoConfig.for_model(kind))
     assert caught.value.code is Code.INVALID_ARGUMENT
     assert caught.value.field == "model"
@@ -73,6 +94,12 @@ def test_rotary_scaling_of_one_layer_type_is_refused_too() -> None:
     config = config_of("gemma3_text")
     config.rope_parameters = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": full}
     with pytest.raises(TurnoutError, match="'dynamic'"):
+        check_supported(config)
+
+
+def test_what_a_file_says_of_a_configuration_is_refused() -> None:
+    config = config_of("smollm3", num_hidden_layers=3, layer_types=["full_attention"] * 3)
+    with pytest.raises(TurnoutError, match="no_rope_layers has 2 entries, and must have one for each of 3 layers"):
         check_supported(config)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
 
 from decoding.model import Until, Want
 from decoding.sketch import Depth, Sketch
@@ -20,7 +19,7 @@ from engine.model import EngineModel
 from engine.reuse.settings import ReuseSettings
 from engine.reuse.spans import Published
 from engine.runner import Feed
-from tests.engine.architectures import BASE, CONFIGS, config_of
+from tests.engine.architectures import config_of
 from tests.engine.reusing import (
     NEW,
     OLD,
@@ -324,11 +323,7 @@ async def test_what_is_taken_over_is_kept_until_the_forward_has_read_it() -> Non
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "gpt_neox", "qwen3_moe", "llama_scaled_rope"])
 async def test_other_architectures(name: str) -> None:
-    kind, overrides = CONFIGS[name]
-    settings = {**BASE, **overrides, "num_hidden_layers": 4, "max_position_embeddings": 512, "vocab_size": 150}
-    if kind == "gpt_neox":
-        del settings["num_key_value_heads"]
-    config = AutoConfig.for_model(kind, **settings)
+    config = config_of(name, num_hidden_layers=4, max_position_embeddings=512, vocab_size=150)
     for chosen in (ALL, SOME):
         model, plain = reusing(chosen, config=config)
         await remember(model, OLD)

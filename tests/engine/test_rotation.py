@@ -60,9 +60,23 @@ def test_the_first_layer_after_a_move_is_that_of_a_full_encoding(name: str, shif
     assert float((unmoved - expected.layers[0][places, 0]).abs().max()) > 0.01
 
 
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_keys_of_one_token_are_turned_by_its_position_in_every_layer(name: str) -> None:
+    """All tokens being the same one, what goes into a layer is the same everywhere."""
+    plan = plan_of(name)
+    rotation, store = Rotation.of(plan), encoded(plan, [7] * 20)
+    for layer in range(plan.num_layers):
+        keys = store.layers[layer][:20, 0]
+        moved = keys[:1].repeat(20, 1, 1)
+        rotation.turn(moved, layer, torch.arange(20))
+        torch.testing.assert_close(moved, keys, atol=1e-4, rtol=0)
+
+
 def angles(plan: LayerPlan, layer: int, positions: torch.Tensor) -> Any:
     kind = [plan.layer_types[layer]] if plan.layer_types else []
     cos, sin = plan.rotary(torch.zeros(1), positions[None], *kind)
+    if not plan.rotates[layer]:
+        cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
     return cos[0, :, None], sin[0, :, None]
 
 

@@ -11,9 +11,8 @@ import torch
 
 from decoding.model import Want
 from decoding.sequence import Sequence
+from engine.architectures import architecture_named
 from engine.parallel import check_split
-from engine.parallel.sharding import SPLIT
-from engine.plan import SUPPORTED
 from tests.engine.architectures import CONFIGS, TOLERANCE, config_of
 from tests.engine.harness import Reference, random_prompts
 from tests.engine.margin import assert_best
@@ -32,7 +31,7 @@ def rank() -> Iterator[RankProcess]:
     process.close()
 
 
-@pytest.mark.parametrize("name", sorted(name for name, (kind, _) in CONFIGS.items() if kind in SPLIT))
+@pytest.mark.parametrize("name", sorted(name for name, (kind, _) in CONFIGS.items() if architecture_named(kind).splits))
 async def test_logits_and_greedy_tokens_are_those_of_a_plain_forward(
     name: str, tmp_path: Path, rank: RankProcess
 ) -> None:
@@ -108,7 +107,6 @@ def saved(folder: Path, name: str) -> Path:
 
 
 def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
-    assert SPLIT < SUPPORTED
     folder = saved(tmp_path / "llama", "llama")  # 4 heads, 2 of keys and values
     for ranks in (1, 2):
         check_split("big", folder, ranks)

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import Scores
 from engine.cache.store import KVStore
 from engine.cuda.graphs import Work
-from engine.stacks import LayerStack, ModelParts, ModuleStack
+from engine.stacks import LayerStack, ModuleStack
 
 Call = Callable[..., Any]
 
@@ -107,9 +108,8 @@ class InterpretedBackend:
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         from engine.cuda.stack import CudaStack
-        from engine.lean import LEAN
 
-        return CudaStack(parts, dtype, self.recorder) if parts.kind in LEAN else ModuleStack(parts)
+        return CudaStack(parts, dtype, self.recorder) if parts.architecture.fused else ModuleStack(parts)
 
     def step(self, layout: Layout, store: KVStore) -> Any:
         from engine.cuda.step import CudaStep

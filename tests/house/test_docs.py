@@ -12,6 +12,7 @@ import yaml
 from cli.main import app
 from decoding.methods.speculative import SpeculativeParams
 from decoding.model import Model
+from engine.architectures import titles
 from scripts.write_config_docs import PAGE, render
 from turnout.registry import all_methods, get_method, load, names
 
@@ -67,6 +68,14 @@ def test_every_paper_that_code_names_as_its_source_is_listed() -> None:
 def test_every_part_stands_in_its_table(page: str) -> None:
     rows = re.findall(r"^\| `(\w+)` \| .* \|$", read(ROOT / "docs" / page), re.MULTILINE)
     assert rows == [name for package in PARTS[page] for name in names(package)]
+
+
+def test_every_architecture_is_named() -> None:
+    pages = {path.name: " ".join(read(path).split()) for path in DOCUMENTS}
+    for page in ("README.md", "own-pair.md"):
+        assert f"Architectures: {titles()}. " in pages[page]
+    assert f"layers ({titles(fused=True)})" in pages["cuda.md"]
+    assert f"| {titles(fused=True)}: the whole stack in one call" in pages["engine.md"]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
