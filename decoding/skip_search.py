@@ -25,17 +25,18 @@ class SkipSearch:
     the best set agrees with the model nearly always, after many trials without gain, or after many trials.
 
     A trial is one stretch of one request's text, and on a text that repeats itself any set predicts all of it. So the
-    set in use is scored on the next requests' texts too, also when the search has ended; its score is the mean, and
-    the search goes on where that is lower than what ended it.
+    set in use is scored on the next requests' texts too, also when the search has ended. A set's score is the mean over
+    the texts it was scored on, and the set in use is the one of the highest score. Where a check lowers the score to
+    `good_enough` or below, or puts another set into use, more sets are tried, unless the search has made
+    `most_trials` trials: then only sets that were tried can still come into use.
 
     Args:
         num_layers: of the model, at least 3.
         share: of the sub-layers between the first and the last layer that is skipped.
         seed: of the random trials.
-
-    Attributes:
-        best: the set in use, as sub-layer indices.
-        score: of the best set: mean share of tokens its draft predicted as the model wrote them; -1.0 before the first.
+        good_enough: score above which nothing more is tried.
+        most_without_gain: trials in a row without a better set, after which nothing more is tried.
+        most_trials: after which nothing more is tried.
     """
 
     def __init__(
@@ -51,17 +52,25 @@ class SkipSearch:
         self._count = int(self._size * share)
         self._random = np.random.default_rng(seed)
         self._limits = (good_enough, most_without_gain, most_trials)
+        self._num_trials = 0
+        self._without_gain = 0
+        self._first = self._every_second_layer()
+        # One entry for each set that was tried: itself, its mean score, and the number of texts that is over.
+        self._places: dict[frozenset[int], int] = {}
         self._trials: list[Bits] = []
         self._scores: list[float] = []
-        self._without_gain = 0
-        self._best = self._every_second_layer()
-        self.score = -1.0
-        self._scored = 0  # times the set in use was
+        self._texts: list[int] = []
+        self._best: int | None = None  # the entry of the set in use
 
     @property
     def best(self) -> frozenset[int]:
-        """The set in use."""
-        return self._set(self._best)
+        """The set in use, as sub-layer indices."""
+        return self._set(self._first if self._best is None else self._trials[self._best])
+
+    @property
+    def score(self) -> float:
+        """Mean share of tokens that the set in use predicted as the model wrote them; -1.0 before the first trial."""
+        return -1.0 if self._best is None else self._scores[self._best]
 
     @property
     def done(self) -> bool:
@@ -71,41 +80,60 @@ class SkipSearch:
             self._count == 0
             or self.score > good_enough
             or self._without_gain >= most_without_gain
-            or len(self._trials) >= most_trials
+            or self._num_trials >= most_trials
         )
 
     @property
     def doubtful(self) -> bool:
         """Whether the set in use is to be scored on a further request's text."""
-        return 0 < self._scored < CHECKS
+        return self._best is not None and self._texts[self._best] < CHECKS
 
     @property
     def advice_is_next(self) -> bool:
         """Whether the set to try next is the process's, for which `ADVISER` is imported."""
-        return len(self._trials) > 0 and len(self._trials) % ADVICE_EVERY == 0
+        return self._num_trials > 0 and self._num_trials % ADVICE_EVERY == 0
 
     def propose(self) -> frozenset[int]:
         """The set to try next: the first is the one in use."""
-        if not self._trials:
+        if self._num_trials == 0:
             return self.best
         return self._set(self._advised() if self.advice_is_next else self._any())
 
-    def report(self, tried: frozenset[int], score: float) -> None:
-        """How well a proposed set predicted; several requests may be trying theirs at once."""
-        trial = np.zeros(self._size, dtype=np.int8)
-        trial[[index - 2 for index in tried]] = 1
-        self._trials.append(trial)
-        self._scores.append(score)
-        if score > self.score:
-            self._best, self.score, self._without_gain, self._scored = trial, score, 0, 1
-        else:
-            self._without_gain += 1
+    def report(self, tried: frozenset[int], score: float | None) -> None:
+        """Enter how well a proposed set predicted; several requests may be trying theirs at once.
+
+        Args:
+            tried: the set.
+            score: share of the tokens that it predicted; None: it was scored on this text before.
+        """
+        self._num_trials += 1
+        self._without_gain += 1
+        if score is not None:
+            before = self.score
+            self._enter(tried, score)
+            if self.score > before:
+                self._without_gain = 0
 
     def check(self, tried: frozenset[int], score: float) -> None:
         """Enter how well the set in use predicted another text; nothing where another set is in use by now."""
         if tried == self.best:
-            self._scored += 1
-            self.score += (score - self.score) / self._scored
+            self._enter(tried, score)
+
+    def _enter(self, tried: frozenset[int], score: float) -> None:
+        """Take a score into the mean of its set, and use the best set from now on."""
+        place = self._places.setdefault(tried, len(self._trials))
+        if place == len(self._trials):
+            bits = np.zeros(self._size, dtype=np.int8)
+            bits[[index - 2 for index in tried]] = 1
+            self._trials.append(bits)
+            self._scores.append(score)
+            self._texts.append(1)
+        else:
+            self._texts[place] += 1
+            self._scores[place] += (score - self._scores[place]) / self._texts[place]
+        best = max(range(len(self._scores)), key=self._scores.__getitem__)
+        if best != self._best:
+            self._best, self._without_gain = best, 0
 
     def _every_second_layer(self) -> Bits:
         """Both sub-layers of every second layer, as many as there may be."""

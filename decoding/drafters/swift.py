@@ -61,6 +61,7 @@ class SwiftDrafter(Drafter):
     nodes = 128
     params: SwiftParams
     _checked = False  # whether this request's text has been used to check what earlier ones found
+    _scored: frozenset[frozenset[int]] = frozenset()  # sets that were scored on this request's text
 
     def check(self, models: ModelPool) -> None:
         """Refuse a model without inner layers."""
@@ -102,10 +103,12 @@ class SwiftDrafter(Drafter):
             # The first import of scikit-learn takes a second, in which nobody else's tokens may wait.
             await asyncio.to_thread(import_module, ADVISER)
         tried = search.propose()
-        search.report(tried, await self._score(model, seq, tried))
+        # On the same text a set predicts the same again.
+        search.report(tried, None if tried in self._scored else await self._score(model, seq, tried))
 
     async def _score(self, model: Model, seq: Sequence, tried: frozenset[int]) -> float:
         """Share of the first written tokens that the partial model predicts from those before."""
+        self._scored |= {tried}
         count, base = self.params.context, seq.num_prompt_tokens - 1
         twin = model.fork(seq)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -183,8 +184,9 @@ def test_the_first_set_is_every_second_layer_and_later_ones_split_layers() -> No
 
 def trials_until_done(scores: Any) -> int:
     search, trials = SkipSearch(12, 0.45), 0
+    sets = combinations(range(2, 22), 9)
     while not search.done:
-        search.report(frozenset({2, 3}), scores(trials))
+        search.report(frozenset(next(sets)), scores(trials))
         trials += 1
     return trials
 
@@ -211,6 +213,61 @@ def test_one_text_that_any_set_predicts_does_not_end_the_search_for_good() -> No
     assert search.best == better
     search.check(lucky, 1.0)  # of a request that began with the other
     assert search.score == 0.8
+
+
+def test_a_set_that_is_found_worse_makes_room_for_the_next_best() -> None:
+    search = SkipSearch(12, 0.45)
+    good, lucky = (frozenset(range(first, first + 9)) for first in (2, 3))
+    search.report(good, 0.9)
+    search.report(lucky, 1.0)
+    assert search.best == lucky
+    search.check(lucky, 0.2)
+    assert (search.best, search.score) == (good, 0.9)
+    assert search._scores == [0.9, pytest.approx(0.6)], "the process learns from the mean"
+    assert search.doubtful
+    search.check(good, 0.1)
+    assert (search.best, search.score) == (lucky, pytest.approx(0.6))
+    search.report(lucky, 0.0)
+    assert (search.best, search.score) == (good, pytest.approx(0.5)), "a set that is tried again has one score"
+
+
+def test_a_change_of_the_set_in_use_opens_a_search_that_lacked_gain_but_not_one_of_enough_trials() -> None:
+    for limits, reopened in (({"most_without_gain": 3}, True), ({"most_trials": 5}, False)):
+        search = SkipSearch(12, 0.45, **limits)
+        good, lucky, *others = (frozenset(range(first, first + 9)) for first in range(2, 7))
+        search.report(good, 0.8)
+        search.report(lucky, 0.9)
+        for other in others:
+            search.report(other, 0.1)
+        assert search.done
+        search.check(lucky, 0.2)
+        assert search.best == good
+        assert search.done is not reopened
+
+
+def test_a_set_that_was_scored_on_the_text_before_is_a_trial_without_a_score() -> None:
+    search = SkipSearch(12, 0.45, most_without_gain=2)
+    first = search.propose()
+    search.report(first, 0.5)
+    search.report(first, None)
+    assert (search.score, search.done) == (0.5, False)
+    search.check(first, 0.7)
+    assert search.score == pytest.approx(0.6)
+    search.report(first, None)
+    assert search.done
+
+
+async def test_one_text_is_not_read_twice_for_one_set(make_model: Any) -> None:
+    """Of three layers one of two sub-layers is skipped: two sets, and many rounds."""
+    large = Partial(make_model, 0.0)
+    large.num_layers = 3
+    seq = Sequence([1, 2], SamplingParams(max_tokens=12), 0)
+    await large.decode(seq)
+    drafter, search = SwiftDrafter(SwiftParams(context=4, skipped=0.5)), SkipSearch(3, 0.5)
+    for _ in range(10):
+        await drafter._try_one(large, seq, search)
+    assert search._num_trials == 10
+    assert search._texts == [1, 1]
 
 
 def test_the_set_in_use_is_checked_a_few_times_and_what_holds_ends_the_search() -> None:
