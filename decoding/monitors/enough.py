@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -71,8 +71,8 @@ class EnoughMonitor(Monitor):
         """Open the artifact, where one says the threshold.
 
         Raises:
-            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, it does not fit, or its threshold
-                was measured to make answers worse.
+            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, it does not fit, it has no such
+                threshold, or its threshold was measured to make answers worse.
         """
         if self.params.threshold is None:
             self._calibrated(models)
@@ -97,14 +97,10 @@ class EnoughMonitor(Monitor):
     def _calibrated(self, models: ModelPool) -> float:
         artifact = models.artifacts.open(self.params.artifact, self.name, models, f"{WHERE}.artifact")
         settings = artifact.settings
-        estimator, thresholds, harmful = self.params.estimator, settings["thresholds"], settings.get("harmful", {})
-        if estimator in harmful and not (self.params.harmful and estimator in thresholds):
-            usable = [name for name in thresholds if name not in harmful]
-            raise invalid(
-                f"{WHERE}.estimator",
-                f"{estimator!r} was measured to make answers worse: {settings['accuracy']:.1%} are right after one"
-                f" round, {harmful[estimator]:.1%} with it; harmless are: {', '.join(usable) or 'none'}",
-            )
+        estimator, thresholds = self.params.estimator, settings["thresholds"]
+        harmful = estimator in settings.get("harmful", {})
+        if estimator not in thresholds or (harmful and not self.params.harmful):
+            raise invalid(f"{WHERE}.estimator", _not_usable(estimator, self.params.artifact, settings))
         self._measured_on = {models.role(role).name for role in artifact.models}
         self.top = int(settings["top"])
         return float(thresholds[estimator])
@@ -149,6 +145,28 @@ class EnoughMonitor(Monitor):
         if self._others:
             others = ", ".join(sorted(self._others))
             self._request.notes.append(f"the threshold was measured on other answers than those of {others}")
+
+
+def _not_usable(estimator: Estimator, artifact: str, settings: Mapping[str, Any]) -> str:
+    """Say why an artifact's threshold is refused, and what would be accepted.
+
+    Args:
+        estimator: whose threshold it is.
+        artifact: name of the artifact.
+        settings: the artifact's.
+    """
+    thresholds, harmful = settings["thresholds"], settings.get("harmful", {})
+    usable = ", ".join(name for name in thresholds if name not in harmful) or "none"
+    if estimator not in harmful:
+        return f"the artifact {artifact!r} has no threshold for {estimator!r}; harmless are: {usable}"
+    remedy = "a request with `harmful: true` may use it"
+    if estimator not in thresholds:
+        remedy = "the artifact has no threshold for it: only with `--keep-harmful` does `turnout train enough` keep one"
+        remedy += ", which a request with `harmful: true` may use"
+    return (
+        f"{estimator!r} was measured to make answers worse: {settings['accuracy']:.1%} are right after one round,"
+        f" {harmful[estimator]:.1%} with it; harmless are: {usable}; {remedy}"
+    )
 
 
 def entropy_nats(top: tuple[tuple[int, float], ...]) -> float:

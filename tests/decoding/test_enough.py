@@ -131,3 +131,35 @@ async def test_the_threshold_comes_from_an_artifact_of_the_same_models(tmp_path:
     models.large.digest = "another"
     with pytest.raises(TurnoutError, match="large model"):
         await answer(models, "monitored", enough(), **common)
+
+
+async def test_a_refused_threshold_says_what_would_be_accepted(tmp_path: Path) -> None:
+    """`mean` was kept although harmful, `bayes` was left out for it, and of `information` the artifact knows nothing."""
+    models = pool(scripted("small", line("a")), unsure([math.log(4)] * 3))
+    models.artifacts = Artifacts(tmp_path)
+    settings = {
+        "top": 8,
+        "accuracy": 0.9,
+        "thresholds": {"mean": 0.5, "scale_free": 0.5},
+        "harmful": {"mean": 0.5, "bayes": 0.25},
+    }
+    Artifact("enough", "test", settings, {"large": models.large.digest}, {}).save(tmp_path / "enough.safetensors")
+
+    async def refusal(estimator: str, harmful: bool) -> str:
+        with pytest.raises(TurnoutError) as caught:
+            await answer(models, "monitored", enough(estimator=estimator, harmful=harmful), max_tokens=20)
+        assert caught.value.field == "method.params.monitor.estimator"
+        assert "harmless are: scale_free" in caught.value.message
+        return caught.value.message
+
+    kept = await refusal("mean", harmful=False)
+    assert "'mean' was measured to make answers worse: 90.0% are right after one round, 50.0% with it" in kept
+    assert "`harmful: true`" in kept
+    assert "--keep-harmful" not in kept
+    for harmful in (False, True):
+        left_out = await refusal("bayes", harmful)
+        assert "25.0% with it" in left_out
+        assert "no threshold" in left_out
+        assert "`--keep-harmful`" in left_out
+        assert "`harmful: true`" in left_out
+        assert "the artifact 'enough' has no threshold for 'information'" in await refusal("information", harmful)
