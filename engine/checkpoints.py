@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +106,26 @@ def read_model(folder: Path, dtype: torch.dtype, field: str = "model", **options
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """transformers logs a table of what did not fit, which the refusal says in one line."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+    """Keep back the table that transformers logs of what did not fit, which the refusal says in one line.
+
+    Only the caller's own records are held back: several loads may overlap.
+    """
+    before = _quiet.set(True)
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(before)
+        _quiet.reset(before)
+
+
+_quiet: ContextVar[bool] = ContextVar("_quiet", default=False)
+
+
+def _may_pass(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or not _quiet.get()
+
+
+# On the logger that writes the table, so that it holds for any handler.
+transformers_logging.get_logger("transformers.modeling_utils").addFilter(_may_pass)
 
 
 def _some(names: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextvars import copy_context
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
+from transformers.utils import logging as transformers_logging
 
-from engine.checkpoints import read_config
+from engine.checkpoints import _without_report, read_config
 from engine.loading import load_checkpoint
 from engine.plan import check_supported
 from engine.pool import LocalPool
@@ -129,3 +131,36 @@ def test_a_pickled_weight_file_that_is_cut_off_is_refused(folder: Path) -> None:
     assert caught.value.message.startswith(f"{FIELD}: {large} cannot be read: ")
     assert "\n" not in caught.value.message
     assert "pytorch_model.bin is not a whole weight file of torch 1.6 or later" in refusal(folder)
+
+
+def test_loads_that_overlap_keep_back_their_own_report_and_leave_the_verbosity(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = transformers_logging.get_logger("transformers.modeling_utils")
+    written: list[str] = []
+    monkeypatch.setattr(logger, "handle", lambda record: logger.filter(record) and written.append(record.getMessage()))
+    before = transformers_logging.get_verbosity()
+    first, second = (copy_context() for _ in range(2))
+    loads = [_without_report() for _ in range(2)]
+    first.run(loads[0].__enter__)
+    second.run(loads[1].__enter__)
+    logger.warning("of another thread")
+    first.run(logger.warning, "report of the first")
+    first.run(loads[0].__exit__, None, None, None)
+    first.run(logger.warning, "after the first")
+    second.run(logger.warning, "report of the second")
+    second.run(logger.error, "a fault")
+    second.run(loads[1].__exit__, None, None, None)
+    second.run(logger.warning, "after the second")
+    assert transformers_logging.get_verbosity() == before
+    assert written == ["of another thread", "after the first", "a fault", "after the second"]
+
+
+async def test_the_table_of_what_did_not_fit_is_not_logged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = folder / "large" / "model.safetensors"
+    save_file(load_file(file) | {"extra.weight": torch.zeros(2)}, file, {"format": "pt"})
+    logger, written = transformers_logging.get_logger("transformers.modeling_utils"), list[str]()
+    monkeypatch.setattr(logger, "callHandlers", lambda record: written.append(record.getMessage()))
+    pool = LocalPool.load("pair", pair_config(folder))
+    await pool.close()
+    assert written == []
+    logger.warning("of something else")
+    assert written == ["of something else"]
