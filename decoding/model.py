@@ -78,6 +78,9 @@ class Want:
         return self.chooses or self.entropy or self.logprob or self.logits or self.top > 0
 
     def __or__(self, other: Want) -> Want:
+        """What either wants, of one row; not for entropies of which one is unmasked: a row has only one of them."""
+        alike = self.unmasked is other.unmasked or not (self.entropy and other.entropy)
+        assert alike, "one row cannot hold both the entropy under a structure and the unmasked one: read it twice"
         return Want(
             draw=self.draw or other.draw,
             entropy=self.entropy or other.entropy,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decoding.model import ModelPool, Request, Row, Until, Want
@@ -37,7 +37,8 @@ class Reading:
         """Whether all that is wanted was read; an unmasked entropy is not that of an answer held to a structure."""
         if want.entropy and self.sampling.structure is not None and want.unmasked is not self.want.unmasked:
             return False
-        return want.draw is self.want.draw and self.want | want == self.want
+        wanted = replace(want, unmasked=self.want.unmasked)
+        return want.draw is self.want.draw and self.want | wanted == self.want
 
     def only(self, want: Want) -> Row:
         """What is wanted of it, the other fields at their defaults."""
@@ -48,6 +49,8 @@ class Reading:
             logprob=row.logprob if want.logprob else None,
             top=row.top[: want.top],
             hidden={layer: row.hidden[layer] for layer in want.hidden},
+            forced=row.forced and want.entropy,
+            allowed_logprob=row.allowed_logprob if want.entropy else None,
         )
 
 
@@ -87,7 +90,8 @@ class Asked:
         """
         if self.reading is None:
             seq = self.request.sequence
-            want = PROMPT_WANT | Until().want | reported(seq)
+            # The entropy that is reported is the probe's own, but under a structure, where it is read later.
+            want = PROMPT_WANT | Until().want | replace(reported(seq), entropy=False)
             [row] = await models.small.extend(seq, want=want)
             self.reading = Reading(row, want, seq.sampling)
         return self.reading.row

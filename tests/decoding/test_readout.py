@@ -183,3 +183,11 @@ def test_log_probabilities_and_the_likeliest_stay_those_of_the_model_before_the_
     [held], [free] = read(raw, [structured("(c|d)d", [])], [want]), read(raw, [row_of(temperature=0.0)], [want])
     assert held.top == free.top
     assert held.logprob == pytest.approx(float(raw.log_softmax(-1)[0, held.token]))
+
+
+def test_two_readers_of_one_row_cannot_have_different_entropies():
+    held, free = Want(draw=None, entropy=True), Want(draw=None, entropy=True, unmasked=True)
+    for one, other in ((held, free), (free, held)):
+        with pytest.raises(AssertionError, match="read it twice"):
+            one | other
+    assert free | Want(top=2) == Want(entropy=True, unmasked=True, top=2)

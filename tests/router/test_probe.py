@@ -15,7 +15,7 @@ from decoding.constraints.base import Mask
 from decoding.fakes import pair
 from decoding.model import Row, Want
 from decoding.stretch import reported
-from router.base import PROMPT_WANT
+from router.base import PROMPT_WANT, Reading
 from router.difficulty.features import FEATURES, features_of, inputs_of, state_of
 from router.difficulty.probe import EXTRA_COST, LEAST_EXTRA, ROUTER_PROBE, Probe, ProbeNetwork, extra_costs
 from router.difficulty.scaling import Scaling
@@ -24,6 +24,7 @@ from tests.router.probes import LastToken, models_of, network_of, save_router
 from tests.router.probes import asked as request
 from turnout.errors import TurnoutError
 from turnout.structure import Structure
+from turnout.types import SamplingParams
 
 CHANCES = [[0.1 * t, 1.0 - 0.05 * t] for t in range(10)]
 
@@ -181,3 +182,19 @@ async def test_a_probe_reads_the_model_before_a_structure_and_an_answer_is_repor
     assert not made.reading.covers(Want() | reported(seq))
     [first] = await model.extend(seq, want=Want() | reported(seq))
     assert (first.token, first.entropy_bits, first.forced) == (3, 0.0, True)
+
+
+def test_what_is_taken_of_a_reading_keeps_what_a_structure_said():
+    read = Row(3, entropy_bits=0.0, logprob=-1.0, forced=True, allowed_logprob=-0.25)
+    reading = Reading(read, Want(entropy=True, logprob=True), SamplingParams())
+    assert reading.only(Want(entropy=True)) == Row(3, entropy_bits=0.0, forced=True, allowed_logprob=-0.25)
+    assert reading.only(Want(logprob=True)) == Row(3, logprob=-1.0)
+
+
+async def test_a_request_without_a_structure_is_reported_from_the_reading():
+    made = request(3)
+    seq = made.request.sequence
+    seq.sampling = seq.sampling.model_copy(update={"token_details": True})
+    await made.read(pair(LastToken("small", 10), LastToken("large", 10)))
+    assert made.reading is not None
+    assert made.reading.covers(Want() | reported(seq))
