@@ -11,6 +11,7 @@ from typing import Any
 REPLACEMENT = "\ufffd"
 # How a tokenizer with byte fallback writes a byte that no token of its own holds.
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+LARGEST_ID = 2**32 - 1  # that the `tokenizers` library takes
 # Decoders under which a token's text depends on nothing but whether it is the first.
 LOCAL = frozenset({"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"})
 
@@ -43,20 +44,26 @@ class TokenBytes:
 
     def counts(self, token_id: int) -> bool:
         """Tell whether a token is part of a text: known, and not special."""
+        if not 0 <= token_id <= LARGEST_ID:
+            return False
         return token_id not in self.names and self._core.id_to_token(token_id) is not None
 
     def after(self, token_id: int) -> bytes:
         """Bytes the token adds to a text that it does not begin; none for a special token."""
         found = self._after.get(token_id)
         if found is None:
-            found = self._after[token_id] = self._found(token_id, first=False)
+            found = self._found(token_id, first=False)
+            if self.counts(token_id):
+                self._after[token_id] = found
         return found
 
     def first(self, token_id: int) -> bytes:
         """Bytes the token adds where no token of the text comes before it."""
         found = self._first.get(token_id)
         if found is None:
-            found = self._first[token_id] = self._found(token_id, first=True)
+            found = self._found(token_id, first=True)
+            if self.counts(token_id):
+                self._first[token_id] = found
         return found
 
     def _found(self, token_id: int, first: bool) -> bytes:

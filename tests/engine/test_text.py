@@ -13,6 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from engine.stop_strings import StopStrings
 from engine.text import TextTokenizer
+from engine.token_bytes import TokenBytes
 from training.random_models import byte_tokenizer
 from turnout.calls import ChatMessage
 from turnout.config import ModelConfig, model_path
@@ -228,3 +229,13 @@ def test_a_conversation_ends_where_the_assistant_begins(tokenizer: TextTokenizer
     ids = tokenizer.encode_chat([ChatMessage("user", "hi"), ChatMessage("assistant", "yo"), ChatMessage("user", "é")])
     assert [tokenizer.name_of(ids[0]), tokenizer.name_of(ids[-1])] == ["<|user|>", "<|assistant|>"]
     assert tokenizer.decode(ids) == "hiyoé"
+
+
+def test_ids_without_a_token_add_nothing_and_are_not_kept() -> None:
+    known = TokenBytes(byte_tokenizer().backend_tokenizer)
+    letter = known._core.token_to_id("a")
+    for token in [-1, -(2**40), 2**32 - 1, 2**32, 2**70, *range(10_000, 10_100)]:
+        assert not known.counts(token)
+        assert known.first(token) == known.after(token) == b""
+    assert known.first(letter) == known.after(letter) == b"a"
+    assert set(known._first) == set(known._after) == {letter}
