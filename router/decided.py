@@ -57,8 +57,8 @@ class DecidedFile:
             if self._seen == (stat.st_mtime_ns, stat.st_size):
                 return
             self._seen = (stat.st_mtime_ns, stat.st_size)
-            told = json.loads(self._path.read_text(encoding="utf-8-sig"))
-            arm = told["arm"]
+            values = json.loads(self._path.read_text(encoding="utf-8-sig"))
+            arm = values["arm"]
             if arm not in self._arms:
                 raise ValueError(f"names the arm {arm!r}; there are {', '.join(self._arms)}")
         except FileNotFoundError:
@@ -66,19 +66,19 @@ class DecidedFile:
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be used: %s; the split goes on as before", self._path, error)
         else:
-            self._now = Ended(arm, rules_version(told))
+            self._now = Ended(arm, rules_version(values))
 
 
-def write_decided(path: Path, told: dict[str, Any]) -> None:
+def write_decided(path: Path, values: dict[str, Any]) -> None:
     """Decide a split; what was decided before stays.
 
     Args:
         path: the file that the split is configured with.
-        told: `arm`, and whatever a person wants to know about why.
+        values: `arm`, and whatever a person wants to know about why.
 
     Raises:
         OSError: it cannot be written.
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(told).encode())
+        write_whole(path, json.dumps(values).encode())

@@ -32,7 +32,8 @@ class DiscoLength(TrainedLength):
     A two-layer network sees the largest probabilities of the token's distribution, its entropy and the token's place
     in the draft, and says how likely the token, and all before it, will be accepted. Below the threshold drafting
     ends; the token itself stays. Threshold and deepest draft were tuned for time when the head was trained. It
-    has learned from answers without a structure and reads the distribution before one; a forced token always goes on.
+    has learned from answers without a structure and reads the distribution before one; at a forced token drafting does
+    not end.
     """
 
     Params = DiscoParams
