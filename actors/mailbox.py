@@ -13,15 +13,14 @@ from typing import Any, Protocol
 from ray.exceptions import RayActorError
 
 from actors.generation import GroupBroken
-from actors.mirror import Known, add_counts
+from actors.mirror import Known, add_counts, keep
 from actors.outbox import not_sent, pickled, store_full
 from actors.packing import Packer, unpack_result
 from actors.pickling import Handles, TensorHandle
 from actors.travelling import Births, Constants, Departures
-from actors.wire import Call, Grown, Kind, Load, ModelCard, Op, Post, unpack_tokens
+from actors.wire import Call, Grown, Kind, Load, ModelCard, Post, unpack_tokens
 from decoding.sequence import Sequence
 from turnout.errors import Code, Interrupted, TurnoutError
-from turnout.types import Segment
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +211,7 @@ class Mailbox:
         number = next(self._numbers)
         packer = Packer(self._departures, known)
         try:
-            packed = packer.pack(call)
+            packed = packer.pack(call.op)
             needed = self._exchange.ship(packer.handles, self) if packer.handles else ()
         except Exception:
             if packer.packed:  # what these parts are is known to be there from now on
@@ -220,8 +219,8 @@ class Mailbox:
             raise
         update = known.update(call.seq)
         call.base = len(call.seq)
-        known.appending += call.appends
-        message = (Post.CALL, number, int(call.op), tuple(update), packed, needed)
+        known.appending += call.op.appends
+        message = (Post.CALL, number, type(call.op), tuple(update), packed, tuple(packer.packed), needed)
         return number, (*message, call.trace) if call.trace else message, packer.parts
 
     def cancel(self, call: Call) -> None:
@@ -234,7 +233,7 @@ class Mailbox:
 
     def _disown(self, call: Call, parts: list[Any]) -> None:
         """What a call does there is not entered here: what it works on is sent whole before it is used again."""
-        if call.appends and (known := self._known.get(call.seq)) is not None:
+        if call.op.appends and (known := self._known.get(call.seq)) is not None:
             known.stale = True
         for part in parts:
             self._departures.distrust(part)
@@ -294,7 +293,7 @@ class Mailbox:
         call, parts = self._sent.pop(message[1])
         self._calls.pop(call, None)
         if (known := self._known.get(call.seq)) is not None:
-            known.appending -= call.appends
+            known.appending -= call.op.appends
             known.stale = True
         self._disown(call, parts)
         if not call.future.done():
@@ -337,14 +336,15 @@ class Mailbox:
         """Enter what a call changed, and make its result; what came of a call that was given up is only counted."""
         known, seq, card = self._known.get(call.seq), call.seq, self.card
         if known is not None:
-            known.appending -= call.appends
+            known.appending -= call.op.appends
         if grown.counts:
             add_counts(seq.meter.of(card.name, card.num_parameters), grown.counts)
         value: Any = None
+        tokens = tuple(unpack_tokens(grown.tokens))
         if kind == Kind.DONE:  # also where nobody waits: the tensors it names must be dropped
-            value = unpack_result(call.op, packed, self._exchange.handles)
-            if known is not None and call.op in (Op.PROPOSE, Op.VERIFY):
-                known.keep(number, *((value,) if call.op is Op.PROPOSE else (call.args[0], value.rows)))
+            value = unpack_result(packed, self._exchange.handles, tokens)
+            if known is not None:
+                keep(known.kept, number, call.op.kept(value))
         interrupted = kind == Kind.FAILED and isinstance(packed, Interrupted)
         waited_for = self._calls.pop(call, None) is not None
         if waited_for and (interrupted or call.future.done()):
@@ -353,14 +353,13 @@ class Mailbox:
             return None
         if interrupted:  # it is made again from its beginning
             raise packed
-        tokens = tuple(unpack_tokens(grown.tokens))
         if tokens:
             self._append(call, known, tokens)
         for place, changes in grown.parts:
             self._departures.take(parts[place], changes)
         if kind == Kind.FAILED:
             raise packed
-        return Segment(tokens, value) if call.op is Op.DECODE else value
+        return value
 
     def _append(self, call: Call, known: Known | None, tokens: tuple[Any, ...]) -> None:
         seq, card = call.seq, self.card

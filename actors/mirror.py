@@ -13,9 +13,8 @@ from typing import Any
 
 from actors.wire import ABSOLUTE, COUNTED, FINISHES, Update, pack_ids, pack_tokens, unpack_ids, unpack_tokens
 from decoding.constraints.base import Constraint
-from decoding.model import Model, Row
+from decoding.model import Model
 from decoding.sequence import Sequence
-from decoding.tree import DraftTree
 from engine.stop_strings import StopStrings
 from engine.text import TextTokenizer
 from turnout.cost import ModelMeter
@@ -81,21 +80,19 @@ class Known:
         """Of a mirror that was forked off this one just now."""
         return Known(sid, self.length, self.sampling, self.stale or self.appending > 0)
 
-    def keep(self, number: int, *things: Any) -> None:
-        """The actor keeps these under the number of a call."""
-        keep(self.kept, number, things)
-
-    def number_of(self, thing: Any) -> int | None:
-        """The call under which the actor keeps this very object; None: it does not."""
+    def place_of(self, thing: Any) -> tuple[int, int] | None:
+        """The call under which the actor keeps this very object, and its place there; None: it does not."""
         for number, things in self.kept.items():
-            if any(thing is each for each in things):
-                return number
+            for place, each in enumerate(things):
+                if each is thing:
+                    return number, place
         return None
 
 
-def keep(kept: OrderedDict[int, Any], number: int, thing: Any) -> None:
-    """Both sides forget the oldest in the same order: that in which the actor answered."""
-    kept[number] = thing
+def keep(kept: OrderedDict[int, tuple[Any, ...]], number: int, things: tuple[Any, ...]) -> None:
+    """Keep what a call had or made; both sides forget the oldest in the order in which the actor answered."""
+    if things:
+        kept[number] = things
     while len(kept) > KEPT:
         kept.popitem(last=False)
 
@@ -116,7 +113,7 @@ class Mirror:
     seq: Sequence
     ending: set[asyncio.Task[None]] = field(default_factory=set)
     told: list[float] = field(default_factory=lambda: [0] * len(COUNTED))
-    kept: OrderedDict[int, tuple[DraftTree, list[Row] | None]] = field(default_factory=OrderedDict)
+    kept: OrderedDict[int, tuple[Any, ...]] = field(default_factory=OrderedDict)
     fault: Exception | None = None
     making: asyncio.Task[Constraint] | None = None
 

@@ -20,12 +20,12 @@ from actors.packing import Unpacker, pack_result
 from actors.shelf import Key, Shelf
 from actors.transport import Transport
 from actors.travelling import Arrivals
-from actors.wire import HEARTBEAT_S, Kind, Load, MemberSpec, ModelCard, Op, Post, Update, pack_tokens
-from decoding.sequence import Sequence
+from actors.wire import HEARTBEAT_S, Kind, Load, MemberSpec, ModelCard, Post, Update, pack_tokens
+from decoding.operations import Observe, Operation
 from engine.fingerprint import numerics_class
 from engine.member_loading import LoadedMember, Ranks, load_member
 from engine.model import EngineModel
-from engine.moving import export_kv, held_tokens, import_kv, token_bytes
+from engine.moving import token_bytes
 from turnout.errors import Code, TurnoutError
 from turnout.sources import sources_digest
 from turnout.tracing import within
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 GAP_S = 10.0  # how long a post may be missing while later ones are there
 NOTHING = (None, (), ())
 Packed = tuple[Any, ...]
+Type = type[Operation[Any]]
 
 
 class ModelHost:
@@ -180,31 +181,31 @@ class ModelHost:
                 self.model.forget(message[1])
 
     async def _begin(
-        self, number: int, op: int, update: Packed, packed: Packed, needed: Packed, trace: str = ""
+        self, number: int, kind: Type, update: Packed, packed: bytes, parts: Packed, needed: Packed, trace: str = ""
     ) -> None:
         """Start an operation; the mirror and what travels with it are brought up to date before the next message."""
         coming = [self._dock.receive(*each) for each in needed]
-        operation = Op(op)
         try:
-            parts = [(each, *self._arrivals.unpack(each)) for each in Unpacker.parts_of(operation, packed)]
+            travelled = [self._arrivals.unpack(each) for each in parts]
             mirror = await self._mirrors.update(Update(*update))
         except Exception as error:
-            log.warning("%s: %s could not begin: %s", self._name, operation.name, error)
-            self._say((Kind.FAILED, number, portable(error), NOTHING[1:]), operation)
+            log.warning("%s: %s could not begin: %s", self._name, kind.name, error)
+            if kind.answers:
+                self._say((Kind.FAILED, number, portable(error), NOTHING[1:]))
             return
-        unpacker = Unpacker(self._arrivals, mirror, parts)
-        if operation is Op.TEACH and not coming and mirror not in self._lessons:
-            self._learn(mirror, unpacker, packed, {})
+        unpacker = Unpacker(kind, packed, self._arrivals, mirror, travelled)
+        if not kind.answers and not coming and mirror not in self._lessons:
+            self._learn(unpacker, {})
             return
         before = self._lessons.get(mirror)
-        work = self._work(number, operation, unpacker, packed, coming, before, trace)
-        task = asyncio.get_running_loop().create_task(work, name=f"{operation.name.lower()}-{number}")
-        if operation is Op.TEACH:
-            self._lessons[mirror] = task
-            task.add_done_callback(lambda done: self._lessons.get(mirror) is done and self._lessons.pop(mirror))
-        else:
+        work = self._work(number, unpacker, coming, before, trace)
+        task = asyncio.get_running_loop().create_task(work, name=f"{kind.name}-{number}")
+        if kind.answers:
             self._tasks[number] = mirror, task
             task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        else:
+            self._lessons[mirror] = task
+            task.add_done_callback(lambda done: self._lessons.get(mirror) is done and self._lessons.pop(mirror))
 
     def _cancel(self, number: int) -> None:
         if number in self._tasks:
@@ -214,64 +215,59 @@ class ModelHost:
             # One that has not begun would end without an answer: this comes after its first step.
             asyncio.get_running_loop().call_soon(task.cancel)
 
-    def _learn(
-        self, mirror: Mirror, unpacker: Unpacker, packed: tuple[Any, ...], received: dict[Key, torch.Tensor]
-    ) -> None:
+    def _learn(self, unpacker: Unpacker, received: dict[Key, torch.Tensor]) -> None:
+        mirror = unpacker.mirror
         try:
-            args = unpacker.unpack(Op.TEACH, packed, self._dock.tensors(received))
-            self.model.teach(mirror.seq, *args)
+            op = unpacker.unpack(self._dock.tensors(received))
+            assert isinstance(op, Observe)
+            self.model.teach(mirror.seq, op.drafter, op.draft, op.verdict)
         except Exception as error:
             mirror.fault = mirror.fault or error
 
     async def _work(
         self,
         number: int,
-        op: Op,
         unpacker: Unpacker,
-        packed: tuple[Any, ...],
         coming: list[asyncio.Future[dict[Key, torch.Tensor]]],
         before: asyncio.Task[None] | None,
         trace: str,
     ) -> None:
         """One operation, from its arguments to its answer."""
-        mirror = unpacker.mirror
+        mirror, kind = unpacker.mirror, unpacker.kind
         start = len(mirror.seq.generated)
-        kind, result = Kind.FAILED, None
+        said = Kind.FAILED
+        result: bytes | Exception
         try:
             if before is not None:
                 await asyncio.wait([before])
             await mirror.ready()
             received = {key: tensor for each in coming for key, tensor in (await each).items()}
-            if op is Op.TEACH:
-                self._learn(mirror, unpacker, packed, received)
+            if not kind.answers:
+                self._learn(unpacker, received)
                 return
             if mirror.fault is not None:
                 fault, mirror.fault = mirror.fault, None
                 raise fault
-            args = unpacker.unpack(op, packed, self._dock.tensors(received))
-            with within(f"{self.spec.name} {op.name.lower()} in its actor", trace):
-                value = await perform(self.model, op, mirror.seq, args)
-            result = pack_result(op, args, value, self.shelf)
-            kind = Kind.DONE
-            if op is Op.PROPOSE:
-                keep(mirror.kept, number, (value, None))
-            elif op is Op.VERIFY:
-                keep(mirror.kept, number, (args[0], value.rows))
+            op = unpacker.unpack(self._dock.tensors(received))
+            with within(f"{self.spec.name} {op.name} in its actor", trace):
+                value = await self.model.do(mirror.seq, op)
+            result = pack_result(op, value, self.shelf)
+            said = Kind.DONE
+            keep(mirror.kept, number, op.kept(value))
         except asyncio.CancelledError:
             result = TurnoutError(Code.CANCELLED, "the operation was cancelled")
         except Exception as error:
-            if op is Op.TEACH:
+            if not kind.answers:
                 mirror.fault = mirror.fault or error
                 return
             result = portable(error)
-        tokens = pack_tokens(mirror.seq.generated[start:]) if op is Op.DECODE else ()
-        grown = (tokens, mirror.counts(self.spec.name), unpacker.changes())
-        self._say((kind, number, result, grown), op)
+        if kind.answers:
+            tokens = pack_tokens(mirror.seq.generated[start:]) if kind.appends else ()
+            self._say((said, number, result, (tokens, mirror.counts(self.spec.name), unpacker.changes())))
 
-    def _say(self, message: tuple[Any, ...], op: Op) -> None:
-        if op is not Op.TEACH:
-            self._out.append(message)
-            self._wake.set()
+    def _say(self, message: tuple[Any, ...]) -> None:
+        self._out.append(message)
+        self._wake.set()
 
     async def stop(self) -> None:
         """Cancel what is under way and free everything; `replies` ends."""
@@ -309,36 +305,6 @@ def card_of(member: LoadedMember, address: str, node_id: str) -> ModelCard:
         token_bytes=token_bytes(model) if model is not None else 0,
         times=model.step_time if model is not None else None,
     )
-
-
-async def perform(model: EngineModel, op: Op, seq: Sequence, args: tuple[Any, ...]) -> Any:
-    """One operation of a model."""
-    match op:
-        case Op.EXTEND:
-            return await model.extend(seq, *args)
-        case Op.DECODE:
-            return await model.decode(seq, *args)
-        case Op.EXPAND:
-            return await model.expand(seq, *args)
-        case Op.SKETCH:
-            return await model.sketch(seq, *args)
-        case Op.READ:
-            return await model.read(seq, *args)
-        case Op.PROPOSE:
-            return await model.propose(seq, *args)
-        case Op.VERIFY:
-            return await model.verify(seq, *args)
-        case Op.SCORE:
-            return await model.score(seq, *args)
-        case Op.ABSORB:
-            return await model.absorb(seq)
-        case Op.HELD_KV:
-            return held_tokens(model, seq)
-        case Op.EXPORT_KV:
-            return await export_kv(model, seq, *args[:2])
-        case Op.IMPORT_KV:
-            return await import_kv(model, seq, *args)
-    raise AssertionError(op)
 
 
 def portable(error: Exception) -> Exception:

@@ -12,57 +12,22 @@ import logging
 from collections.abc import Coroutine
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, TypeVar
 
-import torch
-
-from actors.pickling import TensorHandle
-from decoding.model import Busy, Row, Score, Until, Want
+from actors.remote import RemoteModel
+from decoding.model import WrappedModel
+from decoding.operations import Operation
 from decoding.sequence import Sequence
-from decoding.sketch import Sketch
-from decoding.tree import DraftTree
-from engine.endpoint import PoolMember
+from engine.kv_operations import ExportKV, HeldKV, ImportKV
+from engine.member import PoolMember
 from turnout.calls import CacheStats, MemberStats
 from turnout.errors import Interrupted
-from turnout.types import Segment
 
-if TYPE_CHECKING:
-    from actors.wire import Supervisor
-    from decoding.drafters.base import Drafter, Room
-    from decoding.lengths.base import LengthPolicy
-    from decoding.verifiers.base import Verdict, Verifier
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 2.0  # longer than its computation would take, KV is not waited for: its way may have to be built anew
-
-
-class MovingMember(PoolMember, Protocol):
-    """A model whose KV can leave its actor and come to another one; `RemoteModel` is one.
-
-    Attributes:
-        supervisor: keeps its actor alive.
-        numerics: class of what computes it, see `engine.fingerprint.numerics_class`.
-        token_bytes: KV of one token as it is moved.
-    """
-
-    supervisor: Supervisor
-    numerics: str
-    token_bytes: int
-
-    async def held_kv(self, seq: Sequence) -> int:
-        """Leading tokens of a sequence whose KV it has."""
-        ...
-
-    async def export_kv(
-        self, seq: Sequence, start: int = 0, stop: int | None = None, shelved: bool = False
-    ) -> torch.Tensor | TensorHandle:
-        """KV of cached tokens, see `engine.moving.export_kv`; `shelved` leaves it there and gives a handle."""
-        ...
-
-    async def import_kv(self, seq: Sequence, start: int, kv: torch.Tensor | TensorHandle) -> int:
-        """Put KV into its pool, see `engine.moving.import_kv`; that of a handle goes from actor to actor."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +52,7 @@ class PromptMover:
         failed: prompts that are left to `decode` after all: a prefill actor ended, or something failed.
     """
 
-    def __init__(self, decode: MovingMember, prefills: Items[MovingMember], least_tokens: int) -> None:
+    def __init__(self, decode: RemoteModel, prefills: Items[RemoteModel], least_tokens: int) -> None:
         self.tokens = 0
         self.moved = 0
         self.failed = 0
@@ -140,7 +105,7 @@ class PromptMover:
     async def _move(self, seq: Sequence) -> None:
         cached: _Found | None = None
         try:
-            held = await self._decode.held_kv(seq)
+            held = await self._decode.do(seq, HeldKV())
             index = self._least_busy()
             if index is not None and len(seq) - 1 - held >= self._least_tokens:
                 cached = await self._carry(index, seq, held)
@@ -171,13 +136,13 @@ class PromptMover:
         meter = seq.meter.of(prefill.name, prefill.num_parameters)
         found = _Found(meter.cached_tokens, meter.fetched_tokens)
         async with asyncio.timeout(_patience_s(self._decode, held, given)):
-            now = await self._decode.import_kv(seq, held, kv)
+            now = await self._decode.do(seq, ImportKV(held, kv))
         self.moved += 1
         self.tokens += max(now - held, 0)
         return found
 
 
-class Disaggregated:
+class Disaggregated(WrappedModel, PoolMember):
     """A model that lets others, with the same weights, compute long prompts.
 
     Before a sequence's first operation the part of it that the decoding model has no KV of is looked at; where it is
@@ -196,94 +161,21 @@ class Disaggregated:
         mover: what was moved.
     """
 
-    def __init__(self, decode: MovingMember, prefills: Items[MovingMember], least_tokens: int) -> None:
-        self.inner = decode
+    def __init__(self, decode: RemoteModel, prefills: Items[RemoteModel], least_tokens: int) -> None:
+        super().__init__(decode)
+        self.inner: RemoteModel = decode
         self.prefills = tuple(prefills)
         self.mover = PromptMover(decode, self.prefills, least_tokens)
-        self.name = decode.name
-        self.architecture = decode.architecture
-        self.num_parameters = decode.num_parameters
-        self.vocab_size = decode.vocab_size
         self.max_length = min(member.max_length for member in (decode, *self.prefills))
-        self.num_layers = decode.num_layers
-        self.digest = decode.digest
-        self.numerics = decode.numerics
-        self.token_bytes = decode.token_bytes
-        self.stores = decode.stores
-        self.supervisor = decode.supervisor
 
-    async def extend(
-        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
-    ) -> list[Row]:
-        """See `decoding.model.Model.extend`."""
+    async def do(self, seq: Sequence, op: Operation[R]) -> R:
+        """See `decoding.model.Model.do`."""
+        if not op.fills_cache:
+            return await self.inner.do(seq, op)
         await self.mover.prepare(seq)
-        rows = await self.inner.extend(seq, tokens, want, every)
+        value = await self.inner.do(seq, op)
         self.mover.correct(seq)
-        return rows
-
-    async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
-        """See `decoding.model.Model.decode`."""
-        await self.mover.prepare(seq)
-        segment = await self.inner.decode(seq, until)
-        self.mover.correct(seq)
-        return segment
-
-    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
-        """See `decoding.model.Model.expand`."""
-        await self.mover.prepare(seq)
-        rows = await self.inner.expand(seq, tree, start, want)
-        self.mover.correct(seq)
-        return rows
-
-    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
-        """See `decoding.model.Model.sketch`."""
-        await self.mover.prepare(seq)
-        rows = await self.inner.sketch(seq, sketch, want)
-        self.mover.correct(seq)
-        return rows
-
-    async def read(
-        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
-    ) -> list[Row]:
-        """See `decoding.model.Model.read`."""
-        return await self.inner.read(seq, states, paths, want, normed)
-
-    def embed(self, tokens: list[int]) -> torch.Tensor:
-        """See `decoding.model.Model.embed`."""
-        return self.inner.embed(tokens)
-
-    async def propose(self, seq: Sequence, drafter: Drafter, room: Room, length: LengthPolicy) -> DraftTree:
-        """See `decoding.model.Model.propose`."""
-        await self.mover.prepare(seq)
-        tree = await self.inner.propose(seq, drafter, room, length)
-        self.mover.correct(seq)
-        return tree
-
-    async def verify(
-        self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
-    ) -> Verdict:
-        """See `decoding.model.Model.verify`."""
-        await self.mover.prepare(seq)
-        verdict = await self.inner.verify(seq, draft, verifier, want)
-        self.mover.correct(seq)
-        return verdict
-
-    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
-        """See `decoding.model.Model.teach`."""
-        self.inner.teach(seq, drafter, draft, verdict)
-
-    async def score(self, seq: Sequence, continuations: list[tuple[int, ...]], top: int = 0) -> list[Score]:
-        """See `decoding.model.Model.score`."""
-        await self.mover.prepare(seq)
-        scores = await self.inner.score(seq, continuations, top)
-        self.mover.correct(seq)
-        return scores
-
-    async def absorb(self, seq: Sequence) -> None:
-        """See `decoding.model.Model.absorb`."""
-        await self.mover.prepare(seq)
-        await self.inner.absorb(seq)
-        self.mover.correct(seq)
+        return value
 
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
         """See `decoding.model.Model.fork`."""
@@ -297,20 +189,8 @@ class Disaggregated:
         self.inner.release(seq)
 
     def forget(self, tenant: str) -> None:
-        """See `engine.endpoint.PoolMember.forget`; those that compute prompts learn nothing."""
+        """See `engine.member.PoolMember.forget`; those that compute prompts learn nothing."""
         self.inner.forget(tenant)
-
-    def step_seconds(self) -> float:
-        """See `decoding.model.Model.step_seconds`."""
-        return self.inner.step_seconds()
-
-    def forward_seconds(self, fed: int, attended: int, sequences: int) -> float:
-        """See `decoding.model.Model.forward_seconds`."""
-        return self.inner.forward_seconds(fed, attended, sequences)
-
-    def busy(self) -> Busy:
-        """See `decoding.model.Model.busy`."""
-        return self.inner.busy()
 
     def stats(self) -> MemberStats:
         """What the decoding model holds; each of `prefills` has its own."""
@@ -320,39 +200,23 @@ class Disaggregated:
         """What the decoding model's prefix store did."""
         return self.inner.cache_stats()
 
-    async def held_kv(self, seq: Sequence) -> int:
-        """See `MovingMember`."""
-        return await self.inner.held_kv(seq)
-
-    async def export_kv(
-        self, seq: Sequence, start: int = 0, stop: int | None = None, shelved: bool = False
-    ) -> torch.Tensor | TensorHandle:
-        """See `MovingMember`."""
-        return await self.inner.export_kv(seq, start, stop, shelved)
-
-    async def import_kv(self, seq: Sequence, start: int, kv: torch.Tensor | TensorHandle) -> int:
-        """See `MovingMember`."""
-        return await self.inner.import_kv(seq, start, kv)
-
     async def close(self) -> None:
         """End all actors."""
         await self.mover.close()
         await asyncio.gather(*(member.close() for member in (self.inner, *self.prefills)))
 
 
-def _patience_s(member: MovingMember, held: int, tokens: int) -> float:
+def _patience_s(member: RemoteModel, held: int, tokens: int) -> float:
     """How long KV of so many tokens behind `held` others is waited for."""
     return PATIENCE_S + member.forward_seconds(tokens, tokens * (held + tokens // 2), 1)
 
 
-async def _computed(prefill: MovingMember, seq: Sequence, start: int) -> torch.Tensor | TensorHandle:
+async def _computed(prefill: RemoteModel, seq: Sequence, start: int) -> Any:
     await prefill.absorb(seq)
-    return await prefill.export_kv(seq, start, None, shelved=True)
+    return await prefill.do(seq, ExportKV(start, stays=True))
 
 
-async def _while_it_lives(
-    member: MovingMember, work: Coroutine[Any, Any, torch.Tensor | TensorHandle]
-) -> torch.Tensor | TensorHandle:
+async def _while_it_lives(member: RemoteModel, work: Coroutine[Any, Any, Any]) -> Any:
     """Do something with an actor, but do not wait for its next life.
 
     Raises:

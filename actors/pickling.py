@@ -21,9 +21,8 @@ from typing import Any, NoReturn
 import torch
 
 from actors.shelf import Key, Shelf
+from decoding.operations import LEAST_BYTES
 from turnout.errors import Interrupted
-
-LEAST_BYTES = 2048  # what travels faster than it is fetched
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -108,13 +107,18 @@ class Handles:
         return ids
 
 
-def dumps(value: Any, shelf: Shelf | None, least_bytes: int = LEAST_BYTES) -> bytes:
+Reducers = Mapping[type[Any], Callable[[Any], Any]]
+NONE: Reducers = {}
+
+
+def dumps(value: Any, shelf: Shelf | None, least_bytes: int = LEAST_BYTES, reducers: Reducers = NONE) -> bytes:
     """Pickle what an actor gives to its coordinator.
 
     Args:
         value: anything picklable; a tensor in it is kept or sent once however often it stands there.
         shelf: where tensors of at least `least_bytes` stay; None: all travel inline.
         least_bytes: of tensors that stay.
+        reducers: how values of other types are pickled, by their exact type.
     """
 
     def kept(tensor: torch.Tensor) -> Any:
@@ -122,11 +126,15 @@ def dumps(value: Any, shelf: Shelf | None, least_bytes: int = LEAST_BYTES) -> by
             return _inline(tensor)
         return _at, (*shelf.key(shelf.put(tensor)), tuple(tensor.shape), _name(tensor.dtype))
 
-    return _pickled(value, {torch.Tensor: kept})
+    return _pickled(value, {**reducers, torch.Tensor: kept})
 
 
-def dumps_call(value: Any) -> tuple[bytes, list[TensorHandle]]:
+def dumps_call(value: Any, reducers: Reducers = NONE) -> tuple[bytes, list[TensorHandle]]:
     """Pickle what a coordinator gives to an actor.
+
+    Args:
+        value: anything picklable, handles included.
+        reducers: how values of other types are pickled, by their exact type.
 
     Returns:
         The bytes, and the handles that stand in it, each once: `loads` needs their tensors.
@@ -137,20 +145,25 @@ def dumps_call(value: Any) -> tuple[bytes, list[TensorHandle]]:
         handles.append(handle)
         return _at, (*handle.key, handle.shape, _name(handle.dtype))
 
-    return _pickled(value, {torch.Tensor: _inline, TensorHandle: referred}), handles
+    return _pickled(value, {**reducers, torch.Tensor: _inline, TensorHandle: referred}), handles
 
 
-def loads(blob: bytes, tensors: Mapping[Key, torch.Tensor] | Handles) -> Any:
+def loads(
+    blob: bytes,
+    tensors: Mapping[Key, torch.Tensor] | Handles,
+    names: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
+) -> Any:
     """The value again.
 
     Args:
         blob: from `dumps` or `dumps_call`.
         tensors: on an actor, the tensors that references stand for; on the coordinator, where handles are counted.
+        names: what is called in place of functions that stand in the bytes for something else.
 
     Raises:
         Interrupted: a reference to a tensor that is not in `tensors`, or of another shape or dtype than it says.
     """
-    return _Unpickler(blob, tensors).load()
+    return _Unpickler(blob, tensors, names or {}).load()
 
 
 def _pickled(value: Any, reducers: dict[type, Callable[[Any], Any]]) -> bytes:
@@ -163,10 +176,16 @@ def _pickled(value: Any, reducers: dict[type, Callable[[Any], Any]]) -> bytes:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Answers `_at` with a tensor or a handle."""
+    """Answers `_at` with a tensor or a handle, and other names as it was told to."""
 
-    def __init__(self, blob: bytes, tensors: Mapping[Key, torch.Tensor] | Handles) -> None:
+    def __init__(
+        self,
+        blob: bytes,
+        tensors: Mapping[Key, torch.Tensor] | Handles,
+        names: Mapping[Callable[..., Any], Callable[..., Any]],
+    ) -> None:
         super().__init__(io.BytesIO(blob))
+        self._names = {(name.__module__, name.__name__): answer for name, answer in names.items()}
         # No method of this object: what it has read refers to this, and would live on in a cycle with it.
         self._resolve: Callable[..., TensorHandle | torch.Tensor]
         if isinstance(tensors, Handles):
@@ -177,7 +196,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == __name__ and name == _at.__name__:
             return self._resolve
-        return super().find_class(module, name)
+        return self._names.get((module, name)) or super().find_class(module, name)
 
 
 def _held(handles: Handles, owner: int, life: int, number: int, shape: tuple[int, ...], dtype: str) -> TensorHandle:

@@ -24,7 +24,8 @@ from actors.supervisor import Supervisor
 from actors.suspects import REQUEST
 from actors.wire import ModelCard
 from decoding.model import ModelPool
-from engine.endpoint import Endpoint, PoolMember
+from engine.endpoint import Endpoint
+from engine.member import PoolMember
 from engine.parts import Parts, open_parts, pool_of, prepare
 from engine.prepare import Prepared
 from engine.routing import Routing

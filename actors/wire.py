@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from decoding.model import Busy, Row
+from decoding.model import Busy
+from decoding.operations import Operation
 from decoding.sequence import Sequence
 from engine.costs.step_time import StepTime
 from turnout.calls import CacheStats, MemberStats
@@ -35,28 +36,10 @@ ABSOLUTE = ("cached_tokens", "fetched_tokens")
 COUNTED = tuple(f.name for f in fields(ModelMeter) if f.name not in ("num_parameters", "generated_tokens", *ABSOLUTE))
 
 
-class Op(IntEnum):
-    """Operations of a model that are messages; the values go over the wire."""
-
-    EXTEND = 0
-    DECODE = 1
-    EXPAND = 2
-    SKETCH = 3
-    READ = 4
-    PROPOSE = 5
-    VERIFY = 6
-    TEACH = 7
-    SCORE = 8
-    ABSORB = 9
-    HELD_KV = 10
-    EXPORT_KV = 11
-    IMPORT_KV = 12
-
-
 class Post(IntEnum):
     """First place of a message to an actor."""
 
-    CALL = 0  # number, op, update, payload, needed tensors; and its span, where it is traced
+    CALL = 0  # number, kind of operation, update, fields, parts, needed tensors; and its span, where it is traced
     CANCEL = 1  # number
     FORK = 2  # sequence, twin, seed
     RELEASE = 3  # sequence
@@ -185,25 +168,18 @@ class Call:
     Attributes:
         op: which.
         seq: of which sequence.
-        args: of the model's method, without the sequence, all of them and in their order.
         future: gets the result, once; an actor that dies leaves it open.
         released: the sequence was given back meanwhile: the call fails when it is sent.
         base: length of the sequence when it was last sent.
         trace: `traceparent` of the span it is part of; "" where it is not traced.
     """
 
-    op: Op
+    op: Operation[Any]
     seq: Sequence
-    args: tuple[Any, ...] = ()
     future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     released: bool = False
     base: int = 0
     trace: str = field(default_factory=header)
-
-    @property
-    def appends(self) -> bool:
-        """Whether the actor makes the sequence longer."""
-        return self.op is Op.DECODE
 
     def renew(self) -> None:
         """Wait once more: its last attempt has failed in a way that another can mend."""
@@ -329,18 +305,3 @@ def unpack_tokens(runs: tuple[Any, ...]) -> list[Token]:
         else:
             tokens += [Token(each, source, KINDS[kind]) for each in ids]
     return tokens
-
-
-def pack_rows(rows: Iterable[Row]) -> tuple[Any, ...]:
-    """Rows without tensors."""
-    return tuple(
-        (row.token, row.entropy_bits, row.logprob, row.top, row.margin, row.forced, row.allowed_logprob) for row in rows
-    )
-
-
-def unpack_rows(packed: tuple[Any, ...]) -> list[Row]:
-    """What `pack_rows` packed."""
-    return [
-        Row(token, entropy, logprob, top, margin=margin, forced=forced, allowed_logprob=allowed)
-        for token, entropy, logprob, top, margin, forced, allowed in packed
-    ]

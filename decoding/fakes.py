@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
-from decoding.drafters.base import Drafter, Room
-from decoding.lengths.base import LengthPolicy
+from decoding.drafters.base import Drafter
 from decoding.logits import History
-from decoding.model import Busy, Model, ModelPool, Row, Score, TokenText, Until, Want
+from decoding.model import Busy, Model, ModelPool, Row, TokenText, Want
+from decoding.operations import Decode, Expand, Extend, Handlers, Operation, PrefillAhead, Verify
 from decoding.readout import read
-from decoding.scoring import score_continuation
 from decoding.sequence import Sequence
-from decoding.sketch import Sketch
 from decoding.stores import Stores
 from decoding.stretch import run_stretch
 from decoding.tree import DraftTree, ExtraRows
-from decoding.verifiers.base import Verdict, Verifier, want_of
+from decoding.verifiers.base import Verdict, want_of
 from turnout.types import Segment
+
+R = TypeVar("R")
 
 NextLogits = Callable[[list[int]], torch.Tensor]
 
@@ -31,8 +32,8 @@ def markov(probs: torch.Tensor) -> NextLogits:
     return lambda tokens: logits[tokens[-1]]
 
 
-class TableModel:
-    """Implements `decoding.model.Model` over a function from tokens to logits.
+class TableModel(Model):
+    """A model over a function from tokens to logits.
 
     In place of a KV cache it remembers which tokens it has been fed for each sequence, and meters forwards and
     fed tokens as an engine does. Each operation gives other tasks a turn first, so that concurrency is real.
@@ -67,73 +68,17 @@ class TableModel:
         self.forwards = 0
         self.fed_tokens = 0
 
-    async def extend(
-        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
-    ) -> list[Row]:
-        """See `decoding.model.Model.extend`."""
-        await asyncio.sleep(0)
-        self._feed(seq, seq.tokens + list(tokens), recompute=1 + (len(tokens) if every else 0))
-        paths = [tokens[:end] for end in range(0 if every else len(tokens), len(tokens) + 1)]
-        return self._read(seq, paths, want)
-
-    async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
-        """See `decoding.model.Model.decode`."""
-
-        async def step(want: Want) -> Row:
-            return (await self.extend(seq, want=want))[0]
-
-        return await run_stretch(step, seq, until, self.name, self.num_parameters)
-
-    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
-        """See `decoding.model.Model.expand`."""
-        await asyncio.sleep(0)
-        self._feed(seq, seq.tokens, recompute=0, num_tree_tokens=len(tree) - start)
-        return self._read(seq, [_path_tokens(tree, node) for node in range(start, len(tree))], want)
-
-    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
-        """A function has no layers."""
-        raise NotImplementedError
-
-    async def read(
-        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
-    ) -> list[Row]:
-        """A function has no hidden states."""
-        raise NotImplementedError
+    async def do(self, seq: Sequence, op: Operation[R]) -> R:
+        """See `decoding.model.Model.do`; a function has no layers and no hidden states."""
+        return await HANDLERS.do(self, seq, op)
 
     def embed(self, tokens: list[int]) -> torch.Tensor:
         """A function has no embeddings."""
         raise NotImplementedError
 
-    async def propose(self, seq: Sequence, drafter: Drafter, room: Room, length: LengthPolicy) -> DraftTree:
-        """See `decoding.model.Model.propose`."""
-        return await drafter.propose(self, seq, room, length)
-
-    async def verify(
-        self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
-    ) -> Verdict:
-        """See `decoding.model.Model.verify`."""
-        await asyncio.sleep(0)
-        self._feed(seq, seq.tokens, recompute=1, num_tree_tokens=len(draft.fed_tokens))
-        paths = [(), *(_path_tokens(draft, node) for node in range(len(draft)))]
-        rows = self._read(seq, paths, want_of(verifier, seq) | want)
-        if draft.extra is not None:
-            rows += self._read(seq, _seen_by_extra_rows(draft, draft.extra), want)
-        verdict = verifier.judge(seq, draft, rows, self.name)
-        self.cached[seq] = seq.tokens + [draft.tokens[node] for node in verdict.path]
-        return replace(verdict, rows=rows)
-
     def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
         """See `decoding.model.Model.teach`."""
         drafter.observe(self, seq, draft, verdict)
-
-    async def score(self, seq: Sequence, continuations: list[tuple[int, ...]], top: int = 0) -> list[Score]:
-        """See `decoding.model.Model.score`."""
-        return [await score_continuation(self, seq, continuation, top) for continuation in continuations]
-
-    async def absorb(self, seq: Sequence) -> None:
-        """See `decoding.model.Model.absorb`."""
-        await asyncio.sleep(0)
-        self._feed(seq, seq.tokens[:-1], recompute=0)
 
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
         """See `decoding.model.Model.fork`."""
@@ -166,7 +111,7 @@ class TableModel:
         return read(logits, [History(seq, path) for path in paths], [want] * len(paths))
 
     def _feed(self, seq: Sequence, tokens: list[int], recompute: int, num_tree_tokens: int = 0) -> None:
-        """One forward that brings the cache to `tokens`, at least the last `recompute` of them, and a draft tree."""
+        """Run a forward that brings the cache to `tokens`, at least the last `recompute` of them, and a draft tree."""
         cached = self.cached.get(seq, [])
         kept = 0
         for mine, theirs in zip(cached, tokens, strict=False):
@@ -188,6 +133,53 @@ class TableModel:
         self.cached[seq] = list(tokens)
         self.forwards += 1
         self.fed_tokens += len(tokens) - kept + num_tree_tokens
+
+
+HANDLERS: Handlers[TableModel] = Handlers()
+
+
+@HANDLERS.of(Extend)
+async def _extend(model: TableModel, seq: Sequence, op: Extend) -> list[Row]:
+    await asyncio.sleep(0)
+    tokens = op.tokens
+    model._feed(seq, seq.tokens + list(tokens), recompute=1 + (len(tokens) if op.every else 0))
+    return model._read(seq, [tokens[:end] for end in range(0 if op.every else len(tokens), len(tokens) + 1)], op.want)
+
+
+@HANDLERS.of(Decode)
+async def _decode(model: TableModel, seq: Sequence, op: Decode) -> Segment:
+    async def step(want: Want) -> Row:
+        return (await model.extend(seq, want=want))[0]
+
+    return await run_stretch(step, seq, op.until, model.name, model.num_parameters)
+
+
+@HANDLERS.of(Expand)
+async def _expand(model: TableModel, seq: Sequence, op: Expand) -> list[Row]:
+    await asyncio.sleep(0)
+    nodes = range(op.start, len(op.tree))
+    model._feed(seq, seq.tokens, recompute=0, num_tree_tokens=len(nodes))
+    return model._read(seq, [_path_tokens(op.tree, node) for node in nodes], op.want)
+
+
+@HANDLERS.of(Verify)
+async def _verify(model: TableModel, seq: Sequence, op: Verify) -> Verdict:
+    await asyncio.sleep(0)
+    draft = op.draft
+    model._feed(seq, seq.tokens, recompute=1, num_tree_tokens=len(draft.fed_tokens))
+    paths = [(), *(_path_tokens(draft, node) for node in range(len(draft)))]
+    rows = model._read(seq, paths, want_of(op.verifier, seq) | op.want)
+    if draft.extra is not None:
+        rows += model._read(seq, _seen_by_extra_rows(draft, draft.extra), op.want)
+    verdict = op.verifier.judge(seq, draft, rows, model.name)
+    model.cached[seq] = seq.tokens + [draft.tokens[node] for node in verdict.path]
+    return replace(verdict, rows=rows)
+
+
+@HANDLERS.of(PrefillAhead)
+async def _prefill_ahead(model: TableModel, seq: Sequence, op: PrefillAhead) -> None:
+    await asyncio.sleep(0)
+    model._feed(seq, seq.tokens[:-1], recompute=0)
 
 
 def _path_tokens(draft: DraftTree, node: int) -> tuple[int, ...]:

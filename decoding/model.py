@@ -1,21 +1,34 @@
-"""The `Model` protocol: what a method may ask of a model, wherever the model runs."""
+"""The `Model` base class: what a method may ask of a model, wherever the model runs."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from enum import Enum
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
 from decoding.artifacts import Artifacts
+from decoding.operations import (
+    Decode,
+    Expand,
+    Extend,
+    Operation,
+    PartialForward,
+    PrefillAhead,
+    Propose,
+    Read,
+    ScoreContinuations,
+    Verify,
+)
+from decoding.read_spec import Decision, Draw, Row, Score, StopRule, Until, Want
 from decoding.sequence import Sequence
 from decoding.sketch import Sketch
 from decoding.stores import Stores
 from decoding.tree import DraftTree
-from decoding.vocabulary import SubVocabulary
 from turnout.types import Segment, Token
 
 if TYPE_CHECKING:
@@ -23,155 +36,24 @@ if TYPE_CHECKING:
     from decoding.lengths.base import LengthPolicy
     from decoding.verifiers.base import Verdict, Verifier
 
+__all__ = [
+    "Busy",
+    "Decision",
+    "Draw",
+    "Model",
+    "ModelPool",
+    "Request",
+    "Row",
+    "Score",
+    "StopRule",
+    "TokenText",
+    "Until",
+    "Want",
+    "WrappedModel",
+    "token_of",
+]
 
-class Draw(Enum):
-    """With which noise a row's token is chosen; see `decoding.noise.Purpose`.
-
-    sample: as the target draws. draft: a draft's own, by position, for whom each place is judged once. round: a draft's
-    own too, and other noise in each round, by how long the sequence is when it begins.
-    """
-
-    SAMPLE = "sample"
-    DRAFT = "draft"
-    ROUND = "round"
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What to read from each row of logits. Only what is asked for is computed.
-
-    Attributes:
-        draw: choose a token by the sequence's sampling parameters (None: no token).
-        entropy: of the raw distribution, in bits; where a structure holds, of the tokens it allows, renormalised.
-        logprob: raw log-probability of the chosen token, in nats.
-        top: that many most probable tokens with raw log-probabilities.
-        probs: the processed distribution the token was drawn from (one-hot when greedy).
-        logits: the raw logits.
-        hidden: hidden states after so many layers each (-1: before the head, after the last norm).
-        before: for the first row of a call, hidden states after so many layers each, from 0, of the sequence's tokens
-            that the call had to compute before it.
-        margin: how far, in nats and after noise, the chosen token was ahead of the next one.
-        among: the only ids there are for this reading, which is a draft's: no structure holds for it. None: all.
-        unmasked: entropy of all tokens also where a structure holds: for heads trained on answers without one.
-    """
-
-    draw: Draw | None = Draw.SAMPLE
-    entropy: bool = False
-    logprob: bool = False
-    top: int = 0
-    probs: bool = False
-    logits: bool = False
-    hidden: frozenset[int] = frozenset()
-    before: frozenset[int] = frozenset()
-    margin: bool = False
-    among: SubVocabulary | None = None
-    unmasked: bool = False
-
-    @property
-    def chooses(self) -> bool:
-        """Whether the distribution that a token is drawn from is wanted, not only what the model says."""
-        return self.draw is not None or self.probs or self.margin
-
-    @property
-    def reads_logits(self) -> bool:
-        """Whether anything but hidden states is wanted."""
-        return self.chooses or self.entropy or self.logprob or self.logits or self.top > 0
-
-    def __or__(self, other: Want) -> Want:
-        """What either wants, of one row; not for entropies of which one is unmasked: a row has only one of them."""
-        alike = self.unmasked is other.unmasked or not (self.entropy and other.entropy)
-        assert alike, "one row cannot hold both the entropy under a structure and the unmasked one: read it twice"
-        return Want(
-            draw=self.draw or other.draw,
-            entropy=self.entropy or other.entropy,
-            logprob=self.logprob or other.logprob,
-            top=max(self.top, other.top),
-            probs=self.probs or other.probs,
-            logits=self.logits or other.logits,
-            hidden=self.hidden | other.hidden,
-            before=self.before | other.before,
-            margin=self.margin or other.margin,
-            among=self.among if self.among is other.among else None,
-            unmasked=self.unmasked or other.unmasked,
-        )
-
-
-@dataclass(slots=True)
-class Row:
-    """What was read at one position; what was not wanted stays at its default. See `Want`.
-
-    `before` is [n, hidden] for each layer, for the n tokens right before the row's that were not cached. Where a
-    structure holds, an entropy comes with `forced`, whether only one token, or only the end, is allowed, and with
-    `allowed_logprob`, of all allowed tokens together, in nats (None: no structure holds, or the entropy is unmasked).
-    """
-
-    token: int = -1
-    entropy_bits: float | None = None
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    probs: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
-    before: dict[int, torch.Tensor] = field(default_factory=dict)
-    margin: float | None = None
-    forced: bool = False
-    allowed_logprob: float | None = None
-
-
-class Decision(Enum):
-    """What a stop rule says after a token."""
-
-    GO_ON = "go_on"
-    STOP = "stop"
-    DROP = "drop"  # stop, and do not append this token: whoever goes on chooses it again
-
-
-class StopRule(Protocol):
-    """Ends a decoding stretch. Stateful, picklable, made of plain values: it travels with the segment."""
-
-    name: str
-    want: Want
-
-    def observe(self, token: int, row: Row) -> Decision:
-        """Look at the token about to be appended (fed once per generated token, in order)."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Until:
-    """When a decoding stretch ends: any rule says so, `max_tokens` were appended, or the sequence ended."""
-
-    rules: tuple[StopRule, ...] = ()
-    max_tokens: int | None = None
-
-    def __or__(self, other: Until) -> Until:
-        limits = [limit for limit in (self.max_tokens, other.max_tokens) if limit is not None]
-        return Until(self.rules + other.rules, min(limits) if limits else None)
-
-    @property
-    def want(self) -> Want:
-        """Everything the rules must be shown."""
-        want = Want()
-        for rule in self.rules:
-            want = want | rule.want
-        return want
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Log-likelihood of a continuation, token by token, in nats.
-
-    `greedy` tells whether a token was the most probable; `top` are the most probable ones (id, log-probability).
-    """
-
-    token_logprobs: tuple[float, ...]
-    greedy: tuple[bool, ...]
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
-
-    @property
-    def total(self) -> float:
-        """Sum over the continuation."""
-        return sum(self.token_logprobs)
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +64,14 @@ class Busy:
     cached_tokens: int
 
 
-class Model(Protocol):
+class Model(ABC):
     """A causal language model with a KV cache per sequence.
 
-    The sequence is the truth: every call first computes whatever the cache lacks of it (catch-up), in the
+    The sequence is the truth: every operation first computes whatever the cache lacks of it (catch-up), in the
     same forward pass as its own work. Cached positions that no longer agree with the sequence are dropped.
+
+    Operations are values, see `decoding.operations`; a model carries them out in `do`, and the methods named after
+    them only make them. What takes no time is a plain call: it is no operation, and never waits.
 
     Attributes:
         digest: names configuration and weights, whatever the model is called; see `decoding.artifacts`.
@@ -200,6 +85,10 @@ class Model(Protocol):
     digest: str
     stores: Stores
 
+    @abstractmethod
+    async def do(self, seq: Sequence, op: Operation[R]) -> R:
+        """Carry out an operation on a sequence."""
+
     async def extend(
         self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
     ) -> list[Row]:
@@ -208,7 +97,7 @@ class Model(Protocol):
         Returns:
             One row, for the last position; with `every`, one for the last of `seq` and one for each of `tokens`.
         """
-        ...
+        return await self.do(seq, Extend(tokens, want, every))
 
     async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
         """Generate and append tokens until `until` or the end of the sequence.
@@ -216,7 +105,7 @@ class Model(Protocol):
         Returns:
             The appended tokens; `stopped_by` is the rule's name, "max_tokens" or "finish".
         """
-        ...
+        return await self.do(seq, Decode(until))
 
     async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
         """Feed nodes of a draft that grows, after the sequence's last token: nothing of it is kept.
@@ -230,7 +119,7 @@ class Model(Protocol):
         Returns:
             One row per node from `start` on.
         """
-        ...
+        return await self.do(seq, Expand(tree, start, want))
 
     async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
         """Run hypothetical tokens through some of the layers; nothing of it is kept but for `verify`.
@@ -240,16 +129,17 @@ class Model(Protocol):
 
         Args:
             seq: the sequence.
-            sketch: the tokens and the layers; the last norm and the head follow for what is read.
+            sketch: the tokens and the layers; the last norm and the head follow for what is read. For a model
+                elsewhere, its exit must be picklable.
             want: what to read; hidden states of layers that run.
 
         Returns:
             One row per token from `sketch.start` on.
         """
-        ...
+        return await self.do(seq, PartialForward(sketch, want))
 
     async def read(
-        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
+        self, seq: Sequence, states: torch.Tensor, paths: Items[tuple[int, ...]], want: Want, normed: bool = False
     ) -> list[Row]:
         """Read hidden states through the last norm and the head; no forward.
 
@@ -260,15 +150,19 @@ class Model(Protocol):
             want: what to read.
             normed: whether the last norm has been applied.
         """
-        ...
+        return await self.do(seq, Read(states, paths, want, normed))
 
+    @abstractmethod
     def embed(self, tokens: list[int]) -> torch.Tensor:
-        """What goes into the first layer for these tokens: float32 [n, hidden], on the CPU."""
-        ...
+        """What goes into the first layer for these tokens: float32 [n, hidden], on the CPU.
+
+        Raises:
+            TurnoutError: INTERNAL: the weights are elsewhere; only components that run next to them may ask.
+        """
 
     async def propose(self, seq: Sequence, drafter: Drafter, room: Room, length: LengthPolicy) -> DraftTree:
         """Run a drafter next to this model."""
-        ...
+        return await self.do(seq, Propose(drafter, room, length))
 
     async def verify(
         self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
@@ -279,34 +173,40 @@ class Model(Protocol):
             seq: what the draft continues.
             draft: the tree.
             verifier: judges it.
-            want: what else to read at the root, every node and every extra row: `Verdict.rows`.
+            want: what else to read at the root, every node and every extra row: `Verdict.rows`. Tensors that only
+                the verifier wanted may be missing there.
         """
-        ...
+        return await self.do(seq, Verify(draft, verifier, want))
 
+    @abstractmethod
     def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
-        """Let a drafter that runs beside this model learn from a round."""
-        ...
+        """Let a drafter that runs beside this model learn from a round.
 
-    async def score(self, seq: Sequence, continuations: list[tuple[int, ...]], top: int = 0) -> list[Score]:
+        No operation: nobody waits for it, and it gives nothing. A fault in it may be raised by the next operation on
+        the sequence.
+        """
+
+    async def score(self, seq: Sequence, continuations: Items[tuple[int, ...]], top: int = 0) -> list[Score]:
         """Log-likelihood of each continuation of `seq` under the raw logits, with `top` alternatives per token."""
-        ...
+        return await self.do(seq, ScoreContinuations(continuations, top))
 
     async def absorb(self, seq: Sequence) -> None:
         """Compute what the cache lacks of `seq`, except its last token, when the batch has room (shadow catch-up)."""
-        ...
+        await self.do(seq, PrefillAhead())
 
+    @abstractmethod
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
         """A twin of `seq` that shares its cached blocks until one of them writes."""
-        ...
 
+    @abstractmethod
     def release(self, seq: Sequence) -> None:
         """Forget `seq`; its full blocks stay reusable as a prefix."""
-        ...
 
+    @abstractmethod
     def step_seconds(self) -> float:
         """Recent wall-clock time of one decode step, in seconds (0.0 before the first)."""
-        ...
 
+    @abstractmethod
     def forward_seconds(self, fed: int, attended: int, sequences: int) -> float:
         """Predicted wall time of a forward, in seconds; 0.0 where nothing is known.
 
@@ -315,11 +215,56 @@ class Model(Protocol):
             attended: positions each attends to, its own included, summed over them.
             sequences: sequences in it.
         """
-        ...
 
+    @abstractmethod
     def busy(self) -> Busy:
         """What it works on now."""
-        ...
+
+
+class WrappedModel(Model):
+    """A model that changes something of another one; whatever it does not define is the other's own.
+
+    Args:
+        inner: the other one.
+    """
+
+    def __init__(self, inner: Model) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def do(self, seq: Sequence, op: Operation[R]) -> R:
+        """See `Model.do`."""
+        return await self.inner.do(seq, op)
+
+    def embed(self, tokens: list[int]) -> torch.Tensor:
+        """See `Model.embed`."""
+        return self.inner.embed(tokens)
+
+    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
+        """See `Model.teach`."""
+        self.inner.teach(seq, drafter, draft, verdict)
+
+    def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
+        """See `Model.fork`."""
+        return self.inner.fork(seq, seed)
+
+    def release(self, seq: Sequence) -> None:
+        """See `Model.release`."""
+        self.inner.release(seq)
+
+    def step_seconds(self) -> float:
+        """See `Model.step_seconds`."""
+        return self.inner.step_seconds()
+
+    def forward_seconds(self, fed: int, attended: int, sequences: int) -> float:
+        """See `Model.forward_seconds`."""
+        return self.inner.forward_seconds(fed, attended, sequences)
+
+    def busy(self) -> Busy:
+        """See `Model.busy`."""
+        return self.inner.busy()
 
 
 class TokenText(Protocol):

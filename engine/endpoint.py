@@ -6,14 +6,15 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from decoding.artifacts import Artifacts
-from decoding.model import Model, ModelPool, Score
+from decoding.model import ModelPool, Score
 from decoding.sequence import Sequence
 from engine.answer import AnswerRun
 from engine.audit import Audits
 from engine.forecast import prompt_token_seconds, waiting_seconds
+from engine.member import PoolMember
 from engine.places import Places
 from engine.prepare import Intake, Prepared, scored_ids
 from engine.routing import PoolRouting, Routing
@@ -24,7 +25,6 @@ from router.decision import Decision
 from router.routing import Router
 from turnout.calls import (
     Begun,
-    CacheStats,
     Event,
     GenerateCall,
     MemberStats,
@@ -39,28 +39,6 @@ from turnout.tracing import begin, end, header_of
 from turnout.types import SamplingParams, Token, TokenKind
 
 SCARCE = 0.75  # share of a model's blocks in use beyond which shadows give way
-
-
-class PoolMember(Model, Protocol):
-    """A model as its pool sees it: what methods may ask of it, and what it holds."""
-
-    architecture: str
-
-    def stats(self) -> MemberStats:
-        """What it holds right now."""
-        ...
-
-    def cache_stats(self) -> CacheStats | None:
-        """What its prefix store did; None: it has none."""
-        ...
-
-    def forget(self, tenant: str) -> None:
-        """Drop what drafters learned of a tenant's texts."""
-        ...
-
-    async def close(self) -> None:
-        """Free everything; what waits is cancelled."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 
 from decoding.model import Model
 from decoding.sequence import Sequence
+from engine.kv_operations import ExportKV, ImportKV
 from turnout.calls import Moved, MovedCache
 from turnout.cost import Meter
 
@@ -31,23 +32,15 @@ WHOLE = 256  # tokens; a block is no larger, so that what is moved twice of a pr
 
 @runtime_checkable
 class MovesCaches(Protocol):
-    """A model elsewhere whose caches can be moved; see `engine.moving`.
+    """A model elsewhere whose caches can be moved; see `engine.kv_operations`.
 
     Attributes:
         numerics: class of what computes it, see `engine.fingerprint.numerics_class`.
-        token_bytes: what `export_kv` gives for one token.
+        token_bytes: KV of one token as it is moved.
     """
 
     numerics: str
     token_bytes: int
-
-    async def export_kv(self, seq: Sequence, start: int, stop: int) -> torch.Tensor:
-        """As `engine.moving.export_kv`, on the CPU."""
-        ...
-
-    async def import_kv(self, seq: Sequence, start: int, kv: torch.Tensor) -> int:
-        """As `engine.moving.import_kv`."""
-        ...
 
 
 class HandOver:
@@ -96,7 +89,7 @@ class HandOver:
 
     async def _pack(self, answer: int, seq: Sequence, name: str, model: Model, stop: int) -> None:
         if _is_here(model):
-            from engine.moving import export_kv, token_bytes
+            from engine.moving import token_bytes
 
             size, per_token = model.pool.block_size, token_bytes(model)
         elif isinstance(model, MovesCaches):
@@ -113,10 +106,7 @@ class HandOver:
         self._with_prompt.add(name)  # other answers are packed meanwhile
         ids: tuple[int, ...] = ()
         try:
-            if isinstance(model, MovesCaches):
-                kv = await model.export_kv(seq, start, stop)
-            else:
-                kv = (await export_kv(model, seq, start, stop)).to("cpu")
+            kv = (await model.do(seq, ExportKV(start, stop))).to("cpu")
             ids = tuple(seq.tokens[: start + kv.shape[1]])
         finally:
             self._left += reserved
@@ -159,14 +149,9 @@ async def _unpack(cache: MovedCache, model: Model | None, seq: Sequence) -> int:
     if same <= cache.start:
         return 0
     kv = cache.kv[:, : same - cache.start]
-    if _is_here(model):
-        from engine.moving import import_kv
-
-        held = await import_kv(model, seq, cache.start, kv)
-    elif isinstance(model, MovesCaches):
-        held = await model.import_kv(seq, cache.start, kv)
-    else:
+    if not _is_here(model) and not isinstance(model, MovesCaches):
         return 0
+    held = await model.do(seq, ImportKV(cache.start, kv))
     return max(min(held, same) - cache.start, 0)
 
 

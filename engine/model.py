@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from decoding.drafters.base import Drafter, Room
-from decoding.lengths.base import LengthPolicy
-from decoding.logits import History
-from decoding.model import Busy, Row, Score, Until, Want
-from decoding.scoring import score_continuation
+from decoding.drafters.base import Drafter
+from decoding.model import Busy
+from decoding.operations import Operation
 from decoding.sequence import Sequence
-from decoding.sketch import Sketch
 from decoding.stores import Stores
-from decoding.stretch import Stretch
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict, Verifier, want_of
+from decoding.verifiers.base import Verdict
 from engine.batcher import Batcher
 from engine.cache.blocks import BlockPool
 from engine.cache.store import KVStore
@@ -31,14 +26,14 @@ from engine.device import Device
 from engine.fingerprint import KV_LAYOUT, numerics_class
 from engine.forecast import prefill_forecast
 from engine.loading import Checkpoint
+from engine.member import PoolMember
+from engine.operations import HANDLERS
 from engine.runner import Runner
 from engine.scheduler import Limits
 from engine.sharing import cache_stats
-from engine.work import Work
 from turnout.calls import CacheStats, MemberStats
 from turnout.config import EngineConfig, ModelConfig
 from turnout.errors import invalid
-from turnout.types import Segment
 
 if TYPE_CHECKING:
     from engine.cache.shared import SharedPrefixes
@@ -48,11 +43,13 @@ if TYPE_CHECKING:
     from kvstore.exchange import ModelLayout
     from kvstore.store import PrefixStore
 
+R = TypeVar("R")
+
 log = logging.getLogger(__name__)
 
 
-class EngineModel:
-    """One loaded model. Implements `decoding.model.Model`.
+class EngineModel(PoolMember):
+    """One loaded model.
 
     Args:
         name: what requests and meters call it.
@@ -165,7 +162,7 @@ class EngineModel:
         shape = (self.num_layers, self.store.kv_heads, self.store.head_dim, self.dtype, self.pool.block_size)
         return ModelLayout(parts, *shape, profiles or {})
 
-    async def _ready(self, seq: Sequence) -> BlockTable:
+    async def ready(self, seq: Sequence) -> BlockTable:
         """A sequence's cache; before its first operation, what the store has of its prefix is brought into the pool."""
         table = self._table(seq)
         if self.shared is not None and not table.origin.sought:
@@ -174,68 +171,17 @@ class EngineModel:
             await self.spans.fill(table)
         return table
 
-    async def extend(
-        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
-    ) -> list[Row]:
-        """See `decoding.model.Model.extend`."""
-        return await self.batcher.submit(Work(await self._ready(seq), tokens, want=want, every=every))
-
-    async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
-        """See `decoding.model.Model.decode`."""
-        stretch = Stretch(seq, until, self.name, self.num_parameters)
-        if not stretch.stopped_by:
-            await self.batcher.submit(Work(await self._ready(seq), want=stretch.want, on_row=stretch.take))
-        return stretch.segment
-
-    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
-        """See `decoding.model.Model.expand`."""
-        return await self.batcher.submit(
-            Work(await self._ready(seq), tree=tree, grows=True, first_node=start, want=want)
-        )
-
-    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
-        """See `decoding.model.Model.sketch`."""
-        return await self.batcher.submit(Work(await self._ready(seq), sketch=sketch, want=want))
-
-    async def read(
-        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
-    ) -> list[Row]:
-        """See `decoding.model.Model.read`."""
-        histories = [History(seq, path) for path in paths]
-        async with self.batcher.device.turn:
-            return await self.batcher.device.run(lambda: self.batcher.runner.read(states, histories, want, normed))
+    async def do(self, seq: Sequence, op: Operation[R]) -> R:
+        """See `decoding.model.Model.do`."""
+        return await HANDLERS.do(self, seq, op)
 
     def embed(self, tokens: list[int]) -> torch.Tensor:
         """See `decoding.model.Model.embed`."""
         return self.batcher.runner.plan.embed(tokens)
 
-    async def propose(self, seq: Sequence, drafter: Drafter, room: Room, length: LengthPolicy) -> DraftTree:
-        """See `decoding.model.Model.propose`."""
-        return await drafter.propose(self, seq, room, length)
-
-    async def verify(
-        self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
-    ) -> Verdict:
-        """See `decoding.model.Model.verify`."""
-        table = await self._ready(seq)
-        rows = await self.batcher.submit(Work(table, tree=draft, want=want_of(verifier, seq) | want, want_extra=want))
-        # No plan is made before this task has had its turn, so the tree's slots are as the forward left them.
-        base = len(table)
-        verdict = verifier.judge(seq, draft, rows, self.name)
-        table.commit_path(base, verdict.path, [draft.tokens[node] for node in verdict.path])
-        return replace(verdict, rows=rows)
-
     def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
         """See `decoding.model.Model.teach`."""
         drafter.observe(self, seq, draft, verdict)
-
-    async def score(self, seq: Sequence, continuations: list[tuple[int, ...]], top: int = 0) -> list[Score]:
-        """See `decoding.model.Model.score`."""
-        return [await score_continuation(self, seq, continuation, top) for continuation in continuations]
-
-    async def absorb(self, seq: Sequence) -> None:
-        """See `decoding.model.Model.absorb`."""
-        await self.batcher.submit(Work(await self._ready(seq), background=True))
 
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
         """See `decoding.model.Model.fork`."""
@@ -262,7 +208,7 @@ class EngineModel:
         return self.step_time.seconds(fed, attended, sequences)
 
     def forget(self, tenant: str) -> None:
-        """See `engine.endpoint.PoolMember.forget`."""
+        """See `engine.member.PoolMember.forget`."""
         self.stores.forget(tenant)
 
     def busy(self) -> Busy:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar
 
-from decoding.model import Model, ModelPool
-from router.shadows import OPERATIONS
+from decoding.model import Model, ModelPool, WrappedModel
+from decoding.operations import Operation
+from decoding.sequence import Sequence
 from turnout import tracing
 
 if TYPE_CHECKING:
@@ -17,13 +18,25 @@ if TYPE_CHECKING:
     from engine.work import Work
 
 
+R = TypeVar("R")
+
+
+class TracedModel(WrappedModel):
+    """A model every operation of which is a span below that of the task which asks for it."""
+
+    async def do(self, seq: Sequence, op: Operation[R]) -> R:
+        """See `decoding.model.Model.do`."""
+        with tracing.within(f"{self.inner.name} {op.name}", tracing.header()):
+            return await self.inner.do(seq, op)
+
+
 def spanned(models: ModelPool) -> ModelPool:
     """The pool as a traced request sees it: every operation of a model is a span."""
-    seen = {name: cast(Model, tracing.Traced(model, OPERATIONS, name)) for name, model in models.models.items()}
+    seen: dict[str, Model] = {name: TracedModel(model) for name, model in models.models.items()}
     return replace(models, models=seen)
 
 
-def forward_span(model: str, steps: Sequence[tuple[Work, Feed]]) -> Span | None:
+def forward_span(model: str, steps: Items[tuple[Work, Feed]]) -> Span | None:
     """Begin the span of a forward pass; None where no traced request takes part in it."""
     if not tracing.enabled():
         return None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import TypeVar, cast
 
-from decoding.model import Model, ModelPool, Row, Until, Want
+from decoding.model import Model, ModelPool, Row, Want, WrappedModel
+from decoding.operations import Decode, Operation
 from decoding.sequence import Sequence
 from decoding.stretch import Stretch
 from router.base import Asked, Reading
 from turnout.types import Segment
 
+R = TypeVar("R")
 
-class PrimedModel:
+
+class PrimedModel(WrappedModel):
     """A model that takes the first token of one sequence from what was read; everything else is the model's own.
 
     So a request that was routed by the small model's reading, and that the small model begins to answer, costs no
@@ -25,19 +28,19 @@ class PrimedModel:
     """
 
     def __init__(self, model: Model, seq: Sequence, reading: Reading) -> None:
-        self._model = model
+        super().__init__(model)
         self._seq = seq
         self._reading = reading
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+    async def do(self, seq: Sequence, op: Operation[R]) -> R:
+        """See `decoding.model.Model.do`."""
+        return cast(R, await self._decode(seq, op)) if isinstance(op, Decode) else await self.inner.do(seq, op)
 
-    async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
-        """See `decoding.model.Model.decode`."""
-        model = self._model
+    async def _decode(self, seq: Sequence, op: Decode) -> Segment:
+        model, until = self.inner, op.until
         stretch = Stretch(seq, until, model.name, model.num_parameters)
         if stretch.stopped_by or not self._knows(seq, stretch.want):
-            return await model.decode(seq, until)
+            return await model.do(seq, op)
         if not stretch.take(await self._row(seq, stretch.want)):
             return stretch.segment
         left = None if until.max_tokens is None else until.max_tokens - 1
@@ -52,7 +55,7 @@ class PrimedModel:
         reading = self._reading
         if reading.covers(want) and reading.sampling == seq.sampling:
             return reading.only(want)
-        [row] = await self._model.read(seq, reading.row.hidden[-1][None], [()], want, normed=True)
+        [row] = await self.inner.read(seq, reading.row.hidden[-1][None], [()], want, normed=True)
         return row
 
 
@@ -62,4 +65,4 @@ def primed(models: ModelPool, asked: Asked) -> ModelPool:
         return models
     name = models.roles["small"]
     small = PrimedModel(models.models[name], asked.request.sequence, asked.reading)
-    return replace(models, models={**models.models, name: cast(Model, small)})
+    return replace(models, models={**models.models, name: small})

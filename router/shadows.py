@@ -8,20 +8,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
-from typing import Any, Protocol, cast
+from typing import Protocol, TypeVar, cast
 
-from decoding.model import Model, ModelPool, Until
+from decoding.model import Model, ModelPool, Until, WrappedModel
+from decoding.operations import Decode, Operation
 from decoding.sequence import Sequence
 from decoding.stretch import LONGEST_STRETCH
 from router.hashing import share_of
 from turnout.errors import Code, TurnoutError
 from turnout.types import Segment, Token
 
-OPERATIONS = frozenset(
-    {"extend", "expand", "sketch", "read", "propose", "verify", "score", "absorb"}
-)  # of a model: each may take its time
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -113,29 +111,28 @@ class _Turn:
         return (self._since if self._num_waiting else perf_counter()) - self._waited_s
 
 
-class _Deferring:
+class _Deferring(WrappedModel):
     """A model every operation of which begins when the gate is open."""
 
     def __init__(self, model: Model, turn: _Turn) -> None:
-        self._model = model
+        super().__init__(model)
         self._turn = turn
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._model, name)
-        return partial(self._deferred, value) if name in OPERATIONS else value
-
-    async def _deferred(self, operation: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+    async def do(self, seq: Sequence, op: Operation[R]) -> R:
+        """See `decoding.model.Model.do`."""
+        if isinstance(op, Decode):
+            return cast(R, await self._decode(seq, op.until))
         await self._turn.comes()
-        return await operation(*args, **kwargs)
+        return await self.inner.do(seq, op)
 
-    async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
-        """See `decoding.model.Model.decode`; in pieces, because some methods write a whole answer in one stretch."""
+    async def _decode(self, seq: Sequence, until: Until) -> Segment:
+        """In pieces, because some methods write a whole answer in one stretch."""
         tokens: list[Token] = []
         left = until.max_tokens
         while True:
             await self._turn.comes()
             most = LONGEST_STRETCH if left is None else min(left, LONGEST_STRETCH)
-            piece = await self._model.decode(seq, replace(until, max_tokens=most))
+            piece = await self.inner.decode(seq, replace(until, max_tokens=most))
             tokens += piece.tokens
             left = None if left is None else left - len(piece.tokens)
             if piece.stopped_by != "max_tokens" or (left is not None and left <= 0):
@@ -145,7 +142,7 @@ class _Deferring:
 def deferring(models: ModelPool, gate: Gate) -> ModelPool:
     """The pool as a shadow sees it."""
     turn = _Turn(gate)
-    behind = {name: cast(Model, _Deferring(model, turn)) for name, model in models.models.items()}
+    behind: dict[str, Model] = {name: _Deferring(model, turn) for name, model in models.models.items()}
     return replace(models, models=behind, clock=turn.clock)
 
 

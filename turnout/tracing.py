@@ -9,11 +9,10 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from turnout.telemetry_config import TracesConfig
@@ -180,31 +179,6 @@ def within(name: str, parent: str, **attributes: Attribute) -> Iterator[Span | N
     finally:
         _CURRENT.reset(token)
         end(span, failed)
-
-
-async def traced(name: str, operation: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-    """Await an operation in a span of its own, below the current one."""
-    with within(name, header()):
-        return await operation(*args, **kwargs)
-
-
-class Traced:
-    """Something whose operations, those named, are spans below that of the task which asks for them.
-
-    Args:
-        inner: what does the work.
-        operations: names of its coroutine functions.
-        label: goes before their names.
-    """
-
-    def __init__(self, inner: Any, operations: frozenset[str], label: str) -> None:
-        self._inner = inner
-        self._operations = operations
-        self._label = label
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._inner, name)
-        return partial(traced, f"{self._label} {name}", value) if name in self._operations else value
 
 
 def batch(name: str, spans: list[Span], attributes: Mapping[str, Attribute]) -> Span | None:

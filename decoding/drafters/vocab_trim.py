@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import torch
 from pydantic import Field
 
 from decoding.drafters.base import FIELD, PACKAGE, Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Row, Want
+from decoding.model import Model, WrappedModel
+from decoding.operations import Expand, Extend, Operation, PartialForward, Read
 from decoding.parts import PartChoice
 from decoding.sequence import Sequence
-from decoding.sketch import Sketch
 from decoding.stores import Stores
 from decoding.tree import DraftTree
 from decoding.vocabulary import SubVocabulary
@@ -21,8 +21,10 @@ from turnout.errors import invalid
 from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
-    from decoding.model import Model, ModelPool
+    from decoding.model import ModelPool
     from decoding.verifiers.base import Verdict
+
+R = TypeVar("R")
 
 # The kept ids are chosen again after so many tokens of the target.
 REFRESH_AFTER = 256
@@ -90,7 +92,7 @@ class TokenCounts:
         return found
 
 
-class TrimmedModel:
+class TrimmedModel(WrappedModel):
     """A model that reads as if its vocabulary were a part of it; everything else is the model's own.
 
     Args:
@@ -100,35 +102,16 @@ class TrimmedModel:
     """
 
     def __init__(self, model: Model, stores: Stores, kept: SubVocabulary | None) -> None:
-        self._model = model
+        super().__init__(model)
         self._kept = kept
         self.stores = stores
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    async def extend(
-        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
-    ) -> list[Row]:
-        """See `decoding.model.Model.extend`."""
-        return await self._model.extend(seq, tokens, self._trimmed(want), every)
-
-    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
-        """See `decoding.model.Model.expand`."""
-        return await self._model.expand(seq, tree, start, self._trimmed(want))
-
-    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
-        """See `decoding.model.Model.sketch`."""
-        return await self._model.sketch(seq, sketch, self._trimmed(want))
-
-    async def read(
-        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
-    ) -> list[Row]:
-        """See `decoding.model.Model.read`."""
-        return await self._model.read(seq, states, paths, self._trimmed(want), normed)
-
-    def _trimmed(self, want: Want) -> Want:
-        return replace(want, among=self._kept)
+    async def do(self, seq: Sequence, op: Operation[R]) -> R:
+        """See `decoding.model.Model.do`."""
+        if isinstance(op, Extend | Expand | PartialForward | Read):
+            trimmed = replace(op, want=replace(op.want, among=self._kept))
+            return cast(R, await self.inner.do(seq, trimmed))
+        return await self.inner.do(seq, op)
 
 
 class VocabTrimDrafter(Drafter):
@@ -199,7 +182,7 @@ class VocabTrimDrafter(Drafter):
 
     def _trim(self, model: Model, seq: Sequence) -> Model:
         stores = model.stores.open(f"{self._kind(model)}/stores", seq.learner, Stores)
-        return cast("Model", TrimmedModel(model, stores, self._counts(model, seq).kept(seq.end_ids)))
+        return TrimmedModel(model, stores, self._counts(model, seq).kept(seq.end_ids))
 
     def _counts(self, model: Model, seq: Sequence) -> TokenCounts:
         size, keep = model.vocab_size, min(self.params.keep, model.vocab_size)

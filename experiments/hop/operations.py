@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -16,17 +16,19 @@ from actors.mailbox import Exchange, Line, Mailbox, RayLine
 from actors.model_actor import ModelActor
 from actors.model_host import ModelHost
 from actors.remote import RemoteModel
-from actors.wire import Call, MemberSpec, ModelCard, Op
-from decoding.model import Until, Want
+from actors.wire import Call, MemberSpec, ModelCard
+from decoding.model import Until, Want, WrappedModel
+from decoding.operations import Operation as ModelOperation
 from decoding.sequence import Sequence
 from engine.endpoint import Endpoint
-from engine.model import EngineModel
 from engine.parts import open_parts
 from experiments.report import note
 from training.data import arithmetic
 from turnout.calls import Chunk, GenerateCall
 from turnout.config import TurnoutConfig
 from turnout.types import SamplingParams
+
+R = TypeVar("R")
 
 POOL = "demo"
 GENERATION = 1
@@ -71,35 +73,20 @@ class Spoken:
     bytes_between: float
 
 
-class TimedModel:
+class TimedModel(WrappedModel):
     """A model that notes how long its operations take.
-
-    Args:
-        model: the model itself.
 
     Attributes:
         seconds: of the last operation.
     """
 
-    def __init__(self, model: EngineModel) -> None:
-        self.seconds = 0.0
-        self._model = model
+    seconds = 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    async def extend(self, *args: Any) -> Any:
-        """See `decoding.model.Model.extend`."""
-        return await self._timed(self._model.extend(*args))
-
-    async def decode(self, *args: Any) -> Any:
-        """See `decoding.model.Model.decode`."""
-        return await self._timed(self._model.decode(*args))
-
-    async def _timed(self, operation: Awaitable[Any]) -> Any:
+    async def do(self, seq: Sequence, op: ModelOperation[R]) -> R:
+        """See `decoding.model.Model.do`."""
         start = time.perf_counter()
         try:
-            return await operation
+            return await self.inner.do(seq, op)
         finally:
             self.seconds = time.perf_counter() - start
 
@@ -125,8 +112,8 @@ class TimedHost(ModelHost):
         self._came = time.perf_counter()
         await super().post(number, blob)
 
-    def _say(self, message: tuple[Any, ...], op: Op) -> None:
-        super()._say(message, op)
+    def _say(self, message: tuple[Any, ...]) -> None:
+        super()._say(message)
         self.spans.append((time.perf_counter() - self._came, self.model.seconds))
 
 

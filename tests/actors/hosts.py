@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-import actors.packing
+import decoding.operations
 from actors.mailbox import Exchange, Line, Mailbox
 from actors.model_host import ModelHost
 from actors.remote import RemoteModel
@@ -236,7 +236,7 @@ class ShelvingHost(ModelHost):
 
     def __init__(self, spec: MemberSpec, address: str = "127.0.0.1", node_id: str = "") -> None:
         super().__init__(spec, address, node_id)
-        actors.packing.LEAST_BYTES = LEAST_BYTES  # type: ignore[misc]
+        decoding.operations.LEAST_BYTES = LEAST_BYTES  # type: ignore[misc]
 
 
 def spec_of(name: str, config: TurnoutConfig, owner: int, pool: str = "pair", life: int = 0) -> MemberSpec:

@@ -97,15 +97,15 @@ async def test_no_more_is_asked_for_than_may_be_moved(remote: RemotePool, monkey
     seq = Sequence(PROMPT, SamplingParams(max_tokens=4), 3)
     await model.absorb(seq)
     asked: list[tuple[int, int]] = []
-    export, faults = model.export_kv, [OSError("planted")]
+    do, faults = model.do, [OSError("planted")]
 
-    async def counted(seq: Sequence, start: int, stop: int) -> Any:
-        asked.append((start, stop))
+    async def counted(seq: Sequence, op: Any) -> Any:
+        asked.append((op.start, op.stop))
         if faults:
             raise faults.pop()
-        return await export(seq, start, stop)
+        return await do(seq, op)
 
-    monkeypatch.setattr(model, "export_kv", counted)
+    monkeypatch.setattr(model, "do", counted)
     packing = HandOver({"large": model}, 10 * model.token_bytes + 3)
     for number in range(3):
         await packing.pack(number, seq, True)

@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from actors.mailbox import Mailbox
-from actors.wire import Call, Op, Post
+from actors.wire import Call, Post
 from decoding.model import Until
+from decoding.operations import Decode, PrefillAhead, ScoreContinuations
 from decoding.sequence import Sequence
 from engine.pool import LocalPool
 from tests.actors.hosts import RemotePool, close_in_process, open_in_process, poll
@@ -59,15 +60,15 @@ async def test_a_stretch_interrupted_after_some_tokens_is_made_again_whole(
     local = pools[0].engines["large"]
     await local.decode(expected, Until(max_tokens=10))
     local.release(expected)
-    real = host.model.decode
+    real = host.model.do
 
-    async def broken(mirror: Sequence, until: Until) -> Any:
-        await real(mirror, Until(max_tokens=4))
+    async def broken(mirror: Sequence, op: Any) -> Any:
+        await real(mirror, Decode(Until(max_tokens=4)))
         raise Interrupted("rank 1 has ended")
 
-    call = Call(Op.DECODE, seq, (Until(max_tokens=10),))
+    call = Call(Decode(Until(max_tokens=10)), seq)
     with monkeypatch.context() as patch:
-        patch.setattr(host.model, "decode", broken)
+        patch.setattr(host.model, "do", broken)
         mailbox.send(call)
         with pytest.raises(Interrupted):
             await call.future
@@ -110,8 +111,8 @@ async def test_an_operation_cancelled_before_it_began_answers(fragile: RemotePoo
 async def test_only_the_call_that_cannot_be_pickled_fails(remote: RemotePool) -> None:
     mailbox, model = mailbox_of(remote), remote.members["large"]
     sound, faulty = sequence(), sequence()
-    bad = Call(Op.SCORE, faulty, ([(1, 2), lambda: None], 0))
-    good = Call(Op.DECODE, sound, (Until(max_tokens=3),))
+    bad = Call(ScoreContinuations([(1, 2), lambda: None]), faulty)  # type: ignore[list-item]
+    good = Call(Decode(Until(max_tokens=3)), sound)
     mailbox.send(bad)
     mailbox.send(good)
     with pytest.raises(TurnoutError, match="cannot be pickled") as caught:
@@ -126,7 +127,7 @@ async def test_only_the_call_that_cannot_be_pickled_fails(remote: RemotePool) ->
 
 async def test_a_post_that_ray_does_not_take_fails_its_calls_and_blames_nobody(fragile: RemotePool) -> None:
     line, mailbox = fragile.lines["large"], mailbox_of(fragile)
-    under_way = Call(Op.DECODE, sequence(), (Until(max_tokens=150),))
+    under_way = Call(Decode(Until(max_tokens=150)), sequence())
     mailbox.send(under_way)
     await poll(lambda: bool(line.host._tasks), "it is under way")
 
@@ -134,7 +135,7 @@ async def test_a_post_that_ray_does_not_take_fails_its_calls_and_blames_nobody(f
         raise MemoryError("the store is full")
 
     line.meddle = full
-    late = Call(Op.ABSORB, sequence())
+    late = Call(PrefillAhead(), sequence())
     mailbox.send(late)
     with pytest.raises(TurnoutError, match=r"pid \d+ .*the store is full.*object store") as caught:
         await late.future

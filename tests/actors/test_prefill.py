@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from actors.moving_kv import Disaggregated
-from decoding.model import Until, Want
+from decoding.model import Until, Want, WrappedModel
+from decoding.operations import PrefillAhead
 from decoding.sequence import Sequence
+from engine.kv_operations import ExportKV, ImportKV
 from engine.model import EngineModel
-from engine.moving import export_kv, held_tokens, import_kv, token_bytes
+from engine.moving import token_bytes
 from tests.engine.harness import engine_model, random_prompts
 from training.random_models import llama_config, random_model
 from turnout.errors import Interrupted
@@ -27,12 +29,14 @@ LEAST = 32
 PROMPT = random_prompts(1, 1, seed=3)[0] + [(7 * i * i + 3 * i) % 256 for i in range(100)]
 
 
-class Near:
+class Near(WrappedModel):
     """A copy of the model as if it were on an actor of its own."""
 
     def __init__(self) -> None:
         weights = random_model(llama_config(num_hidden_layers=2), seed=5, spread=0.2)
         self.model: EngineModel = engine_model(weights, block_size=BLOCK, token_budget=48)
+        super().__init__(self.model)
+        self.stuck: Callable[[], Awaitable[int]] | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.imported: list[tuple[int, int]] = []
@@ -42,31 +46,26 @@ class Near:
         self.token_bytes = token_bytes(self.model)
         self.revive()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
     def revive(self) -> None:
         self.supervisor: Any = SimpleNamespace(mailbox=SimpleNamespace(lost=asyncio.Event()))
 
-    async def absorb(self, seq: Sequence) -> None:
-        await self.gate.wait()
-        await self.model.absorb(seq)
-        if self.fetched:
-            seq.meter.of("m", 0).fetched_tokens = self.fetched
-
-    async def held_kv(self, seq: Sequence) -> int:
-        return held_tokens(self.model, seq)
-
-    async def export_kv(
-        self, seq: Sequence, start: int = 0, stop: int | None = None, shelved: bool = False
-    ) -> torch.Tensor:
-        if self.fault is not None:
-            raise self.fault
-        return (await export_kv(self.model, seq, start, stop)).roll(self.roll, 1)
-
-    async def import_kv(self, seq: Sequence, start: int, kv: Any) -> int:
-        self.imported.append((start, kv.shape[1]))
-        return await import_kv(self.model, seq, start, kv)
+    async def do(self, seq: Sequence, op: Any) -> Any:
+        match op:
+            case PrefillAhead():
+                await self.gate.wait()
+                await self.inner.do(seq, op)
+                if self.fetched:
+                    seq.meter.of("m", 0).fetched_tokens = self.fetched
+                return None
+            case ExportKV():
+                if self.fault is not None:
+                    raise self.fault
+                return (await self.inner.do(seq, op)).roll(self.roll, 1)
+            case ImportKV():
+                self.imported.append((op.start, op.kv.shape[1]))
+                if self.stuck is not None:
+                    return await self.stuck()
+        return await self.inner.do(seq, op)
 
     async def close(self) -> None:
         await self.model.close()
@@ -267,14 +266,14 @@ async def test_kv_that_does_not_come_is_not_waited_for(trio: Trio, monkeypatch: 
     monkeypatch.setattr("actors.moving_kv._patience_s", lambda member, *_: 0.5 if member is trio.decode else 60.0)
     seq, cancelled = sequence(), asyncio.Event()
 
-    async def stuck(*_: Any) -> int:
+    async def stuck() -> int:
         try:
             await asyncio.Event().wait()
         finally:
             cancelled.set()
         return 0
 
-    trio.decode.import_kv = stuck  # type: ignore[method-assign]
+    trio.decode.stuck = stuck
     await trio.model.decode(seq)
     assert cancelled.is_set()
     assert seq.tokens == await expected(trio)

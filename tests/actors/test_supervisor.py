@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from ray.exceptions import OutOfDiskError
 
-from actors.wire import Call, Op
+from actors.wire import Call
 from decoding.model import Until
+from decoding.operations import Decode
 from decoding.sequence import Sequence
 from tests.actors.hosts import open_local, poll
 from tests.actors.near import POISON, NearPool
@@ -263,7 +264,7 @@ async def test_a_full_store_is_nobodys_fault_and_is_named_in_the_end(near: Open)
     pool = await near(max_restarts=3)
     supervisor = pool.supervisors["large"]
     sampling = SamplingParams(temperature=0.0, max_tokens=4000, ignore_eos=True)
-    call = Call(Op.DECODE, Sequence([1, 2, 3], sampling, 0), (Until(max_tokens=4000),))
+    call = Call(Decode(Until(max_tokens=4000)), Sequence([1, 2, 3], sampling, 0))
     task = asyncio.create_task(supervisor.submit(call))
     for lives in range(4):
         await poll(lambda lives=lives: supervisor.restarts == lives and supervisor.mailbox is not None, "it lives")
@@ -280,7 +281,7 @@ async def test_nobody_runs_beside_a_suspect_that_was_given_up_and_still_works(ne
     pool = await near()
     supervisor, sampling = pool.supervisors["large"], SamplingParams(temperature=0.0, max_tokens=4000, ignore_eos=True)
     calls = [
-        Call(Op.DECODE, Sequence([1, 2, index], sampling, 0), (Until(max_tokens=count),))
+        Call(Decode(Until(max_tokens=count)), Sequence([1, 2, index], sampling, 0))
         for index, count in enumerate((4000, 3))
     ]
     given_up, patient = (asyncio.create_task(supervisor.submit(call)) for call in calls)

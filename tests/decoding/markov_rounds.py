@@ -13,6 +13,7 @@ from decoding.lengths.base import LengthPolicy, Round
 from decoding.lengths.fixed import FixedLength
 from decoding.logits import History, process
 from decoding.model import Row, Want
+from decoding.operations import Expand, Extend
 from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.stores import Stores
@@ -50,6 +51,14 @@ class Readings:
             )
             for row, ids, values in zip(probs, best.indices, best.values, strict=True)
         ]
+
+    async def do(self, seq: Sequence, op: Any):
+        match op:
+            case Extend():
+                return await self.extend(seq, op.tokens, op.want, op.every)
+            case Expand():
+                return await self.expand(seq, op.tree, op.start, op.want)
+        raise NotImplementedError
 
     async def extend(self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False):
         paths = [tokens[:end] for end in range(0 if every else len(tokens), len(tokens) + 1)]

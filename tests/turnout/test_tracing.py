@@ -106,30 +106,6 @@ async def test_tasks_have_the_span_they_were_made_in_and_no_other(tmp_path: Path
     assert seen["a.child"] == seen["a.other"] != seen["b.child"] == seen["b.other"]
 
 
-async def test_named_operations_become_spans_and_the_rest_stays_as_it_is(tmp_path: Path) -> None:
-    class Model:
-        name = "m"
-
-        async def decode(self, count: int) -> int:
-            return count + 1
-
-        async def fails(self) -> None:
-            raise ValueError
-
-        def busy(self) -> int:
-            return 7
-
-    model: Any = tracing.Traced(Model(), frozenset({"decode", "fails"}), "large")
-    with traced_process(tmp_path) as spans:
-        with tracing.within("method", SAMPLED):
-            assert (await model.decode(1), model.busy(), model.name) == (2, 7, "m")
-            with pytest.raises(ValueError, match=r"^$"):
-                await model.fails()
-        found = {span["name"]: span for span in spans.all()}
-    assert found["large decode"]["parent_id"] == found["method"]["context"]["span_id"]
-    assert found["large fails"]["status"]["description"] == "ValueError"
-
-
 def test_a_batch_stands_in_one_trace_and_is_linked_with_the_others(tmp_path: Path) -> None:
     with traced_process(tmp_path, share=1.0) as spans:
         requests = [tracing.root(f"r{number}", "") for number in range(3)]

@@ -1,0 +1,257 @@
+"""Operations of a model as values: what each takes and what it gives.
+
+An operation is a frozen dataclass; `Model.do` carries it out. To add one, write its dataclass here, or beside what it
+is for, and a handler (see `Handlers`) or its own `run`: whatever forwards operations forwards this one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from decoding.read_spec import Row, Score, Until, Want
+from decoding.sequence import Sequence
+from decoding.sketch import Sketch
+from decoding.tree import DraftTree
+from turnout.types import Segment
+
+if TYPE_CHECKING:
+    from decoding.drafters.base import Drafter, Room
+    from decoding.lengths.base import LengthPolicy
+    from decoding.verifiers.base import Verdict, Verifier
+
+R = TypeVar("R")
+M = TypeVar("M")
+O = TypeVar("O", bound="Operation[Any]")  # noqa: E741
+
+LEAST_BYTES = 2048  # of a tensor that stays beside the model: a smaller one travels faster than it is fetched
+
+
+class Operation(Generic[R]):
+    """Something to do with one sequence, as a value; `R` is what it gives.
+
+    Its fields are values, except for the stateful components it carries (drafters, verifiers, rules, ...).
+
+    Attributes:
+        name: in traces and errors.
+        appends: whether the model makes the sequence longer.
+        fills_cache: whether the model first computes what its cache lacks of the sequence.
+        answers: whether somebody waits for it; if not, a fault in it is raised by the sequence's next operation.
+    """
+
+    __slots__ = ()
+    name: ClassVar[str]
+    appends: ClassVar[bool] = False
+    fills_cache: ClassVar[bool] = True
+    answers: ClassVar[bool] = True
+
+    @property
+    def carried(self) -> tuple[Any, ...]:
+        """Stateful components among its fields: sent to a model elsewhere once, and then by what changed of them."""
+        return ()
+
+    @property
+    def left_bytes(self) -> int | None:
+        """Size from which tensors of the result stay beside a model elsewhere; None: all travel."""
+        return None
+
+    def told(self, value: R) -> R:
+        """The result as it travels from a model elsewhere."""
+        return value
+
+    def kept(self, value: R) -> tuple[Any, ...]:
+        """Objects of this operation or its result that later ones take: a model elsewhere keeps the last few."""
+        return ()
+
+    async def run(self, model: Any, seq: Sequence) -> R:
+        """Carry it out, by other operations of the model; models that have a handler for it never ask.
+
+        Raises:
+            NotImplementedError: this model cannot do it.
+        """
+        raise NotImplementedError(f"{type(model).__name__} cannot {self.name}")
+
+
+class Handlers(Generic[M]):
+    """What one kind of model does for each operation; for all others, what they do themselves."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[type[Operation[Any]], Callable[[M, Sequence, Any], Awaitable[Any]]] = {}
+
+    def of(
+        self, kind: type[O]
+    ) -> Callable[[Callable[[M, Sequence, O], Awaitable[R]]], Callable[[M, Sequence, O], Awaitable[R]]]:
+        """Decorate the handler of an operation."""
+
+        def enter(handler: Callable[[M, Sequence, O], Awaitable[R]]) -> Callable[[M, Sequence, O], Awaitable[R]]:
+            self._handlers[kind] = handler
+            return handler
+
+        return enter
+
+    async def do(self, model: M, seq: Sequence, op: Operation[R]) -> R:
+        """Carry out an operation."""
+        handler = self._handlers.get(type(op))
+        value: R = await (op.run(model, seq) if handler is None else handler(model, seq, op))
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Extend(Operation[list[Row]]):
+    """See `decoding.model.Model.extend`."""
+
+    name: ClassVar[str] = "extend"
+    tokens: tuple[int, ...] = ()
+    want: Want = Want()
+    every: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decode(Operation[Segment]):
+    """See `decoding.model.Model.decode`."""
+
+    name: ClassVar[str] = "decode"
+    appends: ClassVar[bool] = True
+    until: Until = Until()
+
+    @property
+    def carried(self) -> tuple[Any, ...]:
+        """The rules."""
+        return self.until.rules
+
+
+@dataclass(frozen=True, slots=True)
+class Expand(Operation[list[Row]]):
+    """See `decoding.model.Model.expand`."""
+
+    name: ClassVar[str] = "expand"
+    tree: DraftTree
+    start: int
+    want: Want
+
+
+@dataclass(frozen=True, slots=True)
+class PartialForward(Operation[list[Row]]):
+    """See `decoding.model.Model.sketch`."""
+
+    name: ClassVar[str] = "sketch"
+    sketch: Sketch
+    want: Want
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Operation[list[Row]]):
+    """See `decoding.model.Model.read`."""
+
+    name: ClassVar[str] = "read"
+    fills_cache: ClassVar[bool] = False
+    states: torch.Tensor
+    paths: Items[tuple[int, ...]]
+    want: Want
+    normed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Propose(Operation[DraftTree]):
+    """See `decoding.model.Model.propose`."""
+
+    name: ClassVar[str] = "propose"
+    drafter: Drafter
+    room: Room
+    length: LengthPolicy
+
+    @property
+    def carried(self) -> tuple[Any, ...]:
+        """The drafter and the length policy."""
+        return self.drafter, self.length
+
+    @property
+    def left_bytes(self) -> int:
+        """Distributions stay for `Verify`."""
+        return LEAST_BYTES
+
+    def kept(self, value: DraftTree) -> tuple[Any, ...]:
+        """The draft."""
+        return (value,)
+
+    async def run(self, model: Any, seq: Sequence) -> DraftTree:
+        """Ask the drafter."""
+        return await self.drafter.propose(model, seq, self.room, self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Verify(Operation["Verdict"]):
+    """See `decoding.model.Model.verify`."""
+
+    name: ClassVar[str] = "verify"
+    draft: DraftTree
+    verifier: Verifier
+    want: Want = Want(draw=None)
+
+    @property
+    def carried(self) -> tuple[Any, ...]:
+        """The verifier."""
+        return (self.verifier,)
+
+    @property
+    def left_bytes(self) -> int:
+        """What was read stays for drafters that learn of it."""
+        return LEAST_BYTES
+
+    def told(self, value: Verdict) -> Verdict:
+        """The verdict without tensors that only the verifier wanted."""
+        want = self.want
+        if want.hidden or want.before or want.probs or want.logits:
+            rows = [
+                replace(row, probs=row.probs if want.probs else None, logits=row.logits if want.logits else None)
+                for row in value.rows
+            ]
+        else:
+            rows = [replace(row, probs=None, logits=None, hidden={}, before={}) for row in value.rows]
+        return replace(value, rows=rows)
+
+    def kept(self, value: Verdict) -> tuple[Any, ...]:
+        """The draft, and the rows read."""
+        return self.draft, value.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Observe(Operation[None]):
+    """A round that a drafter is to learn from: how `decoding.model.Model.teach` travels."""
+
+    name: ClassVar[str] = "teach"
+    answers: ClassVar[bool] = False
+    drafter: Drafter
+    draft: DraftTree
+    verdict: Verdict
+
+    @property
+    def carried(self) -> tuple[Any, ...]:
+        """The drafter."""
+        return (self.drafter,)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreContinuations(Operation[list[Score]]):
+    """See `decoding.model.Model.score`."""
+
+    name: ClassVar[str] = "score"
+    continuations: Items[tuple[int, ...]]
+    top: int = 0
+
+    async def run(self, model: Any, seq: Sequence) -> list[Score]:
+        """Extend the sequence by one continuation after the other."""
+        from decoding.scoring import score_continuation
+
+        return [await score_continuation(model, seq, each, self.top) for each in self.continuations]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAhead(Operation[None]):
+    """See `decoding.model.Model.absorb`."""
+
+    name: ClassVar[str] = "absorb"

@@ -1,0 +1,161 @@
+"""What to read at a position of a sequence, what was read there, and rules that look at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import torch
+
+from decoding.vocabulary import SubVocabulary
+
+
+class Draw(Enum):
+    """With which noise a row's token is chosen; see `decoding.noise.Purpose`.
+
+    sample: as the target draws. draft: a draft's own, by position, for whom each place is judged once. round: a draft's
+    own too, and other noise in each round, by how long the sequence is when it begins.
+    """
+
+    SAMPLE = "sample"
+    DRAFT = "draft"
+    ROUND = "round"
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What to read from each row of logits. Only what is asked for is computed.
+
+    Attributes:
+        draw: choose a token by the sequence's sampling parameters (None: no token).
+        entropy: of the raw distribution, in bits; where a structure holds, of the tokens it allows, renormalised.
+        logprob: raw log-probability of the chosen token, in nats.
+        top: that many most probable tokens with raw log-probabilities.
+        probs: the processed distribution the token was drawn from (one-hot when greedy).
+        logits: the raw logits.
+        hidden: hidden states after so many layers each (-1: before the head, after the last norm).
+        before: for the first row of a call, hidden states after so many layers each, from 0, of the sequence's tokens
+            that the call had to compute before it.
+        margin: how far, in nats and after noise, the chosen token was ahead of the next one.
+        among: the only ids there are for this reading, which is a draft's: no structure holds for it. None: all.
+        unmasked: entropy of all tokens also where a structure holds: for heads trained on answers without one.
+    """
+
+    draw: Draw | None = Draw.SAMPLE
+    entropy: bool = False
+    logprob: bool = False
+    top: int = 0
+    probs: bool = False
+    logits: bool = False
+    hidden: frozenset[int] = frozenset()
+    before: frozenset[int] = frozenset()
+    margin: bool = False
+    among: SubVocabulary | None = None
+    unmasked: bool = False
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the distribution that a token is drawn from is wanted, not only what the model says."""
+        return self.draw is not None or self.probs or self.margin
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether anything but hidden states is wanted."""
+        return self.chooses or self.entropy or self.logprob or self.logits or self.top > 0
+
+    def __or__(self, other: Want) -> Want:
+        """What either wants, of one row; not for entropies of which one is unmasked: a row has only one of them."""
+        alike = self.unmasked is other.unmasked or not (self.entropy and other.entropy)
+        assert alike, "one row cannot hold both the entropy under a structure and the unmasked one: read it twice"
+        return Want(
+            draw=self.draw or other.draw,
+            entropy=self.entropy or other.entropy,
+            logprob=self.logprob or other.logprob,
+            top=max(self.top, other.top),
+            probs=self.probs or other.probs,
+            logits=self.logits or other.logits,
+            hidden=self.hidden | other.hidden,
+            before=self.before | other.before,
+            margin=self.margin or other.margin,
+            among=self.among if self.among is other.among else None,
+            unmasked=self.unmasked or other.unmasked,
+        )
+
+
+@dataclass(slots=True)
+class Row:
+    """What was read at one position; what was not wanted stays at its default. See `Want`.
+
+    `before` is [n, hidden] for each layer, for the n tokens right before the row's that were not cached. Where a
+    structure holds, an entropy comes with `forced`, whether only one token, or only the end, is allowed, and with
+    `allowed_logprob`, of all allowed tokens together, in nats (None: no structure holds, or the entropy is unmasked).
+    """
+
+    token: int = -1
+    entropy_bits: float | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    probs: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    before: dict[int, torch.Tensor] = field(default_factory=dict)
+    margin: float | None = None
+    forced: bool = False
+    allowed_logprob: float | None = None
+
+
+class Decision(Enum):
+    """What a stop rule says after a token."""
+
+    GO_ON = "go_on"
+    STOP = "stop"
+    DROP = "drop"  # stop, and do not append this token: whoever goes on chooses it again
+
+
+class StopRule(Protocol):
+    """Ends a decoding stretch. Stateful, picklable, made of plain values: it travels with the segment."""
+
+    name: str
+    want: Want
+
+    def observe(self, token: int, row: Row) -> Decision:
+        """Look at the token about to be appended (fed once per generated token, in order)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """When a decoding stretch ends: any rule says so, `max_tokens` were appended, or the sequence ended."""
+
+    rules: tuple[StopRule, ...] = ()
+    max_tokens: int | None = None
+
+    def __or__(self, other: Until) -> Until:
+        limits = [limit for limit in (self.max_tokens, other.max_tokens) if limit is not None]
+        return Until(self.rules + other.rules, min(limits) if limits else None)
+
+    @property
+    def want(self) -> Want:
+        """Everything the rules must be shown."""
+        want = Want()
+        for rule in self.rules:
+            want = want | rule.want
+        return want
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Log-likelihood of a continuation, token by token, in nats.
+
+    `greedy` tells whether a token was the most probable; `top` are the most probable ones (id, log-probability).
+    """
+
+    token_logprobs: tuple[float, ...]
+    greedy: tuple[bool, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+    @property
+    def total(self) -> float:
+        """Sum over the continuation."""
+        return sum(self.token_logprobs)

@@ -1,0 +1,69 @@
+"""What a model in this process does for each operation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from decoding.logits import History
+from decoding.model import Row
+from decoding.operations import Decode, Expand, Extend, Handlers, PartialForward, PrefillAhead, Read, Verify
+from decoding.sequence import Sequence
+from decoding.stretch import Stretch
+from decoding.verifiers.base import Verdict, want_of
+from engine.work import Work
+from turnout.types import Segment
+
+if TYPE_CHECKING:
+    from engine.model import EngineModel
+
+HANDLERS: Handlers[EngineModel] = Handlers()
+
+
+@HANDLERS.of(Extend)
+async def _extend(model: EngineModel, seq: Sequence, op: Extend) -> list[Row]:
+    return await model.batcher.submit(Work(await model.ready(seq), op.tokens, want=op.want, every=op.every))
+
+
+@HANDLERS.of(Decode)
+async def _decode(model: EngineModel, seq: Sequence, op: Decode) -> Segment:
+    stretch = Stretch(seq, op.until, model.name, model.num_parameters)
+    if not stretch.stopped_by:
+        await model.batcher.submit(Work(await model.ready(seq), want=stretch.want, on_row=stretch.take))
+    return stretch.segment
+
+
+@HANDLERS.of(Expand)
+async def _expand(model: EngineModel, seq: Sequence, op: Expand) -> list[Row]:
+    work = Work(await model.ready(seq), tree=op.tree, grows=True, first_node=op.start, want=op.want)
+    return await model.batcher.submit(work)
+
+
+@HANDLERS.of(PartialForward)
+async def _partial_forward(model: EngineModel, seq: Sequence, op: PartialForward) -> list[Row]:
+    return await model.batcher.submit(Work(await model.ready(seq), sketch=op.sketch, want=op.want))
+
+
+@HANDLERS.of(Read)
+async def _read(model: EngineModel, seq: Sequence, op: Read) -> list[Row]:
+    histories = [History(seq, path) for path in op.paths]
+    device, runner = model.batcher.device, model.batcher.runner
+    async with device.turn:
+        return await device.run(lambda: runner.read(op.states, histories, op.want, op.normed))
+
+
+@HANDLERS.of(Verify)
+async def _verify(model: EngineModel, seq: Sequence, op: Verify) -> Verdict:
+    table = await model.ready(seq)
+    draft, want = op.draft, want_of(op.verifier, seq) | op.want
+    rows = await model.batcher.submit(Work(table, tree=draft, want=want, want_extra=op.want))
+    # No plan is made before this task has had its turn, so the tree's slots are as the forward left them.
+    base = len(table)
+    verdict = op.verifier.judge(seq, draft, rows, model.name)
+    table.commit_path(base, verdict.path, [draft.tokens[node] for node in verdict.path])
+    return replace(verdict, rows=rows)
+
+
+@HANDLERS.of(PrefillAhead)
+async def _prefill_ahead(model: EngineModel, seq: Sequence, op: PrefillAhead) -> None:
+    await model.batcher.submit(Work(await model.ready(seq), background=True))
