@@ -12,7 +12,7 @@ import torch
 from decoding.drafters.base import Drafter
 from decoding.logits import History
 from decoding.model import Busy, Model, ModelPool, Row, TokenText, Want
-from decoding.operations import Decode, Expand, Extend, Handlers, Operation, PrefillAhead, Verify
+from decoding.operations import Choose, Decode, Expand, Extend, Handlers, Operation, PrefillAhead, Verify
 from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.stores import Stores
@@ -174,6 +174,12 @@ async def _verify(model: TableModel, seq: Sequence, op: Verify) -> Verdict:
     verdict = op.verifier.judge(seq, draft, rows, model.name)
     model.cached[seq] = seq.tokens + [draft.tokens[node] for node in verdict.path]
     return replace(verdict, rows=rows)
+
+
+@HANDLERS.of(Choose)
+async def _choose(model: TableModel, seq: Sequence, op: Choose) -> list[Row]:
+    await asyncio.sleep(0)
+    return read(op.logits.float(), op.histories(seq, model.vocab_size), [op.want] * len(op.paths))
 
 
 @HANDLERS.of(PrefillAhead)

@@ -13,6 +13,7 @@ import torch
 
 from decoding.artifacts import Artifacts
 from decoding.operations import (
+    Choose,
     Decode,
     Expand,
     Extend,
@@ -152,6 +153,25 @@ class Model(ABC):
         """
         return await self.do(seq, Read(states, paths, want, normed))
 
+    async def choose(self, seq: Sequence, logits: torch.Tensor, paths: Items[tuple[int, ...]], want: Want) -> list[Row]:
+        """Read given logits as if the model had computed them; no forward.
+
+        Tokens are drawn under the sequence's sampling parameters, with its noise; "raw" means the given logits.
+
+        Args:
+            seq: whose next tokens they are.
+            logits: float [R, vocab_size], on any device.
+            paths: [R] the hypothetical tokens each row stands after.
+            want: what to read; no hidden states.
+
+        Returns:
+            One row per row of logits.
+
+        Raises:
+            ValueError: the logits are of another shape.
+        """
+        return await self.do(seq, Choose(logits, paths, want))
+
     @abstractmethod
     def embed(self, tokens: list[int]) -> torch.Tensor:
         """What goes into the first layer for these tokens: float32 [n, hidden], on the CPU.
@@ -197,6 +217,10 @@ class Model(ABC):
     @abstractmethod
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
         """A twin of `seq` that shares its cached blocks until one of them writes."""
+
+    def fork_many(self, seqs: Items[Sequence]) -> list[Sequence]:
+        """A twin of each of `seqs`, in their order; one that stands there several times gets as many."""
+        return [self.fork(seq) for seq in seqs]
 
     @abstractmethod
     def release(self, seq: Sequence) -> None:

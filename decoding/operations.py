@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
+from decoding.logits import History
 from decoding.read_spec import Row, Score, Until, Want
 from decoding.sequence import Sequence
 from decoding.sketch import Sketch
@@ -153,6 +154,35 @@ class Read(Operation[list[Row]]):
     paths: Items[tuple[int, ...]]
     want: Want
     normed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choose(Operation[list[Row]]):
+    """See `decoding.model.Model.choose`.
+
+    Raises:
+        ValueError: there is not one row of logits for each path.
+    """
+
+    name: ClassVar[str] = "choose"
+    fills_cache: ClassVar[bool] = False
+    logits: torch.Tensor
+    paths: Items[tuple[int, ...]]
+    want: Want
+
+    def __post_init__(self) -> None:
+        if len(self.logits.shape) != 2 or self.logits.shape[0] != len(self.paths):
+            raise ValueError(f"logits: {list(self.logits.shape)}, but [{len(self.paths)}, vocabulary] for these paths")
+
+    def histories(self, seq: Sequence, vocab_size: int) -> list[History]:
+        """Whose row is whose.
+
+        Raises:
+            ValueError: the logits are of another vocabulary.
+        """
+        if self.logits.shape[1] != vocab_size:
+            raise ValueError(f"logits: {self.logits.shape[1]} columns, but the vocabulary has {vocab_size}")
+        return [History(seq, path) for path in self.paths]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from engine.batcher import Batcher
 from engine.cache.blocks import BlockPool
 from engine.cache.store import KVStore
 from engine.cache.table import BlockTable
+from engine.choices import Choices
 from engine.costs.limits import cache_size
 from engine.costs.probe import Probe, profile
 from engine.device import Device
@@ -98,6 +99,7 @@ class EngineModel(PoolMember):
         self.step_time = profile(probe)
         self.batcher = Batcher(name, self.num_parameters, runner, device, _limits(engine), self.step_time)
         self.batcher.step_seconds = self.step_time.seconds(fed=1, attended=1, sequences=1)
+        self.choices = Choices(device)
         self.shared: SharedPrefixes | None = None
         self.spans: SpanReuse | None = None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from decoding.logits import History
 from decoding.model import Row
-from decoding.operations import Decode, Expand, Extend, Handlers, PartialForward, PrefillAhead, Read, Verify
+from decoding.operations import Choose, Decode, Expand, Extend, Handlers, PartialForward, PrefillAhead, Read, Verify
 from decoding.sequence import Sequence
 from decoding.stretch import Stretch
 from decoding.verifiers.base import Verdict, want_of
@@ -50,6 +50,11 @@ async def _read(model: EngineModel, seq: Sequence, op: Read) -> list[Row]:
     device, runner = model.batcher.device, model.batcher.runner
     async with device.turn:
         return await device.run(lambda: runner.read(op.states, histories, op.want, op.normed))
+
+
+@HANDLERS.of(Choose)
+async def _choose(model: EngineModel, seq: Sequence, op: Choose) -> list[Row]:
+    return await model.choices.read(op.logits, op.histories(seq, model.vocab_size), op.want)
 
 
 @HANDLERS.of(Verify)

@@ -39,6 +39,7 @@ async def test_requests_in_one_batch_are_linked(pool: LocalPool, tmp_path: Path)
         calls = [replace(call_of([*PROMPT, n], "plain", ignore_eos=True), trace=header(n)) for n in (1, 2)]
         await asyncio.gather(*(answer(pool, call) for call in calls))
         found = spans.all()
+    assert "large decode" in {span["name"] for span in found}
     shared = [span for span in found if span["name"] == "large forward" and span["links"]]
     assert shared
     by_id = {span["context"]["span_id"]: span for span in found}
