@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from pydantic import BaseModel
+
+from decoding.state import PLAIN, attributes, is_constant, is_frozen, settle
 
 LIGHT = 1024  # bytes of an attribute beyond which it does not come back, unless its object says otherwise
 
-PLAIN = frozenset({int, float, str, bool, bytes, type(None)})
 NUMBERS = frozenset({int, float, bool, type(None)})
 SHALLOW: dict[type, Callable[[Any], Any]] = {list: tuple, tuple: tuple, deque: tuple, set: frozenset}
 FEW = 64  # numbers that are compared one by one
@@ -28,9 +28,6 @@ AWAY = object()  # stands for a value that can change or must be able to go
 UNSEEN = (AWAY, AWAY)
 HEAVY = ""  # in changes: names of attributes that have become heavy
 Changes = dict[str, Any]
-
-_SLOTS: dict[type, tuple[str, ...]] = {}
-_FROZEN: dict[type, bool] = {}
 
 
 class _TooHeavyError(Exception):
@@ -42,39 +39,6 @@ class _LightPickler(pickle.Pickler):
         if isinstance(value, torch.Tensor) or is_constant(value):
             raise _TooHeavyError
         return NotImplemented
-
-
-def is_constant(value: Any) -> bool:
-    """Whether a value never changes and is sent to each actor once: networks, and what says so of itself."""
-    return isinstance(value, torch.nn.Module) or getattr(type(value), "is_constant", False) is True
-
-
-def attributes(part: Any) -> dict[str, Any]:
-    """An object's attributes, those in slots included; not to be changed."""
-    slots = _slots(type(part))
-    if not slots:
-        own: dict[str, Any] = part.__dict__
-        return own
-    found = {name: getattr(part, name) for name in slots if hasattr(part, name)}
-    return found | getattr(part, "__dict__", {})
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    if kind not in _SLOTS:
-        names: list[str] = []
-        for each in kind.__mro__:
-            slots = each.__dict__.get("__slots__", ())
-            names += (slots,) if isinstance(slots, str) else slots
-        _SLOTS[kind] = tuple(name for name in names if name not in ("__weakref__", "__dict__"))
-    return _SLOTS[kind]
-
-
-def _frozen(kind: type) -> bool:
-    """Whether an object of this kind is what it was, as long as it is the same object."""
-    if kind not in _FROZEN:
-        params = getattr(kind, "__dataclass_params__", None)
-        _FROZEN[kind] = issubclass(kind, BaseModel) or (params is not None and params.frozen)
-    return _FROZEN[kind]
 
 
 def _light(value: Any, most: int) -> bytes | None:
@@ -146,7 +110,7 @@ class Watch:
         stamp = _stamp(value, self._most)
         if stamp is not None and stamp == known[1]:
             return False
-        keeps = kind in PLAIN or _frozen(kind) or (stamp is None and not self._back)
+        keeps = kind in PLAIN or is_frozen(kind) or (stamp is None and not self._back)
         self._seen[name] = (value if keeps else AWAY, stamp)
         return True
 
@@ -156,37 +120,3 @@ class Watch:
             if name != HEAVY:
                 object.__setattr__(part, name, settle(getattr(part, name, None), value))
                 self._look(name, getattr(part, name))
-
-
-def settle(old: Any, new: Any) -> Any:
-    """A value where another of its kind stood: containers and objects with attributes are changed in place.
-
-    Returns:
-        What now stands there.
-    """
-    kind = type(new)
-    if type(old) is not kind or kind in PLAIN or _frozen(kind) or old is new:
-        return new
-    if kind is list:
-        old[:] = new
-    elif kind is deque and old.maxlen == new.maxlen:
-        old.clear()
-        old.extend(new)
-    elif kind is set:
-        old.clear()
-        old.update(new)
-    elif isinstance(old, dict) and kind in (dict, OrderedDict, Counter, defaultdict):
-        kept = {key: settle(old.get(key), value) for key, value in new.items()}
-        old.clear()
-        old.update(kept)
-    elif isinstance(new, torch.Tensor | tuple | frozenset) or is_constant(new) or not _is_ours(kind):
-        return new
-    else:
-        for name, value in attributes(new).items():
-            setattr(old, name, settle(getattr(old, name, None), value))
-    return old
-
-
-def _is_ours(kind: type) -> bool:
-    """Whether an object is nothing but its attributes."""
-    return all(getattr(kind, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))

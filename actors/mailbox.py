@@ -20,6 +20,7 @@ from actors.pickling import Handles, TensorHandle
 from actors.travelling import Births, Constants, Departures
 from actors.wire import Call, Grown, Kind, Load, ModelCard, Post, unpack_tokens
 from decoding.sequence import Sequence
+from decoding.state import twin
 from turnout.errors import Code, Interrupted, TurnoutError
 
 log = logging.getLogger(__name__)
@@ -205,13 +206,11 @@ class Mailbox:
         self.say(message)
 
     def _message(self, call: Call) -> tuple[int, tuple[Any, ...], list[Any]]:
-        known = self._known.get(call.seq)
-        if known is None:
-            known = self._known[call.seq] = Known(next(self._sids))
+        known = self._known.get(call.seq) or self._known.setdefault(call.seq, Known(next(self._sids)))
         number = next(self._numbers)
         packer = Packer(self._departures, known)
         try:
-            packed = packer.pack(call.op)
+            kind, packed = packer.pack(call.op)
             needed = self._exchange.ship(packer.handles, self) if packer.handles else ()
         except Exception:
             if packer.packed:  # what these parts are is known to be there from now on
@@ -220,7 +219,7 @@ class Mailbox:
         update = known.update(call.seq)
         call.base = len(call.seq)
         known.appending += call.op.appends
-        message = (Post.CALL, number, type(call.op), tuple(update), packed, tuple(packer.packed), needed)
+        message = (Post.CALL, number, kind, tuple(update), packed, tuple(packer.packed), needed)
         return number, (*message, call.trace) if call.trace else message, packer.parts
 
     def cancel(self, call: Call) -> None:
@@ -341,8 +340,9 @@ class Mailbox:
             add_counts(seq.meter.of(card.name, card.num_parameters), grown.counts)
         value: Any = None
         tokens = tuple(unpack_tokens(grown.tokens))
+        states = [twin(part) for part in parts] if call.op.pure else parts
         if kind == Kind.DONE:  # also where nobody waits: the tensors it names must be dropped
-            value = unpack_result(packed, self._exchange.handles, tokens)
+            value = unpack_result(packed, self._exchange.handles, tokens, states)
             if known is not None:
                 keep(known.kept, number, call.op.kept(value))
         interrupted = kind == Kind.FAILED and isinstance(packed, Interrupted)
@@ -356,7 +356,7 @@ class Mailbox:
         if tokens:
             self._append(call, known, tokens)
         for place, changes in grown.parts:
-            self._departures.take(parts[place], changes)
+            self._departures.take(parts[place], changes, states[place])
         if kind == Kind.FAILED:
             raise packed
         return value

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 GAP_S = 10.0  # how long a post may be missing while later ones are there
 NOTHING = (None, (), ())
 Packed = tuple[Any, ...]
-Type = type[Operation[Any]]
+Named = int | type[Operation[Any]]  # a kind of operation; by number where it came before
 
 
 class ModelHost:
@@ -181,11 +181,14 @@ class ModelHost:
                 self.model.forget(message[1])
 
     async def _begin(
-        self, number: int, kind: Type, update: Packed, packed: bytes, parts: Packed, needed: Packed, trace: str = ""
+        self, number: int, named: Named, update: Packed, packed: bytes, parts: Packed, needed: Packed, trace: str = ""
     ) -> None:
         """Start an operation; the mirror and what travels with it are brought up to date before the next message."""
         coming = [self._dock.receive(*each) for each in needed]
+        kind = self._arrivals.constants.get(named, Operation) if isinstance(named, int) else named
         try:
+            if kind is Operation:
+                raise TurnoutError(Code.INTERNAL, f"kind {named} of operation never came")
             travelled = [self._arrivals.unpack(each) for each in parts]
             mirror = await self._mirrors.update(Update(*update))
         except Exception as error:
@@ -251,6 +254,7 @@ class ModelHost:
             op = unpacker.unpack(self._dock.tensors(received))
             with within(f"{self.spec.name} {op.name} in its actor", trace):
                 value = await self.model.do(mirror.seq, op)
+            op.settle(value)
             result = pack_result(op, value, self.shelf)
             said = Kind.DONE
             keep(mirror.kept, number, op.kept(value))

@@ -19,6 +19,7 @@ from actors.wire import pack_tokens, unpack_tokens
 from decoding.drafters.base import Room
 from decoding.model import Row, Score, Until, Want
 from decoding.operations import Operation
+from decoding.read_spec import Decoded
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from turnout.errors import Code, TurnoutError
@@ -51,8 +52,8 @@ class Packer:
     parts: list[Any] = field(default_factory=list)
     packed: list[Packed] = field(default_factory=list)
 
-    def pack(self, op: Operation[Any]) -> bytes:
-        """The operation's fields.
+    def pack(self, op: Operation[Any]) -> tuple[int | type[Operation[Any]], bytes]:
+        """The operation's kind, by number if possible, and its fields.
 
         Raises:
             TurnoutError: INTERNAL: something in it cannot be pickled.
@@ -68,7 +69,8 @@ class Packer:
         except Exception as error:
             what = f"{op.name}: an argument cannot be pickled: {type(error).__name__}: {error}"
             raise TurnoutError(Code.INTERNAL, what) from error
-        return blob
+        number = self.departures.number(type(op))
+        return type(op) if number is None else number, blob
 
     def _want(self, want: Want) -> Any:
         number = self.departures.number(want)
@@ -147,15 +149,16 @@ def pack_result(op: Operation[R], value: R, shelf: Shelf) -> bytes:
     return dumps(told, None, 0, reducers) if least is None else dumps(told, shelf, least, reducers)
 
 
-def unpack_result(packed: bytes, handles: Handles, appended: tuple[Token, ...]) -> Any:
+def unpack_result(packed: bytes, handles: Handles, appended: tuple[Token, ...], parts: list[Any]) -> Any:
     """What `pack_result` packed.
 
     Args:
         packed: by it.
         handles: where tensors that stayed are counted.
         appended: by the operation.
+        parts: what it carries, or twins of that which will have their new state.
     """
-    return loads(packed, handles, {_stretch: lambda stopped_by: Segment(appended, stopped_by)})
+    return loads(packed, handles, {_stretch: lambda why: Decoded(Segment(appended, why), tuple(parts))})
 
 
 @cache
@@ -238,4 +241,4 @@ _RESULT: dict[type[Any], Reducer] = {
     Verdict: _packed_verdict,
     Score: _by_fields,
 }
-_STRETCH: dict[type[Any], Reducer] = {Segment: lambda segment: (_stretch, (segment.stopped_by,))}
+_STRETCH: dict[type[Any], Reducer] = {Decoded: lambda decoded: (_stretch, (decoded.segment.stopped_by,))}

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from actors.changes import HEAVY, Changes, Watch, is_constant
+from actors.changes import HEAVY, Changes, Watch
+from decoding.state import is_constant
 
 
 class Constants:
@@ -226,13 +227,13 @@ class Departures:
         self._watches[birth.number], birth.heavy = watch, heavy
         return birth.number, blob, packed
 
-    def take(self, part: Any, changes: Changes) -> None:
-        """Write what became of a part into it."""
+    def take(self, part: Any, changes: Changes, into: Any = None) -> None:
+        """Write what became of a part into it, or into a twin of it whose state it will take over."""
         birth = self._births.of(part)
         watch = self._watches.get(birth.number) if birth is not None else None
         if birth is not None and changes.get(HEAVY):
             birth.heavy = True
-        (watch or Watch(part)).take(part, changes)
+        (watch or Watch(part)).take(part if into is None else into, changes)
 
 
 class Arrivals:

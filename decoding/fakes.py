@@ -13,13 +13,13 @@ from decoding.drafters.base import Drafter
 from decoding.logits import History
 from decoding.model import Busy, Model, ModelPool, Row, TokenText, Want
 from decoding.operations import Choose, Decode, Expand, Extend, Handlers, Operation, PrefillAhead, Verify
+from decoding.read_spec import Decoded
 from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.stores import Stores
 from decoding.stretch import run_stretch
 from decoding.tree import DraftTree, ExtraRows
 from decoding.verifiers.base import Verdict, want_of
-from turnout.types import Segment
 
 R = TypeVar("R")
 
@@ -147,11 +147,12 @@ async def _extend(model: TableModel, seq: Sequence, op: Extend) -> list[Row]:
 
 
 @HANDLERS.of(Decode)
-async def _decode(model: TableModel, seq: Sequence, op: Decode) -> Segment:
+async def _decode(model: TableModel, seq: Sequence, op: Decode) -> Decoded:
     async def step(want: Want) -> Row:
         return (await model.extend(seq, want=want))[0]
 
-    return await run_stretch(step, seq, op.until, model.name, model.num_parameters)
+    until = op.until.twins()
+    return Decoded(await run_stretch(step, seq, until, model.name, model.num_parameters), until.rules)
 
 
 @HANDLERS.of(Expand)

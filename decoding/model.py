@@ -104,9 +104,12 @@ class Model(ABC):
         """Generate and append tokens until `until` or the end of the sequence.
 
         Returns:
-            The appended tokens; `stopped_by` is the rule's name, "max_tokens" or "finish".
+            The appended tokens; `stopped_by` is the rule's name, "max_tokens" or "finish". The rules have seen them.
         """
-        return await self.do(seq, Decode(until))
+        op = Decode(until)
+        decoded = await self.do(seq, op)
+        op.settle(decoded)
+        return decoded.segment
 
     async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
         """Feed nodes of a draft that grows, after the sequence's last token: nothing of it is kept.

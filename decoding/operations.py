@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 
 from decoding.logits import History
-from decoding.read_spec import Row, Score, Until, Want
+from decoding.read_spec import Decoded, Row, Score, Until, Want
 from decoding.sequence import Sequence
 from decoding.sketch import Sketch
 from decoding.tree import DraftTree
-from turnout.types import Segment
 
 if TYPE_CHECKING:
     from decoding.drafters.base import Drafter, Room
@@ -41,13 +40,16 @@ class Operation(Generic[R]):
         name: in traces and errors.
         appends: whether the model makes the sequence longer.
         fills_cache: whether the model first computes what its cache lacks of the sequence.
+        pure: whether what it carries stays as it is, its new state being part of the result. Where this is false it is
+            changed in place: drafters, verifiers and length policies, whose state may be large, and next to the model.
         answers: whether somebody waits for it; if not, a fault in it is raised by the sequence's next operation.
     """
 
     __slots__ = ()
-    name: ClassVar[str]
+    name: ClassVar[str] = "unknown"
     appends: ClassVar[bool] = False
     fills_cache: ClassVar[bool] = True
+    pure: ClassVar[bool] = False
     answers: ClassVar[bool] = True
 
     @property
@@ -63,6 +65,9 @@ class Operation(Generic[R]):
     def told(self, value: R) -> R:
         """The result as it travels from a model elsewhere."""
         return value
+
+    def settle(self, value: R) -> None:
+        """Write new state that the result has into what the operation carries: for whoever made it, when it is done."""
 
     def kept(self, value: R) -> tuple[Any, ...]:
         """Objects of this operation or its result that later ones take: a model elsewhere keeps the last few."""
@@ -112,17 +117,22 @@ class Extend(Operation[list[Row]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Decode(Operation[Segment]):
-    """See `decoding.model.Model.decode`."""
+class Decode(Operation[Decoded]):
+    """See `decoding.model.Model.decode`. Its rules stay as they are: whoever carries it out works on twins of them."""
 
     name: ClassVar[str] = "decode"
     appends: ClassVar[bool] = True
+    pure: ClassVar[bool] = True
     until: Until = Until()
 
     @property
     def carried(self) -> tuple[Any, ...]:
         """The rules."""
         return self.until.rules
+
+    def settle(self, value: Decoded) -> None:
+        """Let the rules take over their new state."""
+        self.until.settle(value.rules)
 
 
 @dataclass(frozen=True, slots=True)

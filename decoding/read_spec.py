@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
 import torch
 
+from decoding.state import settle, twin
 from decoding.vocabulary import SubVocabulary
+from turnout.types import Segment
 
 
 class Draw(Enum):
@@ -131,6 +133,15 @@ class Until:
     rules: tuple[StopRule, ...] = ()
     max_tokens: int | None = None
 
+    def twins(self) -> Until:
+        """The same with rules that go on from here by themselves."""
+        return replace(self, rules=tuple(twin(rule) for rule in self.rules)) if self.rules else self
+
+    def settle(self, rules: tuple[StopRule, ...]) -> None:
+        """Let the rules take over the state of twins, in place."""
+        for rule, state in zip(self.rules, rules, strict=True):
+            settle(rule, state)
+
     def __or__(self, other: Until) -> Until:
         limits = [limit for limit in (self.max_tokens, other.max_tokens) if limit is not None]
         return Until(self.rules + other.rules, min(limits) if limits else None)
@@ -142,6 +153,14 @@ class Until:
         for rule in self.rules:
             want = want | rule.want
         return want
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a decoding stretch gives: the appended tokens, and the rules as they are now, in their order."""
+
+    segment: Segment
+    rules: tuple[StopRule, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,7 @@ class _Watch:
 
     name = "found"
     want = NOTHING
+    is_constant = True  # it has no state of its own
 
     def __init__(self, seq: Sequence, drafters: list[Drafter]) -> None:
         self._seq = seq

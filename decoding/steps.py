@@ -11,6 +11,7 @@ from decoding.lengths.base import LengthPolicy
 from decoding.model import Decision, Draw, Row, TokenText, Want
 from decoding.noise import Purpose, gumbel, noise_key, round_seed, uniform
 from decoding.sequence import Sequence
+from decoding.state import ConstantDict
 from decoding.stretch import reported
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict, Verifier, emitted, probs_of
@@ -35,7 +36,7 @@ def step_marks(tokens: TokenText, vocab_size: int, separators: tuple[str, ...]) 
     """
     sought = frozenset("".join(separators).encode())
     found = ((token, tokens.token_bytes(token)) for token in range(vocab_size))
-    return {token: data for token, data in found if not sought.isdisjoint(data) or _may_be_blank(data)}
+    return ConstantDict({token: data for token, data in found if not sought.isdisjoint(data) or _may_be_blank(data)})
 
 
 def _may_be_blank(data: bytes) -> bool:

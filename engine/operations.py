@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from decoding.logits import History
 from decoding.model import Row
 from decoding.operations import Choose, Decode, Expand, Extend, Handlers, PartialForward, PrefillAhead, Read, Verify
+from decoding.read_spec import Decoded
 from decoding.sequence import Sequence
 from decoding.stretch import Stretch
 from decoding.verifiers.base import Verdict, want_of
 from engine.work import Work
-from turnout.types import Segment
 
 if TYPE_CHECKING:
     from engine.model import EngineModel
@@ -26,11 +26,12 @@ async def _extend(model: EngineModel, seq: Sequence, op: Extend) -> list[Row]:
 
 
 @HANDLERS.of(Decode)
-async def _decode(model: EngineModel, seq: Sequence, op: Decode) -> Segment:
-    stretch = Stretch(seq, op.until, model.name, model.num_parameters)
+async def _decode(model: EngineModel, seq: Sequence, op: Decode) -> Decoded:
+    until = op.until.twins()
+    stretch = Stretch(seq, until, model.name, model.num_parameters)
     if not stretch.stopped_by:
         await model.batcher.submit(Work(await model.ready(seq), want=stretch.want, on_row=stretch.take))
-    return stretch.segment
+    return Decoded(stretch.segment, until.rules)
 
 
 @HANDLERS.of(Expand)

@@ -7,6 +7,7 @@ from typing import TypeVar, cast
 
 from decoding.model import Model, ModelPool, Row, Want, WrappedModel
 from decoding.operations import Decode, Operation
+from decoding.read_spec import Decoded
 from decoding.sequence import Sequence
 from decoding.stretch import Stretch
 from router.base import Asked, Reading
@@ -36,16 +37,16 @@ class PrimedModel(WrappedModel):
         """See `decoding.model.Model.do`."""
         return cast(R, await self._decode(seq, op)) if isinstance(op, Decode) else await self.inner.do(seq, op)
 
-    async def _decode(self, seq: Sequence, op: Decode) -> Segment:
-        model, until = self.inner, op.until
+    async def _decode(self, seq: Sequence, op: Decode) -> Decoded:
+        model, until = self.inner, op.until.twins()
         stretch = Stretch(seq, until, model.name, model.num_parameters)
         if stretch.stopped_by or not self._knows(seq, stretch.want):
             return await model.do(seq, op)
         if not stretch.take(await self._row(seq, stretch.want)):
-            return stretch.segment
+            return Decoded(stretch.segment, until.rules)
         left = None if until.max_tokens is None else until.max_tokens - 1
         rest = await model.decode(seq, replace(until, max_tokens=left))
-        return Segment(stretch.segment.tokens + rest.tokens, rest.stopped_by)
+        return Decoded(Segment(stretch.segment.tokens + rest.tokens, rest.stopped_by), until.rules)
 
     def _knows(self, seq: Sequence, want: Want) -> bool:
         return seq is self._seq and len(seq) == seq.num_prompt_tokens and not want.before and want.hidden <= {-1}

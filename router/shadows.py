@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar, cast
 
 from decoding.model import Model, ModelPool, Until, WrappedModel
 from decoding.operations import Decode, Operation
+from decoding.read_spec import Decoded
 from decoding.sequence import Sequence
 from decoding.stretch import LONGEST_STRETCH
 from router.hashing import share_of
@@ -121,11 +122,11 @@ class _Deferring(WrappedModel):
     async def do(self, seq: Sequence, op: Operation[R]) -> R:
         """See `decoding.model.Model.do`."""
         if isinstance(op, Decode):
-            return cast(R, await self._decode(seq, op.until))
+            return cast(R, await self._decode(seq, op.until.twins()))
         await self._turn.comes()
         return await self.inner.do(seq, op)
 
-    async def _decode(self, seq: Sequence, until: Until) -> Segment:
+    async def _decode(self, seq: Sequence, until: Until) -> Decoded:
         """In pieces, because some methods write a whole answer in one stretch."""
         tokens: list[Token] = []
         left = until.max_tokens
@@ -136,7 +137,7 @@ class _Deferring(WrappedModel):
             tokens += piece.tokens
             left = None if left is None else left - len(piece.tokens)
             if piece.stopped_by != "max_tokens" or (left is not None and left <= 0):
-                return Segment(tuple(tokens), piece.stopped_by)
+                return Decoded(Segment(tuple(tokens), piece.stopped_by), until.rules)
 
 
 def deferring(models: ModelPool, gate: Gate) -> ModelPool:

@@ -75,8 +75,8 @@ async def test_a_stretch_interrupted_after_some_tokens_is_made_again_whole(
     assert len(seq) == 20, "what it wrote is written again"
     call.renew()
     mailbox.send(call)
-    segment = await call.future
-    assert [token.id for token in segment.tokens] == expected.tokens[20:]
+    decoded = await call.future
+    assert [token.id for token in decoded.segment.tokens] == expected.tokens[20:]
     assert seq.tokens == expected.tokens
     remote.members["large"].release(seq)
 
@@ -118,7 +118,7 @@ async def test_only_the_call_that_cannot_be_pickled_fails(remote: RemotePool) ->
     with pytest.raises(TurnoutError, match="cannot be pickled") as caught:
         await bad.future
     assert caught.value.code is Code.INTERNAL
-    assert len((await good.future).tokens) == 3
+    assert len((await good.future).segment.tokens) == 3
     await model.decode(faulty, Until(max_tokens=3))
     assert faulty.tokens == sound.tokens
     for seq in (sound, faulty):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import torch
 
 from actors.mailbox import Exchange
 from actors.wire import Kind, Post
@@ -124,41 +123,6 @@ async def test_posts_are_applied_in_the_order_of_their_numbers(
         assert right
     else:
         assert not right
-
-
-async def test_choices_from_given_logits_are_the_same(remote: RemotePool, local: LocalPool) -> None:
-    """An operation that no file of this package names; the actor knows the sequence's penalties and noise."""
-    sampling = SamplingParams(temperature=0.9, top_k=20, frequency_penalty=0.7, max_tokens=200, ignore_eos=True)
-    want, paths = Want(logprob=True, entropy=True, top=2, margin=True, probs=True), [(), (65,), (65, 66)]
-    read = []
-    for model in (local.engines["large"], remote.members["large"]):
-        seq = sequence(sampling=sampling)
-        await model.decode(seq, Until(max_tokens=5))
-        rows = await model.extend(seq, (65, 66), Want(logits=True) | want, every=True)
-        got = await model.choose(seq, torch.stack([row.logits for row in rows if row.logits is not None]), paths, want)
-        for row, own in zip(got, rows, strict=True):
-            assert (row.token, row.margin, row.top) == (own.token, own.margin, own.top)
-            assert row.logits is None
-        read.append([(row.token, row.logprob, row.entropy_bits, row.top, row.margin, row.probs) for row in got])
-        model.release(seq)
-    for mine, theirs in zip(*read, strict=True):
-        assert mine[:-1] == theirs[:-1]
-        assert torch.equal(mine[-1], theirs[-1])
-
-
-async def test_twins_of_many_share_a_post(remote: RemotePool) -> None:
-    model, line, seq = remote.members["large"], remote.lines["large"], sequence()
-    await model.decode(seq, Until(max_tokens=2))
-    before = len(line.posts)
-    twins = model.fork_many([seq, seq])
-    await posted(line)
-    await model.decode(twins[1], Until(max_tokens=3))
-    assert len(line.posts) == before + 2
-    await model.decode(twins[0], Until(max_tokens=3))
-    await model.decode(seq, Until(max_tokens=3))
-    assert twins[0].tokens == twins[1].tokens == seq.tokens
-    for each in (seq, *twins):
-        model.release(each)
 
 
 async def test_a_lost_update_is_an_error_and_no_wrong_token(remote: RemotePool) -> None:

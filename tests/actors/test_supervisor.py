@@ -295,6 +295,6 @@ async def test_nobody_runs_beside_a_suspect_that_was_given_up_and_still_works(ne
     await asyncio.gather(given_up, return_exceptions=True)
     assert mailbox.in_flight == calls[:1], "it ends there later"
     assert calls[1] not in supervisor._sent
-    assert len((await patient).tokens) == 3
+    assert len((await patient).segment.tokens) == 3
     for call in calls:
         pool.members["large"].release(call.seq)

@@ -1,0 +1,132 @@
+"""Operations over the wire that nothing on the way knows, and the state of what they carry."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import pytest_asyncio
+import torch
+
+from decoding.model import Until, Want
+from decoding.operations import Decode, Operation
+from decoding.sequence import Sequence
+from decoding.state import twin
+from decoding.switching.mean_entropy import MeanEntropySwitch
+from decoding.tree import DraftTree
+from engine.pool import LocalPool
+from tests.actors.hosts import RemotePool
+from tests.actors.test_remote_protocol import posted
+from turnout.types import SamplingParams
+
+# One loop for all: the models' locks belong to it.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def local(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[LocalPool]:
+    """The pool in one piece; idle after the test."""
+    yield pools[0]
+    assert pools[0].stats().sequences == pools[0].stats().used_blocks == 0
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def remote(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[RemotePool]:
+    """The pool behind the wire; idle on both sides after the test."""
+    yield pools[1]
+    await pools[1].settle()
+    pools[1].assert_idle()
+
+
+def sequence(sampling: SamplingParams = LONG) -> Sequence:
+    return Sequence([7 * i % 250 for i in range(1, 21)], sampling, seed=3)
+
+
+async def test_choices_from_given_logits_are_the_same(remote: RemotePool, local: LocalPool) -> None:
+    """An operation that no file of this package names; the actor knows the sequence's penalties and noise."""
+    sampling = SamplingParams(temperature=0.9, top_k=20, frequency_penalty=0.7, max_tokens=200, ignore_eos=True)
+    want, paths = Want(logprob=True, entropy=True, top=2, margin=True, probs=True), [(), (65,), (65, 66)]
+    read = []
+    for model in (local.engines["large"], remote.members["large"]):
+        seq = sequence(sampling=sampling)
+        await model.decode(seq, Until(max_tokens=5))
+        rows = await model.extend(seq, (65, 66), Want(logits=True) | want, every=True)
+        got = await model.choose(seq, torch.stack([row.logits for row in rows if row.logits is not None]), paths, want)
+        for row, own in zip(got, rows, strict=True):
+            assert (row.token, row.margin, row.top) == (own.token, own.margin, own.top)
+            assert row.logits is None
+        read.append([(row.token, row.logprob, row.entropy_bits, row.top, row.margin, row.probs) for row in got])
+        model.release(seq)
+    for mine, theirs in zip(*read, strict=True):
+        assert mine[:-1] == theirs[:-1]
+        assert torch.equal(mine[-1], theirs[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest(Operation[tuple[float, torch.Tensor]]):
+    """An operation of this file: carried out beside the model, with a tensor and a draft in it, and a tensor back."""
+
+    name: ClassVar[str] = "nearest"
+    states: torch.Tensor
+    tree: DraftTree
+
+    async def run(self, model: Any, seq: Sequence) -> tuple[float, torch.Tensor]:
+        [row] = await model.extend(seq, self.tree.tokens, Want(hidden=frozenset({-1})))
+        distances = (self.states - row.hidden[-1]).norm(dim=-1)
+        return float(distances.min()), distances
+
+
+async def test_an_operation_needs_nothing_but_its_dataclass(remote: RemotePool, local: LocalPool) -> None:
+    read = []
+    for model in (local.engines["large"], remote.members["large"]):
+        seq = sequence()
+        [row] = await model.extend(seq, (66,), Want(hidden=frozenset({-1})))
+        states = torch.stack([row.hidden[-1], row.hidden[-1] + 1])
+        read.append(await model.do(seq, Nearest(states, DraftTree.chain([66], "m"))))
+        model.release(seq)
+    (least, distances), (expected, others) = read
+    assert least == expected < 1e-4
+    assert torch.equal(distances, others)
+    assert distances.shape == (2,)
+
+
+async def test_a_rule_that_goes_there_stays_as_it_is_and_its_new_state_comes_back(
+    remote: RemotePool, local: LocalPool
+) -> None:
+    def rule() -> MeanEntropySwitch:
+        return MeanEntropySwitch(window=5, min_stay=2, threshold=100.0)
+
+    model, sent, fresh = remote.members["large"], rule(), vars(rule())
+    beside, goes_on = rule(), Decode(Until((sent,), max_tokens=4))
+    here, there = sequence(), sequence()
+    for stretch in range(3):
+        segment = await local.engines["large"].decode(here, Until((beside,), max_tokens=4))
+        before = vars(twin(sent))
+        decoded = await model.do(there, goes_on)
+        assert vars(sent) == before
+        assert decoded.segment == segment
+        assert vars(decoded.rules[0]) == vars(beside) != before
+        goes_on.settle(decoded)
+        assert vars(sent) == vars(beside), f"stretch {stretch}"
+    assert vars(sent) != fresh
+    for owner, seq in ((local.engines["large"], here), (model, there)):
+        owner.release(seq)
+
+
+async def test_twins_of_many_share_a_post(remote: RemotePool) -> None:
+    model, line, seq = remote.members["large"], remote.lines["large"], sequence()
+    await model.decode(seq, Until(max_tokens=2))
+    before = len(line.posts)
+    twins = model.fork_many([seq, seq])
+    await posted(line)
+    await model.decode(twins[1], Until(max_tokens=3))
+    assert len(line.posts) == before + 2
+    await model.decode(twins[0], Until(max_tokens=3))
+    await model.decode(seq, Until(max_tokens=3))
+    assert twins[0].tokens == twins[1].tokens == seq.tokens
+    for each in (seq, *twins):
+        model.release(each)
