@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from actors.changes import Watch
 from actors.mirror import Known, Mirror
-from actors.pickling import Handles, TensorHandle, dumps, dumps_call, loads
+from actors.pickling import Handles, Name, TensorHandle, dumps, dumps_call, loads
 from actors.travelling import Arrivals, Departures, Packed
 from actors.wire import pack_tokens, unpack_tokens
 from decoding.drafters.base import Room
@@ -127,11 +128,11 @@ class Unpacker:
                 raise TurnoutError(Code.INTERNAL, f"what call {number} made is no longer kept beside the model")
             return kept[number][place]
 
-        names: dict[Callable[..., Any], Callable[..., Any]] = {
-            _constant: constants.__getitem__,
-            _kept: find,
-            _part: lambda place: parts[place][0],
-            _verdict_of: lambda path, tokens, number, place: _verdict(path, tokens, find(number, place)),
+        names: dict[Name, Callable[..., Any]] = {
+            (__name__, "_constant"): constants.__getitem__,
+            (__name__, "_kept"): find,
+            (__name__, "_part"): lambda place: parts[place][0],
+            (__name__, "_verdict_of"): lambda path, tokens, *rows: _verdict(path, tokens, find(*rows)),
         }
         return self.kind(*loads(self.blob, tensors, names))
 
@@ -158,31 +159,28 @@ def unpack_result(packed: bytes, handles: Handles, appended: tuple[Token, ...], 
         appended: by the operation.
         parts: what it carries, or twins of that which will have their new state.
     """
-    return loads(packed, handles, {_stretch: lambda why: Decoded(Segment(appended, why), tuple(parts))})
+    names = {(__name__, "_stretch"): lambda why: Decoded(Segment(appended, why), tuple(parts))}
+    return loads(packed, handles, names)
 
 
 @cache
-def _fields(kind: Any) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind))
+def _values(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    names = [each.name for each in fields(kind)]
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
 
 
 def _by_fields(value: Any) -> Any:
     kind: Any = type(value)
-    return kind, tuple(getattr(value, name) for name in _fields(kind))
+    return kind, _values(kind)(value)
 
 
 def _packed_row(row: Row) -> Any:
-    if row.probs is None and row.logits is None and not row.hidden and not row.before:
-        return _row, (
-            row.token,
-            row.entropy_bits,
-            row.logprob,
-            row.top,
-            row.margin,
-            row.forced,
-            row.allowed_logprob,
-        )
-    return _by_fields(row)
+    if row.bears_tensors:
+        return _by_fields(row)
+    plain = (row.token, row.entropy_bits, row.logprob, row.top, row.margin, row.forced, row.allowed_logprob)
+    return _row, plain
 
 
 def _row(

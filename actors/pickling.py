@@ -108,7 +108,11 @@ class Handles:
 
 
 Reducers = Mapping[type[Any], Callable[[Any], Any]]
+Name = tuple[str, str]
 NONE: Reducers = {}
+NO_NAMES: Mapping[Name, Any] = {}
+AT = (__name__, "_at")
+_FOUND: dict[Name, Any] = {}  # found before: looking it up costs more than all else
 
 
 def dumps(value: Any, shelf: Shelf | None, least_bytes: int = LEAST_BYTES, reducers: Reducers = NONE) -> bytes:
@@ -151,19 +155,19 @@ def dumps_call(value: Any, reducers: Reducers = NONE) -> tuple[bytes, list[Tenso
 def loads(
     blob: bytes,
     tensors: Mapping[Key, torch.Tensor] | Handles,
-    names: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
+    names: Mapping[Name, Any] = NO_NAMES,
 ) -> Any:
     """The value again.
 
     Args:
         blob: from `dumps` or `dumps_call`.
         tensors: on an actor, the tensors that references stand for; on the coordinator, where handles are counted.
-        names: what is called in place of functions that stand in the bytes for something else.
+        names: what stands in place of functions that are in the bytes for something else, by module and name.
 
     Raises:
         Interrupted: a reference to a tensor that is not in `tensors`, or of another shape or dtype than it says.
     """
-    return _Unpickler(blob, tensors, names or {}).load()
+    return _Unpickler(blob, tensors, names).load()
 
 
 def _pickled(value: Any, reducers: dict[type, Callable[[Any], Any]]) -> bytes:
@@ -182,10 +186,10 @@ class _Unpickler(pickle.Unpickler):
         self,
         blob: bytes,
         tensors: Mapping[Key, torch.Tensor] | Handles,
-        names: Mapping[Callable[..., Any], Callable[..., Any]],
+        names: Mapping[Name, Any],
     ) -> None:
         super().__init__(io.BytesIO(blob))
-        self._names = {(name.__module__, name.__name__): answer for name, answer in names.items()}
+        self._names = names
         # No method of this object: what it has read refers to this, and would live on in a cycle with it.
         self._resolve: Callable[..., TensorHandle | torch.Tensor]
         if isinstance(tensors, Handles):
@@ -194,9 +198,14 @@ class _Unpickler(pickle.Unpickler):
             self._resolve = partial(_found, tensors)
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name == _at.__name__:
+        key = (module, name)
+        if key == AT:
             return self._resolve
-        return self._names.get((module, name)) or super().find_class(module, name)
+        if key in self._names:
+            return self._names[key]
+        if key not in _FOUND:
+            _FOUND[key] = super().find_class(module, name)
+        return _FOUND[key]
 
 
 def _held(handles: Handles, owner: int, life: int, number: int, shape: tuple[int, ...], dtype: str) -> TensorHandle:

@@ -1,4 +1,4 @@
-"""A model that runs in an actor: the `Model` protocol, one message for each operation."""
+"""A model that runs in an actor: `decoding.model.Model`, one message for each operation."""
 
 from __future__ import annotations
 

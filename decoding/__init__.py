@@ -1,1 +1,1 @@
-"""Decoding methods and the numerics they share: algorithms over tensors and the `Model` protocol, no I/O."""
+"""Decoding methods and the numerics they share: algorithms over tensors and `Model`, no I/O."""

@@ -245,6 +245,8 @@ class Verify(Operation["Verdict"]):
     def told(self, value: Verdict) -> Verdict:
         """The verdict without tensors that only the verifier wanted."""
         want = self.want
+        if not any(row.bears_tensors for row in value.rows):
+            return value
         if want.hidden or want.before or want.probs or want.logits:
             rows = [
                 replace(row, probs=row.probs if want.probs else None, logits=row.logits if want.logits else None)

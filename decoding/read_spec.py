@@ -106,6 +106,11 @@ class Row:
     forced: bool = False
     allowed_logprob: float | None = None
 
+    @property
+    def bears_tensors(self) -> bool:
+        """Whether more than numbers was read."""
+        return self.probs is not None or self.logits is not None or bool(self.hidden) or bool(self.before)
+
 
 class Decision(Enum):
     """What a stop rule says after a token."""
@@ -116,7 +121,10 @@ class Decision(Enum):
 
 
 class StopRule(Protocol):
-    """Ends a decoding stretch. Stateful, picklable, made of plain values: it travels with the segment."""
+    """Condition that ends a decoding stretch. Stateful, picklable, made of plain values.
+
+    A stretch works on a twin of the rule, which then takes over the twin's state; see `decoding.state`.
+    """
 
     name: str
     want: Want

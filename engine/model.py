@@ -1,4 +1,4 @@
-"""A model in this process: the `Model` protocol over the batcher and its KV cache."""
+"""A model in this process: `decoding.model.Model` over the batcher and its KV cache."""
 
 from __future__ import annotations
 

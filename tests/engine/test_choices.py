@@ -17,6 +17,9 @@ from tests.engine.harness import engine_model, random_prompts
 from training.random_models import llama_config, random_model
 from turnout.types import SamplingParams, Token
 
+# One loop for all: the model's locks belong to it.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 ALL = Want(entropy=True, logprob=True, top=3, probs=True, logits=True, margin=True)
 SAMPLINGS = [
     SamplingParams(temperature=0.0),
@@ -104,8 +107,9 @@ async def test_who_gives_up_takes_nobody_along(model: EngineModel) -> None:
     async with model.batcher.device.turn:
         asked = [asyncio.ensure_future(model.choose(seq, logits, [()], Want())) for seq in (first, second)]
         await asyncio.sleep(0)
-    while not model.batcher.device.turn.locked():
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while not model.batcher.device.turn.locked():
+            await asyncio.sleep(0)
     asked[0].cancel()
     [row] = await asked[1]
     assert row.token == (await model.choose(second, logits, [()], Want()))[0].token
