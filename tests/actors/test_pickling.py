@@ -13,10 +13,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from actors.packing import pack_result, unpack_result
 from actors.pickling import Handles, TensorHandle, dumps, dumps_call, loads
 from actors.shelf import Key, Shelf
-from actors.wire import pack_rows, unpack_rows
 from decoding.model import Row
+from decoding.operations import Extend
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from turnout.errors import Interrupted
@@ -268,4 +269,5 @@ def test_a_handle_goes_nowhere_but_to_an_actor() -> None:
 
 def test_rows_without_tensors_keep_what_a_structure_left_them() -> None:
     rows = [Row(5, 0.0, -2.0, ((5, -2.0),), margin=1.0, forced=True, allowed_logprob=-2.0), Row(6, 1.5)]
-    assert unpack_rows(pack_rows(rows)) == rows
+    packed = pack_result(Extend(), rows, Shelf(1, 1))
+    assert unpack_result(packed, Handles(lambda _: None), (), []) == rows

@@ -134,7 +134,7 @@ async def test_the_threshold_comes_from_an_artifact_of_the_same_models(tmp_path:
 
 
 async def test_a_refused_threshold_says_what_would_be_accepted(tmp_path: Path) -> None:
-    """`mean` was kept although harmful, `bayes` was left out for it, and of `information` the artifact knows nothing."""
+    """`mean` was kept although harmful, `bayes` was left out, and of `information` the artifact knows nothing."""
     models = pool(scripted("small", line("a")), unsure([math.log(4)] * 3))
     models.artifacts = Artifacts(tmp_path)
     settings = {
