@@ -95,105 +95,105 @@ test-tokenizers: venv ## properties of text on tokenizers of Llama, Qwen, Gemma,
 
 venv-foreign: $(FOREIGN_STAMP) ## make or update .venv-foreign: lm-evaluation-harness, GuideLLM and xgrammar, for `make check-foreign` and `bench-masks`
 
-$(FOREIGN_STAMP): experiments/foreign/requirements.txt scripts/make_side_venv.sh | $(STAMP)
+$(FOREIGN_STAMP): benchmarks/foreign/requirements.txt scripts/make_side_venv.sh | $(STAMP)
 	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_side_venv.sh $(FOREIGN_VENV) $<
 	@touch $@
 
 check-foreign: venv venv-foreign ## lm-evaluation-harness scores a served pair as it does by itself; GuideLLM loads it (CHECK_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.foreign.check $(CHECK_ARGS)
+	$(BIN)/python -m benchmarks.foreign.check $(CHECK_ARGS)
 
 docs: venv ## build the documentation site into site/; a warning is a failure
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 venv-peers: $(PEERS_STAMP) ## make or update .venv-peers: engines that `make bench` measures beside ours
 
-$(PEERS_STAMP): experiments/peers/requirements.txt scripts/make_side_venv.sh | $(STAMP)
+$(PEERS_STAMP): benchmarks/peers/requirements.txt scripts/make_side_venv.sh | $(STAMP)
 	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_side_venv.sh $(PEERS_VENV) $<
 	@touch $@
 
 bench: venv ## measure speed beside other engines, and streaming through the server (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_peers $(BENCH_ARGS)
-	$(BIN)/python -m experiments.bench_decode $(BENCH_ARGS)
-	$(BIN)/python -m experiments.bench_serve $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_peers $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_decode $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_serve $(BENCH_ARGS)
 
 bench-load: venv ## measure latency and goodput against offered load (demo models or CONFIG=<file>), and smoothness
-	$(BIN)/python -m experiments.bench_load $(if $(CONFIG),--config $(CONFIG)) $(BENCH_ARGS)
-	$(BIN)/python -m experiments.smoothness $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_load $(if $(CONFIG),--config $(CONFIG)) $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.smoothness $(BENCH_ARGS)
 
 bench-long-context: venv ## measure first token and memory against the prompt's length, up to 32k tokens
-	$(BIN)/python -m experiments.long_context
+	$(BIN)/python -m benchmarks.long_context
 
 bench-ead: venv ## measure entropy_adaptive on held-out arithmetic and mixed prompts: accuracy, cost, time (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_ead $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_ead $(BENCH_ARGS)
 
 bench-ead-ablation: venv ## measure what window, minimum stay and effect of entropy_adaptive are worth
-	$(BIN)/python -m experiments.ead_ablation $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.ead_ablation $(BENCH_ARGS)
 
 bench-switching: venv ## measure entropy_adaptive beside the large model alone at 8 and 32 requests, shipped and deepened, in both number formats (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_switching $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_switching $(BENCH_ARGS)
 
 bench-routing: venv ## measure a learned router's probe beside its requests, and the samples of adaptive best-of-k (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_routing $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_routing $(BENCH_ARGS)
 
 bench-speculation: venv ## compare every speculative method with plain decoding, hours (BENCH_ARGS="--quick --target demo")
 	$(BIN)/turnout bench speculation $(BENCH_ARGS)
 
 bench-codecs: venv ## measure the codecs of the shared prefix store: bytes, speed, what they do to answers (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_codecs $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_codecs $(BENCH_ARGS)
 
 bench-hydragen: venv ## measure decoding after a shared prefix, read once for all requests and apart
-	$(BIN)/python -m experiments.bench_hydragen $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_hydragen $(BENCH_ARGS)
 
 bench-kvstore: venv ## measure the shared prefix store, access to Redis, codecs, shared-prefix attention, reuse of spans
-	$(BIN)/python -m experiments.prefix_store.bench $(BENCH_ARGS)
-	$(BIN)/python -m experiments.bench_redis_access $(BENCH_ARGS)
-	$(BIN)/python -m experiments.bench_codecs $(BENCH_ARGS)
-	$(BIN)/python -m experiments.bench_hydragen $(BENCH_ARGS)
-	$(BIN)/python -m experiments.bench_reuse $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.prefix_store.bench $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_redis_access $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_codecs $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_hydragen $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_reuse $(BENCH_ARGS)
 
 bench-scaling: venv ## measure autoscaling under load steps and the choice of replicas (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_scaling $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_scaling $(BENCH_ARGS)
 
 simulate-scaling: venv ## simulate 1 to 4096 pools from measured costs, as docs/scaling.md says (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.scaling.simulate $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.scaling.simulate $(BENCH_ARGS)
 
 bench-hop: venv ## measure hops between actors: tensors, one remote operation, bytes per token (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_hop $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_hop $(BENCH_ARGS)
 
 bench-cluster: venv ## measure models in actors beside models in one process, and PEARL (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_cluster $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_cluster $(BENCH_ARGS)
 
 bench-batch: venv ## measure interactive first tokens beside a batch that saturates the pool, and a batch beside the engine alone (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_batch_speed $(BENCH_ARGS)
-	$(BIN)/python -m experiments.bench_batch $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_batch_speed $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_batch $(BENCH_ARGS)
 
 bench-flood: venv ## measure first tokens of two tenants beside a third one that floods the server (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_flood $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_flood $(BENCH_ARGS)
 
 experiments: venv ## every registered method on every demo task, with intervals; what is there is not computed again (90 minutes at most)
 	$(BIN)/turnout experiment run ops/experiments/standing.yaml --yes --out docs/results $(EXPERIMENT_ARGS)
 
 bench-frontier: venv ## quality against cost: every way of spending the large model beside random choices and an oracle, 1,000 prompts (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.frontier.run $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.frontier.run $(BENCH_ARGS)
 
 bench-telemetry: venv ## measure what metrics, traces, logs and audits cost (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_telemetry $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_telemetry $(BENCH_ARGS)
 
 bench-masks: venv venv-foreign ## measure llguidance beside xgrammar: compiling a schema, and each token's mask (2 minutes)
-	$(BIN)/python -m experiments.foreign.bench_masks
+	$(BIN)/python -m benchmarks.foreign.bench_masks
 
 bench-structure: venv ## measure decoding held to a JSON schema beside free decoding (BENCH_ARGS=--quick: briefly)
-	$(BIN)/python -m experiments.bench_structure $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.bench_structure $(BENCH_ARGS)
 
 soak: venv ## 10,000 idle connections; the demo models beyond their capacity for 20 minutes (SOAK_ARGS="--minutes 2")
 	$(BIN)/pytest -m soak --timeout 900 tests/deployments/access $(PYTEST_ARGS)
-	$(BIN)/python -m experiments.soak $(SOAK_ARGS)
+	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 chaos: venv ## kill every part of a cluster at random under load for 10 minutes; every answer is compared (CHAOS_ARGS="--minutes 2 --least 1")
-	$(BIN)/python -m experiments.chaos.run $(CHAOS_ARGS)
+	$(BIN)/python -m benchmarks.chaos.run $(CHAOS_ARGS)
 
 batch-chaos: venv ## 100,000 prompts through `turnout batch`, its parts killed five times (CHAOS_ARGS="--rows 2000 --kills 3 --no-write")
-	$(BIN)/python -m experiments.batch_chaos $(CHAOS_ARGS)
+	$(BIN)/python -m benchmarks.batch_chaos $(CHAOS_ARGS)
 
 demo: venv ## start everything on this machine, answer one prompt over gRPC, stop
 	@$(BIN)/python -m cli.demo

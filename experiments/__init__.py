@@ -1,1 +1,1 @@
-"""Comparisons of decoding methods: what runs, what is measured, how sure one may be."""
+"""Comparisons of decoding methods that users run: grids, live splits, tuning, load, and how sure one may be."""

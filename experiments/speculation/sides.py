@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.pool import LocalPool
-from experiments.peers.hf_generate import load
+from experiments.hf_model import load
 from experiments.speculation.contenders import Contender
 from experiments.speculation.tasks import Prompt
 from turnout.calls import Chunk, GenerateCall, TokenOut, Usage

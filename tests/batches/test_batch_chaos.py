@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from experiments.batch_chaos import chaos, planned, write_prompts
-from experiments.batch_outcome import Alone, Kill, Outcome, Sample, page
+from benchmarks.batch_chaos import chaos, planned, write_prompts
+from benchmarks.batch_outcome import Alone, Kill, Outcome, Sample, page
 
 
 @pytest.mark.cluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.bench_batch_speed import Speed, to_markdown
+from benchmarks.bench_batch_speed import Speed, to_markdown
 from experiments.statistics import Interval
 
 

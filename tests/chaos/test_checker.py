@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from experiments.chaos.report import Report, Strike, strike_of, to_markdown
-from experiments.chaos.requests import Answer, Asked, CheckingClient, Done, mixed
+from benchmarks.chaos.report import Report, Strike, strike_of, to_markdown
+from benchmarks.chaos.requests import Answer, Asked, CheckingClient, Done, mixed
 from experiments.load.clients import Refused
 from experiments.load.generator import drive
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.chaos import run as chaos_run
-from experiments.chaos.requests import Answer, Asked
-from experiments.chaos.run import Settings, run
+from benchmarks.chaos import run as chaos_run
+from benchmarks.chaos.requests import Answer, Asked
+from benchmarks.chaos.run import Settings, run
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 PLANTED = 5

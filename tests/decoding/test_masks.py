@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.random_vocabulary import random_vocabulary
 from decoding.constraints import ahead
 from decoding.constraints.ahead import Ahead, spares_core
 from decoding.constraints.base import Constraint, Mask, allows, is_forced, keep_allowed
 from decoding.constraints.grammar import Compiler
 from decoding.logits import History, process
 from decoding.sequence import Sequence
-from experiments.random_vocabulary import random_vocabulary
 from tests.constrained import allowed_ids, char_compiler, ids_in
 from turnout.errors import TurnoutError
 from turnout.structure import Structure

@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from benchmarks.reuse_quality import Case, build_cases, computed_exactly, demo_model, edit_quality, reuse_quality
 from engine.device import Device
 from engine.model import EngineModel
 from engine.reuse.settings import ReuseSettings
-from experiments.reuse_quality import Case, build_cases, computed_exactly, demo_model, edit_quality, reuse_quality
 
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
+    from benchmarks.reuse_quality import DEMO
     from engine.text import TextTokenizer
-    from experiments.reuse_quality import DEMO
     from turnout.config import model_path
 
     return build_cases(TextTokenizer(model_path(DEMO)), 4)

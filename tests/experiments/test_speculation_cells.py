@@ -52,7 +52,7 @@ def tree(tmp_path: Path) -> Path:
     [
         ("engine/batcher.py", True),
         ("experiments/speculation/measure.py", True),
-        ("experiments/peers/hf_generate.py", True),
+        ("experiments/hf_model.py", True),
         ("experiments/replay.py", True),
         ("decoding/methods/plain.py", True),
         ("decoding/drafters/copyspec.py", True),

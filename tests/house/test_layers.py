@@ -46,6 +46,8 @@ def test_empty_packages_break_no_contract(skeleton: Path) -> None:
         ("decoding", "engine", "Arrows point down only"),
         ("engine", "training", "Arrows point down only"),
         ("training", "cli", "Arrows point down only"),
+        ("cli", "benchmarks", "Arrows point down only"),
+        ("experiments", "benchmarks", "Arrows point down only"),
         ("decoding", "ray", "ray only in"),
         ("engine", "ray.serve", "ray only in"),
         ("engine", "redis", "redis only in"),

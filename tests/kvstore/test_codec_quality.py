@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from benchmarks.bench_codecs import GOAL_RATIO, Judge, Quality, compare, problems
 from engine.pool import LocalPool
-from experiments.bench_codecs import GOAL_RATIO, Judge, Quality, compare, problems
 from kvstore.codecs.base import load_codec
 from kvstore.profiles import read_profiles
 from tests.demo_pair.conftest import demo_config

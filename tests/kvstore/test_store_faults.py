@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.prefix_store.link import SlowLink
+from benchmarks.prefix_store.link import SlowLink
 from kvstore.fakes import FaultyStore, Plan
 from kvstore.redis.nodes import parse_url
 from kvstore.redis.redis_store import RedisStore

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from experiments.served import on_free_ports, running_server
+from benchmarks.served import on_free_ports, running_server
 from turnout.batches_config import BatchesConfig
 from turnout.client import Client
 from turnout.config import TurnoutConfig

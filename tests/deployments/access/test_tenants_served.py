@@ -16,12 +16,12 @@ import httpx
 import pytest
 from ray import serve
 
+from benchmarks.flooding import Flood, Flooded, flooding
 from deployments.access.keys import make_key
 from deployments.access.tenants_file import read_tenants, write_tenants
 from deployments.access.usage_record import UsageRecord
 from deployments.access.usage_totals import RecordFiles
 from deployments.app import QUIET, build_app
-from experiments.flooding import Flood, Flooded, flooding
 from tests.deployments.access.kit import write_house
 from tests.deployments.access.test_callers import RSA, public_pem, token
 from tests.deployments.access.test_front_ends import call_once

@@ -1,0 +1,209 @@
+"""What interactive requests feel of a batch that saturates their pool: time to first token, with and without it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import numpy as np
+import typer
+
+from benchmarks.batch_chaos import write_prompts
+from benchmarks.report import note, show
+from benchmarks.served import on_free_ports, running_server
+from experiments.machine import describe, one_line
+from experiments.statistics import Interval
+from turnout.addresses import http_url, reachable
+from turnout.batches_config import BatchesConfig
+from turnout.config import TurnoutConfig
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "batch-priority.md"
+LIMIT = 1.5  # times the p95 without a batch
+MAX_TOKENS = 16
+WARM_UP = 10
+RESAMPLES = 4000
+
+
+async def first_token_s(client: httpx.AsyncClient, prompt: str) -> float | None:
+    """Seconds from a request to the first text of its answer; None: it has none.
+
+    Raises:
+        RuntimeError: the answer broke off.
+    """
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "stream": True,
+    }
+    started, first = time.perf_counter(), None
+    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise RuntimeError(f"an answer broke off: {event['error']['message']}")
+            if first is None and any(choice["delta"].get("content") for choice in event["choices"]):
+                first = time.perf_counter() - started
+    return first
+
+
+async def interactive(client: httpx.AsyncClient, rate: float, seconds: float, seed: int) -> list[float | None]:
+    """Times to first token under an open loop: requests come at random, whether others have ended or not."""
+    drawn = random.Random(seed)
+    asked = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        prompt = f"What is {drawn.randint(1, 99)}*{drawn.randint(1, 99)}?"
+        asked.append(asyncio.create_task(first_token_s(client, prompt)))
+        await asyncio.sleep(drawn.expovariate(rate))
+    return list(await asyncio.gather(*asked))
+
+
+@asynccontextmanager
+async def saturating(client: httpx.AsyncClient, rows: int) -> AsyncIterator[str]:
+    """A batch that has more to do than the pool can, for as long as the context lasts; yields its id."""
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder) / "in.jsonl"
+        write_prompts(prompts, rows)
+        lines = []
+        for line in prompts.read_text(encoding="utf-8-sig").splitlines():
+            given = json.loads(line)
+            turn = {"role": "user", "content": given["prompt"]}
+            body = {"model": "demo", "messages": [turn], "max_tokens": 48, "temperature": 0}
+            lines.append(json.dumps({**_line(given["custom_id"]), "body": body}))
+    data = "\n".join(lines).encode()
+    file = await _ask(client, "/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"})
+    wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = await _ask(client, "/v1/batches", json=wanted)
+    while (seen := await _batch(client, batch["id"]))["request_counts"]["completed"] == 0:
+        if seen["status"] in ("failed", "expired", "cancelled"):
+            raise RuntimeError(f"the batch is {seen['status']}: {seen['errors']}")
+        await asyncio.sleep(0.2)
+    try:
+        yield batch["id"]
+    finally:
+        await _ask(client, f"/v1/batches/{batch['id']}/cancel")
+
+
+def _line(custom_id: str) -> dict[str, str]:
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions"}
+
+
+async def _ask(client: httpx.AsyncClient, path: str, **content: Any) -> dict[str, Any]:
+    answer = await client.post(path, **content)
+    answer.raise_for_status()
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def _batch(client: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = (await client.get(f"/v1/batches/{batch_id}")).json()
+    return found
+
+
+async def measure(url: str, rate: float, seconds: float, rows: int) -> dict[str, Any]:
+    """TTFT without a batch, beside one, and without again, so that a drift of the machine is seen."""
+    async with httpx.AsyncClient(base_url=url, timeout=120.0) as client:
+        await interactive(client, rate, WARM_UP, seed=0)
+        before = await interactive(client, rate, seconds, seed=1)  # other prompts each time: none is cached yet
+        async with saturating(client, rows) as batch_id:
+            done = (await _batch(client, batch_id))["request_counts"]["completed"]
+            started = time.monotonic()
+            beside = await interactive(client, rate, seconds, seed=2)
+            counts = (await _batch(client, batch_id))["request_counts"]
+            speed = (counts["completed"] - done) / (time.monotonic() - started)
+            saturated = counts["completed"] < counts["total"]
+        after = await interactive(client, rate, seconds, seed=3)
+    alone = before + after
+    return {
+        "alone": _known(alone),
+        "beside": _known(beside),
+        "silent": (alone + beside).count(None),
+        "batch_rate": speed,
+        "saturated": saturated,
+    }
+
+
+def _known(times: list[float | None]) -> list[float]:
+    return [each for each in times if each is not None]
+
+
+def page(found: dict[str, Any], rate: float, machine: str) -> str:
+    """The report.
+
+    Args:
+        found: what `measure` gave.
+        rate: interactive requests a second.
+        machine: what it ran on, in one line.
+    """
+    rows = [
+        f"| {name} | {len(found[key])} | {_ms(found[key], 50)} | {_ms(found[key], 95)} | {_ms(found[key], 99)} |"
+        for name, key in (("without a batch", "alone"), ("beside a batch", "beside"))
+    ]
+    times = ratio(found)
+    silent = f" {found['silent']} answers had no text, and count nowhere." if found["silent"] else ""
+    return (
+        "# Interactive requests beside a batch\n\n"
+        f"`make bench-batch`: {rate:g} chat requests a second at random to the served demo pair, over HTTP.\n\n"
+        f"Machine: {machine}.\n\n"
+        "| time to first token, ms | requests | p50 | p95 | p99 |\n| --- | --- | --- | --- | --- |\n"
+        + "\n".join(rows)
+        + f"\n\np95 beside the batch is {times.value:.2f} x that without ({times.low:.2f} to {times.high:.2f}; at most"
+        f" {LIMIT} is wanted); the batch was answered at {found['batch_rate']:.1f} lines a second meanwhile.{silent}\n"
+    )
+
+
+def ratio(found: dict[str, Any]) -> Interval:
+    """p95 of the time to first token beside a batch, in times of that without; 95% bootstrap of both's requests."""
+    rng = np.random.default_rng(0)
+
+    def drawn(key: str) -> np.ndarray:
+        times = np.array(found[key])
+        tails: np.ndarray = np.percentile(times[rng.integers(0, len(times), (RESAMPLES, len(times)))], 95, axis=1)
+        return tails
+
+    low, high = np.quantile(drawn("beside") / drawn("alone"), [0.025, 0.975])
+    value = np.percentile(found["beside"], 95) / np.percentile(found["alone"], 95)
+    return Interval(float(value), float(low), float(high))
+
+
+def _ms(seconds: list[float], share: int) -> str:
+    return f"{1000 * np.percentile(seconds, share):.1f}"
+
+
+def main(
+    rate: Annotated[float, typer.Option(help="Interactive requests a second.")] = 3.0,
+    seconds: Annotated[float, typer.Option(help="Of each part.")] = 120.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Briefly, and without a page.")] = False,
+) -> None:
+    """Measure, and write docs/results/batch-priority.md; exit status 1 where the limit does not hold."""
+    seconds, machine = 20.0 if quick else seconds, one_line(describe())
+    with tempfile.TemporaryDirectory() as folder:
+        config = on_free_ports(TurnoutConfig.demo())
+        config = config.model_copy(update={"batches": BatchesConfig(folder=folder)})
+        with running_server(config):
+            url = http_url(reachable(config.server.http_host), config.server.http_port)
+            found = asyncio.run(measure(url, rate, seconds, int(400 * seconds)))
+    text = page(found, rate, machine)
+    show(text)
+    if not quick:
+        PAGE.write_text(text)
+    if not found["saturated"]:
+        note("the batch was over too early: nothing is measured")
+    raise typer.Exit(0 if found["saturated"] and ratio(found).value <= LIMIT else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,153 @@
+"""Latency and goodput of the server against offered load, with arrivals that do not wait for answers.
+
+The server, the generator and this program are processes of their own. Rates are shares of a capacity measured
+first: how fast the server answers a pile of requests that come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.load_table import Sweep, plot, to_markdown
+from benchmarks.report import note, show
+from benchmarks.served import on_free_ports, running_server
+from experiments import machine
+from experiments.load.metrics import Objective, Summary, summarise
+from experiments.load.records import LoadResult, Plan
+from experiments.process_cpu import cpu_seconds
+from experiments.process_memory import tree
+from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
+from turnout.config import TurnoutConfig, load_config
+
+RESULTS = Path("docs/results")
+NUM_PROMPTS = 400
+WARM_UP = 16
+PILE = 96
+# Client, schedule, and the offered rate as a share of capacity.
+RUNS = [
+    *(("grpc", "poisson", share) for share in (0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5)),
+    *(("grpc", schedule, 0.7) for schedule in ("constant", "bursts")),
+    *(("http", "poisson", share) for share in (0.5, 0.7)),
+]
+QUICK_RUNS = [("grpc", "poisson", 0.5), ("http", "poisson", 0.5), ("grpc", "poisson", 1.2)]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run: what the client saw, and cores the server's processes used meanwhile."""
+
+    summary: Summary
+    server_cpu: float
+
+
+class LoadBench:
+    """Runs plans against a running server.
+
+    Args:
+        config: the server's.
+        server_pid: its first process.
+        max_tokens: longest answer.
+        objective: what counts as a good answer.
+    """
+
+    def __init__(self, config: TurnoutConfig, server_pid: int, max_tokens: int, objective: Objective) -> None:
+        server = config.server
+        self._addresses = {"grpc": f"127.0.0.1:{server.grpc_port}", "http": f"127.0.0.1:{server.http_port}"}
+        self._pool = next(iter(config.pools))
+        self._server_pid = server_pid
+        self._max_tokens = max_tokens
+        self._objective = objective
+        self._prompts = tuple(problem.prompt for problem in heldout(MIDDLE_DIFFICULTY, NUM_PROMPTS))
+
+    def run(self, client: str, schedule: str, rate: float, duration_s: float, seed: int = 0) -> Measured:
+        """One run of the generator in a process of its own."""
+        plan = Plan(
+            client=client,
+            address=self._addresses[client],
+            schedule=schedule,
+            rate=rate,
+            duration_s=duration_s,
+            seed=seed,
+            prompts=self._prompts,
+            model=self._pool,
+            max_tokens=self._max_tokens,
+        )
+        pids = tree(self._server_pid)
+        before, started = cpu_seconds(pids), time.monotonic()
+        command = [sys.executable, "-m", "experiments.load.generator"]
+        finished = subprocess.run(
+            command, input=json.dumps(asdict(plan)), stdout=subprocess.PIPE, text=True, check=True
+        )
+        used = (cpu_seconds(pids) - before) / (time.monotonic() - started)
+        return Measured(summarise(LoadResult.from_dict(json.loads(finished.stdout)), self._objective), used)
+
+    def capacity(self) -> float:
+        """Requests a second when they come all at once; the run before it warms the server up."""
+        self.run("grpc", "at once", WARM_UP, 1.0)
+        pile = self.run("grpc", "at once", PILE, 1.0).summary
+        if not pile.end_to_end_s:
+            raise RuntimeError(f"the server answered none of {pile.requests} requests: {pile.errors}")
+        return pile.answered / max(pile.end_to_end_s.values())
+
+
+def sweep(bench: LoadBench, runs: list[tuple[str, str, float]], duration_s: float) -> tuple[float, list[Measured]]:
+    """Capacity, then all runs, each with arrivals of its own."""
+    capacity = bench.capacity()
+    measured = []
+    for number, (client, schedule, share) in enumerate(runs):
+        rate = share * capacity
+        note(f"{client}, {schedule}, {rate:.1f} requests/s")
+        measured.append(bench.run(client, schedule, rate, duration_s, seed=number))
+    return capacity, measured
+
+
+def save(found: Sweep, folder: Path) -> None:
+    """Write the page, the numbers and the plot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "load.md").write_text(to_markdown(found) + "\n![latency and goodput over offered load](load.png)\n")
+    (folder / "load.json").write_text(json.dumps(asdict(found), indent=1) + "\n")
+    plot(found, folder / "load.png")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="three runs of five seconds, printed and not saved")
+    parser.add_argument("--config", type=Path, help="what to serve; absent: the demo models")
+    parser.add_argument("--duration", type=float, default=30.0, help="seconds of a run's schedule")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--ttft", type=float, default=0.5, help="objective: time to first token, seconds")
+    parser.add_argument("--tpot", type=float, default=0.05, help="objective: time per output token, seconds")
+    parser.add_argument("--out", type=Path, help=f"folder of the results; absent: {RESULTS}, nowhere with --quick")
+    chosen = parser.parse_args()
+    config = on_free_ports(TurnoutConfig.demo() if chosen.config is None else load_config(chosen.config))
+    objective = Objective(chosen.ttft, chosen.tpot)
+    runs, duration_s = (QUICK_RUNS, 5.0) if chosen.quick else (RUNS, chosen.duration)
+    facts = machine.describe()
+    with running_server(config) as (pid, _):
+        bench = LoadBench(config, pid, chosen.max_tokens, objective)
+        capacity, measured = sweep(bench, runs, duration_s)
+    found = Sweep(
+        machine=facts,
+        pool=next(iter(config.pools)),
+        objective=objective,
+        duration_s=duration_s,
+        max_tokens=chosen.max_tokens,
+        capacity=capacity,
+        runs=[run.summary for run in measured],
+        server_cpu=[run.server_cpu for run in measured],
+    )
+    out = chosen.out or (None if chosen.quick else RESULTS)
+    if out is not None:
+        save(found, out)
+    show(to_markdown(found))
+
+
+if __name__ == "__main__":
+    main()

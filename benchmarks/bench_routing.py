@@ -1,0 +1,341 @@
+"""What the learned router's probe costs beside the requests it routes, and how many samples adaptive best-of-k saves.
+
+Both models of the demo pair draw several answers to questions of all kinds; a router is trained on these in a temporary
+folder, as `turnout train router` does. Other questions are then put to the small model, routed and not, the router's
+decisions are timed apart, and the samples that it would give to prompts it was not trained on are counted against as
+many for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import uvloop
+
+from benchmarks.arms import at_once
+from benchmarks.best_of_samples import Needed, needed
+from benchmarks.report import note, publish
+from benchmarks.retention import judged, percent
+from benchmarks.routed_walls import Beside, beside
+from decoding.model import ModelPool
+from engine.pool import LocalPool
+from engine.routing import PoolRouting
+from experiments.grid.answering import answer, forget
+from experiments.machine import describe, one_line
+from experiments.statistics import Interval, spread
+from experiments.stats.intervals import Floats, ratio
+from router.base import Asked, RoutingPolicy
+from router.decision import Decision
+from router.difficulty.probe import ROUTER_LABELS, Probe
+from training.router_outcomes import ROLES, Role
+from training.router_runs import Question, questions, run_outcomes
+from training.router_samples import Rerank, answered_by, shown_by
+from training.router_targets import WhoIsRight
+from training.router_training import Recipe, read_prompts, split, train_probe
+from turnout.calls import AUTO, ChatMessage, GenerateCall
+from turnout.config import PolicyChoice, RoutingConfig, TurnoutConfig
+from turnout.types import SamplingParams
+
+RESULT = Path("docs/results/routing.md")
+NAME = "router"
+TRAIN_SEED, TEST_SEED = 0, 1
+QUESTIONS, SAMPLES, ASKED, ROUNDS = 1000, 8, 300, 4
+CONCURRENT = (1, 8)
+MAX_TOKENS = 200
+TEMPERATURE = 0.8
+RERANK: Rerank = "majority"  # as the policy does it where nothing else is asked for
+PROBE_GOAL, SAMPLES_GOAL = 0.02, 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One decision, seconds: the small model's reading of the prompt, and everything after it."""
+
+    read_s: float
+    decide_s: float
+
+
+class Clocked(RoutingPolicy):
+    """A policy, and how long its decisions took.
+
+    Args:
+        policy: decides.
+
+    Attributes:
+        spans: by request.
+    """
+
+    def __init__(self, policy: RoutingPolicy) -> None:
+        super().__init__()
+        self._policy = policy
+        self.spans: dict[str, Span] = {}
+
+    async def decide(self, asked: Asked, models: ModelPool) -> Decision:
+        """See `RoutingPolicy.decide`."""
+        started = time.perf_counter()
+        await asked.read(models)  # which the policy finds done
+        read = time.perf_counter()
+        decision = await self._policy.decide(asked, models)
+        self.spans[asked.request.id] = Span(read - started, time.perf_counter() - read)
+        return decision
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Decisions beside the requests they were made for.
+
+    Attributes:
+        share: of the requests' time, in decisions, the reading of the prompt left out.
+        decide_ms: of one, median with the smallest and the largest.
+        to_large: share of the requests that went to the large model.
+        reading: share of these requests' time in which the small model read the prompt, which it then did not answer.
+    """
+
+    concurrent: int
+    requests: int
+    share: Interval
+    decide_ms: Interval
+    to_large: float
+    reading: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the router was trained on, and what it predicts for prompts it was not.
+
+    Attributes:
+        rows: all prompts, and those held out.
+        tables: by model, [held out, samples]; see `answered_by`.
+        shown: likewise; see `shown_by`.
+        predicted: by model, [held out] chances.
+    """
+
+    rows: tuple[int, int]
+    tables: dict[Role, Floats]
+    shown: dict[Role, Floats]
+    predicted: dict[Role, Floats]
+
+
+async def train(pool: LocalPool, folder: Path, count: int, samples: int) -> Trained:
+    """Train a router into a folder, from answers that the models give now."""
+    sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
+    outcomes = await run_outcomes(pool, questions(count, TRAIN_SEED), sampling, samples, TRAIN_SEED, lambda *_: None)
+    prompts = [row.encode(pool.tokenizer) for row in outcomes.rows]
+    inputs = await read_prompts(pool.pool, prompts, lambda *_: None)
+    artifact = train_probe(pool.pool, outcomes, inputs, WhoIsRight(), Recipe(seed=TRAIN_SEED)).artifact
+    artifact.save(folder / f"{NAME}.safetensors")
+    _, _, places = split(outcomes, TRAIN_SEED)
+    probe, held = Probe.load(artifact), [outcomes.rows[place] for place in places]
+    with torch.inference_mode():
+        chances = probe.scaling(probe.network(inputs[places]).numpy())
+    found = {role: answered_by(held, role) for role in ROLES}
+    shown = {role: shown_by(held, role, RERANK) for role in ROLES}
+    return Trained(
+        (len(prompts), len(held)),
+        {role: table for role, table in found.items() if table is not None},
+        {role: table for role, table in shown.items() if table is not None},
+        {role: chances[:, ROUTER_LABELS.index(f"p_{role}")] for role in ROLES},
+    )
+
+
+async def probed(pool: LocalPool, asked: list[Question], concurrent: int) -> Probed:
+    """Ask questions through the router, so many at once."""
+    note(f"{len(asked)} questions through the router, {concurrent} at once")
+    config = RoutingConfig(policy=PolicyChoice(name="learned", params={"artifact": NAME, "large_share": 0.5}))
+    pool.routing = PoolRouting(config, pool.name, pool.pool)
+    clock = Clocked(pool.routing.router.policy)
+    pool.routing.router.policy = clock
+    forget(pool)
+    calls = [_call(pool.name, number, question) for number, question in enumerate(asked)]
+    try:
+        records = await at_once((answer(pool, call, call.request_id) for call in calls), concurrent)
+    finally:
+        await pool.routing.close()
+        pool.routing = None
+    spans = [clock.spans[record.id] for record in records]
+    wall = np.array([record.wall_s for record in records])
+    by_large = np.array([record.by_large > 0 for record in records])
+    read, decided = (np.array([getattr(each, name) for each in spans]) for name in ("read_s", "decide_s"))
+    unknown = Interval(float("nan"), float("nan"), float("nan"))
+    return Probed(
+        concurrent,
+        len(records),
+        ratio(decided, wall),
+        spread((1000 * decided).tolist()),
+        float(by_large.mean()),
+        ratio(read[by_large], wall[by_large]) if by_large.any() else unknown,
+    )
+
+
+def _call(pool: str, number: int, question: Question) -> GenerateCall:
+    sampling = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, seed=number)
+    messages = (ChatMessage("user", question.asked.key),)
+    return GenerateCall(f"routed-{number}", pool, sampling, messages=messages, method=AUTO)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One number of requests at once: all that routing adds, and the decisions alone."""
+
+    beside: Beside
+    probed: Probed
+
+
+async def timed(pool: LocalPool, asked: list[Question], concurrent: int, rounds: int) -> Timed:
+    """Ask questions through the router, so many at once."""
+    note(f"{len(asked)} questions to the small model, routed and not, {rounds} times, {concurrent} at once")
+    calls = [_call(pool.name, number, question) for number, question in enumerate(asked)]
+    return Timed(
+        await beside(pool, NAME, calls, concurrent, rounds),
+        await probed(pool, asked, concurrent),
+    )
+
+
+async def measure(count: int, samples: int, asked: int, rounds: int) -> tuple[Trained, list[Timed]]:
+    """Train, then time the router on other questions; the first ones are thrown away."""
+    with tempfile.TemporaryDirectory(prefix="routing-") as folder:
+        config = TurnoutConfig.demo()
+        demo = config.pools["demo"].model_copy(update={"artifacts": folder})
+        pool = LocalPool.load("demo", config.model_copy(update={"pools": {"demo": demo}}))
+        try:
+            note(f"{samples} answers of each model to about {count} questions")
+            trained = await train(pool, Path(folder), count, samples)
+            known = {question.asked.key for question in questions(count, TRAIN_SEED)}
+            fresh = [each for each in questions(2 * asked, TEST_SEED) if each.asked.key not in known]
+            fresh = [fresh[place] for place in np.random.default_rng(0).permutation(len(fresh))[:asked]]
+            await probed(pool, fresh[:16], max(CONCURRENT))
+            return trained, [await timed(pool, fresh, concurrent, rounds) for concurrent in CONCURRENT]
+        finally:
+            await pool.close()
+
+
+def to_markdown(trained: Trained, times: list[Timed], found: dict[Role, list[Needed]], machine: dict[str, str]) -> str:
+    """The page."""
+    total, held = trained.rows
+    lines = [
+        "# The learned router: what its probe costs, and what adaptive best-of-k saves",
+        "",
+        f"`make bench-routing`; {one_line(machine)}; the demo pair. A router trained on answers of both models to"
+        f" {total} questions of all kinds at temperature {TEMPERATURE:g}, {held} of them held out. 95% intervals by"
+        " bootstrap over prompts.",
+        "",
+        "## The probe beside the request",
+        "",
+        *(line for each in times for line in _probe_verdicts(each)),
+        "",
+        "Routing: the same questions, to the small model by name and by the router with a threshold that no gain"
+        " reaches; everything that is different counts, as the second wake-up after the prompt's reading. A decision:"
+        " features, probe, threshold, drift, and whether the artifact has changed; here half of the requests go to the"
+        " large model, and the share is of both kinds. What the small model takes to read the prompt, waiting"
+        " included, stands apart: where it answers itself, that is its prefill.",
+        "",
+        "| at once | requests | routing adds | same text | one decision, ms | of the requests' time"
+        " | to the large model | small model's reading, of these requests' time |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for each in times:
+        whole, part = each.beside, each.probed
+        ms = f"{part.decide_ms.value:.2f} [{part.decide_ms.low:.2f}, {part.decide_ms.high:.2f}]"
+        lines.append(
+            f"| {part.concurrent} | {part.requests} | {percent(whole.more)} | {whole.alike:.0%} | {ms}"
+            f" | {percent(part.share)} | {part.to_large:.0%} | {percent(part.reading)} |"
+        )
+    return "\n".join([*lines, "", *_samples(found), ""])
+
+
+def _probe_verdicts(times: Timed) -> list[str]:
+    where = f"- {times.probed.concurrent} at once"
+    goal = judged(times.beside.more, PROBE_GOAL, "{:.0%}", at_most=True)
+    return [
+        f"{where}: routing adds {percent(times.beside.more)} to the time of requests that the small model answers"
+        f" ({times.beside.rounds} rounds of {times.beside.requests}); {goal}.",
+        f"{where}: decisions alone take {percent(times.probed.share)} of the requests' time.",
+        f"{where}: of the time of requests that go to the large model, the small one's reading of the prompt takes"
+        f" {percent(times.probed.reading)}; {judged(times.probed.reading, PROBE_GOAL, '{:.0%}', at_most=True)}.",
+    ]
+
+
+def _samples(found: dict[Role, list[Needed]]) -> list[str]:
+    lines = [
+        "## Samples that adaptive best-of-k needs",
+        "",
+        "As a part of the k samples that uniform best-of-k gives every held-out prompt, for as many prompts of which"
+        " one sample is right, as whoever can tell a right answer would have it; and, which is what is served, for as"
+        f" many of which the answer that `best_of` shows is right (`rerank: {RERANK}`). *Predicted*: shared out over"
+        " all prompts at once by the probe; *bins*: as for requests that come one by one; *oracle*: by who is right."
+        " At most half of the samples that were drawn are judged: beyond that no prompt can be given many more than"
+        " uniform gives it.",
+        "",
+    ]
+    if not found:
+        return [*lines, "Not measured: each prompt needs two samples at least."]
+    for role, rows in found.items():
+        for each in rows:
+            if 2 * each.k <= rows[-1].k:
+                lines.append(sample_verdict(f"{role} model, one of k is right", each))
+                if each.shown is not None:
+                    lines.append(sample_verdict(f"{role} model, the one shown is right", each.shown))
+    lines += [
+        "",
+        "| model | k | one is right | predicted | bins | oracle | the one shown is right | predicted | bins |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for role, rows in found.items():
+        for each in rows:
+            shown = _cells(each.shown) if each.shown is not None else ["not known"] * 3
+            lines.append(f"| {role} | {each.k} | {' | '.join([*_cells(each), *shown])} |")
+    return lines
+
+
+def _cells(row: Needed) -> list[str]:
+    """What a table says of one way of counting answers."""
+    return [percent(row.answered), *map(percent, row.parts.values())]
+
+
+def sample_verdict(whose: str, row: Needed) -> str:
+    """One line about a model, a way of counting answers, and a k."""
+    where, part = f"- {whose}, k = {row.k}", row.parts["predicted"]
+    if not row.gains:
+        return f"{where}: not measured, because no prompt is answered that one sample does not answer."
+    goal = judged(part, SAMPLES_GOAL, "{:.0%}", at_most=True)
+    said = "as many answers are not reached" if not np.isfinite(part.value) else f"{percent(part)} of the samples"
+    return f"{where}: {said}, where uniform answers {row.answered.value:.1%} (one sample {row.by_one:.1%}); {goal}."
+
+
+def main(count: int, samples: int, asked: int, rounds: int, out: Path | None) -> None:
+    """Measure, print, and save where there is a place for it."""
+    machine = describe()
+    trained, times = uvloop.run(measure(count, samples, asked, rounds))
+    found = {
+        role: needed(table, trained.predicted[role], trained.shown.get(role)) for role, table in trained.tables.items()
+    }
+    values = {
+        "machine": machine,
+        "rows": trained.rows,
+        "probe": [asdict(each) for each in times],
+        "samples": {role: [asdict(each) for each in rows] for role, rows in found.items()},
+    }
+    publish(to_markdown(trained, times, found, machine), out, values)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--questions", type=int, default=QUESTIONS, help="that the router is trained on, held-out ones too"
+    )
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="answers of each model to each of them")
+    parser.add_argument("--asked", type=int, default=ASKED, help="questions whose routing is timed")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often these are put to the small model")
+    parser.add_argument("--quick", action="store_true", help="few questions, results printed and not saved")
+    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
+    chosen = parser.parse_args()
+    if chosen.quick:
+        main(150, 4, 40, 2, chosen.out)
+    else:
+        main(chosen.questions, chosen.samples, chosen.asked, chosen.rounds, chosen.out or RESULT)

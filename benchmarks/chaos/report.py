@@ -1,0 +1,157 @@
+"""What a chaos run found, as values and as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.chaos.requests import Done
+from experiments.machine import one_line
+
+# A client notices of these nothing but a pause: the connection is to another process.
+SILENT = frozenset({"draft", "target", "frozen", "replica", "controller"})
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One fault and what came after it, in seconds.
+
+    Attributes:
+        part: what was hit.
+        at: when, from the start of the load.
+        back: until a request begun after it was answered at the usual latency; None: not before the next strike.
+        settled: until the last request that began after it and was slower than usual, or asked again, had ended; 0.0
+            where there was none.
+        again: what clients had to ask again for, from this strike to the next.
+        slowest: the slowest request in progress at it or begun after it, before the next.
+        running: requests in progress at it.
+    """
+
+    part: str
+    at: float
+    back: float | None
+    settled: float
+    again: dict[str, int]
+    slowest: float
+    running: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A chaos run. `left` names what was still there afterwards though it should not be."""
+
+    seconds: float
+    offered_per_s: float
+    usual_s: float
+    median_s: float
+    answered: dict[str, int]
+    wrong: list[str]
+    lost: list[str]
+    strikes: list[Strike]
+    left: list[str]
+    least_each: int
+    parts: tuple[str, ...]
+
+    @property
+    def failures(self) -> list[str]:
+        """What is not as it must be."""
+        found = [*self.left]
+        if self.wrong:
+            found.append(f"{len(self.wrong)} wrong answers: {'; '.join(self.wrong[:3])}")
+        if self.lost:
+            found.append(f"{len(self.lost)} lost requests: {'; '.join(self.lost[:3])}")
+        counts = Counter(strike.part for strike in self.strikes)
+        found += [f"{part} was hit {counts[part]} times only" for part in self.parts if counts[part] < self.least_each]
+        found += [f"{strike.part} at {strike.at:.0f} s: not back" for strike in self.strikes if strike.back is None]
+        found += [f"{strike.part} at {strike.at:.0f} s: nothing ran" for strike in self.strikes if not strike.running]
+        for strike in self.strikes:
+            if strike.part in SILENT and strike.again:
+                found.append(f"{strike.part} at {strike.at:.0f} s: clients had to ask again: {strike.again}")
+        return found
+
+
+def strike_of(part: str, at: float, until: float, done: list[Done], usual_s: float, start: float) -> Strike:
+    """What a fault did.
+
+    Args:
+        part: what was hit.
+        at: when, by the requests' clock.
+        until: the next fault, or the end.
+        done: all requests that have ended.
+        usual_s: a latency above it is unusual.
+        start: of the load.
+    """
+    after = sorted((each for each in done if at <= each.begun < until), key=lambda each: each.ended)
+    during = [each for each in done if each.begun < until and each.ended > at]
+    usual = [each.ended for each in after if _usual(each, usual_s)]
+    unusual = [each.ended for each in after if not _usual(each, usual_s)]
+    return Strike(
+        part,
+        at - start,
+        min(usual) - at if usual else None,
+        max(unusual) - at if unusual else 0.0,
+        dict(Counter(code for each in during for when, code in each.refusals if at <= when < until)),
+        max((each.seconds for each in during), default=0.0),
+        sum(each.begun < at < each.ended for each in done),
+    )
+
+
+def _usual(each: Done, usual_s: float) -> bool:
+    return each.error is None and not each.refusals and each.seconds <= usual_s
+
+
+def to_markdown(report: Report, machine: dict[str, str]) -> str:
+    """The report as a page."""
+    lines = [
+        "# Chaos",
+        "",
+        f"`make chaos`; {one_line(machine)}. Two raylets on this machine, each with its own address; the demo pair in"
+        " float32, each model in an actor on a node of its own, one replica; the head keeps its state in RocksDB.",
+        f"{report.offered_per_s:g} requests/s, open loop, half over gRPC and half over HTTP, every prompt by every"
+        " method, greedy and sampled, with seeds; every answer is compared with the undisturbed one.",
+        "",
+        "| | |",
+        "| --- | --- |",
+        f"| duration | {report.seconds:.0f} s |",
+        f"| answered | {', '.join(f'{count} {name}' for name, count in sorted(report.answered.items()))} |",
+        f"| wrong | {len(report.wrong)} |",
+        f"| lost | {len(report.lost)} |",
+        f"| latency without faults | median {report.median_s:.2f} s; usual is up to {report.usual_s:.2f} s |",
+        f"| left behind | {'; '.join(report.left) or 'nothing'} |",
+        f"| verdict | {'; '.join(report.failures) or 'passed'} |",
+        "",
+        "kill -9, but for *frozen* (SIGSTOP for the target's process, for good) and for *worker* and *head* (all",
+        "processes of the node at once; it is started again then).",
+        "",
+        "*In progress*: requests when it was hit, of all times together. Seconds after it: *back* until a request",
+        "begun after it was answered at the usual latency, *settled* until the last unusual one of those begun after",
+        "it had ended. *Asked again*: what broke at the clients, who then asked again with the same seed; a proxy",
+        "takes its connections along.",
+        "",
+        "| hit | times | in progress | back, median | back, most | settled, median | settled, most | slowest request |"
+        " asked again |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+        *(_row(part, [each for each in report.strikes if each.part == part]) for part in report.parts),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(part: str, strikes: list[Strike]) -> str:
+    if not strikes:
+        return f"| {part} | 0 | | | | | | | |"
+    again: Counter[str] = Counter()
+    for strike in strikes:
+        again.update(strike.again)
+    cells: list[Any] = [part, len(strikes), sum(each.running for each in strikes)]
+    for values in (
+        [each.back for each in strikes if each.back is not None],
+        [each.settled for each in strikes],
+    ):
+        cells += [f"{np.median(values):.1f}", f"{max(values):.1f}"] if values else ["never", "never"]
+    cells.append(f"{max(each.slowest for each in strikes):.1f}")
+    cells.append(", ".join(f"{count} {code}" for code, count in again.items()) or "nothing")
+    return f"| {' | '.join(str(cell) for cell in cells)} |"

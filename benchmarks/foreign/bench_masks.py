@@ -1,0 +1,116 @@
+"""Masks of llguidance, which structures are followed with, beside those of xgrammar: compiling, and each token."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.foreign.program import version_of
+from benchmarks.random_vocabulary import random_vocabulary
+from benchmarks.report import note, publish
+from decoding.constraints.grammar import Vocabulary
+from experiments.machine import describe, one_line
+from turnout.config import ModelConfig, model_path
+from turnout.structure import JSON_FORM
+
+RESULT = Path("docs/results/masks.md")
+PROGRAM = Path(__file__).with_name("time_masks.py")
+LIBRARIES = ("llguidance", "xgrammar")
+LARGE = 128_000
+PLACE = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 40}, "zip": {"type": "string", "pattern": "^[0-9]{4,5}$"}},
+    "required": ["city", "zip"],
+    "additionalProperties": False,
+}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 60},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["new", "old", "paid"]}, "maxItems": 5},
+        "place": PLACE,
+    },
+    "required": ["name", "age", "tags", "place"],
+    "additionalProperties": False,
+}
+ANSWERS = (
+    {"name": "Ada Lovelace", "age": 36, "tags": ["new", "paid"], "place": {"city": "London", "zip": "12345"}},
+    {"name": "A rather longer name, with signs: (1)", "age": 7, "tags": [], "place": {"city": "Bern", "zip": "3011"}},
+)
+
+
+def demo_vocabulary() -> Vocabulary:
+    """Of the demo pair."""
+    folder = model_path(ModelConfig(path="demo:large"))
+    end = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    return Vocabulary((folder / "tokenizer.json").read_text(), frozenset({end}))
+
+
+def measure(python: Path, vocabulary: Vocabulary, size: int) -> dict[str, Any]:
+    """Microseconds by library and kind of work."""
+    given = {
+        "tokenizer": vocabulary.definition,
+        "end": min(vocabulary.end_ids),
+        "size": size,
+        "schema": SCHEMA,
+        "form": JSON_FORM,
+        "texts": [json.dumps(answer) for answer in ANSWERS],
+    }
+    with tempfile.TemporaryDirectory(prefix="turnout-masks-") as folder:
+        path = Path(folder) / "given.json"
+        path.write_text(json.dumps(given), encoding="utf-8")
+        done = subprocess.run([str(python), str(PROGRAM), str(path)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{PROGRAM.name} ended with status {done.returncode}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def page(results: dict[int, dict[str, Any]], versions: dict[str, str], machine: dict[str, str]) -> str:
+    """The table, with how it was obtained."""
+    tokens = " and ".join(f"{sum(found['tokens'])} ({size:,})" for size, found in results.items())
+    text = [
+        "# Masks of two libraries",
+        "",
+        "`make bench-masks`; CPU time of one thread, microseconds: median, 95th percentile. A schema of four properties"
+        f" with an object in it, compiled anew each time; two answers, {tokens} tokens together, walked many times."
+        f" A step is a mask, and the token after it taken in. {one_line(machine)}.",
+        "",
+        f"| vocabulary | work | {' | '.join(f'{name} {versions[name]}' for name in LIBRARIES)} |",
+        "| ---: | --- | ---: | ---: |",
+    ]
+    for size, found in results.items():
+        for work in ("compile", "step"):
+            cells = []
+            for name in LIBRARIES:
+                middle, late = np.percentile(found[name][work], [50, 95])
+                cells.append(f"{middle:,.0f}, {late:,.0f}")
+            text.append(f"| {size:,} | {work} | {' | '.join(cells)} |")
+    return "\n".join([*text, ""])
+
+
+def main(python: Path, out: Path) -> None:
+    """Measure, print and save."""
+    machine, results = describe(), dict[int, dict[str, Any]]()
+    versions = {name: version_of(python, name) for name in LIBRARIES}
+    small = demo_vocabulary()
+    size = len(json.loads(small.definition)["model"]["vocab"])
+    for vocabulary, count in ((small, size), (random_vocabulary(LARGE), LARGE)):
+        note(f"vocabulary of {count:,}")
+        results[count] = measure(python, vocabulary, count)
+    publish(page(results, versions, machine), out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", type=Path, default=Path(".venv-foreign/bin/python"), help="that has both")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    chosen = parser.parse_args()
+    main(chosen.python, chosen.out)

@@ -1,0 +1,119 @@
+"""`make bench-frontier`: runs what is missing of an experiment, then works out its frontier."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from benchmarks.frontier.figures import figures, kept_at
+from benchmarks.frontier.page import SWITCHING, plot, to_markdown
+from benchmarks.frontier.prompts import gather
+from benchmarks.report import note, publish
+from benchmarks.retention import GOALS
+from engine.pool import LocalPool
+from experiments.grid.answering import answer, call_of
+from experiments.grid.bench import routing_of
+from experiments.grid.cells import Cell
+from experiments.grid.planning import Plan, make_plan
+from experiments.grid.runner import FINAL, run_plan
+from experiments.grid.scoring import Item
+from experiments.grid.spec import ExperimentSpec, read_spec
+from experiments.grid.store import Store
+from experiments.machine import describe, one_line
+from turnout.errors import TurnoutError
+
+SPEC = Path("ops/experiments/frontier.yaml")
+TRIAL = Item("trial", "What is 2 + 3?")
+TRIAL_TOKENS = 4
+QUICK = 8  # prompts of each kind
+
+
+async def refused(plan: Plan) -> dict[str, str]:
+    """By label, why the pool cannot answer in that way: mostly that nothing was trained for it. Each is tried briefly.
+
+    Raises:
+        TurnoutError: the pool cannot be loaded, or one fails for another reason.
+    """
+    cells = {cell.label: cell for cell in plan.cells}
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(cell.pool for cell in cells.values()):
+        pool = await asyncio.to_thread(LocalPool.load, name, plan.config)
+        try:
+            for label, cell in cells.items():
+                if cell.pool == name and (why := await _refusal(pool, cell)):
+                    found[label] = why
+        finally:
+            await pool.close()
+    return found
+
+
+async def _refusal(pool: LocalPool, cell: Cell) -> str:
+    """Why a way of answering cannot be had; empty: it can."""
+    short = replace(cell, sampling=cell.sampling.model_copy(update={"max_tokens": TRIAL_TOKENS}))
+    try:
+        pool.routing = routing_of(short, pool)
+        await answer(pool, call_of(short, TRIAL, 0, pool.name), TRIAL.id)
+    except TurnoutError as error:
+        if error.code not in FINAL:
+            raise
+        return error.message
+    finally:
+        pool.routing = None
+    return ""
+
+
+def without(plan: Plan, labels: dict[str, str]) -> None:
+    """Take ways of answering out of a plan; what is left is what the store is told of."""
+    plan.refused |= {cell.name: labels[cell.label] for cell in plan.cells if cell.label in labels}
+    plan.cells = [cell for cell in plan.cells if cell.label not in labels]
+    plan.todo = [job for job in plan.todo if job.cell.label not in labels]
+
+
+def shortened(asked: ExperimentSpec) -> ExperimentSpec:
+    """The experiment with a few prompts of each kind, under a name of its own."""
+    datasets = [choice.model_copy(update={"count": QUICK}) for choice in asked.datasets]
+    return asked.model_copy(update={"name": f"{asked.name}-quick", "datasets": datasets})
+
+
+def main(spec: Path, root: Path, out: Path | None, quick: bool) -> int:
+    """Run, and write the page, the picture and the numbers; the exit status says whether all cells are there.
+
+    Ways that the pool cannot answer by are named before anything is run, and are no failure.
+    """
+    store, asked = Store(root), read_spec(spec)
+    asked = shortened(asked) if quick else asked
+    plan = make_plan(asked, store)
+    lacking = asyncio.run(refused(plan))
+    for label, why in lacking.items():
+        note(f"left out: {label}: {why}")
+    without(plan, lacking)
+    ran = run_plan(plan, store, lambda what, done, total: note(f"{done} of {total}: {what}"))
+    for name, why in ran.failed.items():
+        note(f"{name}: {why}")
+    prompts = gather(store.load(asked.name), store)
+    prompts.left_out.update(lacking)
+    found = figures(prompts)
+    kept = {goal: kept_at(prompts, SWITCHING, goal.share) for goal in GOALS}
+    machine = describe()
+    values = asdict(found)
+    values["oracle"] = {m: [each.tolist() for each in curve] for m, curve in found.oracle.items()}
+    values["kept"] = {str(goal.share): asdict(value) for goal, value in kept.items()}
+    values |= {"machine": machine, "asked": prompts.num_asked, "failed": prompts.failed, "left_out": prompts.left_out}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        plot(found, out.with_suffix(".png"))
+    publish(to_markdown(found, prompts, one_line(machine), kept), out, values)
+    return 1 if ran.failed else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spec", type=Path, default=SPEC)
+    parser.add_argument("--store", type=Path, default=Path(".runs/experiments"))
+    parser.add_argument("--quick", action="store_true", help="a few prompts of each kind, printed and not saved")
+    parser.add_argument("--out", type=Path, help="absent: docs/results/frontier, nowhere with --quick")
+    chosen = parser.parse_args()
+    place = chosen.out if chosen.quick else chosen.out or Path("docs/results/frontier")
+    raise SystemExit(main(chosen.spec, chosen.store, place, chosen.quick))

@@ -1,0 +1,109 @@
+"""The comparison itself: which engines do which work on which models, and what is asked of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.peers.workloads import Decode, Mixed, OneByOne, Overhead, Prefill, SharedPrefix, Workload
+
+OURS = "turnout"
+GENERATE = "generate"
+CONTINUOUS = "generate_batch"
+OPENVINO = "OpenVINO"
+OPENVINO_BATCHING = "OpenVINO batching"
+LLAMA_CPP = "llama.cpp"
+THROUGHPUT = "turnout, whole prompts"
+SPECULATIVE = "turnout, speculative"
+ASSISTED = "generate, assisted"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One engine in one role.
+
+    Attributes:
+        module: holds it, in this package.
+        environment: "own" is the project's; "peers" is the one `make venv-peers` makes.
+        draft: whether it decodes speculatively, with the subject's small model.
+    """
+
+    module: str
+    environment: Literal["own", "peers"]
+    draft: bool = False
+
+    @property
+    def install(self) -> str:
+        """How to get what is missing."""
+        return "make venv-peers" if self.environment == "peers" else "make venv"
+
+
+SIDES = {
+    OURS: Side("turnout_engine", "own"),
+    THROUGHPUT: Side("turnout_throughput", "own"),
+    SPECULATIVE: Side("turnout_engine", "own", draft=True),
+    GENERATE: Side("hf_generate", "own"),
+    ASSISTED: Side("hf_generate", "own", draft=True),
+    CONTINUOUS: Side("hf_continuous", "own"),
+    OPENVINO: Side("openvino_pipeline", "peers"),
+    OPENVINO_BATCHING: Side("openvino_batching", "peers"),
+    LLAMA_CPP: Side("llama_cpp", "peers"),
+}
+EQUAL_LENGTHS = (OURS, GENERATE, OPENVINO, OPENVINO_BATCHING, LLAMA_CPP)
+ANY_LENGTHS = (OURS, THROUGHPUT, GENERATE, CONTINUOUS, OPENVINO_BATCHING, LLAMA_CPP)
+
+
+def random_model_work() -> dict[Workload, tuple[str, ...]]:
+    """Workloads on a model of random weights, and who does them; the first is compared with the others."""
+    return {
+        Decode(batch=1, tokens=128): EQUAL_LENGTHS,
+        Decode(batch=8, tokens=128): EQUAL_LENGTHS,
+        Prefill(tokens=2000): EQUAL_LENGTHS,
+        Mixed(requests=32, shortest=32, longest=256, tokens=64): ANY_LENGTHS,
+        SharedPrefix(shared=1500, own=32): (OURS, OPENVINO_BATCHING, LLAMA_CPP),
+        Overhead(batch=32, tokens=64): (OURS,),
+    }
+
+
+def pair_work(prompts: list[list[int]], per_round: int) -> dict[Workload, tuple[str, ...]]:
+    """Speculative decoding on a trained pair, beside the large model alone; the first is compared with the others."""
+    work = OneByOne(tuple(tuple(prompt) for prompt in prompts), per_round, tokens=160)
+    return {work: (SPECULATIVE, ASSISTED, OURS, GENERATE)}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is asked of our engine: a ratio to a peer, or where `against` is None a bound on the number itself."""
+
+    subject: str
+    workload: str
+    bound: float
+    against: str | None = None
+
+    @property
+    def text(self) -> str:
+        """As in the table."""
+        return f">= {self.bound:g}" if self.against else f"<= {self.bound:g}"
+
+    def applies_to(self, subject: str, workload: str) -> bool:
+        """Whether it is about this work."""
+        return (subject, workload) == (self.subject, self.workload)
+
+    def met(self, value: float) -> bool:
+        """Whether a median satisfies it."""
+        return value >= self.bound if self.against else value <= self.bound
+
+
+def _goals(subject: str, over_generate: float) -> list[Goal]:
+    decode = ("decode, batch 1", "decode, batch 8")
+    return [
+        *(Goal(subject, work, 1.0, OPENVINO) for work in decode),
+        *(Goal(subject, work, over_generate, GENERATE) for work in decode),
+        Goal(subject, "prefill of 2000", 0.9, OPENVINO),
+        Goal(subject, "32 mixed requests", 1.0, OPENVINO_BATCHING),
+        Goal(subject, "TTFT after a shared prefix of 1500", 0.15),
+        Goal(subject, "time outside forwards, 32 concurrent", 0.1),
+    ]
+
+
+GOALS = [*_goals("35 M", over_generate=2.5), *_goals("220 M", over_generate=1.5)]

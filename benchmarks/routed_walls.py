@@ -1,0 +1,69 @@
+"""What routing adds to a request that the small model answers: the same questions routed, and put to it directly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks.arms import at_once
+from engine.pool import LocalPool
+from engine.routing import PoolRouting
+from experiments.grid.answering import answer, forget
+from experiments.statistics import Interval
+from experiments.stats.intervals import ratio
+from router.difficulty.curve import NEVER
+from turnout.calls import AUTO, GenerateCall
+from turnout.config import PolicyChoice, RoutingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Requests that were routed to the small model, beside the same ones that named it.
+
+    Attributes:
+        concurrent: at work at once.
+        requests: different ones.
+        rounds: how often each was answered in either way, one way after the other and every other round first.
+        more: time that the routed ones took beyond the others', as a share of the others'.
+        alike: share of the requests whose two answers are the same text; others differ in length, and so in time.
+    """
+
+    concurrent: int
+    requests: int
+    rounds: int
+    more: Interval
+    alike: float
+
+
+async def beside(pool: LocalPool, artifact: str, calls: list[GenerateCall], concurrent: int, rounds: int) -> Beside:
+    """Answer calls in both ways, with nothing cached before each time.
+
+    Args:
+        pool: idle; its routing is replaced.
+        artifact: of the router, asked with a threshold that no gain reaches.
+        calls: the requests; the method is set here.
+        concurrent: at work at once.
+        rounds: how often.
+    """
+    config = RoutingConfig(policy=PolicyChoice(name="learned", params={"artifact": artifact, "threshold": NEVER}))
+    pool.routing = PoolRouting(config, pool.name, pool.pool)
+    ways = {
+        "routed": [replace(call, method=AUTO) for call in calls],
+        "alone": [replace(call, method="plain", params={"model": "small"}) for call in calls],
+    }
+    walls = {way: np.zeros(len(calls)) for way in ways}
+    texts: dict[str, list[str]] = {}
+    try:
+        for number in range(rounds):
+            for way in sorted(ways, reverse=bool(number % 2)):
+                forget(pool)
+                records = await at_once((answer(pool, call, call.request_id) for call in ways[way]), concurrent)
+                walls[way] += [record.wall_s for record in records]
+                texts[way] = [record.text for record in records]
+    finally:
+        await pool.routing.close()
+        pool.routing = None
+    alike = np.mean([one == other for one, other in zip(texts["routed"], texts["alone"], strict=True)])
+    more = ratio(walls["routed"] - walls["alone"], walls["alone"])
+    return Beside(concurrent, len(calls), rounds, more, float(alike))
