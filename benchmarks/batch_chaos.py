@@ -25,7 +25,7 @@ from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
 from benchmarks.batch_outcome import Alone, Kill, Outcome, Sample, page
-from benchmarks.report import note, show
+from benchmarks.harness import note, show
 from experiments.machine import describe, one_line
 from experiments.process_memory import proportional_bytes, tree
 

@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from benchmarks.batch_chaos import write_prompts
-from benchmarks.report import note, show
+from benchmarks.harness import note, show
 from benchmarks.served import on_free_ports, running_server
 from experiments.machine import describe, one_line
 from experiments.statistics import Interval

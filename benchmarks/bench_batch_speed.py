@@ -17,7 +17,7 @@ import yaml
 from benchmarks.batch_chaos import BLOCK_ROWS, CONCURRENCY, MAX_TOKENS, chaos, engine_rate
 from benchmarks.batch_outcome import LEAST_SHARE
 from benchmarks.bench_switching import EXTRA_LAYERS, pair_of
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from benchmarks.retention import judged
 from experiments.machine import describe, one_line
 from experiments.statistics import Interval, spread

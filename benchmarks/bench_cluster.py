@@ -20,10 +20,10 @@ import torch
 import uvloop
 
 from benchmarks.bench_hop import busy_note
+from benchmarks.harness import note, publish
 from benchmarks.peers.checkpoints import random_checkpoint
 from benchmarks.peers.workloads import RandomPrompts
 from benchmarks.placements.sides import Cores, Side, Turn, Work, open_actors, open_colocated, pin
-from benchmarks.report import note, publish
 from experiments.machine import describe, one_line
 from experiments.own_ray import ray_of_its_own
 from experiments.statistics import Interval, spread

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import uvloop
 
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable

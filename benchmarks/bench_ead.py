@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arms import Arm, ArmResult, run_arm
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from benchmarks.retention import GOALS, Goal, Spent, judged, kept_at, percent
 from benchmarks.switching_arms import (
     QUANTILES,

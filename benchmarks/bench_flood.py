@@ -24,7 +24,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.flooding import Flood, Flooded, flooding
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from benchmarks.served import on_free_ports, running_server
 from experiments.load.clients import HttpClient
 from experiments.load.generator import drive

@@ -21,8 +21,8 @@ import uvloop
 
 from actors.pickling import Handles, dumps, loads
 from actors.transport import Transport
+from benchmarks.harness import note, publish
 from benchmarks.hop.operations import Operation, Spoken, measure_operations
-from benchmarks.report import note, publish
 from experiments.machine import describe, one_line
 from experiments.own_ray import ray_of_its_own
 from experiments.statistics import Interval, spread

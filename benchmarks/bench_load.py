@@ -14,8 +14,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.harness import note, show
 from benchmarks.load_table import Sweep, plot, to_markdown
-from benchmarks.report import note, show
 from benchmarks.served import on_free_ports, running_server
 from experiments import machine
 from experiments.load.metrics import Objective, Summary, summarise

@@ -9,6 +9,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.harness import note, show
 from benchmarks.peers.base import Setup
 from benchmarks.peers.checkpoints import SHAPES, random_checkpoint
 from benchmarks.peers.plan import SIDES, Side, pair_work, random_model_work
@@ -16,7 +17,6 @@ from benchmarks.peers.remote import PeerError, RemotePeer
 from benchmarks.peers.table import Comparison, to_markdown
 from benchmarks.peers.turns import take_turns
 from benchmarks.peers.workloads import Workload
-from benchmarks.report import note, show
 from experiments import machine
 from turnout.config import ModelConfig, model_path
 

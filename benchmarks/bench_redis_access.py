@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from redis.connection import PythonRespSerializer
 
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from experiments.machine import describe, one_line
 from experiments.statistics import Interval, spread
 from kvstore.redis.embedded import EmbeddedServer

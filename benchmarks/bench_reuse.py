@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-import uvloop
 
-from benchmarks.bench_decode import random_220m
-from benchmarks.report import note, publish
+from benchmarks.engines import open_engine, random_220m
+from benchmarks.harness import Report, Side, command_line, note, run, shown, take_turns
 from benchmarks.reuse_quality import (
     OTHERS,
     READERS,
@@ -29,14 +28,10 @@ from benchmarks.reuse_quality import (
     sequence,
 )
 from engine.device import Device
-from engine.loading import prepare
 from engine.model import EngineModel
 from engine.reuse.settings import ReuseSettings
-from experiments.machine import describe, one_line
-from experiments.statistics import Interval, spread
-from turnout.config import EngineConfig, ModelConfig
+from experiments.statistics import Interval
 
-RESULT = Path("docs/results/reuse.md")
 SHARES = (0.0, 0.05, 0.15, 0.3, 0.6, 1.0)
 CORRECTIONS = (0, 2, 8)
 VOCABULARY = 8192
@@ -61,12 +56,6 @@ class Row:
     quality: Quality
 
 
-def timed_model(device: Device) -> EngineModel:
-    """Random weights, bfloat16."""
-    settings = ModelConfig(path="-", kv_memory_bytes=512 << 20)
-    return EngineModel("random 220 M", prepare(random_220m().to(torch.bfloat16)), settings, EngineConfig(), device)
-
-
 async def first_token_s(model: EngineModel, tokens: list[int], lossy: bool) -> float:
     """From nothing to the row after a prompt; its blocks are dropped."""
     seq = sequence(tokens, READERS if lossy else OTHERS, lossy)
@@ -78,26 +67,26 @@ async def first_token_s(model: EngineModel, tokens: list[int], lossy: bool) -> f
 
 
 async def time_reuse(model: EngineModel, share: float, rounds: int, draw: random.Random) -> Timing:
-    """Prompts of pieces of a prompt seen before, shuffled, with and without reuse in turns; one warm-up round."""
+    """Prompts of pieces of a prompt seen before, shuffled, with and without reuse in turns."""
+    note(f"times, share {share}")
     model.reuse(ReuseSettings(recompute=share))
-    pairs = []
-    for _ in range(rounds + 1):
+    prompt: list[int] = []
+
+    async def before(_: int) -> None:
         model.pool.clear_cached()
         pieces = [[draw.randrange(2, VOCABULARY) for _ in range(PIECE_TOKENS)] for _ in range(PIECES)]
         await model.extend(seen := sequence([token for piece in pieces for token in piece], READERS))
         model.release(seen)
         draw.shuffle(pieces)
         own = [[draw.randrange(2, VOCABULARY) for _ in range(OWN_TOKENS)] for _ in range(2)]
-        prompt = [*own[0], *(token for piece in pieces for token in piece), *own[1]]
-        full = await first_token_s(model, prompt, lossy=False)
-        pairs.append((full, await first_token_s(model, prompt, lossy=True)))
-    pairs = pairs[1:]
-    return Timing(
-        share,
-        spread([mine for _, mine in pairs]),
-        spread([full for full, _ in pairs]),
-        spread([full / mine for full, mine in pairs]),
-    )
+        prompt[:] = [*own[0], *(token for piece in pieces for token in piece), *own[1]]
+
+    sides = [
+        Side("full", lambda _: first_token_s(model, prompt, lossy=False)),
+        Side("reuse", lambda _: first_token_s(model, prompt, lossy=True)),
+    ]
+    turns = await take_turns(sides, rounds, before)
+    return Timing(share, turns.spread("reuse"), turns.spread("full"), turns.ratio("full", "reuse"))
 
 
 async def measure_quality(count: int) -> list[Row]:
@@ -125,74 +114,40 @@ async def measure_quality(count: int) -> list[Row]:
     return rows
 
 
-async def measure_times(rounds: int) -> list[Timing]:
-    """Every share that is worth it."""
-    device = Device("cpu")
-    model = timed_model(device)
-    draw = random.Random(0)
-    timings = []
-    for share in SHARES[:-2]:
-        note(f"times, share {share}")
-        timings.append(await time_reuse(model, share, rounds, draw))
-    await model.close()
-    device.close()
-    return timings
-
-
-def to_markdown(rows: list[Row], timings: list[Timing], cases: int, machine: dict[str, str]) -> str:
-    """Two tables, with how they were obtained."""
-    tokens = PIECES * PIECE_TOKENS
-    lines = [
-        "# Reuse of spans at other positions",
-        "",
-        f"`python -m benchmarks.bench_reuse`; {one_line(machine)}.",
-        "",
-        f"Quality: large demo model, float32, {cases} prompts of three pieces of 96 tokens from prompts seen before, in"
-        " another order, with 48 tokens of their own; the next 25 distributions against those of a full prefill."
-        " Computed: of the prompt's tokens, weighted by layers.",
-        "",
-        "| | KL, nats | same arg-max | computed |",
-        "| --- | ---: | ---: | ---: |",
-    ]
-    lines += [
-        f"| {row.name} | {row.quality.nats:.4f} | {row.quality.agreement:.1%} | {row.quality.computed:.1%} |"
-        for row in rows
-    ]
-    lines += [
-        "",
-        f"Time: random Llama, 220 M parameters, bfloat16, {torch.get_num_threads()} threads; {tokens:,} tokens in"
-        f" {PIECES} pieces of a prompt seen before, shuffled, and {2 * OWN_TOKENS} of its own. Seconds to the first"
-        f" token, median [smallest, largest] of alternating rounds.",
-        "",
-        "| rho | reuse, s | full prefill, s | times faster |",
-        "| ---: | --- | --- | --- |",
-    ]
-    lines += [f"| {t.share:g} | {t.seconds} | {t.full_seconds} | {t.speedup} |" for t in timings]
-    return "\n".join([*lines, ""])
-
-
-def main(cases: int, rounds: int, out: Path | None) -> None:
-    """Measure, print, and save where there is a place for it."""
-    machine = describe()
-    rows = uvloop.run(measure_quality(cases))
-    timings = uvloop.run(measure_times(rounds))
-    text = to_markdown(rows, timings, cases, machine)
-    document = {
-        "machine": machine,
-        "quality": [asdict(row) for row in rows],
-        "times": [asdict(timing) for timing in timings],
+async def measure(options: argparse.Namespace) -> Report:
+    """Quality of every share, and times of those that are worth it."""
+    report = Report("Reuse of spans at other positions", "`python -m benchmarks.bench_reuse`.")
+    report.text(
+        f"Quality: large demo model, float32, {options.cases} prompts of three pieces of 96 tokens from prompts seen"
+        " before, in another order, with 48 tokens of their own; the next 25 distributions against those of a full"
+        " prefill. Computed: of the prompt's tokens, weighted by layers."
+    )
+    quality = {
+        "": lambda row: row.name,
+        "KL, nats": lambda row: f"{row.quality.nats:.4f}",
+        "same arg-max": lambda row: f"{row.quality.agreement:.1%}",
+        "computed": lambda row: f"{row.quality.computed:.1%}",
     }
-    publish(text, out, document)
+    report.table("quality", await measure_quality(options.cases), quality)
+    draw = random.Random(0)
+    async with open_engine(random_220m().to(torch.bfloat16)) as [model]:
+        timings = [await time_reuse(model, share, options.rounds, draw) for share in SHARES[:-2]]
+    report.text(
+        f"Time: random Llama, 220 M parameters, bfloat16, {torch.get_num_threads()} threads;"
+        f" {PIECES * PIECE_TOKENS:,} tokens in {PIECES} pieces of a prompt seen before, shuffled, and {2 * OWN_TOKENS}"
+        " of its own. Seconds to the first token, median [smallest, largest] of alternating rounds."
+    )
+    times = {
+        "rho": lambda timing: f"{timing.share:g}",
+        "reuse, s": lambda timing: shown(timing.seconds, 3),
+        "full prefill, s": lambda timing: shown(timing.full_seconds, 3),
+        "times faster": lambda timing: shown(timing.speedup, 3),
+    }
+    report.table("times", timings, times)
+    return report
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__, Path("docs/results/reuse.md"), cases=4)
     parser.add_argument("--cases", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="few cases, one round, printed and not saved")
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    if chosen.quick:
-        main(4, 1, chosen.out)
-    else:
-        main(chosen.cases, chosen.rounds, chosen.out or RESULT)
+    run(parser, measure)

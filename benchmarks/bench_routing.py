@@ -20,7 +20,7 @@ import uvloop
 
 from benchmarks.arms import at_once
 from benchmarks.best_of_samples import Needed, needed
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from benchmarks.retention import judged, percent
 from benchmarks.routed_walls import Beside, beside
 from decoding.model import ModelPool

@@ -10,7 +10,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.report import publish
+from benchmarks.harness import publish
 from benchmarks.scaling import load_steps, shared_prefixes
 from benchmarks.scaling.load_steps import GOAL_S, Scaled
 from benchmarks.scaling.shared_prefixes import Arm

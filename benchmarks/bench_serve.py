@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 import uvloop
 
+from benchmarks.harness import note, publish
 from benchmarks.peers.checkpoints import random_checkpoint
-from benchmarks.report import note, publish
 from benchmarks.served import on_free_ports, running_server
 from engine.pool import LocalPool
 from experiments.machine import describe, one_line

@@ -17,35 +17,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import uvloop
 
-from benchmarks.bench_decode import PROMPT_TOKENS, SUBJECTS
+from benchmarks.bench_decode import PROMPT_TOKENS
+from benchmarks.engines import SUBJECTS, open_engine, random_prompts
+from benchmarks.harness import Goal, Report, Side, command_line, note, run, shown, take_turns
 from benchmarks.random_vocabulary import random_vocabulary
-from benchmarks.report import note, publish
 from decoding.constraints.base import Constraint
 from decoding.constraints.grammar import Compiler
 from decoding.fakes import ListText
 from decoding.model import ModelPool, Request, Until
 from decoding.sequence import Sequence
-from engine.device import Device
-from engine.loading import prepare
-from engine.model import EngineModel
 from engine.text import TextTokenizer
-from experiments.machine import describe, one_line
-from experiments.statistics import Interval, spread
+from experiments.statistics import Interval
 from training.random_models import llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.registry import get_method
 from turnout.structure import Structure
 from turnout.types import SamplingParams
 
-GOAL = 0.95
+GOAL = Goal(0.95)
 PLAIN, DRAFTED = "plain", "speculative"
 # How many requests at once, by how they are decoded.
 WAYS: dict[str, tuple[int, ...]] = {PLAIN: (1, 8, 32), DRAFTED: (8,)}
 DRAFT = {"drafter": "model_chain", "verifier": "match", "length": {"name": "fixed", "most": 4}}
 VOCABULARIES = {"random words, 32k": 32_000, "random words, 128k": 128_000}
-RESULT = Path("docs/results/structure.md")
 NAMES = [*SUBJECTS, *VOCABULARIES]
 SCHEMA: dict[str, Any] = {
     "type": "array",
@@ -136,97 +131,55 @@ async def decode(models: ModelPool, way: str, seq: Sequence) -> None:
         pass
 
 
-async def measure(subject: str, rounds: int, tokens: int) -> list[Speed]:
-    """Both sides in turn, which goes first too; one warm-up round is thrown away."""
-    device, constraint = Device("cpu"), await constraint_of(subject)
-    settings = ModelConfig(path=subject, kv_memory_bytes=512 << 20)
+async def compare(subject: str, options: argparse.Namespace) -> list[Speed]:
+    """Both sides in turn, in each way of decoding, at each concurrency."""
+    constraint = await constraint_of(subject)
     plain = checkpoint_of(subject).to(torch.bfloat16).eval()
-    made: dict[str, EngineModel] = {
-        role: EngineModel(role, prepare(copy.deepcopy(plain)), settings, EngineConfig(token_budget=1024), device)
-        for role in ("small", "large")
-    }
-    texts = ListText([str(token) for token in range(made["large"].vocab_size)])
-    models = ModelPool(dict(made), {role: role for role in made}, texts)
-    speeds = [
-        await compare(subject, models, way, concurrency, constraint, rounds, tokens)
-        for way, concurrencies in WAYS.items()
-        for concurrency in concurrencies
-    ]
-    for model in made.values():
-        await model.close()
-    device.close()
-    return speeds
+    tokens = options.tokens
 
+    async def at(way: str, concurrency: int, models: ModelPool) -> Speed:
+        note(f"{subject}, {way}, {concurrency} requests")
+        prompts = random_prompts(models.large.vocab_size, concurrency, PROMPT_TOKENS)
+        sides = [
+            Side("free", lambda _: decode_speed(models, way, prompts, tokens, None)),
+            Side("bound", lambda _: decode_speed(models, way, prompts, tokens, constraint)),
+        ]
+        turns = await take_turns(sides, options.rounds)
+        ratio = turns.ratio("bound", "free")
+        return Speed(subject, way, concurrency, turns.spread("free"), turns.spread("bound"), ratio)
 
-async def compare(
-    subject: str, models: ModelPool, way: str, concurrency: int, constraint: Constraint, rounds: int, tokens: int
-) -> Speed:
-    """One row of the table."""
-    note(f"{subject}, {way}, {concurrency} requests")
-    prompts = torch.randint(2, models.large.vocab_size, (concurrency, PROMPT_TOKENS)).tolist()
-    pairs = []
-    for index in range(rounds + 1):
-        made: dict[bool, float] = {}
-        for bound in (False, True) if index % 2 else (True, False):
-            made[bound] = await decode_speed(models, way, prompts, tokens, constraint if bound else None)
-        pairs.append((made[False], made[True]))
-    pairs = pairs[1:]
-    return Speed(
-        subject,
-        way,
-        concurrency,
-        spread([free for free, _ in pairs]),
-        spread([bound for _, bound in pairs]),
-        spread([bound / free for free, bound in pairs]),
-    )
-
-
-def to_markdown(speeds: list[Speed], rounds: int, tokens: int, machine: dict[str, str]) -> str:
-    """The table, with how it was obtained."""
-    lines = [
-        f"# What a structure costs (bfloat16, {torch.get_num_threads()} threads)",
-        "",
-        f"`make bench-structure`; prompt {PROMPT_TOKENS} tokens, {tokens} generated, greedy, median of {rounds}"
-        f" alternating rounds [smallest, largest]. Bound: a list of objects by JSON schema, every row masked."
-        f" {one_line(machine)}.",
-        "",
-        "| model | decoding | requests | free, tokens/s | bound, tokens/s | ratio | goal | met |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
-    ]
-    for speed in speeds:
-        met = "yes" if speed.ratio.value >= GOAL else "no"
-        lines.append(
-            f"| {speed.subject} | {speed.way} | {speed.concurrency} | {_whole(speed.free)} | {_whole(speed.bound)} "
-            f"| {speed.ratio.value:.3f} [{speed.ratio.low:.3f}, {speed.ratio.high:.3f}] | {GOAL:.2f} | {met} |"
+    async with open_engine(*(copy.deepcopy(plain) for _ in range(2)), engine=EngineConfig(token_budget=1024)) as made:
+        texts = ListText([str(token) for token in range(made[0].vocab_size)])
+        models = ModelPool(
+            dict(zip(("small", "large"), made, strict=True)), {role: role for role in ("small", "large")}, texts
         )
-    return "\n".join([*lines, ""])
+        return [await at(way, concurrency, models) for way, many in WAYS.items() for concurrency in many]
 
 
-def _whole(interval: Interval) -> str:
-    return f"{interval.value:.0f} [{interval.low:.0f}, {interval.high:.0f}]"
-
-
-async def measure_all(subjects: list[str], rounds: int, tokens: int) -> list[Speed]:
+async def measure(options: argparse.Namespace) -> Report:
     """Every subject, one after the other."""
-    speeds: list[Speed] = []
-    for subject in subjects:
-        speeds += await measure(subject, rounds, tokens)
-    return speeds
-
-
-def main(subjects: list[str], rounds: int, tokens: int, out: Path | None) -> None:
-    """Measure, print, and save where there is a place for it."""
-    text = to_markdown(uvloop.run(measure_all(subjects, rounds, tokens)), rounds, tokens, describe())
-    publish(text, out)
+    report = Report(
+        f"What a structure costs (bfloat16, {torch.get_num_threads()} threads)",
+        f"`make bench-structure`; prompt {PROMPT_TOKENS} tokens, {options.tokens} generated, greedy, median of"
+        f" {options.rounds} alternating rounds [smallest, largest]. Bound: a list of objects by JSON schema, every row"
+        " masked.",
+    )
+    columns = {
+        "model": lambda speed: speed.subject,
+        "decoding": lambda speed: speed.way,
+        "requests": lambda speed: speed.concurrency,
+        "free, tokens/s": lambda speed: shown(speed.free),
+        "bound, tokens/s": lambda speed: shown(speed.bound),
+        "ratio": lambda speed: shown(speed.ratio, 3),
+        "goal": lambda _: shown(GOAL.value, 2),
+        "met": lambda speed: GOAL.met(speed.ratio),
+    }
+    report.table("speeds", [row for each in options.subjects for row in await compare(each, options)], columns)
+    return report
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__, Path("docs/results/structure.md"), rounds=7)
     parser.add_argument("--subjects", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--quick", action="store_true", help="one round, results printed and not saved")
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    rounds, out = (1, chosen.out) if chosen.quick else (chosen.rounds, chosen.out or RESULT)
-    main(chosen.subjects, rounds, chosen.tokens, out)
+    run(parser, measure)

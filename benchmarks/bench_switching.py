@@ -16,7 +16,7 @@ import uvloop
 
 from benchmarks.arms import Arm, ArmResult, run_arm
 from benchmarks.deepened import deepened
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from benchmarks.retention import GOALS, judged, percent
 from benchmarks.switching_arms import SETTINGS, TEST_SEED, Setting, arithmetic, calibrate
 from engine.pool import LocalPool

@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 import uvloop
 
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from benchmarks.served import on_free_ports, running_server
 from experiments.machine import describe, one_line
 from experiments.process_cpu import cpu_seconds

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.arms import Arm, ArmResult, run_arm
-from benchmarks.report import note, show
+from benchmarks.harness import note, show
 from benchmarks.switching_arms import CALIBRATION_SEED, SETTINGS, TEST_SEED, Setting, matched, random_line
 from engine.pool import LocalPool
 from experiments.statistics import Interval, bootstrap_mean, wilson

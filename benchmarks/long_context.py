@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import uvloop
 
-from benchmarks.report import publish
+from benchmarks.harness import publish
 from decoding.model import Until
 from decoding.sequence import Sequence
 from engine.costs.machine import measure_machine

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import uvloop
 
+from benchmarks.harness import show
 from benchmarks.peers.checkpoints import random_checkpoint
-from benchmarks.report import show
 from decoding.model import Until
 from decoding.sequence import Sequence
 from engine.model import EngineModel

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from engine.pool import LocalPool
 from experiments.machine import describe, one_line
 from experiments.process_memory import own_bytes

@@ -19,7 +19,7 @@ from benchmarks.chaos.cluster import TwoNodes, until
 from benchmarks.chaos.report import Report, Strike, strike_of, to_markdown
 from benchmarks.chaos.requests import Answer, Asked, CheckingClient, Done, Grpc, Http, mixed
 from benchmarks.chaos.serving import demo_config
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from experiments.load.generator import drive
 from experiments.load.schedule import SCHEDULES
 from experiments.machine import describe

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.foreign.program import version_of
+from benchmarks.harness import note, publish
 from benchmarks.random_vocabulary import random_vocabulary
-from benchmarks.report import note, publish
 from decoding.constraints.grammar import Vocabulary
 from experiments.machine import describe, one_line
 from turnout.config import ModelConfig, model_path

@@ -12,7 +12,7 @@ from benchmarks.foreign.compare import Comparison
 from benchmarks.foreign.page import to_markdown
 from benchmarks.foreign.problems import write_problems
 from benchmarks.foreign.program import version_of
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from benchmarks.served import on_free_ports, running_server
 from experiments.machine import describe
 from turnout.addresses import http_url, reachable

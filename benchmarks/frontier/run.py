@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.frontier.figures import figures, kept_at
 from benchmarks.frontier.page import SWITCHING, plot, to_markdown
 from benchmarks.frontier.prompts import gather
-from benchmarks.report import note, publish
+from benchmarks.harness import note, publish
 from benchmarks.retention import GOALS
 from engine.pool import LocalPool
 from experiments.grid.answering import answer, call_of

@@ -17,7 +17,7 @@ from actors.model_actor import ModelActor
 from actors.model_host import ModelHost
 from actors.remote import RemoteModel
 from actors.wire import Call, MemberSpec, ModelCard
-from benchmarks.report import note
+from benchmarks.harness import note
 from decoding.model import Until, Want, WrappedModel
 from decoding.operations import Operation as ModelOperation
 from decoding.sequence import Sequence

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import uvloop
 
+from benchmarks.harness import note, publish
 from benchmarks.peers.checkpoints import SHAPES, random_checkpoint
 from benchmarks.prefix_store import decisions, first_token, outage, stampede, write_behind
 from benchmarks.prefix_store.page import Results, Run, to_markdown
 from benchmarks.prefix_store.workbench import Workbench
-from benchmarks.report import note, publish
 from experiments.machine import describe
 from kvstore.forms import Forms
 from kvstore.keys import Keyring, write_root_key

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from benchmarks.harness import note
 from benchmarks.prefix_store.link import SlowLink
-from benchmarks.report import note
 from kvstore.base import ByteStore
 from kvstore.build import SharedStore, build_stores, open_store
 from kvstore.exchange import ModelLayout, Offer, Wanted

@@ -6,8 +6,8 @@ import random
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from benchmarks.harness import note
 from benchmarks.prefix_store.workbench import Answered, Workbench, settled
-from benchmarks.report import note
 from engine.cache.shared import SharedPrefixes
 from experiments.statistics import Interval, spread
 from kvstore.profiles import Profile

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness import note
 from benchmarks.prefix_store.workbench import Workbench
-from benchmarks.report import note
 from engine.cache.shared import SharedPrefixes
 from kvstore.exchange import Wanted
 from kvstore.faulty_server import FaultyServer, Spoil

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import note
+from benchmarks.harness import note
 from experiments.statistics import Interval, spread
 
 ROOT = Path(__file__).resolve().parent.parent.parent

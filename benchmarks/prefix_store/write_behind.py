@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.harness import note
 from benchmarks.prefix_store.workbench import Workbench, settled
-from benchmarks.report import note
 from decoding.sequence import Sequence
 from engine.cache.shared import SharedPrefixes
 from experiments.statistics import Interval, spread

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import note, show
+from benchmarks.harness import note, show
 from benchmarks.scaling import costs as parts
 from benchmarks.scaling.served_costs import measure_served
 from engine.cache.store import KVStore

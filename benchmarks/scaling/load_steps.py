@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report import note
+from benchmarks.harness import note
 from benchmarks.scaling.asking import Asked, Watch, ask
 from benchmarks.served import on_free_ports, running_server
 from turnout.client import AsyncClient

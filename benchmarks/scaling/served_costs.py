@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.report import note
+from benchmarks.harness import note
 from benchmarks.scaling.costs import Work
 from benchmarks.served import on_free_ports, running_server
 from experiments.process_cpu import cpu_seconds

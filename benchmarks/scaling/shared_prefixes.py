@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import note
+from benchmarks.harness import note
 from benchmarks.scaling.asking import Asked, Watch, ask
 from benchmarks.served import on_free_ports, running_server
 from experiments.load.schedule import poisson

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.report import note, show
+from benchmarks.harness import note, show
 from benchmarks.scaling import costs
 from benchmarks.scaling.page import plot, to_markdown
 from benchmarks.scaling.sweep import POOLS, SECONDS, check, sweep

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
@@ -19,8 +17,7 @@ def test_a_step_reads_all_weights_but_the_embedding_and_the_whole_cache() -> Non
     assert step_bytes(model, Load(3, 50), 20) == 2 * (attention + mlp + norms + head + cache)
 
 
-def test_the_whole_script_runs_dry(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench_cuda", "--dry-run"])
-    bench_cuda.main()
+def test_the_whole_script_runs_dry(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_cuda.main(["--dry-run"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| 1 | 16 |", "| 2 | 16 |"))]
     assert len(rows) == 2

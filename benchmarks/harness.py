@@ -1,0 +1,261 @@
+"""The harness of the benchmarks: sides that take turns, goals, result pages and one command line.
+
+A benchmark describes its sides, measures them with `take_turns`, puts rows into a `Report`, and ends with
+
+    if __name__ == "__main__":
+        run(command_line(__doc__, RESULT), measure)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import uvloop
+from rich.console import Console
+from rich.markdown import Markdown
+
+from experiments.machine import describe, one_line
+from experiments.statistics import Interval, spread
+from turnout.standard_streams import replace_unencodable
+
+Reading = TypeVar("Reading")
+Row = TypeVar("Row")
+Cell = str | int | float | Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Side(Generic[Reading]):
+    """One of several ways of doing the same work.
+
+    Attributes:
+        name: for the report.
+        turn: does the work once and returns what was read; it gets the number of the round, 0 for the warm-up.
+    """
+
+    name: str
+    turn: Callable[[int], Awaitable[Reading]]
+
+
+@dataclass(frozen=True, slots=True)
+class Turns(Generic[Reading]):
+    """Readings by side, in the order of the rounds; those of the warm-up are dropped."""
+
+    readings: Mapping[str, list[Reading]]
+
+    def spread(self, name: str, key: Callable[[Any], float] = float) -> Interval:
+        """Median and extremes of a side's rounds; `key` makes a number of a reading."""
+        return spread([key(each) for each in self.readings[name]])
+
+    def ratio(self, name: str, over: str, key: Callable[[Any], float] = float) -> Interval:
+        """Median and extremes of one side over another, round by round."""
+        return spread(self.compared(name, over, lambda mine, other: key(mine) / key(other)))
+
+    def compared(self, name: str, other: str, figure: Callable[[Any, Any], float]) -> list[float]:
+        """A figure of two sides' readings of the same round, for each round."""
+        pairs = zip(self.readings[name], self.readings[other], strict=True)
+        return [figure(mine, theirs) for mine, theirs in pairs]
+
+
+def blocking(work: Callable[[], Reading]) -> Callable[[int], Awaitable[Reading]]:
+    """Make a turn of a function that does not wait on the event loop; it runs in the loop's own thread."""
+
+    async def turn(_: int) -> Reading:
+        return work()
+
+    return turn
+
+
+def turn_order(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Yield round and side, turn by turn: round 0 warms up, and each round begins with the next side."""
+    for number in range(rounds + 1 if names else 0):
+        start = number % len(names)
+        for name in [*names[start:], *names[:start]]:
+            yield number, name
+
+
+async def take_turns(
+    sides: Sequence[Side[Reading]], rounds: int, before: Callable[[int], Awaitable[None]] | None = None
+) -> Turns[Reading]:
+    """Measure all sides in each round, one at a time, in an order that rotates.
+
+    Args:
+        sides: at least one, each with a name of its own.
+        rounds: that count; one more, which comes first, warms up.
+        before: called with the round's number before its first turn.
+    """
+    by_name = {side.name: side for side in sides}
+    if len(by_name) < len(sides):
+        raise ValueError(f"sides: each needs a name of its own, got {[side.name for side in sides]}")
+    readings: dict[str, list[Reading]] = {name: [] for name in by_name}
+    begun = -1
+    for number, name in turn_order(list(by_name), rounds):
+        if before is not None and number != begun:
+            await before(number)
+        begun = number
+        reading = await by_name[name].turn(number)
+        if number:
+            readings[name].append(reading)
+    return Turns(readings)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure should reach: at least a value, or at most."""
+
+    value: float
+    at_most: bool = False
+
+    def met(self, figure: float | Interval) -> str:
+        """Whether the figure, or the median of an interval, reaches the goal: yes or no."""
+        value = figure.value if isinstance(figure, Interval) else figure
+        return "yes" if (value <= self.value if self.at_most else value >= self.value) else "no"
+
+    def surely_met(self, figure: Interval) -> str:
+        """Whether the whole interval reaches the goal: yes, no where none of it does, else open."""
+        ends = {self.met(figure.low), self.met(figure.high)}
+        return ends.pop() if len(ends) == 1 else "open"
+
+
+def shown(value: float | Interval, digits: int = 0, scale: float = 1, unit: str = "") -> str:
+    """Write a figure times `scale`, an interval as its value with both ends."""
+    if not isinstance(value, Interval):
+        return f"{scale * value:,.{digits}f}{unit}"
+    low, high = (f"{scale * end:,.{digits}f}" for end in (value.low, value.high))
+    return f"{scale * value.value:,.{digits}f}{unit} [{low}, {high}]"
+
+
+class Report:
+    """A page of results, and the numbers it was made from.
+
+    Args:
+        title: of the page.
+        how: the command and how the figures were obtained; the line about the machine follows.
+        device: torch device that the work ran on.
+    """
+
+    def __init__(self, title: str, how: str, device: str = "cpu") -> None:
+        machine = describe(device)
+        self.values: dict[str, Any] = {"machine": machine}
+        self._parts = [f"# {title}", how, f"Machine: {one_line(machine)}."]
+
+    def section(self, title: str) -> None:
+        """Begin a section."""
+        self._parts.append(f"## {title}")
+
+    def text(self, paragraph: str) -> None:
+        """Add a paragraph, or a list of lines."""
+        self._parts.append(paragraph)
+
+    def table(self, name: str, rows: Sequence[Row], columns: Mapping[str, Callable[[Row], Cell]]) -> None:
+        """Add a table; the rows also go into the JSON file.
+
+        Args:
+            name: of the rows in the JSON file.
+            rows: dataclasses, or values of JSON.
+            columns: how each column makes its cell of a row; numbers are written with three digits.
+        """
+        self.values[name] = [asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows]
+        cells = [[_cell(make(row)) for make in columns.values()] for row in rows]
+        numeric = (all(cell[:1].isdigit() for cell in column if cell) for column in zip(*cells, strict=True))
+        lines = [list(columns), ["---:" if right else "---" for right in numeric], *cells]
+        self._parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+
+    def markdown(self) -> str:
+        """The page."""
+        return "\n\n".join(self._parts) + "\n"
+
+
+def _cell(value: Cell) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def command_line(text: str | None, result: Path, rounds: int = 5, **quick: Any) -> argparse.ArgumentParser:
+    """Make the options that every benchmark has; a benchmark adds its own.
+
+    Args:
+        text: the help; its first paragraph is shown.
+        result: the page that a run writes.
+        rounds: that count.
+        quick: what `--quick` sets of options that are not given, beside `rounds`, which becomes 1.
+    """
+    parser = argparse.ArgumentParser(description=text)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"that count; absent: {rounds}, 1 with --quick")
+    parser.add_argument("--quick", action="store_true", help="a short run; shown and not saved")
+    parser.add_argument("--out", type=Path, help=f"the page, with a JSON file; absent: {result}, nowhere with --quick")
+    parser.add_argument("--no-write", action="store_true", help="save nothing")
+    parser.set_defaults(_quick={"rounds": 1, **quick}, _result=result)
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; `out` is the place of the page, or None where nothing is saved.
+
+    A run on another device than the processor has a page of its own.
+    """
+    options = parser.parse_args(arguments)
+    if options.quick:
+        parser.set_defaults(**options._quick)
+        options = parser.parse_args(arguments)
+    if options.no_write:
+        options.out = None
+    elif options.out is None and not options.quick:
+        device = getattr(options, "device", "cpu")
+        result: Path = options._result
+        options.out = result if device == "cpu" else result.with_stem(f"{result.stem}-{device}".replace(":", "-"))
+    return options
+
+
+def run(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], Report | Awaitable[Report]],
+    arguments: Sequence[str] | None = None,
+) -> Report:
+    """Read the command line, measure, show the page, and save it where there is a place for it."""
+    options = parse(parser, arguments)
+
+    async def awaited(made: Awaitable[Report]) -> Report:
+        return await made
+
+    made = measure(options)
+    report = made if isinstance(made, Report) else uvloop.run(awaited(made))
+    publish(report.markdown(), options.out, report.values)
+    return report
+
+
+def show(markdown: str) -> None:
+    """Print a result page; tables are drawn where the terminal allows it."""
+    replace_unencodable()
+    console = Console()
+    if console.is_terminal:
+        console.print(Markdown(markdown))
+    else:
+        console.out(markdown)
+
+
+def publish(markdown: str, out: Path | None, values: object = None) -> None:
+    """Save a result page, and what it was made from as JSON next to it, and show it.
+
+    Args:
+        markdown: the page.
+        out: its place, whatever the suffix; None: nowhere.
+        values: for the JSON file; None: there is none.
+    """
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.with_suffix(".md").write_text(markdown, encoding="utf-8")
+        if values is not None:
+            out.with_suffix(".json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    show(markdown)
+
+
+def note(text: str) -> None:
+    """Say on stderr how far a long run is."""
+    replace_unencodable()
+    Console(stderr=True, highlight=False).print(text, style="dim")
