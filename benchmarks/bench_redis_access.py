@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,8 @@ from typing import Any
 import torch
 from redis.connection import PythonRespSerializer
 
-from benchmarks.harness import note, publish
-from experiments.machine import describe, one_line
-from experiments.statistics import Interval, spread
+from benchmarks.harness import Goal, Report, Side, blocking, command_line, note, run, take_turns
+from experiments.statistics import Interval
 from kvstore.redis.embedded import EmbeddedServer
 from kvstore.redis.executables import find_server, read_version
 from kvstore.redis.nodes import Address, Opener, parse_url
@@ -30,8 +30,8 @@ SIZES = (64 << 10, 256 << 10, 1 << 20)
 LIFE_MS = 600_000
 MGET_BYTES = 16 << 20
 PROBED = 128
-GOAL_RATE, GOAL_RATIO = 1.5, 3.0
-RESULT = Path("docs/results/redis_access.md")
+GOAL_RATE, GOAL_RATIO = Goal(1.5), Goal(3.0)
+JUDGED = f"TCP: read {SIZES[-1] >> 10} KiB values, GB/s (redis-py: MGET)"
 LONGEST_PREFIX = (
     "for i, key in ipairs(KEYS) do if redis.call('EXISTS', key) == 0 then return i - 1 end end return #KEYS"
 )
@@ -136,76 +136,63 @@ def timed(work: Callable[[], None], before: Callable[[], None] | None = None) ->
     return time.perf_counter() - began
 
 
-def compare(rounds: int, ours: Callable[[], float], theirs: Callable[[], float]) -> list[tuple[float, float]]:
-    """Seconds of both, taking turns; a first round is thrown away."""
-    return [(ours(), theirs()) for _ in range(rounds + 1)][1:]
+async def compare(
+    task: str, rounds: int, ours: Callable[[], float], theirs: Callable[[], float], figure: Callable[[float], float]
+) -> Row:
+    """Both ways in turn; `figure` makes the number that is shown of their seconds."""
+    turns = await take_turns([Side("ours", blocking(ours)), Side("theirs", blocking(theirs))], rounds)
+    return Row(task, turns.spread("ours", figure), turns.spread("theirs", figure), turns.ratio("theirs", "ours"))
 
 
-def row(task: str, pairs: Sequence[tuple[float, float]], measure: Callable[[float], float]) -> Row:
-    """What rounds come to; the ratio is how many times faster ours was."""
-    return Row(
-        task,
-        spread([measure(mine) for mine, _ in pairs]),
-        spread([measure(yours) for _, yours in pairs]),
-        spread([yours / mine for mine, yours in pairs]),
-    )
-
-
-def measure_moves(bench: Bench, rounds: int, where: str) -> list[Row]:
+async def measure_moves(bench: Bench, rounds: int, where: str) -> list[Row]:
     """Reads and writes at each size, in GB/s."""
     rows = []
+
+    def rate(seconds: float) -> float:
+        return bench.total / seconds / 1e9
+
     for size in SIZES:
         bench.fill(size)
-        kib = size >> 10
-
-        def rate(seconds: float) -> float:
-            return bench.total / seconds / 1e9
-
-        def clear(size: int = size) -> None:
-            bench.clear_written(size)
-
-        for name, theirs in {"MGET": bench.read_theirs, "GET": bench.read_singly}.items():
-            reads = compare(
-                rounds,
-                lambda size=size: timed(lambda: bench.read_ours(size)),  # type: ignore[misc]
-                lambda size=size, theirs=theirs: timed(lambda: theirs(size)),  # type: ignore[misc]
-            )
-            rows.append(row(f"{where}: read {kib} KiB values, GB/s (redis-py: {name})", reads, rate))
+        clear = partial(bench.clear_written, size)
+        ours = partial(timed, partial(bench.read_ours, size))
+        for name, read in {"MGET": bench.read_theirs, "GET": bench.read_singly}.items():
+            task = f"{where}: read {size >> 10} KiB values, GB/s (redis-py: {name})"
+            rows.append(await compare(task, rounds, ours, partial(timed, partial(read, size)), rate))
+        ours = partial(timed, partial(bench.write_ours, size), clear)
         for name, client in {"hiredis": bench.client, "Python": bench.packs_in_python}.items():
-            writes = compare(
-                rounds,
-                lambda size=size: timed(lambda: bench.write_ours(size), clear),  # type: ignore[misc]
-                lambda size=size, client=client: timed(lambda: bench.write_theirs(size, client), clear),  # type: ignore[misc]
-            )
+            task = f"{where}: write {size >> 10} KiB values, GB/s (redis-py: SET packed by {name})"
+            theirs = partial(timed, partial(bench.write_theirs, size, client), clear)
+            rows.append(await compare(task, rounds, ours, theirs, rate))
             clear()
-            rows.append(row(f"{where}: write {kib} KiB values, GB/s (redis-py: SET packed by {name})", writes, rate))
     return rows
 
 
-def measure_probes(bench: Bench, rounds: int, where: str, repeats: int = 50) -> list[Row]:
+async def measure_probes(bench: Bench, rounds: int, where: str, repeats: int = 50) -> list[Row]:
     """How long it takes to learn how many of 128 keys are there, in ms; the last 28 lie behind a gap."""
     keys = bench.keys(SIZES[0])[:PROBED]
-    keys[PROBED - 28] = b"to1:bench:nobody"
-    many = range(repeats)
+    keys[PROBED - 28] = b"to1:bench:absent"
 
     def ours() -> None:
-        for _ in many:
-            _expect(bench.store.count_prefix(keys, time.monotonic() + 60))
+        _expect(bench.store.count_prefix(keys, time.monotonic() + 60))
 
     def script() -> None:
-        for _ in many:
-            _expect(bench.store.script(LONGEST_PREFIX, keys, [], time.monotonic() + 60))
+        _expect(bench.store.script(LONGEST_PREFIX, keys, [], time.monotonic() + 60))
 
     def pipelined() -> None:
-        for _ in many:
-            pipe = bench.client.pipeline(transaction=False)
-            for key in keys:
-                pipe.exists(key)
-            _expect(pipe.execute().index(0))
+        pipe = bench.client.pipeline(transaction=False)
+        for key in keys:
+            pipe.exists(key)
+        _expect(pipe.execute().index(0))
 
     def at_once() -> None:
-        for _ in many:
-            bench.client.exists(*keys)
+        bench.client.exists(*keys)
+
+    def many(probe: Callable[[], None]) -> Callable[[], float]:
+        def repeated() -> None:
+            for _ in range(repeats):
+                probe()
+
+        return partial(timed, repeated)
 
     others = {
         "a script through our connection": script,
@@ -213,9 +200,11 @@ def measure_probes(bench: Bench, rounds: int, where: str, repeats: int = 50) -> 
         "redis-py: one EXISTS, which counts behind gaps": at_once,
     }
     return [
-        row(
+        await compare(
             f"{where}: probe {PROBED} keys, ms ({name})",
-            compare(rounds, lambda: timed(ours), lambda other=other: timed(other)),  # type: ignore[misc]
+            rounds,
+            many(ours),
+            many(other),
             lambda seconds: seconds / repeats * 1e3,
         )
         for name, other in others.items()
@@ -241,66 +230,45 @@ def redis_py() -> str:
         ) from None
 
 
-def to_markdown(rows: Sequence[Row], machine: dict[str, str], rounds: int, total: int) -> str:
-    """The table, with how it was obtained and whether the goals are met."""
-    lines = [
-        "# Access to the store's server",
-        "",
-        f"`python -m benchmarks.bench_redis_access`; {one_line(machine)}; {read_version(find_server())} on the same"
-        f" machine; {total >> 20} MiB a timing, median of {rounds} alternating rounds [smallest, largest], one"
-        f" connection and one thread each; {redis_py()}. Ratio: how many times faster ours was.",
-        "",
-        "| task | ours | other | ratio |",
-        "| --- | --- | --- | --- |",
-        *(f"| {each.task} | {each.ours} | {each.theirs} | {each.ratio} |" for each in rows),
-        "",
-    ]
-    for each in rows:
-        if each.task == f"TCP: read {SIZES[-1] >> 10} KiB values, GB/s (redis-py: MGET)":
-            rate = "yes" if each.ours.value >= GOAL_RATE else "no"
-            ratio = "yes" if each.ratio.value >= GOAL_RATIO else "no"
-            lines.append(
-                f"Goals at 1 MiB over TCP: at least {GOAL_RATE} GB/s: {rate};"
-                f" at least {GOAL_RATIO:g} times MGET: {ratio}."
-            )
-    return "\n".join([*lines, ""])
-
-
-def measure_all(rounds: int, total: int, port: int) -> list[Row]:
+async def measure(options: argparse.Namespace) -> Report:
     """Every row, over TCP and over the unix socket, against an embedded server of its own."""
+    total = options.mib << 20
+    report = Report(
+        "Access to the store's server",
+        f"`python -m benchmarks.bench_redis_access`; {read_version(find_server())} on the same machine; {options.mib}"
+        f" MiB a timing, median of {options.rounds} alternating rounds [smallest, largest], one connection and one"
+        f" thread each; {redis_py()}. Ratio: how many times faster ours was.",
+    )
     rows: list[Row] = []
     with (
         tempfile.TemporaryDirectory(prefix="turnout-") as folder,
-        EmbeddedServer(Path(folder), 4 * total + (64 << 20), port=port, admin=True) as server,
+        EmbeddedServer(Path(folder), 4 * total + (64 << 20), port=options.port, admin=True) as server,
     ):
         socket = parse_url(str(server.admin_url))
         for where, address in (("TCP", replace(parse_url(server.url), access=socket.access)), ("unix socket", socket)):
             note(f"measuring over {where}")
             bench = Bench(address, total)
-            rows += measure_moves(bench, rounds, where)
+            rows += await measure_moves(bench, options.rounds, where)
             bench.fill(SIZES[0])
-            rows += measure_probes(bench, rounds, where)
+            rows += await measure_probes(bench, options.rounds, where)
             bench.close()
-    return rows
-
-
-def main(rounds: int, total: int, port: int, out: Path | None) -> None:
-    """Measure, print, and save where there is a place for it."""
-    redis_py()  # before anything is measured
-    machine = describe()
-    text = to_markdown(measure_all(rounds, total, port), machine, rounds, total)
-    publish(text, out)
+    columns = {
+        "task": lambda row: row.task,
+        "ours": lambda row: row.ours,
+        "other": lambda row: row.theirs,
+        "ratio": lambda row: row.ratio,
+    }
+    report.table("rows", rows, columns)
+    judged = next(row for row in rows if row.task == JUDGED)
+    report.text(
+        f"Goals at 1 MiB over TCP: at least {GOAL_RATE.value:g} GB/s: {GOAL_RATE.met(judged.ours)}; at least"
+        f" {GOAL_RATIO.value:g} times MGET: {GOAL_RATIO.met(judged.ratio)}."
+    )
+    return report
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = command_line(__doc__, Path("docs/results/redis_access.md"), rounds=7, mib=16)
     parser.add_argument("--mib", type=int, default=96, help="moved in one timing")
     parser.add_argument("--port", type=int, default=26380, help="for the server, on 127.0.0.1")
-    parser.add_argument("--quick", action="store_true", help="two rounds of 16 MiB, results printed and not saved")
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    if chosen.quick:
-        main(2, 16 << 20, chosen.port, chosen.out)
-    else:
-        main(chosen.rounds, chosen.mib << 20, chosen.port, chosen.out or RESULT)
+    run(parser, measure)

@@ -11,31 +11,29 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvloop
 
-from benchmarks.harness import note, publish
+from benchmarks.harness import Goal, Report, Side, command_line, note, run, shown, take_turns
 from benchmarks.peers.checkpoints import random_checkpoint
 from benchmarks.served import on_free_ports, running_server
 from engine.pool import LocalPool
-from experiments.machine import describe, one_line
 from experiments.process_memory import proportional_bytes, tree
-from experiments.statistics import Interval, spread
+from experiments.statistics import Interval
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.calls import Chunk, GenerateCall
 from turnout.client import AsyncClient
 from turnout.config import ModelConfig, PoolConfig, TurnoutConfig
 from turnout.types import SamplingParams
 
-GOALS = {8: 0.7, 32: 0.85}
-MEMORY_GOAL_BYTES = 3 * 10**9
-RESULT = Path("docs/results/serve.md")
+GOALS = {8: Goal(0.7), 32: Goal(0.85)}  # by streams
+MEMORY_GOAL = Goal(3 * 10**9, at_most=True)
+ALONE, WAYS = "in process", ("gRPC", "SSE")
 RANDOM = "random-220m"
 SAMPLING: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "seed": 0}
 METHODS: dict[str, dict[str, Any]] = {
@@ -140,8 +138,8 @@ def over_http(client: httpx.AsyncClient, model: str) -> Stream:
     return stream
 
 
-async def compare(config: TurnoutConfig, counts: tuple[int, ...], rounds: int, tokens: int) -> list[Comparison]:
-    """Take turns; the first round of each subject warms all sides up and is thrown away."""
+async def compare(config: TurnoutConfig, counts: list[int], rounds: int, tokens: int) -> list[Comparison]:
+    """All ways in turn, for each method of each pool."""
     prompts = [problem.prompt for problem in heldout(MIDDLE_DIFFICULTY, max(counts))]
     found = []
     url, limits = f"http://127.0.0.1:{config.server.http_port}", httpx.Limits(max_connections=None)
@@ -150,69 +148,22 @@ async def compare(config: TurnoutConfig, counts: tuple[int, ...], rounds: int, t
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=300, limits=limits))
         for name in config.pools:
             pool = LocalPool.load(name, config)
-            ways = {"in process": in_process(pool), "gRPC": over_grpc(client, name), "SSE": over_http(http, name)}
+            ways = {ALONE: in_process(pool), "gRPC": over_grpc(client, name), "SSE": over_http(http, name)}
             for streams in counts:
                 for method in SUBJECTS[name]:
                     note(f"{name}, {method}, {streams} streams")
-                    turns = [
-                        {way: await _turn(ways[way], prompts[:streams], tokens, method) for way in ways}
-                        for _ in range(rounds + 1)
-                    ]
-                    found.append(_comparison(name, method, streams, turns[1:]))
+                    sides = [_side(way, stream, prompts[:streams], tokens, method) for way, stream in ways.items()]
+                    turns = await take_turns(sides, rounds)
+                    ratios = {way: turns.ratio(way, ALONE, lambda run: run.tokens_per_s) for way in WAYS}
+                    firsts = {way: turns.spread(way, lambda run: run.ttft_s) for way in ways}
+                    alone = turns.spread(ALONE, lambda run: run.tokens_per_s)
+                    found.append(Comparison(name, method, streams, alone, ratios, firsts))
             await pool.close()
     return found
 
 
-def _turn(stream: Stream, prompts: list[str], tokens: int, method: str) -> Awaitable[Run]:
-    return concurrent(stream, prompts, tokens, METHODS[method])
-
-
-def _comparison(pool: str, method: str, streams: int, turns: list[dict[str, Run]]) -> Comparison:
-    alone = [turn["in process"] for turn in turns]
-    ways = [way for way in turns[0] if way != "in process"]
-    ratios = {way: spread([turn[way].tokens_per_s / turn["in process"].tokens_per_s for turn in turns]) for way in ways}
-    firsts = {way: spread([turn[way].ttft_s for turn in turns]) for way in turns[0]}
-    return Comparison(pool, method, streams, spread([run.tokens_per_s for run in alone]), ratios, firsts)
-
-
-def to_markdown(
-    found: list[Comparison], start_s: float, memory: int, rounds: int, tokens: int, machine: dict[str, str]
-) -> str:
-    """The table, with how it was obtained."""
-    goals = ", ".join(f"{goal:g} at {streams}" for streams, goal in GOALS.items())
-    text = [
-        "# Streaming through Serve against the engine in process",
-        "",
-        f"`make bench`; {tokens} tokens a stream, half as many with {RANDOM}, greedy, median of {rounds} rounds"
-        " [smallest, largest], each in process, over gRPC and over SSE in this order;"
-        f" clients, front end and engine share the cores. {one_line(machine)}. {RANDOM}: a Llama of random weights."
-        f" Goals: {goals} streams.",
-        "",
-        "| pool | method | streams | in process, tokens/s | gRPC | SSE | met | TTFT in process, gRPC, SSE, ms |",
-        "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |",
-    ]
-    for line in found:
-        met = "yes" if min(ratio.value for ratio in line.ratios.values()) >= GOALS[line.streams] else "no"
-        firsts = ", ".join(f"{first.value * 1e3:.0f}" for first in line.ttft_s.values())
-        text.append(
-            f"| {line.pool} | {line.method} | {line.streams} | {line.in_process.value:.0f} "
-            f"| {_ratio(line.ratios['gRPC'])} | {_ratio(line.ratios['SSE'])} | {met} | {firsts} |"
-        )
-    met = "yes" if memory < MEMORY_GOAL_BYTES else "no"
-    return "\n".join(
-        [
-            *text,
-            "",
-            f"All processes of the server of the demo pair together, after the load: {memory / 1e9:.2f} GB proportional"
-            f" set size (goal below {MEMORY_GOAL_BYTES / 1e9:.0f} GB: {met}). From the command to the first answer:"
-            f" {start_s:.1f} s.",
-            "",
-        ]
-    )
-
-
-def _ratio(ratio: Interval) -> str:
-    return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+def _side(way: str, stream: Stream, prompts: list[str], tokens: int, method: str) -> Side[Run]:
+    return Side(way, lambda _: concurrent(stream, prompts, tokens, METHODS[method]))
 
 
 def random_config(folder: Path) -> TurnoutConfig:
@@ -222,29 +173,47 @@ def random_config(folder: Path) -> TurnoutConfig:
     return TurnoutConfig(models={"random": model}, pools={RANDOM: PoolConfig(small="random", large="random")})
 
 
-def main(counts: tuple[int, ...], rounds: int, tokens: int, out: Path | None) -> None:
-    """Measure, print, and save where there is a place for it."""
-    machine = describe()
+async def measure(options: argparse.Namespace) -> Report:
+    """The demo pair, then the random model."""
+    goals = ", ".join(f"{goal.value:g} at {streams}" for streams, goal in GOALS.items())
+    report = Report(
+        "Streaming through Serve against the engine in process",
+        f"`make bench`; {options.tokens} tokens a stream, half as many with {RANDOM}, greedy, median of"
+        f" {options.rounds} rounds [smallest, largest], in process, over gRPC and over SSE in turns; clients, front end"
+        f" and engine share the cores. {RANDOM}: a Llama of random weights. Goals: {goals} streams.",
+    )
     config = on_free_ports(TurnoutConfig.demo())
     with running_server(config) as (pid, start_s):
-        found = uvloop.run(compare(config, counts, rounds, tokens))
+        found = await compare(config, options.streams, options.rounds, options.tokens)
         memory = proportional_bytes(tree(pid))
     with tempfile.TemporaryDirectory(prefix="turnout-serve-") as folder:
         config = on_free_ports(random_config(Path(folder)))
         with running_server(config):
-            found += uvloop.run(compare(config, counts, rounds, tokens // 2))
-    text = to_markdown(found, start_s, memory, rounds, tokens, machine)
-    publish(text, out)
+            found += await compare(config, options.streams, options.rounds, options.tokens // 2)
+    columns = {
+        "pool": lambda line: line.pool,
+        "method": lambda line: line.method,
+        "streams": lambda line: line.streams,
+        "in process, tokens/s": lambda line: shown(line.in_process.value),
+        "gRPC": lambda line: shown(line.ratios["gRPC"], 2),
+        "SSE": lambda line: shown(line.ratios["SSE"], 2),
+        "met": lambda line: GOALS[line.streams].met(min(ratio.value for ratio in line.ratios.values())),
+        "TTFT in process, gRPC, SSE, ms": lambda line: ", ".join(
+            shown(first.value, 0, 1000) for first in line.ttft_s.values()
+        ),
+    }
+    report.table("comparisons", found, columns)
+    report.values |= {"memory_bytes": memory, "start_s": start_s}
+    report.text(
+        f"All processes of the server of the demo pair together, after the load: {memory / 1e9:.2f} GB proportional set"
+        f" size (goal at most {MEMORY_GOAL.value / 1e9:.0f} GB: {MEMORY_GOAL.met(memory)}). From the command to the"
+        f" first answer: {start_s:.1f} s."
+    )
+    return report
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short round, results printed and not saved")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = command_line(__doc__, Path("docs/results/serve.md"), streams=[8], tokens=32)
+    parser.add_argument("--streams", type=int, nargs="+", choices=list(GOALS), default=list(GOALS))
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    if chosen.quick:
-        main((8,), 1, 32, chosen.out)
-    else:
-        main(tuple(GOALS), chosen.rounds, chosen.tokens, chosen.out or RESULT)
+    run(parser, measure)

@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-
-import uvloop
 
 from benchmarks.arms import Arm, ArmResult, run_arm
 from benchmarks.deepened import deepened
-from benchmarks.harness import note, publish
+from benchmarks.harness import Report, Side, Turns, command_line, note, run, shown, take_turns
 from benchmarks.retention import GOALS, judged, percent
 from benchmarks.switching_arms import SETTINGS, TEST_SEED, Setting, arithmetic, calibrate
 from engine.pool import LocalPool
-from experiments.machine import describe, one_line
-from experiments.statistics import Interval, spread
+from experiments.statistics import Interval
 from experiments.stats.intervals import ratio as accuracy_ratio
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from training.data.problem import Problem
 from turnout.config import DEMO_METHOD, TurnoutConfig, model_path
 
-RESULT = Path("docs/results/switching.md")
-CONCURRENT = (8, 32)
-ROUNDS = 7
-PROBLEMS, CALIBRATION = 128, 100
 EXTRA_LAYERS = 144  # enough for ten times the small model's time, which the page tells as measured
 KV_BYTES = 1 << 30  # the layers that were added keep keys and values too
 QUANTILE = 0.7  # of the small model's entropies: where the large model wrote 25 to 45% of the tokens in `ead.md`
@@ -101,84 +95,85 @@ def _words(setting: Setting, threshold: float) -> str:
 async def compare(
     pair: str, pool: LocalPool, chosen: list[Arm], problems: list[Problem], concurrent: int, rounds: int
 ) -> list[Speed]:
-    """Every way in turn, in an order that rotates; one round is thrown away."""
+    """Every way in turn."""
     note(f"{pair}, {concurrent} at once")
-    kept: list[dict[str, ArmResult]] = []
-    for number in range(rounds + 1):
-        start = number % len(chosen)
-        kept.append(
-            {arm.name: await run_arm(pool, problems, arm, concurrent) for arm in chosen[start:] + chosen[:start]}
-        )
-    return [_speed(pair, concurrent, arm, kept[1:]) for arm in chosen]
+    turns = await take_turns([_side(pool, arm, problems, concurrent) for arm in chosen], rounds)
+    return [_speed(pair, concurrent, arm, turns) for arm in chosen]
 
 
-def _speed(pair: str, concurrent: int, arm: Arm, rounds: list[dict[str, ArmResult]]) -> Speed:
-    mine, large = ([each[name] for each in rounds] for name in (arm.name, LARGE.name))
-    outcomes = mine[-1].outcomes
+def _side(pool: LocalPool, arm: Arm, problems: list[Problem], concurrent: int) -> Side[ArmResult]:
+    return Side(arm.name, lambda _: run_arm(pool, problems, arm, concurrent))
+
+
+def _speed(pair: str, concurrent: int, arm: Arm, turns: Turns[ArmResult]) -> Speed:
+    mine, large = (turns.readings[name][-1] for name in (arm.name, LARGE.name))
     return Speed(
         pair,
         concurrent,
         arm.name,
         arm.method != "plain",
-        spread([len(each.outcomes) / each.wall_s for each in mine]),
-        spread([theirs.wall_s / each.wall_s for each, theirs in zip(mine, large, strict=True)]),
-        mine[-1].large_share,
-        accuracy_ratio(mine[-1].correct, large[-1].correct),
-        sum(each.usage.completion_tokens for each in outcomes) / len(outcomes),
+        turns.spread(arm.name, lambda each: len(each.outcomes) / each.wall_s),
+        turns.ratio(LARGE.name, arm.name, lambda each: each.wall_s),
+        mine.large_share,
+        accuracy_ratio(mine.correct, large.correct),
+        sum(each.usage.completion_tokens for each in mine.outcomes) / len(mine.outcomes),
     )
 
 
-async def measure(
-    pairs: list[Pair], counts: tuple[int, int], concurrencies: tuple[int, ...], rounds: int
-) -> list[Speed]:
-    """All pairs at all concurrencies; `counts`: problems of a turn, and for a threshold."""
+async def speeds_of(options: argparse.Namespace) -> list[Speed]:
+    """All pairs at all concurrencies."""
     speeds = []
-    for pair in pairs:
-        note(f"{pair.title}: loading")
-        pool = LocalPool.load("demo", pair.config)
-        try:
-            chosen = await arms(pool, counts[1])
-            problems = heldout(MIDDLE_DIFFICULTY, counts[0], seed=TEST_SEED)
-            for concurrent in concurrencies:
-                speeds += await compare(pair.title, pool, chosen, problems, concurrent, rounds)
-        finally:
-            await pool.close()
+    with tempfile.TemporaryDirectory(prefix="switching-") as folder:
+        for extra, dtype in product(options.deepen, options.dtypes):
+            pair = pair_of(extra, Path(folder), dtype, options.device)
+            note(f"{pair.title}: loading")
+            pool = LocalPool.load("demo", pair.config)
+            try:
+                chosen = await arms(pool, options.calibration)
+                problems = heldout(MIDDLE_DIFFICULTY, options.problems, seed=TEST_SEED)
+                for concurrent in options.concurrent:
+                    speeds += await compare(pair.title, pool, chosen, problems, concurrent, options.rounds)
+            finally:
+                await pool.close()
     return speeds
 
 
-def to_markdown(speeds: list[Speed], rounds: int, problems: int, machine: dict[str, str]) -> str:
+def page(speeds: list[Speed], rounds: int, problems: int, device: str = "cpu") -> Report:
     """The page, verdicts first."""
     low, high = BAND
-    lines = [
-        "# Entropy switching beside the large model alone, under load",
-        "",
-        f"`make bench-switching`; {one_line(machine)}. {problems} held-out problems of arithmetic a turn, greedy, so"
-        f" many answered at once; medians of {rounds} alternating rounds [smallest, largest]. Thresholds are the"
-        f" quantile {QUANTILE:g} of the small model's rolling mean entropy on other problems. Accuracy with its 95%"
-        " interval over problems drawn again.",
-        "",
+    report = Report(
+        "Entropy switching beside the large model alone, under load",
+        f"`make bench-switching`; {problems} held-out problems of arithmetic a turn, greedy, answered at once as the"
+        f" table says; medians of {rounds} alternating rounds [smallest, largest]. Thresholds are the quantile"
+        f" {QUANTILE:g} of the small model's rolling mean entropy on other problems. Accuracy with its 95% interval"
+        " over problems drawn again.",
+        device,
+    )
+    report.text(
         "A deepened large model has layers whose output projections are zero: they are computed, and change no answer."
         " Cost: how many times longer the large model alone takes for all requests than the small one alone. Large"
-        " tokens are all that the large model wrote, dropped ones included, per token of the answers.",
-        "",
-        f"## Goal: {GOAL:g} times the large model's requests per second, where it writes {low:.0%} to {high:.0%} of the"
-        f" tokens, costs at least {COST:g} times the small one, and {FLOOR:.1%} of its accuracy are kept",
-        "",
-    ]
+        " tokens are all that the large model wrote, dropped ones included, per token of the answers."
+    )
+    report.section(
+        f"Goal: {GOAL:g} times the large model's requests per second, where it writes {low:.0%} to {high:.0%} of the"
+        f" tokens, costs at least {COST:g} times the small one, and {FLOOR:.1%} of its accuracy are kept"
+    )
     places = dict.fromkeys((each.pair, each.concurrent) for each in speeds)
-    lines += [verdict([each for each in speeds if (each.pair, each.concurrent) == place]) for place in places]
-    lines += [
-        "",
-        "| pair | at once | way | requests/s | of the large model's | large tokens | accuracy, of large"
-        " | tokens a request |",
-        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for each in speeds:
-        lines.append(
-            f"| {each.pair} | {each.concurrent} | {each.name} | {_short(each.per_s, 1)} | {_short(each.ratio, 2)}"
-            f" | {each.large_share:.1%} | {percent(each.kept)} | {each.mean_tokens:.1f} |"
-        )
-    return "\n".join([*lines, ""])
+    report.text(
+        "\n".join(verdict([each for each in speeds if (each.pair, each.concurrent) == place]) for place in places)
+    )
+    columns = {
+        "pair": lambda each: each.pair,
+        "at once": lambda each: each.concurrent,
+        "way": lambda each: each.name,
+        "requests/s": lambda each: shown(each.per_s, 1),
+        "of the large model's": lambda each: shown(each.ratio, 2),
+        "large tokens": lambda each: f"{each.large_share:.1%}",
+        "accuracy, of large": lambda each: percent(each.kept),
+        "tokens a request": lambda each: f"{each.mean_tokens:.1f}",
+    }
+    report.table("speeds", speeds, columns)
+    return report
 
 
 def verdict(speeds: list[Speed]) -> str:
@@ -198,35 +193,18 @@ def verdict(speeds: list[Speed]) -> str:
     if cost.value < COST:
         goal += f", though the goal is for a large model of at least {COST:g} times the small one's cost"
     return (
-        f"{where}, cost {_short(cost, 1)}: {_short(best.ratio, 2)} times, by {best.name} with {best.large_share:.1%}"
+        f"{where}, cost {shown(cost, 1)}: {shown(best.ratio, 2)} times, by {best.name} with {best.large_share:.1%}"
         f" large tokens and {percent(best.kept)} of the accuracy; {goal}."
     )
 
 
-def _short(interval: Interval, digits: int) -> str:
-    return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
-
-
-def main(
-    extras: list[int],
-    dtypes: list[str],
-    concurrencies: tuple[int, ...],
-    counts: tuple[int, int],
-    rounds: int,
-    device: str,
-    out: Path | None,
-) -> None:
-    """Measure, print, and save where there is a place for it."""
-    machine = describe(device)
-    with tempfile.TemporaryDirectory(prefix="switching-") as folder:
-        pairs = [pair_of(extra, Path(folder), dtype, device) for extra in extras for dtype in dtypes]
-        speeds = uvloop.run(measure(pairs, counts, concurrencies, rounds))
-    text = to_markdown(speeds, rounds, counts[0], machine)
-    publish(text, out, {"machine": machine, "rounds": rounds, "speeds": [asdict(each) for each in speeds]})
+async def measure(options: argparse.Namespace) -> Report:
+    """Measure and judge."""
+    return page(await speeds_of(options), options.rounds, options.problems, options.device)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__, Path("docs/results/switching.md"), rounds=7, problems=32, calibration=24)
     parser.add_argument(
         "--deepen",
         type=int,
@@ -238,19 +216,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, help="number formats, one pair for each"
     )
-    parser.add_argument("--concurrent", type=int, nargs="+", default=list(CONCURRENT))
-    parser.add_argument("--problems", type=int, default=PROBLEMS, help="of each turn")
-    parser.add_argument("--calibration", type=int, default=CALIBRATION, help="problems for a threshold")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--concurrent", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--problems", type=int, default=128, help="of each turn")
+    parser.add_argument("--calibration", type=int, default=100, help="problems for a threshold")
     parser.add_argument("--device", default="cpu", help="where both models live, as torch names it")
-    parser.add_argument("--quick", action="store_true", help="one round, few problems, results printed and not saved")
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    asked = parser.parse_args()
-    if asked.quick:
-        main(asked.deepen, asked.dtypes, tuple(asked.concurrent), (32, 24), 1, asked.device, asked.out)
-    else:
-        sizes = (asked.problems, asked.calibration)
-        out = asked.out or (
-            RESULT if asked.device == "cpu" else RESULT.with_stem(f"{RESULT.stem}-{asked.device}".replace(":", "-"))
-        )
-        main(asked.deepen, asked.dtypes, tuple(asked.concurrent), sizes, asked.rounds, asked.device, out)
+    run(parser, measure)

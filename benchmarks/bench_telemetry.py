@@ -18,22 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import uvloop
 
-from benchmarks.harness import note, publish
+from benchmarks.harness import Goal, Report, Side, Turns, command_line, note, run, shown, take_turns
 from benchmarks.served import on_free_ports, running_server
-from experiments.machine import describe, one_line
 from experiments.process_cpu import cpu_seconds
 from experiments.process_memory import tree
-from experiments.statistics import Interval, median_interval, spread
+from experiments.statistics import Interval, median_interval
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.calls import ChatMessage
 from turnout.client import AsyncClient
 from turnout.config import TurnoutConfig
 from turnout.telemetry_config import AuditConfig, LogsConfig, TelemetryConfig, TracesConfig
 
-RESULT = Path("docs/results/telemetry.md")
-GOAL = 0.02
+GOAL = Goal(0.02, at_most=True)
 LEAST_TURNS = 8  # the interval of fewer says nothing
 STREAMS = 16
 SCRAPE_S = 1.0  # fifteen times as often as ops/prometheus/prometheus.yml
@@ -50,7 +47,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Tells:
     """A server.
 
     Attributes:
@@ -73,12 +70,12 @@ class Side:
 class Server:
     """One that runs."""
 
-    side: Side
+    side: Tells
     config: TurnoutConfig
     pid: int
 
 
-def sides(folder: Path) -> list[Side]:
+def sides(folder: Path) -> list[Tells]:
     """What is compared; the first one is what the others are compared with."""
 
     def traces(share: float) -> TracesConfig:
@@ -86,13 +83,13 @@ def sides(folder: Path) -> list[Side]:
 
     logs = LogsConfig(path=str(folder / "requests.jsonl"))
     return [
-        Side(SILENT, TelemetryConfig(), UNCOUNTED),
-        Side("metrics, traces of 1%", TelemetryConfig(traces=traces(0.01))),
-        Side(
+        Tells(SILENT, TelemetryConfig(), UNCOUNTED),
+        Tells("metrics, traces of 1%", TelemetryConfig(traces=traces(0.01))),
+        Tells(
             "and logs, and audits of 1%",
             TelemetryConfig(traces=traces(0.01), logs=logs, audit=AuditConfig(share=0.01)),
         ),
-        Side("metrics, traces of all", TelemetryConfig(traces=traces(1.0))),
+        Tells("metrics, traces of all", TelemetryConfig(traces=traces(1.0))),
     ]
 
 
@@ -131,70 +128,38 @@ async def _scrape(config: TurnoutConfig) -> None:
             await asyncio.sleep(SCRAPE_S)
 
 
-async def measure(servers: list[Server], turns: int, rounds: int, tokens: int) -> list[list[Run]]:
-    """Every side in every turn; the first turn warms up and is thrown away."""
-    found: list[list[Run]] = []
-    for turn in range(turns + 1):
-        # Each side is first, second and so on equally often, so that a machine that tires favours none.
-        order = [(turn + place) % len(servers) for place in range(len(servers))]
-        runs = {place: await work(servers[place], rounds, tokens) for place in order}
-        shown = ", ".join(f"{runs[place].tokens_per_s:.0f}" for place in range(len(servers)))
-        note(f"turn {turn} of {turns}: {shown} tokens/s")
-        if turn:
-            found.append([runs[place] for place in range(len(servers))])
-    return found
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A server, and how much slower and dearer it is than the silent one of the same turn; None: that one itself."""
+
+    name: str
+    tokens_per_s: Interval
+    cpu_s: Interval
+    slower: Interval | None
+    dearer: Interval | None
 
 
-def page(names: list[str], found: list[list[Run]], rounds: int, tokens: int, machine: dict[str, str]) -> str:
-    """The table, with how it was obtained."""
-    text = [
-        "# What telemetry costs",
-        "",
-        f"`make bench-telemetry`; demo pair, `speculative`, greedy, {STREAMS} streams over gRPC, {rounds} requests of"
-        f" {tokens} tokens each, {len(found)} turns in changing order, forwards of one"
-        " thread. Tokens/s and CPU: median [smallest, largest]."
-        " Differences: median [95% interval] of the turns, each beside the server in the same turn that tells nothing"
-        f" and counts nothing; that of all others is scraped every {SCRAPE_S:g} s. Goal: at most {100 * GOAL:.0f}% less"
-        " throughput with metrics and traces of 1%. It is met where the whole interval says so, missed where none of"
-        " it does, and open otherwise.",
-        "",
-        f"Machine: {one_line(machine)}.",
-        "",
-        "| the server tells | tokens/s | less | goal met | CPU s for 1,000 tokens | more |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for place, name in enumerate(names):
-        speed = spread([turn[place].tokens_per_s for turn in found])
-        cpu = spread([turn[place].cpu_s for turn in found])
-        if not place:
-            text.append(f"| {name} | {_number(speed, 0)} | | | {_number(cpu, 2)} | |")
-            continue
-        slower = median_interval([1 - turn[place].tokens_per_s / turn[0].tokens_per_s for turn in found])
-        dearer = median_interval([turn[place].cpu_s / turn[0].cpu_s - 1 for turn in found])
-        met = verdict(slower, len(found)) if place == 1 else ""
-        costs = f"{_number(cpu, 2)} | {_percent(dearer)}"
-        text.append(f"| {name} | {_number(speed, 0)} | {_percent(slower)} | {met} | {costs} |")
-    return "\n".join([*text, ""])
+def cost(name: str, turns: Turns[Run]) -> Cost:
+    """What one server's turns come to."""
+    speed, cpu = turns.spread(name, lambda run: run.tokens_per_s), turns.spread(name, lambda run: run.cpu_s)
+    if name == SILENT:
+        return Cost(name, speed, cpu, None, None)
+    slower = turns.compared(name, SILENT, lambda mine, silent: 1 - mine.tokens_per_s / silent.tokens_per_s)
+    dearer = turns.compared(name, SILENT, lambda mine, silent: mine.cpu_s / silent.cpu_s - 1)
+    return Cost(name, speed, cpu, median_interval(slower), median_interval(dearer))
 
 
-def verdict(slower: Interval, turns: int) -> str:
-    """Whether a difference is within the goal, as far as its interval tells."""
-    if turns < LEAST_TURNS:
-        return "open"
-    return "yes" if slower.high <= GOAL else "no" if slower.low > GOAL else "open"
-
-
-def _number(value: Interval, digits: int) -> str:
-    return f"{value.value:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
-
-
-def _percent(value: Interval) -> str:
-    return f"{100 * value.value:.1f}% [{100 * value.low:.1f}, {100 * value.high:.1f}]"
-
-
-def main(turns: int, rounds: int, tokens: int, out: Path | None) -> None:
-    """Measure, print, and save where there is a place for it."""
-    machine = describe()
+async def measure(options: argparse.Namespace) -> Report:
+    """Every server in every turn."""
+    report = Report(
+        "What telemetry costs",
+        f"`make bench-telemetry`; demo pair, `speculative`, greedy, {STREAMS} streams over gRPC, {options.requests}"
+        f" requests of {options.tokens} tokens each, {options.rounds} turns in changing order, forwards of one thread."
+        " Tokens/s and CPU: median [smallest, largest]. Differences: median [95% interval] of the turns, each with the"
+        " server in the same turn that tells nothing and counts nothing; that of all others is scraped every"
+        f" {SCRAPE_S:g} s. Goal: at most {GOAL.value:.0%} less throughput with metrics and traces of 1%. It is met"
+        " where the whole interval says so, missed where none of it does, and open otherwise.",
+    )
     with tempfile.TemporaryDirectory(prefix="turnout-telemetry-") as folder, ExitStack() as stack:
         servers = []
         demo = TurnoutConfig.demo()
@@ -203,20 +168,38 @@ def main(turns: int, rounds: int, tokens: int, out: Path | None) -> None:
             config = on_free_ports(demo.model_copy(update={"telemetry": side.telemetry, "engine": engine}))
             pid, _ = stack.enter_context(running_server(config, side.program))
             servers.append(Server(side, config, pid))
-        found = uvloop.run(measure(servers, turns, rounds, tokens))
-    text = page([server.side.name for server in servers], found, rounds, tokens, machine)
-    publish(text, out)
+        turns = await take_turns([_side(server, options) for server in servers], options.rounds)
+    first = servers[1].side.name  # the one that the goal is for
+    sure = options.rounds >= LEAST_TURNS
+
+    def met(row: Cost) -> str | None:
+        if row.name != first or row.slower is None:
+            return None
+        return GOAL.surely_met(row.slower) if sure else "open"
+
+    columns = {
+        "the server tells": lambda row: row.name,
+        "tokens/s": lambda row: shown(row.tokens_per_s),
+        "less": lambda row: shown(row.slower, 1, 100, "%") if row.slower else None,
+        "goal met": met,
+        "CPU s for 1,000 tokens": lambda row: shown(row.cpu_s, 2),
+        "more": lambda row: shown(row.dearer, 1, 100, "%") if row.dearer else None,
+    }
+    report.table("costs", [cost(name, turns) for name in turns.readings], columns)
+    return report
+
+
+def _side(server: Server, options: argparse.Namespace) -> Side[Run]:
+    async def turn(number: int) -> Run:
+        made = await work(server, options.requests, options.tokens)
+        note(f"turn {number} of {options.rounds}, {server.side.name}: {made.tokens_per_s:.0f} tokens/s")
+        return made
+
+    return Side(server.side.name, turn)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two short turns, results printed and not saved")
-    parser.add_argument("--turns", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser = command_line(__doc__, Path("docs/results/telemetry.md"), rounds=40, requests=1, tokens=32)
+    parser.add_argument("--requests", type=int, default=2, help="of each stream in a turn")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    if chosen.quick:
-        main(2, 1, 32, chosen.out)
-    else:
-        main(chosen.turns, chosen.rounds, chosen.tokens, chosen.out or RESULT)
+    run(parser, measure)

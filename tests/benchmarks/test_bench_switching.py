@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.arms import Arm, run_arm
-from benchmarks.bench_switching import BAND, GOAL, LARGE, SMALL, Speed, arms, compare, pair_of, to_markdown, verdict
+from benchmarks.bench_switching import BAND, GOAL, LARGE, SMALL, Speed, arms, compare, page, pair_of, verdict
 from benchmarks.deepened import deepen, deepened
 from engine.pool import LocalPool
 from experiments.statistics import Interval
@@ -145,9 +145,9 @@ def test_a_large_model_that_is_not_dear_enough_is_said_to_be() -> None:
 
 
 def test_the_page_has_a_verdict_for_each_pair_and_concurrency_and_a_row_for_each_way() -> None:
-    page = to_markdown(rows(12.0, speed("a", 1.4, 0.3)), 7, 128, {"cores": "2"})
-    assert page.count("\n- pair, 8 at once") == 1
-    head = next(line for line in page.splitlines() if line.startswith("| pair | at once"))
-    body = [line for line in page.splitlines() if line.startswith("| pair | 8 |")]
+    text = page(rows(12.0, speed("a", 1.4, 0.3)), 7, 128).markdown()
+    assert text.count("\n- pair, 8 at once") == 1
+    head = next(line for line in text.splitlines() if line.startswith("| pair | at once"))
+    body = [line for line in text.splitlines() if line.startswith("| pair | 8 |")]
     assert len(body) == 3
     assert {line.count("|") for line in body} == {head.count("|")}
