@@ -17,20 +17,17 @@ from typing import Any
 
 import ray
 import torch
-import uvloop
 
 from actors.pickling import Handles, dumps, loads
 from actors.transport import Transport
-from benchmarks.harness import note, publish
+from benchmarks.harness import Report, command_line, note, run, shown
 from benchmarks.hop.operations import Operation, Spoken, measure_operations
-from experiments.machine import describe, one_line
 from experiments.own_ray import ray_of_its_own
 from experiments.statistics import Interval, spread
 
 SIZES = (4 << 10, 1 << 20, 16 << 20)
 BATCH = 8  # transfers in one timing
 WAIT_S = 60.0
-RESULT = Path("docs/results/hop.md")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,104 +125,72 @@ def _ranks(*peers: Any) -> list[tuple[int, Any]]:
     return list(enumerate(peers))
 
 
-def to_markdown(
-    machine: dict[str, str],
-    rounds: int,
-    setup: Interval,
-    transfers: list[Transfer],
-    operations: list[Operation],
-    spoken: list[Spoken],
-) -> str:
+def page(
+    rounds: int, setup: Interval, transfers: list[Transfer], operations: list[Operation], spoken: list[Spoken]
+) -> Report:
     """The result page."""
-    lines = [
-        "# Hops between actors",
-        "",
-        f"`python -m benchmarks.bench_hop`; {one_line(machine)}; torch {torch.__version__}, Ray {ray.__version__},"
-        f" gloo over the loopback; medians of {rounds} timings [smallest, largest].",
-        "",
-        *busy_note(machine),
-        f"Forming a group of two: {_ms(setup)} ms.",
-        "",
-        "## Tensors from actor to actor",
-        "",
-        "| size | transport, ms one way | GB/s | pickled into a Ray call, ms | GB/s | times faster |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for each in transfers:
-        mine, theirs = each.rates
-        lines.append(
-            f"| {each.nbytes >> 10} KiB | {_ms(each.transport_s)} | {mine:.2f} | {_ms(each.inline_s)} | {theirs:.2f} |"
-            f" {mine / theirs:.1f} |"
-        )
-    lines += [
-        "",
-        "## One operation of a remote model",
-        "",
+    report = Report(
+        "Hops between actors",
+        f"`python -m benchmarks.bench_hop`; torch {torch.__version__}, Ray {ray.__version__}, gloo over the loopback;"
+        f" medians of {rounds} timings [smallest, largest].",
+    )
+    report.text(f"Forming a group of two: {_ms(setup)} ms.")
+    report.values["setup_s"] = asdict(setup)
+    report.section("Tensors from actor to actor")
+    sent = {
+        "size": lambda each: f"{each.nbytes >> 10} KiB",
+        "transport, ms one way": lambda each: _ms(each.transport_s),
+        "transport, GB/s": lambda each: shown(each.rates[0], 2),
+        "pickled into a Ray call, ms": lambda each: _ms(each.inline_s),
+        "pickled, GB/s": lambda each: shown(each.rates[1], 2),
+        "times faster": lambda each: shown(each.rates[0] / each.rates[1], 1),
+    }
+    report.table("transfers", transfers, sent)
+    report.section("One operation of a remote model")
+    report.text(
         "Milliseconds per operation. Coordinator: its event loop's CPU time, what Ray's client does in it apart. Model:"
         " the operation itself, waiting for its batch included. Actor: the rest of the actor's time. On the way: all"
-        " other, in Ray's processes and the kernel.",
-        "",
-        "| operation | all | coordinator | Ray's client | on the way | actor | model | bytes there | bytes back |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for op in operations:
-        parts = (op.total_s, op.coordinator_s, op.client_s, op.transit_s, op.actor_s, op.model_s)
-        times = " | ".join(f"{1000 * part:.3f}" for part in parts)
-        lines.append(f"| {op.name} | {times} | {op.bytes_there:.0f} | {op.bytes_back:.0f} |")
-    lines += [
-        "",
-        "## Bytes by method",
-        "",
-        "Between the coordinator and both actors, and tensors from actor to actor, per token of the answer.",
-        "",
-        "| method | tokens | messages per token | bytes there | bytes back | actor to actor |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {each.method} | {each.tokens} | {each.messages:.2f} | {each.bytes_there:.0f} | {each.bytes_back:.0f} |"
-        f" {each.bytes_between:.0f} |"
-        for each in spoken
-    ]
-    return "\n".join([*lines, ""])
-
-
-def busy_note(machine: dict[str, str]) -> list[str]:
-    """A warning where other work ran beside this."""
-    if float(machine["load average at start"]) <= int(machine["cores"]):
-        return []
-    return ["The machine was busy with other work: times say at most how they compare; bytes and counts stand.", ""]
+        " other, in Ray's processes and the kernel."
+    )
+    parts = {
+        "operation": lambda each: each.name,
+        "all": lambda each: shown(each.total_s, 3, 1000),
+        "coordinator": lambda each: shown(each.coordinator_s, 3, 1000),
+        "Ray's client": lambda each: shown(each.client_s, 3, 1000),
+        "on the way": lambda each: shown(each.transit_s, 3, 1000),
+        "actor": lambda each: shown(each.actor_s, 3, 1000),
+        "model": lambda each: shown(each.model_s, 3, 1000),
+        "bytes there": lambda each: shown(each.bytes_there),
+        "bytes back": lambda each: shown(each.bytes_back),
+    }
+    report.table("operations", operations, parts)
+    report.section("Bytes by method")
+    report.text("Between the coordinator and both actors, and tensors from actor to actor, per token of the answer.")
+    by_method = {
+        "method": lambda each: each.method,
+        "tokens": lambda each: each.tokens,
+        "messages per token": lambda each: shown(each.messages, 2),
+        "bytes there": lambda each: shown(each.bytes_there),
+        "bytes back": lambda each: shown(each.bytes_back),
+        "actor to actor": lambda each: shown(each.bytes_between),
+    }
+    report.table("methods", spoken, by_method)
+    return report
 
 
 def _ms(interval: Interval) -> str:
-    return f"{1000 * interval.value:.3f} [{1000 * interval.low:.3f}, {1000 * interval.high:.3f}]"
+    return shown(interval, 3, 1000)
 
 
-def main(rounds: int, count: int, out: Path | None) -> None:
-    """Measure, print, and save where there is a place for it."""
-    machine = describe()
+async def measure(options: argparse.Namespace) -> Report:
+    """Transfers, then operations of the demo pair."""
     with ray_of_its_own():
-        setup, transfers = uvloop.run(measure_transfers(rounds))
-        operations, spoken = uvloop.run(measure_operations(count))
-    text = to_markdown(machine, rounds, setup, transfers, operations, spoken)
-    parts = {
-        "machine": machine,
-        "rounds": rounds,
-        "setup_s": asdict(setup),
-        "transfers": [asdict(each) for each in transfers],
-        "operations": [asdict(each) for each in operations],
-        "methods": [asdict(each) for each in spoken],
-    }
-    publish(text, out, parts)
+        setup, transfers = await measure_transfers(options.rounds)
+        operations, spoken = await measure_operations(options.count)
+    return page(options.rounds, setup, transfers, operations, spoken)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="timings of each transfer")
+    parser = command_line(__doc__, Path("docs/results/hop.md"), rounds=7, count=10)
     parser.add_argument("--count", type=int, default=100, help="operations of each kind")
-    parser.add_argument("--quick", action="store_true", help="two rounds, ten operations; printed and not saved")
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    if chosen.quick:
-        main(2, 10, chosen.out)
-    else:
-        main(chosen.rounds, chosen.count, chosen.out or RESULT)
+    run(parser, measure)

@@ -142,6 +142,8 @@ class Report:
         machine = describe(device)
         self.values: dict[str, Any] = {"machine": machine}
         self._parts = [f"# {title}", how, f"Machine: {one_line(machine)}."]
+        if float(machine["load average at start"]) > int(machine["cores"]):
+            self.text("The machine was busy with other work: times are uncertain, ratios less; bytes and counts hold.")
 
     def section(self, title: str) -> None:
         """Begin a section."""

@@ -99,7 +99,7 @@ class Turn:
         return self.tokens / self.seconds
 
 
-class Side:
+class Placement:
     """A pool that is measured.
 
     Args:
@@ -163,14 +163,14 @@ class Side:
         return there, back, self._between
 
 
-def open_colocated(config: TurnoutConfig, name: str, cores: Cores) -> Side:
+def open_colocated(config: TurnoutConfig, name: str, cores: Cores) -> Placement:
     """The pool in this process."""
     engine = config.engine.model_copy(update={"threads": cores.threads})
     torch.set_num_threads(cores.threads)
-    return Side(LocalPool.load(name, config.model_copy(update={"engine": engine})), name)
+    return Placement(LocalPool.load(name, config.model_copy(update={"engine": engine})), name)
 
 
-def open_actors(config: TurnoutConfig, name: str, cores: Cores) -> Side:
+def open_actors(config: TurnoutConfig, name: str, cores: Cores) -> Placement:
     """The pool in actors, each on its cores."""
     placement = PlacementConfig(
         models="actors", cpus=0.5, threads=cores.threads, start_timeout_s=START_S, silence_s=SILENCE_S
@@ -179,7 +179,7 @@ def open_actors(config: TurnoutConfig, name: str, cores: Cores) -> Side:
     opened = ActorPool.load(name, config.model_copy(update={"pools": {**config.pools, name: pool}}))
     for supervisor, where in zip(opened.supervisors, (cores.small, cores.large), strict=True):
         pin(supervisor.card.pid, where)
-    return Side(opened, name)
+    return Placement(opened, name)
 
 
 def pin(pid: int, cores: Iterable[int]) -> None:
