@@ -8,6 +8,7 @@ layers that write nothing tells what it comes to where a line costs more.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +18,9 @@ import yaml
 from benchmarks.batch_chaos import BLOCK_ROWS, CONCURRENCY, MAX_TOKENS, chaos, engine_rate
 from benchmarks.batch_outcome import LEAST_SHARE
 from benchmarks.bench_switching import EXTRA_LAYERS, pair_of
-from benchmarks.harness import note, publish
+from benchmarks.harness import Report, Side, command_line, note, run, shown, take_turns
 from benchmarks.retention import judged
-from experiments.machine import describe, one_line
-from experiments.statistics import Interval, spread
-
-RESULT = Path("docs/results/batch-speed.md")
-ROUNDS = 3
+from experiments.statistics import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +59,15 @@ class Speed:
     share: Interval
 
 
-def measure(case: Case, rounds: int, folder: Path) -> Speed:
-    """A case's rounds; who goes first changes.
+async def compare(case: Case, rounds: int, folder: Path) -> Speed:
+    """A case's rounds.
 
     Args:
         case: what is run.
-        rounds: how often.
+        rounds: that count; these take minutes, and the engine is new in each: none warms up.
         folder: for the model and its configuration.
     """
+    note(f"{case}")
     pair = pair_of(case.extra, folder)
     config = folder / "pair.yaml"
     config.write_text(yaml.safe_dump(pair.config.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
@@ -78,58 +76,49 @@ def measure(case: Case, rounds: int, folder: Path) -> Speed:
         with chaos(case.rows, case.actors, concurrency=CONCURRENCY // case.actors, config=config) as made:
             return made.run([]).rate
 
-    sides = (lambda: engine_rate(case.rows, config, unhurried=True), lambda: engine_rate(case.rows, config), job)
-    found: list[list[float]] = []
-    for number in range(rounds):
-        order = [(number + place) % len(sides) for place in range(len(sides))]
-        rates = {place: sides[place]() for place in order}
-        found.append([rates[place] for place in range(len(sides))])
-        engine, usual, mine = found[-1]
-        note(f"{case}: engine {engine:.1f}, with its usual settings {usual:.1f}, job {mine:.1f} lines a second")
-    engines, usuals, jobs = (spread(list(side)) for side in zip(*found, strict=True))
-    shares = spread([mine / engine for engine, _, mine in found])
-    return Speed(pair.title, case.actors, engines, usuals, jobs, shares)
+    def engine(unhurried: bool) -> float:
+        return engine_rate(case.rows, config, unhurried=unhurried)
+
+    sides = [
+        Side("engine", lambda _: asyncio.to_thread(engine, True)),
+        Side("usual", lambda _: asyncio.to_thread(engine, False)),
+        Side("job", lambda _: asyncio.to_thread(job)),
+    ]
+    turns = await take_turns(sides, rounds, warm_up=False)
+    engine_alone, usual, mine = (turns.spread(name) for name in turns.readings)
+    return Speed(pair.title, case.actors, engine_alone, usual, mine, turns.ratio("job", "engine"))
 
 
-def to_markdown(speeds: list[Speed], rounds: int, machine: dict[str, str]) -> str:
+def page(speeds: list[Speed], rounds: int) -> Report:
     """The page."""
-    lines = [
-        "# A batch beside the engine alone",
-        "",
-        f"`make bench-batch`; {one_line(machine)}. Short prompts, whole answers (at most {MAX_TOKENS} tokens),"
-        f" {CONCURRENCY} at once, blocks of {BLOCK_ROWS}; the job on a cluster of two nodes of this machine, of which"
-        f" one does the work; medians of {rounds} rounds [smallest, largest]. A deepened large model has layers whose"
-        " output projections are zero: they are computed, and change no answer. The engine alone is one process, with a"
-        " job's settings, by which it is judged, and with its usual ones, which bound the length of a step. Several"
-        " copies of a job share what it has at once.",
-        "",
-        "| pair | copies | engine alone, lines/s | with its usual settings | job, lines/s | job beside engine | |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
-    ]
-    lines += [
-        f"| {each.pair} | {each.actors} | {_short(each.engine, 1)} | {_short(each.usual, 1)} | {_short(each.job, 1)}"
-        f" | {_short(each.share, 2)} | {judged(each.share, LEAST_SHARE, '{:g}')} |"
-        for each in speeds
-    ]
-    return "\n".join([*lines, ""])
+    report = Report(
+        "A batch beside the engine alone",
+        f"`make bench-batch`. Short prompts, whole answers (at most {MAX_TOKENS} tokens), {CONCURRENCY} at once, blocks"
+        f" of {BLOCK_ROWS}; the job on a cluster of two nodes of this machine, of which one does the work; medians of"
+        f" {rounds} rounds [smallest, largest]. A deepened large model has layers whose output projections are zero:"
+        " they are computed, and change no answer. The engine alone is one process, with a job's settings, by which it"
+        " is judged, and with its usual ones, which bound the length of a step. Several copies of a job share what it"
+        " has at once.",
+    )
+    columns = {
+        "pair": lambda each: each.pair,
+        "copies": lambda each: each.actors,
+        "engine alone, lines/s": lambda each: shown(each.engine, 1),
+        "with its usual settings": lambda each: shown(each.usual, 1),
+        "job, lines/s": lambda each: shown(each.job, 1),
+        "job beside engine": lambda each: shown(each.share, 2),
+        "": lambda each: judged(each.share, LEAST_SHARE, "{:g}"),
+    }
+    report.table("speeds", speeds, columns)
+    return report
 
 
-def _short(interval: Interval, digits: int) -> str:
-    return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
-
-
-def main(quick: bool, out: Path | None) -> None:
-    """Measure, print, and save where there is a place for it."""
-    machine, rounds = describe(), 1 if quick else ROUNDS
+async def measure(options: argparse.Namespace) -> Report:
+    """Every case, one after the other."""
     with tempfile.TemporaryDirectory(prefix="batch-speed-") as folder:
-        cases = [replace(case, rows=case.rows // (5 if quick else 1)) for case in CASES]
-        speeds = [measure(case, rounds, Path(folder)) for case in cases]
-    publish(to_markdown(speeds, rounds, machine), out)
+        cases = [replace(case, rows=case.rows // (5 if options.quick else 1)) for case in CASES]
+        return page([await compare(case, options.rounds, Path(folder)) for case in cases], options.rounds)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short round, results printed and not saved")
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    main(chosen.quick, chosen.out if chosen.quick else chosen.out or RESULT)
+    run(command_line(__doc__, Path("docs/results/batch-speed.md"), rounds=3), measure)

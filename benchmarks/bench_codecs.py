@@ -14,21 +14,19 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import uvloop
 
-from benchmarks.harness import note, publish
+from benchmarks.harness import Cell, Report, command_line, note, run, shown
 from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
 from engine.model import EngineModel
 from engine.pool import LocalPool
-from experiments.machine import describe, one_line
 from experiments.statistics import wilson
 from kvstore.base import ChunkShape, Codec
 from kvstore.codecs.base import codec_numbers, filled_up, load_codec
@@ -45,7 +43,6 @@ MAX_TOKENS = 140
 SPEED_TOKENS = 256
 GOAL_RATIO, GOAL_LOSS = 3.5, 0.01
 JUDGED = "short"  # the set that the goal is for: on longer ones the demo models are at a loss themselves
-RESULT = Path("docs/results/codecs.md")
 
 
 @dataclass(frozen=True)
@@ -264,7 +261,7 @@ def speeds(codec: Codec, kv: torch.Tensor, rounds: int) -> tuple[float, float]:
     return rate(lambda: codec.encode(kv, shape)), rate(lambda: codec.decode(payload, shape, out))
 
 
-async def measure(names: list[str], count: int, rounds: int, config: TurnoutConfig) -> list[Line]:
+async def measure_lines(names: list[str], count: int, rounds: int, config: TurnoutConfig) -> list[Line]:
     """Every codec on both models of the demo pair."""
     name = next(iter(config.pools))
     pool, lines = LocalPool.load(name, config), []
@@ -291,38 +288,44 @@ async def measure(names: list[str], count: int, rounds: int, config: TurnoutConf
     return lines
 
 
-def to_markdown(lines: list[Line], rounds: int, machine: dict[str, str]) -> str:
-    """A table for each model, with how it was obtained."""
+def page(lines: list[Line], rounds: int) -> Report:
+    """A table for each model, then the verdicts."""
     sets = ", ".join(
         f"{kind} ({lines[0].sets[kind].prompts} prompts, {each.examples} worked examples before the problem,"
         f" chunks of {each.chunk_tokens} tokens)"
         for kind, each in SETS.items()
     )
-    text = [
-        "# Codecs of the shared prefix store (demo pair)",
-        "",
-        f"`make bench-codecs`; {one_line(machine)}. Ratio: bytes of bfloat16 over those stored, all told, in"
-        f" chunks of {SETS['many'].chunk_tokens} tokens. Speed: 10^9 bytes of keys and values a second of its time,"
-        f" one thread, chunks of {SPEED_TOKENS} tokens, median of {rounds}. Each prompt's full chunks go through the"
-        " codec, the rest is computed; all is compared with `raw` on the same way. KL: mean over tokens of raw's greedy"
-        " answers, nats. Same: greedy answers equal to raw's, token for token. Right: answers with the right result.",
-        f"Sets: {sets}. The demo models learned from one or two questions at a time: what they say after many is mostly"
-        " wrong with `raw` too, and hangs by a thread.",
-    ]
-    for model in dict.fromkeys(line.model for line in lines):
-        heads = [f"{what}, {kind}" for kind in SETS for what in ("KL", "same", "right")]
-        heads = ["codec", "ratio", "encode, GB/s", "decode, GB/s", *heads]
-        text += ["", f"## The {model} model", "", f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
-        text += [_row(line) for line in lines if line.model == model]
-    return "\n".join([*text, "", *_verdict(lines), ""])
-
-
-def _row(line: Line) -> str:
-    cells = [line.codec, f"{line.sets['many'].ratio:.2f}", f"{line.encode_gbps:.3g}", f"{line.decode_gbps:.3g}"]
+    report = Report(
+        "Codecs of the shared prefix store (demo pair)",
+        "`make bench-codecs`. Ratio: bytes of bfloat16 over those stored, all included, in chunks of"
+        f" {SETS['many'].chunk_tokens} tokens. Speed: 10^9 bytes of keys and values a second of its time, one thread,"
+        f" chunks of {SPEED_TOKENS} tokens, median of {rounds}. Each prompt's full chunks go through the codec, the"
+        " rest is computed; all is compared with `raw` on the same way. KL: mean over tokens of raw's greedy answers,"
+        " nats. Same: greedy answers equal to raw's, token for token. Right: answers with the right result."
+        f" Sets: {sets}. The demo models learned from one or two questions at a time: what they say after many is"
+        " mostly wrong with `raw` too, and hangs by a thread.",
+    )
+    columns: dict[str, Callable[[Line], Cell]] = {
+        "codec": lambda line: line.codec,
+        "ratio": lambda line: shown(line.sets["many"].ratio, 2),
+        "encode, GB/s": lambda line: f"{line.encode_gbps:.3g}",
+        "decode, GB/s": lambda line: f"{line.decode_gbps:.3g}",
+    }
     for kind in SETS:
-        each = line.sets[kind]
-        cells += [f"{each.kl:.1e}", f"{each.same / each.prompts:.1%}", f"{each.right / each.prompts:.1%}"]
-    return "| " + " | ".join(cells) + " |"
+        columns |= _quality_columns(kind)
+    for model in dict.fromkeys(line.model for line in lines):
+        report.section(f"The {model} model")
+        report.table(model, [line for line in lines if line.model == model], columns)
+    report.text("\n".join(_verdict(lines)))
+    return report
+
+
+def _quality_columns(kind: str) -> dict[str, Callable[[Line], Cell]]:
+    return {
+        f"KL, {kind}": lambda line: f"{line.sets[kind].kl:.1e}",
+        f"same, {kind}": lambda line: f"{line.sets[kind].same / line.sets[kind].prompts:.1%}",
+        f"right, {kind}": lambda line: f"{line.sets[kind].right / line.sets[kind].prompts:.1%}",
+    }
 
 
 def _verdict(lines: list[Line]) -> list[str]:
@@ -353,24 +356,15 @@ def demo() -> TurnoutConfig:
     return config.model_copy(update={"models": models})
 
 
-def main(names: list[str], count: int, rounds: int, out: Path | None) -> None:
-    """Measure, print, and save as Markdown and JSON where there is a place for it."""
+async def measure(options: argparse.Namespace) -> Report:
+    """Every codec on both models."""
     torch.set_num_threads(1)
-    machine = describe()
-    lines = uvloop.run(measure(names, count, rounds, demo()))
-    text = to_markdown(lines, rounds, machine)
-    document = {"machine": machine, "rounds": rounds, "lines": [asdict(line) for line in lines]}
-    publish(text, out, document)
+    return page(await measure_lines(options.codecs, options.prompts, options.rounds, demo()), options.rounds)
 
 
 if __name__ == "__main__":
     known = ["raw", *sorted(name for name in codec_numbers() if name != "raw")]
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__, Path("docs/results/codecs.md"), rounds=15, prompts=24)
     parser.add_argument("--codecs", nargs="+", choices=known, default=known, help="the first is compared with")
     parser.add_argument("--prompts", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--quick", action="store_true", help="24 prompts, results printed and not saved")
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    few = chosen.out if chosen.quick else chosen.out or RESULT
-    main(chosen.codecs, 24 if chosen.quick else chosen.prompts, 5 if chosen.quick else chosen.rounds, few)
+    run(parser, measure)

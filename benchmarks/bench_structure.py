@@ -148,11 +148,10 @@ async def compare(subject: str, options: argparse.Namespace) -> list[Speed]:
         ratio = turns.ratio("bound", "free")
         return Speed(subject, way, concurrency, turns.spread("free"), turns.spread("bound"), ratio)
 
-    async with open_engine(*(copy.deepcopy(plain) for _ in range(2)), engine=EngineConfig(token_budget=1024)) as made:
+    roles, engine = ("small", "large"), EngineConfig(token_budget=1024)
+    async with open_engine(*(copy.deepcopy(plain) for _ in roles), names=roles, engine=engine) as made:
         texts = ListText([str(token) for token in range(made[0].vocab_size)])
-        models = ModelPool(
-            dict(zip(("small", "large"), made, strict=True)), {role: role for role in ("small", "large")}, texts
-        )
+        models = ModelPool(dict(zip(roles, made, strict=True)), dict(zip(roles, roles, strict=True)), texts)
         return [await at(way, concurrency, models) for way, many in WAYS.items() for concurrency in many]
 
 

@@ -44,20 +44,27 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
 
 @asynccontextmanager
 async def open_engine(
-    *checkpoints: Any, kv_bytes: int = 512 << 20, engine: EngineConfig | None = None, device: str = "cpu"
+    *checkpoints: Any,
+    names: tuple[str, ...] = ("model",),
+    kv_bytes: int = 512 << 20,
+    max_length: int | None = None,
+    engine: EngineConfig | None = None,
+    device: str = "cpu",
 ) -> AsyncIterator[list[EngineModel]]:
     """Serve checkpoints of transformers on one device, and close them at the end.
 
     Args:
         checkpoints: become the engine's own.
+        names: of the models, one for each checkpoint.
         kv_bytes: cache of each.
+        max_length: most tokens of a sequence; None: as many as the checkpoint allows.
         engine: settings; None: the defaults.
         device: as torch names it.
     """
-    place, settings = Device(device), ModelConfig(path="-", kv_memory_bytes=kv_bytes)
+    place, settings = Device(device), ModelConfig(path="-", kv_memory_bytes=kv_bytes, max_length=max_length)
     models = [
-        EngineModel(f"model {number}", prepare(plain), settings, engine or EngineConfig(), place)
-        for number, plain in enumerate(checkpoints)
+        EngineModel(name, prepare(plain), settings, engine or EngineConfig(), place)
+        for name, plain in zip(names, checkpoints, strict=True)
     ]
     try:
         yield models

@@ -79,7 +79,10 @@ def turn_order(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
 
 
 async def take_turns(
-    sides: Sequence[Side[Reading]], rounds: int, before: Callable[[int], Awaitable[None]] | None = None
+    sides: Sequence[Side[Reading]],
+    rounds: int,
+    before: Callable[[int], Awaitable[None]] | None = None,
+    warm_up: bool = True,
 ) -> Turns[Reading]:
     """Measure all sides in each round, one at a time, in an order that rotates.
 
@@ -87,6 +90,7 @@ async def take_turns(
         sides: at least one, each with a name of its own.
         rounds: that count; one more, which comes first, warms up.
         before: called with the round's number before its first turn.
+        warm_up: False leaves that first round out.
     """
     by_name = {side.name: side for side in sides}
     if len(by_name) < len(sides):
@@ -94,6 +98,8 @@ async def take_turns(
     readings: dict[str, list[Reading]] = {name: [] for name in by_name}
     begun = -1
     for number, name in turn_order(list(by_name), rounds):
+        if not number and not warm_up:
+            continue
         if before is not None and number != begun:
             await before(number)
         begun = number
@@ -227,7 +233,8 @@ def run(
 
     made = measure(options)
     report = made if isinstance(made, Report) else uvloop.run(awaited(made))
-    publish(report.markdown(), options.out, report.values)
+    asked = {name: value for name, value in vars(options).items() if name not in ("out", "no_write") and name[0] != "_"}
+    publish(report.markdown(), options.out, {**report.values, "options": asked})
     return report
 
 

@@ -7,27 +7,23 @@ it read the prompt; its KV pool was written to before, so this is working memory
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import uvloop
 
-from benchmarks.harness import publish
+from benchmarks.engines import open_engine
+from benchmarks.harness import Report, command_line, run, shown
 from decoding.model import Until
 from decoding.sequence import Sequence
 from engine.costs.machine import measure_machine
-from engine.costs.resources import Machine, ModelShape, Planner
-from engine.device import Device
-from engine.loading import prepare
+from engine.costs.resources import ModelShape, Planner
 from engine.model import EngineModel
-from experiments.machine import describe, one_line
 from experiments.process_memory import watched_growth
 from training.random_models import llama_config, random_model
-from turnout.config import EngineConfig, ModelConfig
+from turnout.config import EngineConfig
 from turnout.types import SamplingParams
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
@@ -97,68 +93,44 @@ async def read_prompt(model: EngineModel, length: int, planner: Planner) -> Read
     )
 
 
-async def measure(lengths: list[int], token_budget: int) -> tuple[list[Reading], Machine]:
+async def measure(options: argparse.Namespace) -> Report:
     """Every length once, shortest first, after a warm-up."""
+    lengths, engine = sorted(options.lengths), EngineConfig(token_budget=options.token_budget)
+    report = Report(
+        f"Long prompts (random Llama, 35 M parameters, bfloat16, {torch.get_num_threads()} threads)",
+        f"`make bench-long-context`; one request alone, {options.token_budget} tokens a forward. Bound: arithmetic of"
+        " the prompt at the speed of torch's matrix product on this machine. Working memory: growth of the process"
+        " while it reads and decodes, cache and weights apart. Whole mask: a byte for every pair of positions, which is"
+        " never made.",
+    )
     plain = llama_35m()
     shape = ModelShape.of(plain.config, plain.num_parameters(), torch.bfloat16.itemsize)
-    device = Device("cpu")
-    machine = measure_machine(torch.bfloat16, device.torch_device)
+    machine = measure_machine(torch.bfloat16, torch.device("cpu"))
     longest = lengths[-1] + OUTPUT
-    engine = EngineConfig(token_budget=token_budget)
     needed = -(-longest // engine.block_size) * engine.block_size * shape.kv_bytes_per_token
-    settings = ModelConfig(path="-", kv_memory_bytes=needed, max_length=longest)
-    model = EngineModel("random 35 M", prepare(plain), settings, engine, device)
-    for layer in model.store.layers:
-        layer.fill_(0)  # memory of zeros is not taken until it is written to
-    planner = Planner(shape, machine)
-    await read_prompt(model, lengths[0], planner)
-    readings = [await read_prompt(model, length, planner) for length in lengths]
-    await model.close()
-    await asyncio.to_thread(device.close)
-    return readings, machine
-
-
-def to_markdown(readings: list[Reading], token_budget: int, machine: dict[str, str]) -> str:
-    """The table, with how it was obtained."""
-    lines = [
-        f"# Long prompts (random Llama, 35 M parameters, bfloat16, {torch.get_num_threads()} threads)",
-        "",
-        f"`make bench-long-context`; one request alone, {token_budget} tokens a forward. {one_line(machine)}.",
-        "Bound: arithmetic of the prompt at the speed of torch's matrix product on this machine. Working memory: growth"
-        " of the process while it reads and decodes, cache and weights apart. Whole mask: a byte for every pair of"
-        " positions, which is never made.",
-        "",
-        "| prompt, tokens | first token, s | bound, s | prompt tokens/s | next token, ms | KV cache, MiB"
-        " | working memory, MiB | whole mask, MiB |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    lines += [
-        f"| {r.length:,} | {r.first_token_s:.2f} | {r.first_token_bound_s:.2f} | {r.length / r.first_token_s:,.0f}"
-        f" | {1000 * r.per_token_s:.1f} | {r.kv_bytes / MIB:.0f} | {r.working_bytes / MIB:.0f}"
-        f" | {r.mask_bytes / MIB:,.0f} |"
-        for r in readings
-    ]
-    return "\n".join([*lines, ""])
-
-
-def main(lengths: list[int], token_budget: int, out: Path) -> None:
-    """Measure, print and save as Markdown and JSON."""
-    described = describe()
-    readings, machine = uvloop.run(measure(lengths, token_budget))
-    text = to_markdown(readings, token_budget, described)
-    document = {
-        "machine": described | asdict(machine),
-        "threads": torch.get_num_threads(),
-        "token_budget": token_budget,
-        "readings": [asdict(reading) for reading in readings],
+    async with open_engine(plain, kv_bytes=needed, max_length=longest, engine=engine) as [model]:
+        for layer in model.store.layers:
+            layer.fill_(0)  # memory of zeros is not taken until it is written to
+        planner = Planner(shape, machine)
+        await read_prompt(model, lengths[0], planner)
+        readings = [await read_prompt(model, length, planner) for length in lengths]
+    report.values["machine"] |= asdict(machine)
+    columns = {
+        "prompt, tokens": lambda each: f"{each.length:,}",
+        "first token, s": lambda each: shown(each.first_token_s, 2),
+        "bound, s": lambda each: shown(each.first_token_bound_s, 2),
+        "prompt tokens/s": lambda each: shown(each.length / each.first_token_s),
+        "next token, ms": lambda each: shown(each.per_token_s, 1, 1000),
+        "KV cache, MiB": lambda each: shown(each.kv_bytes / MIB),
+        "working memory, MiB": lambda each: shown(each.working_bytes / MIB),
+        "whole mask, MiB": lambda each: shown(each.mask_bytes / MIB),
     }
-    publish(text, out, document)
+    report.table("readings", readings, columns)
+    return report
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__, Path("docs/results/long_context.md"), lengths=[1024, 2048])
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--token-budget", type=int, default=512)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/long_context.md"))
-    chosen = parser.parse_args()
-    main(sorted(chosen.lengths), chosen.token_budget, chosen.out)
+    run(parser, measure)

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-import uvloop
-
-from benchmarks.harness import show
+from benchmarks.harness import Cell, Goal, Report, Side, command_line, run, shown, take_turns
 from benchmarks.peers.checkpoints import random_checkpoint
 from decoding.model import Until
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from engine.pool import LocalPool
-from experiments.machine import describe, one_line
 from experiments.replay import answer
-from experiments.statistics import Interval, spread
+from experiments.statistics import Interval
 from turnout.calls import GenerateCall
 from turnout.config import parse_config
 from turnout.types import SamplingParams
@@ -60,22 +57,22 @@ class Smoothness:
 
 
 async def measure(pool: LocalPool, rounds: int = 5, seed: int = 0) -> Smoothness:
-    """Take turns between the three measurements on an idle pool; the first round is thrown away."""
+    """Take turns between the three measurements on an idle pool."""
     draw = random.Random(seed)
     model = pool.engines[pool.roles["large"]]
-    gaps: list[Gaps] = []
-    crowds, prefixes = [], []
-    for _ in range(rounds + 1):
-        gaps.append(await gaps_while_reading(model, draw))
-        crowds.append(await beside_crowd(pool, draw))
-        prefixes.append(await known_prefix(model, draw))
+    sides: list[Side[Any]] = [
+        Side("gaps", lambda _: gaps_while_reading(model, draw)),
+        Side("crowd", lambda _: beside_crowd(pool, draw)),
+        Side("prefix", lambda _: known_prefix(model, draw)),
+    ]
+    turns = await take_turns(sides, rounds)
     return Smoothness(
-        spread([gap.step_s for gap in gaps[1:]]),
-        spread([gap.largest / gap.step_s for gap in gaps[1:]]),
-        spread([gap.typical / gap.step_s for gap in gaps[1:]]),
-        spread([gap.undisturbed / gap.step_s for gap in gaps[1:]]),
-        spread(crowds[1:]),
-        spread(prefixes[1:]),
+        turns.spread("gaps", lambda gap: gap.step_s),
+        turns.spread("gaps", lambda gap: gap.largest / gap.step_s),
+        turns.spread("gaps", lambda gap: gap.typical / gap.step_s),
+        turns.spread("gaps", lambda gap: gap.undisturbed / gap.step_s),
+        turns.spread("crowd"),
+        turns.spread("prefix"),
     )
 
 
@@ -174,32 +171,59 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def to_markdown(results: dict[str, Smoothness], machine: dict[str, str], rounds: int) -> str:
-    """The results as a page."""
-    rows: dict[str, tuple[str, Callable[[Smoothness], Interval]]] = {
-        f"gap between tokens, {RUNNING} requests running, ms": ("", lambda s: _scaled(s.step_s, 1e3)),
-        f"largest gap while a prompt of {LONG_PROMPT} tokens is read, in such gaps": ("2.5", lambda s: s.largest_gap),
-        "typical gap in that time": ("", lambda s: s.typical_gap),
-        "largest gap in as many steps without the prompt": ("", lambda s: s.undisturbed_gap),
-        f"a tenant's latency beside {CROWD} requests of another, over that alone": ("2", lambda s: s.beside_crowd),
-        f"first token after {PREFIX} cached tokens, over the first time": ("0.15", lambda s: s.known_prefix),
-    }
-    lines = [
-        "# What a request feels of others",
-        "",
-        f"`python -m benchmarks.smoothness`; {one_line(machine)}; random Llamas in bfloat16, median of {rounds} "
-        "rounds [smallest, largest].",
-        "",
-        f"| | at most | {' | '.join(results)} |",
-        f"| --- | --- |{' --- |' * len(results)}",
+@dataclass(frozen=True, slots=True)
+class Felt:
+    """One figure of each model, with what it should be at most, and the factor that it is shown with."""
+
+    name: str
+    goal: Goal | None
+    figures: dict[str, Interval]
+    scale: float = 1.0
+
+
+def rows(results: dict[str, Smoothness]) -> list[Felt]:
+    """Every figure, model by model."""
+
+    def felt(name: str, figure: str, most: float | None = None, scale: float = 1.0) -> Felt:
+        goal = None if most is None else Goal(most, at_most=True)
+        return Felt(name, goal, {model: getattr(smooth, figure) for model, smooth in results.items()}, scale)
+
+    return [
+        felt(f"gap between tokens, {RUNNING} requests running, ms", "step_s", scale=1e3),
+        felt(f"largest gap while a prompt of {LONG_PROMPT} tokens is read, in such gaps", "largest_gap", 2.5),
+        felt("typical gap in that time", "typical_gap"),
+        felt("largest gap in as many steps without the prompt", "undisturbed_gap"),
+        felt(f"a tenant's latency with {CROWD} requests of another, over that alone", "beside_crowd", 2),
+        felt(f"first token after {PREFIX} cached tokens, over the first time", "known_prefix", 0.15),
     ]
-    for name, (goal, of) in rows.items():
-        lines.append(f"| {name} | {goal} | {' | '.join(str(of(smooth)) for smooth in results.values())} |")
-    return "\n".join([*lines, ""])
 
 
-def _scaled(interval: Interval, factor: float) -> Interval:
-    return Interval(factor * interval.value, factor * interval.low, factor * interval.high)
+def page(results: dict[str, Smoothness], rounds: int) -> Report:
+    """The results, a column for each model."""
+    report = Report(
+        "What a request feels of others",
+        f"`python -m benchmarks.smoothness`; random Llamas in bfloat16, median of {rounds} rounds [smallest, largest].",
+    )
+
+    def of(model: str) -> Callable[[Felt], str]:
+        return lambda row: shown(row.figures[model], 3, row.scale)
+
+    columns: dict[str, Callable[[Felt], Cell]] = {
+        "": lambda row: row.name,
+        "at most": lambda row: f"{row.goal.value:g}" if row.goal else None,
+        **{model: of(model) for model in results},
+    }
+    report.table("figures", rows(results), columns)
+    return report
+
+
+async def measure_all(options: argparse.Namespace) -> Report:
+    """Every model, one after the other."""
+    results = {}
+    with tempfile.TemporaryDirectory(prefix="turnout-smooth-") as folder:
+        for name in MODELS:
+            results[name] = await _measure_checkpoint(random_checkpoint(name, Path(folder)), options.rounds)
+    return page(results, options.rounds)
 
 
 async def _measure_checkpoint(folder: Path, rounds: int) -> Smoothness:
@@ -216,26 +240,5 @@ async def _measure_checkpoint(folder: Path, rounds: int) -> Smoothness:
         await pool.close()
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round, results printed and not saved")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/smoothness"))
-    chosen = parser.parse_args()
-    rounds = 1 if chosen.quick else chosen.rounds
-    machine = describe()
-    results = {}
-    with tempfile.TemporaryDirectory(prefix="turnout-smooth-") as folder:
-        for name in MODELS:
-            results[name] = uvloop.run(_measure_checkpoint(random_checkpoint(name, Path(folder)), rounds))
-    text = to_markdown(results, machine, rounds)
-    if not chosen.quick:
-        chosen.out.with_suffix(".md").write_text(text)
-        numbers = {name: asdict(smooth) for name, smooth in results.items()}
-        chosen.out.with_suffix(".json").write_text(json.dumps({"machine": machine, **numbers}, indent=2) + "\n")
-    show(text)
-
-
 if __name__ == "__main__":
-    main()
+    run(command_line(__doc__, Path("docs/results/smoothness.md"), rounds=7), measure_all)

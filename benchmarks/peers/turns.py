@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from benchmarks.harness import turn_order
 from benchmarks.peers.remote import PeerError
 from benchmarks.peers.workloads import Generator, Workload
 from experiments.process_cpu import busy_seconds
@@ -62,26 +63,23 @@ def take_turns(workload: Workload, engines: Mapping[str, Contender], ours: str, 
     """
     outcome = Outcome(workload.name, workload.unit, ours)
     starts: dict[str, list[tuple[int, ...]]] = {}
-    names = list(engines)
-    for number in range(rounds + 1 if names else 0):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            if name in outcome.failures:
-                continue
-            before = _Cpu.now(engines)
-            try:
-                reading = workload.measure(engines[name], number)
-            except (PeerError, ValueError) as error:
-                outcome.failures[name] = str(error)
-                outcome.values.pop(name, None)
-                starts.pop(name, None)
-                continue
-            if number:
-                waiting, foreign = _Cpu.now(engines).since(before, name)
-                outcome.waiting_cpu = max(outcome.waiting_cpu, waiting)
-                outcome.foreign_cpu = max(outcome.foreign_cpu, foreign)
-                outcome.values.setdefault(name, []).append(reading.value)
-                starts.setdefault(name, []).extend(tuple(answer[:SAME_TOKENS]) for answer in reading.answers)
+    for number, name in turn_order(list(engines), rounds):
+        if name in outcome.failures:
+            continue
+        before = _Cpu.now(engines)
+        try:
+            reading = workload.measure(engines[name], number)
+        except (PeerError, ValueError) as error:
+            outcome.failures[name] = str(error)
+            outcome.values.pop(name, None)
+            starts.pop(name, None)
+            continue
+        if number:
+            waiting, foreign = _Cpu.now(engines).since(before, name)
+            outcome.waiting_cpu = max(outcome.waiting_cpu, waiting)
+            outcome.foreign_cpu = max(outcome.foreign_cpu, foreign)
+            outcome.values.setdefault(name, []).append(reading.value)
+            starts.setdefault(name, []).extend(tuple(answer[:SAME_TOKENS]) for answer in reading.answers)
     outcome.agreement = {name: _agreement(starts[ours], starts[name]) for name in starts if ours in starts}
     return outcome
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.bench_batch_speed import Speed, to_markdown
+from benchmarks.bench_batch_speed import Speed, page
 from experiments.statistics import Interval
 
 
@@ -12,8 +12,8 @@ def speed(pair: str, actors: int, *values: float) -> Speed:
 
 def test_a_pair_is_judged_by_the_share_of_the_engines_speed_with_the_same_settings() -> None:
     slow, fast = speed("cheap", 2, 200.0, 150.0, 120.0, 0.6), speed("dear", 1, 10.0, 8.0, 11.0, 1.1)
-    page = to_markdown([slow, fast], 3, {"cores": "2"})
-    cheap, dear = (line for line in page.splitlines() if line.startswith(("| cheap", "| dear")))
+    text = page([slow, fast], 3).markdown()
+    cheap, dear = (line for line in text.splitlines() if line.startswith(("| cheap", "| dear")))
     assert cheap.startswith("| cheap | 2 | 200.0 [180.0, 220.0] | 150.0 [135.0, 165.0] | 120.0 [108.0, 132.0] | 0.60 [")
     assert cheap.endswith("| goal at least 0.9: missed |")
     assert dear.startswith("| dear | 1 | 10.0 [9.0, 11.0] | 8.0 [7.2, 8.8] | 11.0 [9.9, 12.1] | 1.10 [")

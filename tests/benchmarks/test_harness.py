@@ -39,6 +39,12 @@ async def test_sides_take_turns_and_each_round_begins_with_the_next() -> None:
     assert list(turn_order([], 3)) == []
 
 
+async def test_a_side_that_is_new_in_each_round_needs_no_warm_up() -> None:
+    log: list[str] = []
+    turns = await take_turns([planted("a", [1.0, 2.0, 3.0], log)], 2, warm_up=False)
+    assert (log, turns.readings) == (["a1", "a2"], {"a": [2.0, 3.0]})
+
+
 async def test_the_warm_up_is_dropped_and_ratios_are_of_one_round() -> None:
     ours = iter([900.0, 2.0, 4.0, 100.0])
     sides = [planted("plain", [500.0, 1.0, 1.0, 10.0]), Side("ours", blocking(lambda: next(ours)))]
@@ -102,6 +108,7 @@ def test_a_page_has_its_machine_and_tables_and_the_json_has_the_rows(tmp_path: P
     values = json.loads((tmp_path / "r.json").read_text())
     assert values["rows"][0] == {"name": "a", "ratio": {"value": 1.0, "low": 0.5, "high": 2.0}}
     assert values["machine"]["cores"]
+    assert values["options"] == {"rounds": 5, "quick": False}
 
 
 def test_cells_without_a_value_are_empty() -> None:

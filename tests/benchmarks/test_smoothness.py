@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.smoothness import Smoothness, measure, to_markdown
+from benchmarks.smoothness import Smoothness, measure, page
 from engine.pool import LocalPool
 from experiments.statistics import spread
 from turnout.config import TurnoutConfig
@@ -32,8 +32,8 @@ async def test_it_is_measured_and_leaves_nothing(pool: LocalPool) -> None:
 def test_the_page_shows_medians_and_spread_beside_the_goals() -> None:
     one = spread([1.0])
     felt = Smoothness(spread([0.010, 0.011, 0.012]), spread([1.9, 2.0, 2.4]), one, one, spread([1.8]), spread([0.04]))
-    page = to_markdown({"35 M": felt, "220 M": felt}, {"processor": "p"}, rounds=3)
-    assert "| | at most | 35 M | 220 M |" in page
-    assert "ms |  | 11.000 [10.000, 12.000] | 11.000" in page
-    assert "in such gaps | 2.5 | 2.000 [1.900, 2.400] | 2.000" in page
-    assert "| 2 | 1.800 [1.800, 1.800] |" in page
+    text = page({"35 M": felt, "220 M": felt}, rounds=3).markdown()
+    assert "|  | at most | 35 M | 220 M |" in text
+    assert "ms |  | 11.000 [10.000, 12.000] | 11.000" in text
+    assert "in such gaps | 2.5 | 2.000 [1.900, 2.400] | 2.000" in text
+    assert "| 2 | 1.800 [1.800, 1.800] |" in text
