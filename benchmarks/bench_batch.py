@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 import numpy as np
-import typer
 
 from benchmarks.batch_chaos import write_prompts
-from benchmarks.harness import note, show
+from benchmarks.harness import Cell, Report, command_line, run, shown
 from benchmarks.served import on_free_ports, running_server
-from experiments.machine import describe, one_line
 from experiments.statistics import Interval
 from turnout.addresses import http_url, reachable
 from turnout.batches_config import BatchesConfig
 from turnout.config import TurnoutConfig
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "batch-priority.md"
 LIMIT = 1.5  # times the p95 without a batch
 MAX_TOKENS = 16
 WARM_UP = 10
@@ -140,29 +139,37 @@ def _known(times: list[float | None]) -> list[float]:
     return [each for each in times if each is not None]
 
 
-def page(found: dict[str, Any], rate: float, machine: str) -> str:
+def page(found: dict[str, Any], rate: float) -> Report:
     """The report.
 
     Args:
         found: what `measure` gave.
         rate: interactive requests a second.
-        machine: what it ran on, in one line.
     """
-    rows = [
-        f"| {name} | {len(found[key])} | {_ms(found[key], 50)} | {_ms(found[key], 95)} | {_ms(found[key], 99)} |"
-        for name, key in (("without a batch", "alone"), ("beside a batch", "beside"))
-    ]
+    report = Report(
+        "Interactive requests beside a batch",
+        f"`make bench-batch`: {rate:g} chat requests a second at random to the served demo pair, over HTTP.",
+    )
+
+    def ms(share: int) -> Callable[[str], str]:
+        return lambda key: shown(float(np.percentile(found[key], share)), 1, 1000)
+
+    columns: dict[str, Callable[[str], Cell]] = {
+        "time to first token, ms": lambda key: "without a batch" if key == "alone" else "beside a batch",
+        "requests": lambda key: len(found[key]),
+        **{f"p{share}": ms(share) for share in (50, 95, 99)},
+    }
+    report.table(None, ["alone", "beside"], columns)
+    report.values |= found
     times = ratio(found)
     silent = f" {found['silent']} answers had no text, and count nowhere." if found["silent"] else ""
-    return (
-        "# Interactive requests beside a batch\n\n"
-        f"`make bench-batch`: {rate:g} chat requests a second at random to the served demo pair, over HTTP.\n\n"
-        f"Machine: {machine}.\n\n"
-        "| time to first token, ms | requests | p50 | p95 | p99 |\n| --- | --- | --- | --- | --- |\n"
-        + "\n".join(rows)
-        + f"\n\np95 beside the batch is {times.value:.2f} x that without ({times.low:.2f} to {times.high:.2f}; at most"
-        f" {LIMIT} is wanted); the batch was answered at {found['batch_rate']:.1f} lines a second meanwhile.{silent}\n"
+    report.text(
+        f"p95 beside the batch is {times.value:.2f} x that without ({times.low:.2f} to {times.high:.2f}; at most"
+        f" {LIMIT} is wanted); the batch was answered at {found['batch_rate']:.1f} lines a second meanwhile.{silent}"
     )
+    if not found["saturated"]:
+        report.text("The batch was over too early: nothing is measured.")
+    return report
 
 
 def ratio(found: dict[str, Any]) -> Interval:
@@ -179,31 +186,19 @@ def ratio(found: dict[str, Any]) -> Interval:
     return Interval(float(value), float(low), float(high))
 
 
-def _ms(seconds: list[float], share: int) -> str:
-    return f"{1000 * np.percentile(seconds, share):.1f}"
-
-
-def main(
-    rate: Annotated[float, typer.Option(help="Interactive requests a second.")] = 3.0,
-    seconds: Annotated[float, typer.Option(help="Of each part.")] = 120.0,
-    quick: Annotated[bool, typer.Option("--quick", help="Briefly, and without a page.")] = False,
-) -> None:
-    """Measure, and write docs/results/batch-priority.md; exit status 1 where the limit does not hold."""
-    seconds, machine = 20.0 if quick else seconds, one_line(describe())
+async def measure_all(options: argparse.Namespace) -> Report:
+    """Serve the demo pair with batches, and measure."""
     with tempfile.TemporaryDirectory() as folder:
         config = on_free_ports(TurnoutConfig.demo())
         config = config.model_copy(update={"batches": BatchesConfig(folder=folder)})
         with running_server(config):
             url = http_url(reachable(config.server.http_host), config.server.http_port)
-            found = asyncio.run(measure(url, rate, seconds, int(400 * seconds)))
-    text = page(found, rate, machine)
-    show(text)
-    if not quick:
-        PAGE.write_text(text)
-    if not found["saturated"]:
-        note("the batch was over too early: nothing is measured")
-    raise typer.Exit(0 if found["saturated"] and ratio(found).value <= LIMIT else 1)
+            return page(await measure(url, options.rate, options.seconds, int(400 * options.seconds)), options.rate)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    parser = command_line(__doc__, Path("docs/results/batch-priority.md"), seconds=20.0)
+    parser.add_argument("--rate", type=float, default=3.0, help="interactive requests a second")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of each part")
+    values = run(parser, measure_all).values
+    sys.exit(0 if values["saturated"] and ratio(values).value <= LIMIT else 1)

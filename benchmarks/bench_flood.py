@@ -15,29 +15,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
-import uvloop
 
 from benchmarks.flooding import Flood, Flooded, flooding
-from benchmarks.harness import note, publish
+from benchmarks.harness import Cell, Report, Side, command_line, note, run, shown, take_turns
 from benchmarks.served import on_free_ports, running_server
 from experiments.load.clients import HttpClient
 from experiments.load.generator import drive
 from experiments.load.records import Plan, Used
 from experiments.load.schedule import poisson
-from experiments.machine import describe, one_line
 from experiments.statistics import Interval
 from experiments.stats.intervals import resampled
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.access_config import AccessConfig, UsageConfig
 from turnout.config import TurnoutConfig
 
-RESULT = Path("docs/results/flood.md")
 GOAL = 2.0  # times the others' 95th percentile without a flood
 LEAST_ROUNDS = 8  # the interval of fewer says nothing
 CONCURRENCY = 4  # of the tenant that has a limit
@@ -90,29 +89,26 @@ class Found:
 
 
 async def measure(url: str, keys: dict[str, str], size: Size) -> Found:
-    """All rounds; the first one warms up, and its times are thrown away."""
+    """All rounds, with and without each flood in turn."""
     found = Found(floods={tenant: [] for tenant in FLOODS.values()})
-    parts = [ALONE, *FLOODS]
     prompts = tuple(problem.prompt for problem in heldout(MIDDLE_DIFFICULTY, 64))
     plan = Plan("http", urlsplit(url).netloc, "poisson", size.rate, size.seconds, 0, prompts, "demo", size.tokens)
     others = [HttpClient(plan, keys[name]) for name in OTHERS]
+
+    async def turn(part: str, number: int) -> Times:
+        tenant = FLOODS.get(part)
+        with nullcontext() if tenant is None else flooding(_flood(url, keys[tenant], size)) as flooded:
+            times = await _ask(others, plan, number)
+        if tenant is not None and flooded is not None:
+            found.floods[tenant].append(flooded)
+        note(f"round {number} of {size.rounds}, {part}: p95 {1000 * percentile(times, 95):.0f} ms")
+        return times
+
     try:
-        for number in range(size.rounds + 1):
-            times: dict[str, Times] = {}
-            # Each part is first, second and third equally often, so that a machine that tires favours none.
-            for place in range(len(parts)):
-                part = parts[(number + place) % len(parts)]
-                tenant = FLOODS.get(part)
-                with nullcontext() if tenant is None else flooding(_flood(url, keys[tenant], size)) as flooded:
-                    times[part] = await _ask(others, plan, number)
-                if tenant is not None and flooded is not None:
-                    found.floods[tenant].append(flooded)
-            shown = ", ".join(f"{1000 * percentile(times[part], 95):.0f}" for part in parts)
-            note(f"round {number} of {size.rounds}: p95 {shown} ms")
-            if number:
-                found.rounds.append(times)
+        turns = await take_turns([Side(part, partial(turn, part)) for part in (ALONE, *FLOODS)], size.rounds)
     finally:
         await asyncio.gather(*(client.close() for client in others))
+    found.rounds = [dict(zip(turns.readings, row, strict=True)) for row in zip(*turns.readings.values(), strict=True)]
     found.used = dict(zip(OTHERS, (client.used for client in others), strict=True))
     found.used |= {tenant: _sum([each.used for each in all_of]) for tenant, all_of in found.floods.items()}
     return found
@@ -184,85 +180,66 @@ def verdict(times: Interval, rounds: int) -> str:
     return "yes" if times.high <= GOAL else "no" if times.low > GOAL else "open"
 
 
-def page(found: Found, size: Size, machine: dict[str, str]) -> str:
+def page(found: Found, size: Size) -> Report:
     """The tables, with how they were obtained."""
-    return "\n".join(
-        [
-            "# A flood from one tenant",
-            "",
-            f"`make bench-flood`; demo pair over HTTP with API keys. {len(OTHERS)} tenants ask {size.rate:g} times a"
-            f" second each, at random, for at most {size.tokens} tokens; beside them a third one has {size.streams}"
-            f" streams of {size.flood_tokens} tokens each, which ask again as soon as they are answered or refused."
-            f" {len(found.rounds)} rounds of {size.seconds:g} s for each row, in changing order, with the same"
-            " arrivals."
-            " Times count from when a request should have left; one without an answer counts as endless."
-            " Times that without a flood: percentiles of all rounds together [95% interval over rounds]."
-            f" Goal: the 95th percentile at most {GOAL:g} times as long. It is met where the whole interval says so,"
-            " missed where none of it does, and open otherwise. The flood's clients give way to all else (`nice`), but"
-            " share the cores.",
-            "",
-            f"Machine: {one_line(machine)}.",
-            "",
-            *_first_tokens(found.rounds),
-            "",
-            *_floods(found.floods),
-            "",
-            *_usage(found),
-            "",
-        ]
+    report = Report(
+        "A flood from one tenant",
+        f"`make bench-flood`; demo pair over HTTP with API keys. {len(OTHERS)} tenants ask {size.rate:g} times a second"
+        f" each, at random, for at most {size.tokens} tokens; a third one has {size.streams} streams of"
+        f" {size.flood_tokens} tokens each, which ask again as soon as they are answered or refused."
+        f" {len(found.rounds)} rounds of {size.seconds:g} s for each row, in changing order, with the same arrivals."
+        " Times count from when a request should have left; one without an answer counts as endless. Times that without"
+        " a flood: percentiles of all rounds together [95% interval over rounds]. Goal: the 95th percentile at most"
+        f" {GOAL:g} times as long. It is met where the whole interval says so, missed where none of it does, and open"
+        " otherwise. The flood's clients give way to all else (`nice`), but share the cores.",
     )
+    report.values |= {"size": asdict(size), **asdict(found)}
 
+    def times(part: str) -> Times:
+        return _all(found.rounds, part, list(range(len(found.rounds))))
 
-def _first_tokens(rounds: list[dict[str, Times]]) -> list[str]:
-    lines = [
-        "| the others, beside | requests | no answer | p50, ms | p95, ms | p50, times | p95, times | goal met |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
-    ]
-    for part in (ALONE, *FLOODS):
-        times = _all(rounds, part, list(range(len(rounds))))
-        shown = " | ".join(f"{1000 * percentile(times, share):.0f}" for share in (50, 95))
-        line = f"| {part} | {len(times)} | {times.count(None)} | {shown} |"
-        if part == ALONE:
-            lines.append(f"{line} | | |")
-            continue
-        p50, p95 = ratio(rounds, part, 50), ratio(rounds, part, 95)
-        lines.append(f"{line} {_times(p50)} | {_times(p95)} | {verdict(p95, len(rounds))} |")
-    return lines
+    def slower(part: str, share: int) -> str | None:
+        return None if part == ALONE else shown(ratio(found.rounds, part, share), 2)
 
+    firsts: dict[str, Callable[[str], Cell]] = {
+        "the others, beside": str,
+        "requests": lambda part: len(times(part)),
+        "no answer": lambda part: times(part).count(None),
+        "p50, ms": lambda part: shown(percentile(times(part), 50), 0, 1000),
+        "p95, ms": lambda part: shown(percentile(times(part), 95), 0, 1000),
+        "p50, times": lambda part: slower(part, 50),
+        "p95, times": lambda part: slower(part, 95),
+        "goal met": lambda part: None if part == ALONE else verdict(ratio(found.rounds, part, 95), len(found.rounds)),
+    }
+    report.table(None, [ALONE, *FLOODS], firsts)
 
-def _times(value: Interval) -> str:
-    return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
+    def total(name: str, what: str) -> int:
+        return sum(int(getattr(each, what)) for each in found.floods[FLOODS[name]])
 
+    floods: dict[str, Callable[[str], Cell]] = {
+        "the flood, all rounds": str,
+        "answered": lambda name: sum(each.used.requests for each in found.floods[FLOODS[name]]),
+        "refused (429)": lambda name: total(name, "refused"),
+        "of these without a time to try again": lambda name: total(name, "unnamed"),
+        "failed": lambda name: total(name, "failed"),
+    }
+    report.table(None, list(FLOODS), floods)
 
-def _floods(floods: dict[str, list[Flooded]]) -> list[str]:
-    lines = [
-        "| the flood, all rounds | answered | refused (429) | of these without a time to try again | failed |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    for name, tenant in FLOODS.items():
-        runs = floods[tenant]
-        answered = sum(each.used.requests for each in runs)
-        refused, unnamed, failed = (
-            sum(getattr(each, what) for each in runs) for what in ("refused", "unnamed", "failed")
-        )
-        lines.append(f"| {name} | {answered} | {refused} | {unnamed} | {failed} |")
-    return lines
+    def recorded(tenant: str) -> str:
+        said = found.recorded.get(tenant, Used())
+        if said == found.used[tenant]:
+            return "the same"
+        return f"{said.requests}, {said.prompt_tokens}, {said.completion_tokens}: **not the same**"
 
-
-def _usage(found: Found) -> list[str]:
-    lines = [
-        "| tenant | answers | prompt tokens | tokens | the usage records say |",
-        "| --- | ---: | ---: | ---: | --- |",
-    ]
-    for tenant, used in found.used.items():
-        recorded = found.recorded.get(tenant, Used())
-        said = "the same" if recorded == used else f"{_counts(recorded)}: **not the same**"
-        lines.append(f"| {tenant} | {_counts(used).replace(', ', ' | ')} | {said} |")
-    return lines
-
-
-def _counts(used: Used) -> str:
-    return f"{used.requests}, {used.prompt_tokens}, {used.completion_tokens}"
+    usage: dict[str, Callable[[str], Cell]] = {
+        "tenant": str,
+        "answers": lambda tenant: found.used[tenant].requests,
+        "prompt tokens": lambda tenant: found.used[tenant].prompt_tokens,
+        "tokens": lambda tenant: found.used[tenant].completion_tokens,
+        "the usage records say": recorded,
+    }
+    report.table(None, list(found.used), usage)
+    return report
 
 
 def add_tenants(file: Path) -> dict[str, str]:
@@ -298,9 +275,9 @@ def _turnout(*words: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def main(size: Size, out: Path | None) -> None:
-    """Measure, print, and save where there is a place for it."""
-    machine = describe()
+async def measure_all(options: argparse.Namespace) -> Report:
+    """Serve the demo pair to tenants, and measure."""
+    size = Size(options.rounds, options.seconds, options.rate, tokens=8, streams=options.streams, flood_tokens=100)
     with tempfile.TemporaryDirectory(prefix="turnout-flood-") as temporary:
         folder = Path(temporary)
         keys, usage = add_tenants(folder / "tenants.yaml"), folder / "usage"
@@ -308,23 +285,14 @@ def main(size: Size, out: Path | None) -> None:
         config = on_free_ports(TurnoutConfig.demo().model_copy(update={"access": access}))
         url = f"http://127.0.0.1:{config.server.http_port}"
         with running_server(config, api_key=keys[OTHERS[0]]):
-            found = uvloop.run(measure(url, keys, size))
+            found = await measure(url, keys, size)
             found.recorded = recorded(usage, found.used)
-    values = {"machine": machine, "size": asdict(size), **asdict(found)}
-    publish(page(found, size, machine), out, values)
+    return page(found, size)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short round, results printed and not saved")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser = command_line(__doc__, Path("docs/results/flood.md"), rounds=12, seconds=4.0)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each of the three parts of a round")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second of each of the others")
     parser.add_argument("--streams", type=int, default=16, help="of the flood")
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    rounds, seconds = (1, 4.0) if chosen.quick else (chosen.rounds, chosen.seconds)
-    main(
-        Size(rounds, seconds, chosen.rate, tokens=8, streams=chosen.streams, flood_tokens=100),
-        chosen.out or (None if chosen.quick else RESULT),
-    )
+    run(parser, measure_all)

@@ -11,23 +11,23 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-import uvloop
 
 from benchmarks.arms import at_once
 from benchmarks.best_of_samples import Needed, needed
-from benchmarks.harness import note, publish
+from benchmarks.harness import Cell, Report, command_line, note, run, shown
 from benchmarks.retention import judged, percent
 from benchmarks.routed_walls import Beside, beside
 from decoding.model import ModelPool
 from engine.pool import LocalPool
 from engine.routing import PoolRouting
 from experiments.grid.answering import answer, forget
-from experiments.machine import describe, one_line
 from experiments.statistics import Interval, spread
 from experiments.stats.intervals import Floats, ratio
 from router.base import Asked, RoutingPolicy
@@ -42,10 +42,8 @@ from turnout.calls import AUTO, ChatMessage, GenerateCall
 from turnout.config import PolicyChoice, RoutingConfig, TurnoutConfig
 from turnout.types import SamplingParams
 
-RESULT = Path("docs/results/routing.md")
 NAME = "router"
 TRAIN_SEED, TEST_SEED = 0, 1
-QUESTIONS, SAMPLES, ASKED, ROUNDS = 1000, 8, 300, 4
 CONCURRENT = (1, 8)
 MAX_TOKENS = 200
 TEMPERATURE = 0.8
@@ -215,38 +213,37 @@ async def measure(count: int, samples: int, asked: int, rounds: int) -> tuple[Tr
             await pool.close()
 
 
-def to_markdown(trained: Trained, times: list[Timed], found: dict[Role, list[Needed]], machine: dict[str, str]) -> str:
+def page(trained: Trained, times: list[Timed], found: dict[Role, list[Needed]]) -> Report:
     """The page."""
     total, held = trained.rows
-    lines = [
-        "# The learned router: what its probe costs, and what adaptive best-of-k saves",
-        "",
-        f"`make bench-routing`; {one_line(machine)}; the demo pair. A router trained on answers of both models to"
-        f" {total} questions of all kinds at temperature {TEMPERATURE:g}, {held} of them held out. 95% intervals by"
-        " bootstrap over prompts.",
-        "",
-        "## The probe beside the request",
-        "",
-        *(line for each in times for line in _probe_verdicts(each)),
-        "",
+    report = Report(
+        "The learned router: what its probe costs, and what adaptive best-of-k saves",
+        f"`make bench-routing`; the demo pair. A router trained on answers of both models to {total} questions of all"
+        f" kinds at temperature {TEMPERATURE:g}, {held} of them held out. 95% intervals by bootstrap over prompts.",
+    )
+    report.values["rows"] = trained.rows
+    report.section("The probe beside the request")
+    report.text("\n".join(line for each in times for line in _probe_verdicts(each)))
+    report.text(
         "Routing: the same questions, to the small model by name and by the router with a threshold that no gain"
         " reaches; everything that is different counts, as the second wake-up after the prompt's reading. A decision:"
         " features, probe, threshold, drift, and whether the artifact has changed; here half of the requests go to the"
         " large model, and the share is of both kinds. What the small model takes to read the prompt, waiting"
-        " included, stands apart: where it answers itself, that is its prefill.",
-        "",
-        "| at once | requests | routing adds | same text | one decision, ms | of the requests' time"
-        " | to the large model | small model's reading, of these requests' time |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for each in times:
-        whole, part = each.beside, each.probed
-        ms = f"{part.decide_ms.value:.2f} [{part.decide_ms.low:.2f}, {part.decide_ms.high:.2f}]"
-        lines.append(
-            f"| {part.concurrent} | {part.requests} | {percent(whole.more)} | {whole.alike:.0%} | {ms}"
-            f" | {percent(part.share)} | {part.to_large:.0%} | {percent(part.reading)} |"
-        )
-    return "\n".join([*lines, "", *_samples(found), ""])
+        " included, stands apart: where it answers itself, that is its prefill."
+    )
+    columns = {
+        "at once": lambda each: each.probed.concurrent,
+        "requests": lambda each: each.probed.requests,
+        "routing adds": lambda each: percent(each.beside.more),
+        "same text": lambda each: f"{each.beside.alike:.0%}",
+        "one decision, ms": lambda each: shown(each.probed.decide_ms, 2),
+        "of the requests' time": lambda each: percent(each.probed.share),
+        "to the large model": lambda each: f"{each.probed.to_large:.0%}",
+        "small model's reading, of these requests' time": lambda each: percent(each.probed.reading),
+    }
+    report.table("probe", times, columns)
+    _samples(report, found)
+    return report
 
 
 def _probe_verdicts(times: Timed) -> list[str]:
@@ -261,41 +258,46 @@ def _probe_verdicts(times: Timed) -> list[str]:
     ]
 
 
-def _samples(found: dict[Role, list[Needed]]) -> list[str]:
-    lines = [
-        "## Samples that adaptive best-of-k needs",
-        "",
+def _samples(report: Report, found: dict[Role, list[Needed]]) -> None:
+    report.section("Samples that adaptive best-of-k needs")
+    report.text(
         "As a part of the k samples that uniform best-of-k gives every held-out prompt, for as many prompts of which"
-        " one sample is right, as whoever can tell a right answer would have it; and, which is what is served, for as"
+        " one sample is right, as a judge who knows a right answer would have it; and, which is what is served, for as"
         f" many of which the answer that `best_of` shows is right (`rerank: {RERANK}`). *Predicted*: shared out over"
         " all prompts at once by the probe; *bins*: as for requests that come one by one; *oracle*: by who is right."
         " At most half of the samples that were drawn are judged: beyond that no prompt can be given many more than"
-        " uniform gives it.",
-        "",
-    ]
+        " uniform gives it."
+    )
+    report.values["samples"] = {role: [asdict(each) for each in rows] for role, rows in found.items()}
     if not found:
-        return [*lines, "Not measured: each prompt needs two samples at least."]
+        report.text("Not measured: each prompt needs two samples at least.")
+        return
+    said = []
     for role, rows in found.items():
         for each in rows:
             if 2 * each.k <= rows[-1].k:
-                lines.append(sample_verdict(f"{role} model, one of k is right", each))
+                said.append(sample_verdict(f"{role} model, one of k is right", each))
                 if each.shown is not None:
-                    lines.append(sample_verdict(f"{role} model, the one shown is right", each.shown))
-    lines += [
-        "",
-        "| model | k | one is right | predicted | bins | oracle | the one shown is right | predicted | bins |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for role, rows in found.items():
-        for each in rows:
-            shown = _cells(each.shown) if each.shown is not None else ["not known"] * 3
-            lines.append(f"| {role} | {each.k} | {' | '.join([*_cells(each), *shown])} |")
-    return lines
+                    said.append(sample_verdict(f"{role} model, the one shown is right", each.shown))
+    report.text("\n".join(said))
+    columns: dict[str, Callable[[tuple[Role, Needed]], Cell]] = {
+        "model": lambda each: each[0],
+        "k": lambda each: each[1].k,
+        "one is right": lambda each: percent(each[1].answered),
+        **{name: partial(_part, name) for name in ("predicted", "bins", "oracle")},
+        "the one shown is right": lambda each: percent(each[1].shown.answered) if each[1].shown else "not known",
+        "shown, predicted": partial(_part_shown, "predicted"),
+        "shown, bins": partial(_part_shown, "bins"),
+    }
+    report.table(None, [(role, each) for role, rows in found.items() for each in rows], columns)
 
 
-def _cells(row: Needed) -> list[str]:
-    """What a table says of one way of counting answers."""
-    return [percent(row.answered), *map(percent, row.parts.values())]
+def _part(name: str, row: tuple[Role, Needed]) -> str:
+    return percent(row[1].parts[name])
+
+
+def _part_shown(name: str, row: tuple[Role, Needed]) -> str:
+    return percent(row[1].shown.parts[name]) if row[1].shown else "not known"
 
 
 def sample_verdict(whose: str, row: Needed) -> str:
@@ -308,34 +310,19 @@ def sample_verdict(whose: str, row: Needed) -> str:
     return f"{where}: {said}, where uniform answers {row.answered.value:.1%} (one sample {row.by_one:.1%}); {goal}."
 
 
-def main(count: int, samples: int, asked: int, rounds: int, out: Path | None) -> None:
-    """Measure, print, and save where there is a place for it."""
-    machine = describe()
-    trained, times = uvloop.run(measure(count, samples, asked, rounds))
+async def measure_all(options: argparse.Namespace) -> Report:
+    """Train a router, time it, and count the samples it would give."""
+    trained, times = await measure(options.questions, options.samples, options.asked, options.rounds)
     found = {
         role: needed(table, trained.predicted[role], trained.shown.get(role)) for role, table in trained.tables.items()
     }
-    values = {
-        "machine": machine,
-        "rows": trained.rows,
-        "probe": [asdict(each) for each in times],
-        "samples": {role: [asdict(each) for each in rows] for role, rows in found.items()},
-    }
-    publish(to_markdown(trained, times, found, machine), out, values)
+    return page(trained, times, found)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--questions", type=int, default=QUESTIONS, help="that the router is trained on, held-out ones too"
-    )
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="answers of each model to each of them")
-    parser.add_argument("--asked", type=int, default=ASKED, help="questions whose routing is timed")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often these are put to the small model")
-    parser.add_argument("--quick", action="store_true", help="few questions, results printed and not saved")
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    if chosen.quick:
-        main(150, 4, 40, 2, chosen.out)
-    else:
-        main(chosen.questions, chosen.samples, chosen.asked, chosen.rounds, chosen.out or RESULT)
+    few = {"questions": 150, "samples": 4, "asked": 40}
+    parser = command_line(__doc__, Path("docs/results/routing.md"), rounds=4, **few)
+    parser.add_argument("--questions", type=int, default=1000, help="that the router is trained on, held-out ones too")
+    parser.add_argument("--samples", type=int, default=8, help="answers of each model to each of them")
+    parser.add_argument("--asked", type=int, default=300, help="questions whose routing is timed")
+    run(parser, measure_all)

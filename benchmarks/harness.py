@@ -159,15 +159,18 @@ class Report:
         """Add a paragraph, or a list of lines."""
         self._parts.append(paragraph)
 
-    def table(self, name: str, rows: Sequence[Row], columns: Mapping[str, Callable[[Row], Cell]]) -> None:
-        """Add a table; the rows also go into the JSON file.
+    def table(self, name: str | None, rows: Sequence[Row], columns: Mapping[str, Callable[[Row], Cell]]) -> None:
+        """Add a table; the rows go into the JSON file too.
 
         Args:
-            name: of the rows in the JSON file.
+            name: of the rows in the JSON file; None: they are not in it.
             rows: dataclasses, or values of JSON.
             columns: how each column makes its cell of a row; numbers are written with three digits.
         """
-        self.values[name] = [asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows]
+        if name is not None:
+            self.values[name] = [
+                asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows
+            ]
         cells = [[_cell(make(row)) for make in columns.values()] for row in rows]
         numeric = (all(cell[:1].isdigit() for cell in column if cell) for column in zip(*cells, strict=True))
         lines = [list(columns), ["---:" if right else "---" for right in numeric], *cells]

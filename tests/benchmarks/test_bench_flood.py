@@ -174,7 +174,7 @@ def test_the_page_tells_refusals_and_records_that_do_not_add_up() -> None:
     used = {name: Used(2, 20, 16) for name in KEYS}
     floods = {name: [Flooded(Used(3, 30, 24), [1.0] * 3, refused=9, unnamed=1)] * 2 for name in FLOODS.values()}
     found = Found(rounds(2.6), floods, used, {**used, "steady": Used(2, 20, 15)})
-    text = page(found, SIZE, {"cores": "2"})
+    text = page(found, SIZE).markdown()
     assert f"| {BESIDE} | 6 | 18 | 2 | 0 |" in text
     assert "| modest | 2 | 20 | 16 | the same |" in text
     assert "| steady | 2 | 20 | 16 | 2, 20, 15: **not the same** |" in text

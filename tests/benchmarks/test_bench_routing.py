@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import bench_routing, routed_walls
 from benchmarks.arms import at_once
-from benchmarks.bench_routing import Clocked, Probed, Span, Timed, Trained, measure, sample_verdict, to_markdown
+from benchmarks.bench_routing import Clocked, Probed, Span, Timed, Trained, measure, page, sample_verdict
 from benchmarks.best_of_samples import Needed, needed
 from benchmarks.routed_walls import Beside, beside
 from decoding.model import ModelPool, Request
@@ -151,21 +151,21 @@ def test_the_page_judges_the_probe_and_the_samples(share: float, verdict: str) -
         )
         for k in (2, 3, 4)
     ]
-    page = to_markdown(Trained((50, 10), {}, {}, {}), times, {"small": rows}, {"cores": "2"})
+    text = page(Trained((50, 10), {}, {}, {}), times, {"small": rows}).markdown()
     assert (
         f"- 8 at once: routing adds {share:.1%} [{share:.1%}, {share:.1%}] to the time of requests that the small model"
-        f" answers (4 rounds of 30); goal at most 2%: {verdict}." in page
+        f" answers (4 rounds of 30); goal at most 2%: {verdict}." in text
     )
-    assert "- 8 at once: decisions alone take 0.4% [0.4%, 0.4%] of the requests' time." in page
+    assert "- 8 at once: decisions alone take 0.4% [0.4%, 0.4%] of the requests' time." in text
     part = f"{20 * share:.1%}"
     samples = "met" if 20 * share <= 0.6 else "missed"
     one, shown = "- small model, one of k is right, k = ", "- small model, the one shown is right, k = "
-    assert f"{one}2: {part} [{part}, {part}] of the samples, where uniform answers 50.0%" in page
-    assert f"{shown}2: 55.0% [55.0%, 55.0%] of the samples, where uniform answers 45.0%" in page
-    assert page.count(f"; goal at most 60%: {samples}.") == 1 + (samples == "met")
-    assert f"{one}3" not in page
-    assert page.count("\n| small | ") == len(rows)
-    assert page.count(" | not known | not known | not known |") == 2
+    assert f"{one}2: {part} [{part}, {part}] of the samples, where uniform answers 50.0%" in text
+    assert f"{shown}2: 55.0% [55.0%, 55.0%] of the samples, where uniform answers 45.0%" in text
+    assert text.count(f"; goal at most 60%: {samples}.") == 1 + (samples == "met")
+    assert f"{one}3" not in text
+    assert text.count("\n| small | ") == len(rows)
+    assert text.count(" | not known | not known | not known |") == 2
 
 
 def test_a_router_is_trained_and_timed_on_the_demo_pair() -> None:
