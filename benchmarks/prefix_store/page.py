@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.harness import shown
 from benchmarks.prefix_store.decisions import Decisions
 from benchmarks.prefix_store.first_token import GOAL, FirstToken
 from benchmarks.prefix_store.outage import Outage
 from benchmarks.prefix_store.stampede import Stampede
 from benchmarks.prefix_store.write_behind import RUNNING, WriteBehind
 from experiments.machine import one_line
-from experiments.statistics import Interval
 
 FIRST_TOKEN_RATIO = 0.2
 DECODE_SHARE = 0.97
@@ -106,7 +106,7 @@ def _first_token(rows: list[FirstToken]) -> Iterator[str]:
         "| --- | ---: | ---: | ---: | ---: |",
     )
     for row in rows:
-        yield f"| {row.way} | {_ms(row.seconds)} | {row.ratio} | {row.found:,} | {row.bytes / 2**20:.1f} |"
+        yield f"| {row.way} | {shown(row.seconds, 1, 1e3)} | {row.ratio} | {row.found:,} | {row.bytes / 2**20:.1f} |"
     yield ""
 
 
@@ -120,9 +120,9 @@ def _write_behind(found: WriteBehind) -> Iterator[str]:
         "",
         "| | without a store, tokens/s | with it, over that |",
         "| --- | ---: | ---: |",
-        f"| decoded beside prompts | {_whole(found.beside_off)} | {found.beside} |",
+        f"| decoded beside prompts | {shown(found.beside_off)} | {found.beside} |",
         f"| prompts read meanwhile | | {found.prompts} |",
-        f"| decoded where nothing matches | {_whole(found.unmatched_off)} | {found.unmatched} |",
+        f"| decoded where nothing matches | {shown(found.unmatched_off)} | {found.unmatched} |",
         "",
         f"Written of these prompts: {found.written_mib.value:.0f} MiB a round; chunks dropped: {found.dropped}.",
         "",
@@ -192,11 +192,3 @@ def _decisions(rows: list[Decisions]) -> Iterator[str]:
             name = "known" if known else "unknown"
             yield f"- Link {name}: {right:.0%} of {trials} decisions right, {lost:.1f} ms lost on average."
     yield ""
-
-
-def _ms(interval: Interval) -> str:
-    return f"{1e3 * interval.value:.1f} [{1e3 * interval.low:.1f}, {1e3 * interval.high:.1f}]"
-
-
-def _whole(interval: Interval) -> str:
-    return f"{interval.value:.0f} [{interval.low:.0f}, {interval.high:.0f}]"
