@@ -121,7 +121,7 @@ bench-load: venv ## measure latency and goodput against offered load (demo model
 	$(BIN)/python -m benchmarks.smoothness $(BENCH_ARGS)
 
 bench-long-context: venv ## measure first token and memory against the prompt's length, up to 32k tokens
-	$(BIN)/python -m benchmarks.long_context
+	$(BIN)/python -m benchmarks.long_context $(BENCH_ARGS)
 
 bench-ead: venv ## measure entropy_adaptive on held-out arithmetic and mixed prompts: accuracy, cost, time (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_ead $(BENCH_ARGS)
