@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import copy
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.engines import decode_speed, open_engine, random_prompts
-from benchmarks.harness import Report, Side, command_line, note, run, shown, take_turns
+from benchmarks.harness import Comparison, Report, Side, command_line, compare, run, shown
 from engine.cache.store import KVStore
 from engine.model import EngineModel
-from experiments.statistics import Interval
 from training.random_models import llama_config
 from turnout.config import EngineConfig
 
@@ -79,17 +78,6 @@ GPU = Plan(
 )
 # The whole script in seconds, to know that it works; the figures mean nothing.
 DRY_RUN = Plan(torch.device("cpu"), torch.float32, {}, (Load(1, 16), Load(2, 16)), 4, 1 << 20)
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Tokens per second under one load: of the roofline, of both sides, and their ratio round by round."""
-
-    load: Load
-    roofline: float
-    plain: Interval
-    ours: Interval
-    ratio: Interval
 
 
 class Clock(BaseStreamer):  # type: ignore[misc]
@@ -149,18 +137,15 @@ def plain_speed(model: Any, load: Load, tokens: int) -> float:
     return load.sequences * (tokens - 1) / (last - first)
 
 
-async def compare(plan: Plan, plain: Any, ours: EngineModel, load: Load, copied: float, rounds: int) -> Speed:
+async def measure_load(plan: Plan, plain: Any, ours: EngineModel, load: Load, copied: float, rounds: int) -> Comparison:
     """Both sides in turn under one load; `copied`: bytes per second of a large copy."""
-    note(f"{load.sequences} sequences after {load.context} tokens")
     prompts = random_prompts(ours.vocab_size, load.sequences, load.context)
-    sides = [
-        Side("generate", lambda _: asyncio.to_thread(plain_speed, plain, load, plan.tokens)),
-        Side("engine", lambda _: decode_speed(ours, prompts, plan.tokens)),
-    ]
-    turns = await take_turns(sides, rounds)
+    generate = Side("generate", lambda _: asyncio.to_thread(plain_speed, plain, load, plan.tokens))
+    engine = Side("engine", lambda _: decode_speed(ours, prompts, plan.tokens))
+    row = await compare({"sequences": load.sequences, "prompt": load.context}, (generate, engine), rounds)
     roofline = load.sequences * copied / step_bytes(plain, load, plan.tokens)
-    ratio = turns.ratio("engine", "generate")
-    return Speed(load, roofline, turns.spread("generate"), turns.spread("engine"), ratio)
+    share = f"{row.figures['engine'].value / roofline:.0%}"
+    return replace(row, more={"roofline, tokens/s": shown(roofline), "of the roofline": share})
 
 
 async def measure(options: argparse.Namespace) -> Report:
@@ -188,17 +173,8 @@ async def measure(options: argparse.Namespace) -> Report:
     memory = max(slots * slot, 1 << 20)
     async with open_engine(copy.deepcopy(plain), kv_bytes=memory, engine=engine, device=device) as [ours]:
         copied = bandwidth(plan)
-        speeds = [await compare(plan, plain, ours, load, copied, options.rounds) for load in plan.loads]
-    columns = {
-        "sequences": lambda speed: speed.load.sequences,
-        "prompt": lambda speed: speed.load.context,
-        "roofline, tokens/s": lambda speed: shown(speed.roofline),
-        "engine, tokens/s": lambda speed: shown(speed.ours),
-        "of the roofline": lambda speed: f"{speed.ours.value / speed.roofline:.0%}",
-        "generate, tokens/s": lambda speed: shown(speed.plain),
-        "ratio": lambda speed: shown(speed.ratio, 2),
-    }
-    report.table("speeds", speeds, columns)
+        speeds = [await measure_load(plan, plain, ours, load, copied, options.rounds) for load in plan.loads]
+    report.comparisons("speeds", speeds, "tokens/s")
     return report
 
 

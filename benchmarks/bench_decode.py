@@ -10,31 +10,18 @@ import argparse
 import asyncio
 import copy
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.engines import SUBJECTS, decode_speed, open_engine, random_prompts
-from benchmarks.harness import Goal, Report, Side, command_line, note, run, shown, take_turns
+from benchmarks.harness import Comparison, Goal, Report, Side, command_line, compare, run
 from engine.model import EngineModel
-from experiments.statistics import Interval
 from turnout.config import EngineConfig
 
 PROMPT_TOKENS = 128
 GOALS = {1: Goal(1.0), 8: Goal(1.3)}  # by requests at once
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Tokens per second of both sides at one concurrency, and their ratio round by round."""
-
-    subject: str
-    concurrency: int
-    plain: Interval
-    ours: Interval
-    ratio: Interval
 
 
 def plain_speed(model: Any, concurrency: int, tokens: int) -> float:
@@ -59,22 +46,18 @@ def plain_speed(model: Any, concurrency: int, tokens: int) -> float:
         return concurrency * (tokens - 1) / (timed(tokens) - prefill)
 
 
-async def compare(subject: str, options: argparse.Namespace) -> list[Speed]:
+async def measure_subject(subject: str, options: argparse.Namespace) -> list[Comparison]:
     """Both sides in turn, at each concurrency."""
     plain = SUBJECTS[subject]().to(getattr(torch, options.dtype)).eval()
     plain.generation_config.eos_token_id = None
     tokens = options.tokens
 
-    async def at(concurrency: int, ours: EngineModel) -> Speed:
-        note(f"{subject}, {concurrency} requests")
+    async def at(concurrency: int, ours: EngineModel) -> Comparison:
         prompts = random_prompts(ours.vocab_size, concurrency, PROMPT_TOKENS)
-        sides = [
-            Side("generate", lambda _: asyncio.to_thread(plain_speed, plain, concurrency, tokens)),
-            Side("engine", lambda _: decode_speed(ours, prompts, tokens)),
-        ]
-        turns = await take_turns(sides, options.rounds)
-        ratio = turns.ratio("engine", "generate")
-        return Speed(subject, concurrency, turns.spread("generate"), turns.spread("engine"), ratio)
+        generate = Side("generate", lambda _: asyncio.to_thread(plain_speed, plain, concurrency, tokens))
+        engine = Side("engine", lambda _: decode_speed(ours, prompts, tokens))
+        case = {"model": subject, "requests": concurrency}
+        return await compare(case, (generate, engine), options.rounds, GOALS[concurrency])
 
     async with open_engine(copy.deepcopy(plain), engine=EngineConfig(token_budget=1024)) as [ours]:
         return [await at(concurrency, ours) for concurrency in GOALS]
@@ -88,16 +71,8 @@ async def measure(options: argparse.Namespace) -> Report:
         " alternating rounds [smallest, largest]. `generate` gets its best case: one static batch of equally long"
         " prompts.",
     )
-    columns = {
-        "model": lambda speed: speed.subject,
-        "requests": lambda speed: speed.concurrency,
-        "generate, tokens/s": lambda speed: shown(speed.plain),
-        "engine, tokens/s": lambda speed: shown(speed.ours),
-        "ratio": lambda speed: shown(speed.ratio, 2),
-        "goal": lambda speed: shown(GOALS[speed.concurrency].value, 1),
-        "met": lambda speed: GOALS[speed.concurrency].met(speed.ratio),
-    }
-    report.table("speeds", [row for each in options.subjects for row in await compare(each, options)], columns)
+    rows = [row for subject in options.subjects for row in await measure_subject(subject, options)]
+    report.comparisons("speeds", rows, "tokens/s")
     return report
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from benchmarks.engines import decode_speed, open_engine, random_220m, random_prompts
-from benchmarks.harness import Goal, Report, Side, command_line, note, run, shown, take_turns
+from benchmarks.harness import Comparison, Goal, Report, Side, command_line, compare, run, shown
 from decoding.sequence import Sequence
 from engine.attention.layout import Layout, lay_out
 from engine.attention.prefixes import find_prefixes
@@ -58,18 +59,6 @@ CASES = (
 QUICK = (1, 5)  # of these
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Tokens per second and bytes of KV read in a step, without and with sharing; the ratio round by round."""
-
-    case: Case
-    apart: Interval
-    shared: Interval
-    ratio: Interval
-    apart_bytes: int
-    shared_bytes: int
-
-
 class CountingBackend(NativeBackend):
     """Keeps its last step, for what that read."""
 
@@ -94,31 +83,26 @@ def prompts_of(case: Case, vocab: int) -> list[list[int]]:
     return [common[: case.prefix] + tokens[case.prefix :] if case.common else tokens for tokens in own]
 
 
-async def compare(model: EngineModel, case: Case, rounds: int, tokens: int) -> Speed:
+async def measure_case(model: EngineModel, case: Case, rounds: int, tokens: int) -> Comparison:
     """Both sides in turn over one cache that holds the prompts but for the last block."""
-    note(f"{case.requests} requests, {case.prefix} tokens, {'common' if case.common else 'their own'}")
     prompts = prompts_of(case, model.vocab_size)
     keepers = [Sequence(prompt, SamplingParams(), 0) for prompt in prompts]
     for keeper in keepers:
         await model.extend(keeper)
     plan = model.batcher.runner.plan
-    apart, shared = (CountingBackend(shares) for shares in (False, True))
+    backends = {name: CountingBackend(name == "shared") for name in ("apart", "shared")}
 
-    async def turn(backend: CountingBackend) -> float:
-        plan.backend = backend
+    async def turn(name: str, _: int) -> float:
+        plan.backend = backends[name]
         return await decode_speed(model, prompts, tokens + 1)
 
-    turns = await take_turns([Side("apart", lambda _: turn(apart)), Side("shared", lambda _: turn(shared))], rounds)
+    apart, shared = (Side(name, partial(turn, name)) for name in backends)
+    prefix = f"{'' if case.common else 'none, own '}{case.prefix:,}"
+    row = await compare({"requests": case.requests, "prefix, tokens": prefix}, (apart, shared), rounds, case.goal)
     for keeper in keepers:
         model.release(keeper)
-    return Speed(
-        case,
-        turns.spread("apart"),
-        turns.spread("shared"),
-        turns.ratio("shared", "apart"),
-        apart.bytes_read(model.store),
-        shared.bytes_read(model.store),
-    )
+    read = {name: shown(backend.bytes_read(model.store) / MIB) for name, backend in backends.items()}
+    return replace(row, more={f"KV read a step, {name}, MiB": mib for name, mib in read.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,19 +142,8 @@ async def measure(options: argparse.Namespace) -> Report:
     plain = random_220m().to(torch.bfloat16).eval()
     async with open_engine(plain, kv_bytes=768 * MIB, engine=EngineConfig(token_budget=512)) as [model]:
         cases = [CASES[index] for index in QUICK] if options.quick else CASES
-        speeds = [await compare(model, case, options.rounds, options.tokens) for case in cases]
-    columns = {
-        "requests": lambda speed: speed.case.requests,
-        "prefix, tokens": lambda speed: f"{'' if speed.case.common else 'none, own '}{speed.case.prefix:,}",
-        "apart, tokens/s": lambda speed: shown(speed.apart),
-        "shared, tokens/s": lambda speed: shown(speed.shared),
-        "ratio": lambda speed: shown(speed.ratio, 2),
-        "KV read a step, apart, MiB": lambda speed: shown(speed.apart_bytes / MIB),
-        "shared, MiB": lambda speed: shown(speed.shared_bytes / MIB),
-        "goal": lambda speed: shown(speed.case.goal.value, 2) if speed.case.goal else None,
-        "met": lambda speed: speed.case.goal.met(speed.ratio) if speed.case.goal else None,
-    }
-    report.table("speeds", speeds, columns)
+        speeds = [await measure_case(model, case, options.rounds, options.tokens) for case in cases]
+    report.comparisons("speeds", speeds, "tokens/s")
     report.text("Finding the prefixes of a batch, once a step, 4,000 tokens each:")
     found = [Finding(many, common, finding_us(many, common)) for many in (32, 64) for common in (True, False)]
     columns = {

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import copy
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 
 from benchmarks.bench_decode import PROMPT_TOKENS
 from benchmarks.engines import SUBJECTS, open_engine, random_prompts
-from benchmarks.harness import Goal, Report, Side, command_line, note, run, shown, take_turns
+from benchmarks.harness import Comparison, Goal, Report, Side, command_line, compare, run
 from benchmarks.random_vocabulary import random_vocabulary
 from decoding.constraints.base import Constraint
 from decoding.constraints.grammar import Compiler
@@ -28,7 +27,6 @@ from decoding.fakes import ListText
 from decoding.model import ModelPool, Request, Until
 from decoding.sequence import Sequence
 from engine.text import TextTokenizer
-from experiments.statistics import Interval
 from training.random_models import llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.registry import get_method
@@ -57,18 +55,6 @@ SCHEMA: dict[str, Any] = {
         "additionalProperties": False,
     },
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Tokens per second of both sides at one concurrency, and their ratio round by round."""
-
-    subject: str
-    way: str
-    concurrency: int
-    free: Interval
-    bound: Interval
-    ratio: Interval
 
 
 def words_model(vocab_size: int) -> Any:
@@ -131,22 +117,18 @@ async def decode(models: ModelPool, way: str, seq: Sequence) -> None:
         pass
 
 
-async def compare(subject: str, options: argparse.Namespace) -> list[Speed]:
+async def measure_subject(subject: str, options: argparse.Namespace) -> list[Comparison]:
     """Both sides in turn, in each way of decoding, at each concurrency."""
     constraint = await constraint_of(subject)
     plain = checkpoint_of(subject).to(torch.bfloat16).eval()
     tokens = options.tokens
 
-    async def at(way: str, concurrency: int, models: ModelPool) -> Speed:
-        note(f"{subject}, {way}, {concurrency} requests")
+    async def at(way: str, concurrency: int, models: ModelPool) -> Comparison:
         prompts = random_prompts(models.large.vocab_size, concurrency, PROMPT_TOKENS)
-        sides = [
-            Side("free", lambda _: decode_speed(models, way, prompts, tokens, None)),
-            Side("bound", lambda _: decode_speed(models, way, prompts, tokens, constraint)),
-        ]
-        turns = await take_turns(sides, options.rounds)
-        ratio = turns.ratio("bound", "free")
-        return Speed(subject, way, concurrency, turns.spread("free"), turns.spread("bound"), ratio)
+        free = Side("free", lambda _: decode_speed(models, way, prompts, tokens, None))
+        bound = Side("bound", lambda _: decode_speed(models, way, prompts, tokens, constraint))
+        case = {"model": subject, "decoding": way, "requests": concurrency}
+        return await compare(case, (free, bound), options.rounds, GOAL)
 
     roles, engine = ("small", "large"), EngineConfig(token_budget=1024)
     async with open_engine(*(copy.deepcopy(plain) for _ in roles), names=roles, engine=engine) as made:
@@ -163,17 +145,8 @@ async def measure(options: argparse.Namespace) -> Report:
         f" {options.rounds} alternating rounds [smallest, largest]. Bound: a list of objects by JSON schema, every row"
         " masked.",
     )
-    columns = {
-        "model": lambda speed: speed.subject,
-        "decoding": lambda speed: speed.way,
-        "requests": lambda speed: speed.concurrency,
-        "free, tokens/s": lambda speed: shown(speed.free),
-        "bound, tokens/s": lambda speed: shown(speed.bound),
-        "ratio": lambda speed: shown(speed.ratio, 3),
-        "goal": lambda _: shown(GOAL.value, 2),
-        "met": lambda speed: GOAL.met(speed.ratio),
-    }
-    report.table("speeds", [row for each in options.subjects for row in await compare(each, options)], columns)
+    rows = [row for subject in options.subjects for row in await measure_subject(subject, options)]
+    report.comparisons("speeds", rows, "tokens/s", digits=3)
     return report
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -127,6 +128,35 @@ class Goal:
         return ends.pop() if len(ends) == 1 else "open"
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A side next to the one it is compared with.
+
+    Attributes:
+        case: what was measured, by column.
+        figures: median and extremes of each side, the one that the other is compared with first.
+        ratio: of the second side over the first, round by round.
+        goal: of the ratio.
+        more: further columns.
+    """
+
+    case: dict[str, Any]
+    figures: dict[str, Interval]
+    ratio: Interval
+    goal: Goal | None = None
+    more: dict[str, Cell] = field(default_factory=dict)
+
+
+async def compare(
+    case: dict[str, Any], sides: tuple[Side[float], Side[float]], rounds: int, goal: Goal | None = None
+) -> Comparison:
+    """Let two sides take turns at a figure of which more is better."""
+    note(", ".join(f"{name} {value}" for name, value in case.items()))
+    turns = await take_turns(sides, rounds)
+    base, other = (side.name for side in sides)
+    return Comparison(case, {name: turns.spread(name) for name in (base, other)}, turns.ratio(other, base), goal)
+
+
 def shown(value: float | Interval, digits: int = 0, scale: float = 1, unit: str = "") -> str:
     """Write a figure times `scale`, an interval as its value with both ends."""
     if not isinstance(value, Interval):
@@ -172,9 +202,26 @@ class Report:
                 asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows
             ]
         cells = [[_cell(make(row)) for make in columns.values()] for row in rows]
-        numeric = (all(cell[:1].isdigit() for cell in column if cell) for column in zip(*cells, strict=True))
+        numeric = (
+            all(cell.lstrip("-+")[:1].isdigit() for cell in column if cell) for column in zip(*cells, strict=True)
+        )
         lines = [list(columns), ["---:" if right else "---" for right in numeric], *cells]
         self._parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+
+    def comparisons(self, name: str, rows: Sequence[Comparison], unit: str, digits: int = 2) -> None:
+        """Add a table of comparisons: cases, figures in `unit`, ratio with `digits`, goal and whether it is met."""
+        columns: dict[str, Callable[[Comparison], Cell]] = {}
+        for key in rows[0].case:
+            columns[key] = partial(lambda key, row: row.case[key], key)
+        for side in rows[0].figures:
+            columns[f"{side}, {unit}"] = partial(lambda side, row: shown(row.figures[side]), side)
+        columns["ratio"] = lambda row: shown(row.ratio, digits)
+        for key in rows[0].more:
+            columns[key] = partial(lambda key, row: row.more[key], key)
+        if any(row.goal for row in rows):
+            columns["goal"] = lambda row: f"{row.goal.value:g}" if row.goal else None
+            columns["met"] = lambda row: row.goal.met(row.ratio) if row.goal else None
+        self.table(name, rows, columns)
 
     def markdown(self) -> str:
         """The page."""

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import Goal, Report, Side, blocking, command_line, parse, run, shown, take_turns, turn_order
+from benchmarks.harness import (
+    Goal,
+    Report,
+    Side,
+    blocking,
+    command_line,
+    compare,
+    parse,
+    run,
+    shown,
+    take_turns,
+    turn_order,
+)
 from experiments.statistics import Interval
 
 
@@ -83,6 +95,18 @@ def test_figures_are_written_with_their_ends() -> None:
     assert shown(Interval(0.0123, 0.01, 0.02), 1, 100, "%") == "1.2% [1.0, 2.0]"
     assert shown(Interval(1234.4, 1000, 1500)) == "1,234 [1,000, 1,500]"
     assert shown(0.5, 2) == "0.50"
+
+
+async def test_a_comparison_is_of_the_second_side_over_the_first() -> None:
+    free, bound = planted("free", [9.0, 1000.0, 2000.0]), planted("bound", [9.0, 500.0, 3000.0])
+    row = await compare({"model": "tiny", "requests": 8}, (free, bound), 2, Goal(1.2))
+    assert row.ratio == Interval(1.0, 0.5, 1.5)
+    report = Report("t", "how")
+    report.comparisons("rows", [row, replace(row, goal=None)], "tokens/s")
+    figures = "| tiny | 8 | 1,500 [1,000, 2,000] | 1,750 [500, 3,000] | 1.00 [0.50, 1.50] |"
+    assert "| model | requests | free, tokens/s | bound, tokens/s | ratio | goal | met |" in report.markdown()
+    assert f"{figures} 1.2 | no |\n{figures}  |  |" in report.markdown()
+    assert report.values["rows"][0]["goal"] == {"value": 1.2, "at_most": False}
 
 
 def report_of(rows: list[Row]) -> Report:
