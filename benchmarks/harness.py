@@ -202,9 +202,10 @@ class Report:
                 asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows
             ]
         cells = [[_cell(make(row)) for make in columns.values()] for row in rows]
-        numeric = (
-            all(cell.lstrip("-+")[:1].isdigit() for cell in column if cell) for column in zip(*cells, strict=True)
-        )
+        numeric = [
+            any(column) and all(cell.lstrip("-+")[:1].isdigit() for cell in column if cell)
+            for column in ([line[place] for line in cells] for place in range(len(columns)))
+        ]
         lines = [list(columns), ["---:" if right else "---" for right in numeric], *cells]
         self._parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
 

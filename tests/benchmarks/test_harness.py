@@ -137,6 +137,8 @@ def test_a_page_has_its_machine_and_tables_and_the_json_has_the_rows(tmp_path: P
 
 def test_cells_without_a_value_are_empty() -> None:
     report = Report("t", "how")
+    report.table(None, [], {"n": str, "goal": str})
+    assert report.markdown().endswith("\n\n| n | goal |\n| --- | --- |\n")
     report.table("rows", [1, 2], {"n": lambda row: row, "goal": lambda row: None if row == 1 else 0.5})
     assert "| 1 |  |\n| 2 | 0.500 |" in report.markdown()
 
