@@ -31,7 +31,7 @@ from engine.prepare import Prepared
 from engine.routing import Routing
 from engine.sharing import open_tenancy, share_of
 from turnout.calls import Event, PoolStats, ScoreCall, ScoredTokens
-from turnout.checkpoint_files import check_checkpoint
+from turnout.checkpoint_files import check_description
 from turnout.config import TurnoutConfig, model_path
 from turnout.errors import Code, Interrupted, TurnoutError
 
@@ -215,10 +215,13 @@ def _members(parts: Parts, supervisors: Sequence[Supervisor]) -> Mapping[str, Po
 
 
 def _check_split(name: str, config: TurnoutConfig) -> None:
-    """Refuse, before anything is started, a checkpoint that cannot be loaded, or not split as configured."""
+    """Refuse, before anything is started, a checkpoint that cannot be loaded, or not split as configured.
+
+    The weight files may lie on the nodes of the actors only, which check them when they load.
+    """
     pool = config.pools[name]
     for model in dict.fromkeys((pool.small, pool.large)):
-        check_checkpoint(model_path(config.models[model]), f"models.{model}.path")
+        check_description(model_path(config.models[model]), f"models.{model}.path")
         ranks = config.models[model].tensor_parallel
         if ranks > 1:
             from engine.parallel import check_split

@@ -71,6 +71,11 @@ def serve(
 
 
 def _start_here(out: Console, settings: TurnoutConfig) -> RunningServer:
+    from turnout.checkpoint_files import check_checkpoint
+    from turnout.config import model_path
+
+    for name, model in settings.models.items():
+        check_checkpoint(model_path(model), f"models.{name}.path")
     with out.status("starting Ray and loading models"):
         from deployments.app import start
 

@@ -33,11 +33,14 @@ JSON_FILES = (
 ADAPTER = "adapter_config.json"  # of LoRA and its like
 INDEX = ".index.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first of these, or of their indices, is read
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
 
 
 def check_checkpoint(folder: Path, field: str) -> None:
     """Refuse a folder that is no checkpoint this program loads; of weight files, only the headers are read.
+
+    For the process that loads the model; others need `check_description` only.
 
     Args:
         folder: of a Hugging Face checkpoint.
@@ -45,6 +48,21 @@ def check_checkpoint(folder: Path, field: str) -> None:
 
     Raises:
         TurnoutError: INVALID_ARGUMENT for `field`, naming the file and what is supported.
+    """
+    check_description(folder, field)
+    for weights in weight_files(folder, field):
+        _check_weights(weights, field)
+
+
+def check_description(folder: Path, field: str) -> None:
+    """Refuse a checkpoint by what lies next to its weights: configuration, tokenizer, quantization.
+
+    Args:
+        folder: of a Hugging Face checkpoint, whose weight files may be absent.
+        field: its place in the configuration, for messages.
+
+    Raises:
+        TurnoutError: as `check_checkpoint`, except for faults of weight files.
     """
     values = read_config_file(folder, field)
     _check_ends(values, folder / CONFIG, field)
@@ -61,8 +79,24 @@ def check_checkpoint(folder: Path, field: str) -> None:
             _check_ends(_read_object(folder / name, field), folder / name, field)
     if not any(file.is_file() for pattern in TOKENIZERS for file in folder.glob(pattern)):
         raise invalid(field, f"{folder} has no tokenizer: none of {', '.join(TOKENIZERS)}")
-    for weights in weight_files(folder, field):
-        _check_weights(weights, field)
+
+
+def check_present(folder: Path, field: str) -> None:
+    """Refuse as `check_checkpoint` where any weight file is there; as `check_description` on a node that has none.
+
+    Args:
+        folder: of a Hugging Face checkpoint.
+        field: its place in the configuration, for messages.
+
+    Raises:
+        TurnoutError: as `check_checkpoint`.
+    """
+    (check_checkpoint if has_weights(folder) else check_description)(folder, field)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether any weight file is there, which need not be all; an index of such files is none."""
+    return any(file.is_file() for pattern in WEIGHT_FILES for file in folder.glob(pattern))
 
 
 def read_config_file(folder: Path, field: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from turnout.access_config import AccessConfig
 from turnout.batches_config import BatchesConfig
-from turnout.checkpoint_files import check_checkpoint
+from turnout.checkpoint_files import check_present
 from turnout.cluster_config import AutoscalingConfig, PlacementConfig
 from turnout.console_config import ConsoleConfig
 from turnout.errors import invalid
@@ -367,7 +367,7 @@ class _StrictLoader(yaml.CSafeLoader):
 def check_resources(config: TurnoutConfig) -> None:
     """Refuse folders that are no checkpoints, and methods and routing policies that do not validate."""
     for name, model in config.models.items():
-        check_checkpoint(model_path(model), f"models.{name}.path")
+        check_present(model_path(model), f"models.{name}.path")
     for name, pool in config.pools.items():
         field = f"pools.{name}.default"
         get_method(pool.default.name, f"{field}.name").parse(pool.default.params, f"{field}.params")

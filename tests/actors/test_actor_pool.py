@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
@@ -117,6 +118,20 @@ def test_a_rank_that_does_not_join_is_named(actors_config: TurnoutConfig, ray_cl
     assert re.search(missing, error.message), error.message
     assert "placement.join_timeout_s" in error.message
     assert "(says rank 0 of group 1, model 'small'" in error.message
+
+
+def test_weights_are_looked_at_where_the_model_is_loaded(
+    actors_config: TurnoutConfig, models_folder: Path, tmp_path: Path, ray_cluster: None
+):
+    """This process starts the actor, whose node lacks them, and the refusal says where."""
+    folder = copytree(models_folder / "large", tmp_path / "large", ignore=ignore_patterns("*.safetensors"))
+    large = actors_config.models["large"].model_copy(update={"path": str(folder)})
+    config = actors_config.model_copy(update={"models": {**actors_config.models, "large": large}})
+    with pytest.raises(TurnoutError, match="has no weights") as caught:
+        ActorPool.load("pair", placed(config))
+    assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, "models.large.path")
+    assert caught.value.message.startswith("model 'large' of pool 'pair'")
+    assert re.search(r" pid \d+\): ", caught.value.message), caught.value.message
 
 
 async def test_one_model_in_both_roles_is_one_actor_and_closing_ends_it(actors_config: TurnoutConfig, free: None):

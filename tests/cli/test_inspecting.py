@@ -109,6 +109,14 @@ def test_tokenizers_are_compared_without_weights(run: Any, config_file: Path) ->
     assert error.startswith("turnout: pools.p: 's' and 'l' do not share one vocabulary: ")
 
 
+def test_weights_that_are_elsewhere_are_noted(run: Any, config_file: Path) -> None:
+    (config_file.parent / "l" / "model.safetensors").unlink()
+    code, out, error = run("config", "check", str(config_file))
+    assert (code, out) == (0, f"{config_file}: ok; 2 models; pools: p (s + l, plain)\n")
+    folder = config_file.parent / "l"
+    assert error == f"models.l.path: {folder} has no weight files, which each node that loads the model needs\n"
+
+
 def test_ends_of_text_that_differ_are_said(run: Any, config_file: Path) -> None:
     write_checkpoint(config_file.parent / "s", eos_token_id=[65, 66])
     code, out, error = run("config", "check", str(config_file))

@@ -65,3 +65,13 @@ def test_a_faulty_file_is_refused_before_the_cluster_is_asked(run: Any, calls: l
     (tmp_path / "turnout.yaml").write_text("pools: {}", encoding="utf-8")
     assert run("serve", str(tmp_path / "turnout.yaml"), "--cluster", "auto").code == 1
     assert calls == []
+
+
+def test_weights_are_needed_where_models_are_loaded(run: Any, calls: list[Any], config_file: Path) -> None:
+    """A node from which others are made to serve hosts no model; without a cluster this machine hosts them all."""
+    (config_file.parent / "l" / "model.safetensors").unlink()
+    assert run("serve", str(config_file), "--cluster", "auto").code == 0
+    assert calls == [("connect", "auto"), ("deploy", ("p",), "auto"), "leave"]
+    code, out, error = run("serve", str(config_file))
+    assert (code, out, error.count("\n")) == (1, "", 1)
+    assert error.startswith(f"turnout: models.l.path: {config_file.parent / 'l'} has no weights: neither ")

@@ -118,7 +118,10 @@ FAULTS = {
     "an adapter in a checkpoint": (containing("adapter_config.json", b"{}"), "adapters are not applied; supported: "),
     "GGUF files": (gguf_only, "it holds GGUF files, which are not supported; the folder of a Hugging Face checkpoint"),
     "no tokenizer": (without("tokenizer.json"), " has no tokenizer: none of tokenizer.json, tokenizer.model, "),
-    "no weights": (without("model.safetensors"), " has no weights: neither model.safetensors nor pytorch_model.bin"),
+    "weights by another name": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "weights.safetensors"),
+        " has no weights: neither model.safetensors nor pytorch_model.bin",
+    ),
     "cut off weights": (cut_off, "model.safetensors is not a safetensors file, or not a whole one: "),
     "empty weights": (containing("model.safetensors", b""), "model.safetensors is not a safetensors file, or not a "),
     "a cut off config.json": (containing("config.json", b'{"model_type": "lla'), "config.json is not valid JSON: "),
@@ -150,6 +153,23 @@ def test_a_gguf_file_is_no_folder(tmp_path: Path) -> None:
     needed = "the folder of a Hugging Face checkpoint is needed"
     assert refusal(file) == f"{file}: GGUF is not supported; {needed}"
     assert refusal(file.rename(tmp_path / "model.bin")) == f"{tmp_path / 'model.bin'}: is a file; {needed}"
+
+
+@pytest.mark.parametrize("index", [None, "model.safetensors.index.json"])
+@pytest.mark.parametrize("models", ["actors", "colocated"])
+def test_a_node_that_loads_no_model_needs_no_weights(folder: Path, models: str, index: str | None) -> None:
+    """What a driver reads is there: configuration and tokenizer, and, copied with them, the list of the shards."""
+    (folder / "model.safetensors").unlink()
+    if index is not None:
+        (folder / index).write_text(json.dumps({"weight_map": {"a.weight": "model-00001-of-00001.safetensors"}}))
+    pool = {"small": "large", "large": "large", "default": {"name": "plain"}, "placement": {"models": models}}
+    config = parse_config({"models": {"large": {"path": str(folder)}}, "pools": {"p": pool}})
+    check_resources(config)
+    with pytest.raises(TurnoutError, match="lacks model-00001" if index else "has no weights"):
+        check_checkpoint(folder, FIELD)
+    write_checkpoint(folder, quantization_config={"quant_method": "gptq"})
+    (folder / "model.safetensors").unlink()
+    assert refusal(folder).startswith(f"{folder}: quantization_config: gptq is not supported")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
