@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.engines import open_engine, random_220m
-from benchmarks.harness import Report, Side, command_line, note, run, shown, take_turns
+from benchmarks.harness import Comparison, Report, Side, command_line, compare, note, run
 from benchmarks.reuse_quality import (
     OTHERS,
     READERS,
@@ -30,22 +30,11 @@ from benchmarks.reuse_quality import (
 from engine.device import Device
 from engine.model import EngineModel
 from engine.reuse.settings import ReuseSettings
-from experiments.statistics import Interval
 
 SHARES = (0.0, 0.05, 0.15, 0.3, 0.6, 1.0)
 CORRECTIONS = (0, 2, 8)
 VOCABULARY = 8192
 PIECES, PIECE_TOKENS, OWN_TOKENS = 6, 256, 100
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Time to the first token of a prompt, in seconds, and how many times less it is than of a full prefill."""
-
-    share: float
-    seconds: Interval
-    full_seconds: Interval
-    speedup: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +55,8 @@ async def first_token_s(model: EngineModel, tokens: list[int], lossy: bool) -> f
     return seconds
 
 
-async def time_reuse(model: EngineModel, share: float, rounds: int, draw: random.Random) -> Timing:
+async def time_reuse(model: EngineModel, share: float, rounds: int, draw: random.Random) -> Comparison:
     """Prompts of pieces of a prompt seen before, shuffled, with and without reuse in turns."""
-    note(f"times, share {share}")
     model.reuse(ReuseSettings(recompute=share))
     prompt: list[int] = []
 
@@ -81,12 +69,9 @@ async def time_reuse(model: EngineModel, share: float, rounds: int, draw: random
         own = [[draw.randrange(2, VOCABULARY) for _ in range(OWN_TOKENS)] for _ in range(2)]
         prompt[:] = [*own[0], *(token for piece in pieces for token in piece), *own[1]]
 
-    sides = [
-        Side("full", lambda _: first_token_s(model, prompt, lossy=False)),
-        Side("reuse", lambda _: first_token_s(model, prompt, lossy=True)),
-    ]
-    turns = await take_turns(sides, rounds, before)
-    return Timing(share, turns.spread("reuse"), turns.spread("full"), turns.ratio("full", "reuse"))
+    reuse = Side("reuse", lambda _: first_token_s(model, prompt, lossy=True))
+    full = Side("full prefill", lambda _: first_token_s(model, prompt, lossy=False))
+    return await compare({"rho": share}, (reuse, full), rounds, before=before)
 
 
 async def measure_quality(count: int) -> list[Row]:
@@ -135,15 +120,9 @@ async def measure(options: argparse.Namespace) -> Report:
     report.text(
         f"Time: random Llama, 220 M parameters, bfloat16, {torch.get_num_threads()} threads;"
         f" {PIECES * PIECE_TOKENS:,} tokens in {PIECES} pieces of a prompt seen before, shuffled, and {2 * OWN_TOKENS}"
-        " of its own. Seconds to the first token, median [smallest, largest] of alternating rounds."
+        " of its own. Time to the first token, median [smallest, largest] of alternating rounds; ratio: times faster."
     )
-    times = {
-        "rho": lambda timing: f"{timing.share:g}",
-        "reuse, s": lambda timing: shown(timing.seconds, 3),
-        "full prefill, s": lambda timing: shown(timing.full_seconds, 3),
-        "times faster": lambda timing: shown(timing.speedup, 3),
-    }
-    report.table("times", timings, times)
+    report.comparisons("times", timings, "ms", scale=1000)
     return report
 
 

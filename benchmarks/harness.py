@@ -148,11 +148,15 @@ class Comparison:
 
 
 async def compare(
-    case: dict[str, Any], sides: tuple[Side[float], Side[float]], rounds: int, goal: Goal | None = None
+    case: dict[str, Any],
+    sides: tuple[Side[float], Side[float]],
+    rounds: int,
+    goal: Goal | None = None,
+    before: Callable[[int], Awaitable[None]] | None = None,
 ) -> Comparison:
-    """Let two sides take turns at a figure of which more is better."""
+    """Let two sides take turns; see `Comparison` and `take_turns`."""
     note(", ".join(f"{name} {value}" for name, value in case.items()))
-    turns = await take_turns(sides, rounds)
+    turns = await take_turns(sides, rounds, before)
     base, other = (side.name for side in sides)
     return Comparison(case, {name: turns.spread(name) for name in (base, other)}, turns.ratio(other, base), goal)
 
@@ -209,13 +213,13 @@ class Report:
         lines = [list(columns), ["---:" if right else "---" for right in numeric], *cells]
         self._parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
 
-    def comparisons(self, name: str, rows: Sequence[Comparison], unit: str, digits: int = 2) -> None:
-        """Add a table of comparisons: cases, figures in `unit`, ratio with `digits`, goal and whether it is met."""
+    def comparisons(self, name: str, rows: Sequence[Comparison], unit: str, digits: int = 2, scale: float = 1) -> None:
+        """Add a table of comparisons: cases, figures times `scale` in `unit`, ratios with `digits`, goals."""
         columns: dict[str, Callable[[Comparison], Cell]] = {}
         for key in rows[0].case:
             columns[key] = partial(lambda key, row: row.case[key], key)
         for side in rows[0].figures:
-            columns[f"{side}, {unit}"] = partial(lambda side, row: shown(row.figures[side]), side)
+            columns[f"{side}, {unit}"] = partial(lambda side, row: shown(row.figures[side], 0, scale), side)
         columns["ratio"] = lambda row: shown(row.ratio, digits)
         for key in rows[0].more:
             columns[key] = partial(lambda key, row: row.more[key], key)
