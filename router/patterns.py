@@ -5,13 +5,16 @@ stop the server with one prompt. RE2 follows all ways at once. Its classes and b
 patterns are to mean what they mean in Python's `re`, in every language. So each character is searched for with its kind
 on both sides: `é1 ` is read as `wéw010   `, where `w` is a letter, `0` a digit and a blank white space. Then `\\w` is
 three characters the first of which is `w` or `0`, and RE2's own `\\b` between two of these is Python's.
+
+What differs from `re`: where case is ignored, `re` takes `i`, `I`, and the Turkish dotless i (U+0131) and dotted I
+(U+0130) for one letter. Here these two match themselves only, as in RE2.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +24,6 @@ LONGEST_PATTERN = 500
 LONGEST_TEXT = 10_000  # characters looked at
 MOST_BYTES = 8 << 20  # of one compiled pattern and what RE2 remembers while it searches
 # Kinds. A newline at the very end of a text is a kind of its own: Python's `$` stands before it, too.
-SIZES = (0x80, 0x1_0000, 0x11_0000)  # of tables of kinds: ASCII, the languages of today, everything
 LETTER, DIGIT, SPACE, OTHER, LAST_NEWLINE = "w", "0", " ", "-", "\n"
 KINDS = frozenset({LETTER, DIGIT, SPACE, OTHER, LAST_NEWLINE})
 CATEGORIES = {"w": frozenset({LETTER, DIGIT}), "d": frozenset({DIGIT}), "s": frozenset({SPACE, LAST_NEWLINE})}
@@ -37,10 +39,12 @@ REFUSED = {
     "(?>": "has an atomic group",
 }
 _ESCAPE = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\}|0[0-7]{0,2}|[1-3][0-7]{2}|[1-9][0-9]?|.)"
-_MEMBER = re.compile(rf"(?P<first>{_ESCAPE}|.)(?:-(?P<last>{_ESCAPE}|[^\]]))?", re.DOTALL)
+# Between brackets a digit never refers to a group: `[\1]` is the character 1.
+_MEMBER_ESCAPE = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\}|[0-7]{1,3}|.)"
+_MEMBER = re.compile(rf"(?P<first>{_MEMBER_ESCAPE}|.)(?:-(?P<last>{_MEMBER_ESCAPE}|[^\]]))?", re.DOTALL)
 _TOKEN = re.compile(
     rf"""(?P<escape>{_ESCAPE})
-    |\[(?P<negated>\^?)(?P<members>(?:{_ESCAPE}|[^\\])(?:{_ESCAPE}|[^\\\]])*)\]
+    |\[(?P<negated>\^?)(?P<members>(?:{_MEMBER_ESCAPE}|[^\\])(?:{_MEMBER_ESCAPE}|[^\\\]])*)\]
     |(?P<comment>\(\?\#[^)]*\)) | (?P<flags>\(\?[a-zA-Z-]+[:)]) | (?P<name>\(\?P<[^>]*>)
     |(?P<refused>\(\?(?:P=|<=|<!|[=!(>])) | (?P<group>\(\?:|[()|])
     |(?P<repeat>[*+?]|\{{(?:[0-9]+(?:,[0-9]*)?|,[0-9]*)\}})(?P<greed>[?+]?)
@@ -64,8 +68,8 @@ class SearchedText:
         """Each character between its kind and its kind, in UTF-8."""
         codes = np.frombuffer(self._text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         found = np.empty((len(codes), 3), dtype=np.uint32)
-        last = int(codes.max(initial=0))
-        found[:, 0] = found[:, 2] = _kinds(next(size for size in SIZES if last < size))[codes]
+        distinct, places = np.unique(codes, return_inverse=True)
+        found[:, 0] = found[:, 2] = _kinds(distinct)[places]
         found[:, 1] = codes
         if self._text.endswith("\n"):
             found[-1, 0] = ord(LAST_NEWLINE)
@@ -97,21 +101,28 @@ class Pattern:
         options.max_mem = MOST_BYTES
         try:
             self._compiled = re2.compile(rf"\A(?:...)*?(?:{_marked(text)})", options)
-        except (re2.error, UnicodeEncodeError):
-            raise ValueError("is too large: at most 1000 repetitions, and few of what is large itself") from None
+        except re2.error as error:
+            said = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
+            raise ValueError(_reason(said)) from None
 
     def found_in(self, text: SearchedText) -> bool:
         """Whether it matches anywhere in the text."""
         return self._compiled.search(text.marked) is not None
 
 
-@cache
-def _kinds(size: int) -> npt.NDArray[np.uint8]:
-    """List the kinds of the first `size` characters, by their numbers."""
-    found = np.full(size, ord(OTHER), dtype=np.uint8)
-    every = "".join(map(chr, range(size)))
+def _reason(said: str) -> str:
+    """Say why RE2 does not take a pattern, by its message."""
+    if "repetition size" in said or "too large" in said:
+        return "is too large: at most 1000 repetitions, and few of what is large itself"
+    return "is not supported by RE2, which searches for it in linear time"
+
+
+def _kinds(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """List the kinds of some characters, by their numbers."""
+    found = np.full(len(codes), ord(OTHER), dtype=np.uint8)
+    characters = codes.tobytes().decode("utf-32-le", "surrogatepass")
     for category, kind in ((r"\w", LETTER), (r"\d", DIGIT), (r"\s", SPACE)):
-        for run in re.finditer(f"{category}+", every):
+        for run in re.finditer(f"{category}+", characters):
             found[run.start() : run.end()] = ord(kind)
     return found
 
@@ -126,6 +137,8 @@ def _token(token: re.Match[str]) -> str:
     if token["members"] is not None:
         return _class(token["members"], bool(token["negated"]))
     match kind:
+        case "escape" if text[1] in "123456789" and len(text) < 4:
+            raise ValueError("refers to a group, which cannot be searched for in linear time")
         case "escape" | "place":
             return PLACES.get(text) or _class(text, negated=False)
         case "any":
@@ -154,7 +167,6 @@ def _class(members: str, negated: bool) -> str:
         first, last = member["first"], member["last"]
         if first[0] == "\\" and first[1:] in CATEGORIES:
             kinds |= CATEGORIES[first[1:]]
-            characters += f"{_character('-')}{_character(last)}" if last else ""
         else:
             characters += _character(first) + (f"-{_character(last)}" if last else "")
     if negated:
@@ -175,8 +187,6 @@ def _character(text: str) -> str:
     if text == r"\b":
         return _hex("\b")
     if text[1] in "abfnrtvxuUN01234567":
-        if text[1] in "123456789" and not (len(text) == 4):
-            raise ValueError("refers to a group, which cannot be searched for in linear time")
         return _hex(text.encode().decode("unicode_escape"))
     return _hex(text[1:])
 

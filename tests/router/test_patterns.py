@@ -3,11 +3,15 @@ from __future__ import annotations
 import random
 import re
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import re2
 
+from router import patterns
 from router.patterns import LONGEST_PATTERN, LONGEST_TEXT, Pattern, SearchedText
 
-ALPHABET = "abcxyz 12\nfooABCq.-]漢é٣_\\\b\0\u2028\x1cÉ\u017fK"
+ALPHABET = "abcxyz 12\nfooABCq.-]漢é٣_\\\b\0\u2028\x1cÉ\u017fK\x01😀"
 PATTERNS = [
     "abc", "a+b", "(a|b)*c$", r"^\d{2,4}x", r"\bfoo\b", "[^a-c]x|y{0,2}z", "a.c", "(?:ab)+?c", "x(a*)*y", "(?i)AbC",
     r"\Aab\Z", "a$", r"\Bb", r" ?\w+\s", r"[\d.]+", "()a", "(a|)b", r"[^\W\d]q", r"a\n?$", "(?:a|b|c){3}",
@@ -15,7 +19,7 @@ PATTERNS = [
     "a$\n", "^$", "(a$)*", r"[\]\\-]x", "(?P<n>a)b", "(?#c)a", r"[^\D]", r"\W\W", r"[\S\s]", r"\S{3}", r"a\Z",
     r"(^|\s)a", "\0", r"[a\-c]x", r"[\w.-]{3}", r"\0", "[[:a]", "[a-]q", r"[\W\w]", r"[^\W\w]", r"[^\W\d_]",
     r"(\bx)?y", r"[\u0100-\u017f]", "(?i)[é-ü]", r"(?i)\bk", "(?i)[^k]s", r"[\x00-\x1f]", r"\b\w", r"\d\B", "a??b",
-    "x*",
+    "x*", r"[\1]a", r"[^\1\12]", r"[\18]+", r"[\0-\1]x?", r"[\101\1012]b", "[^a]😀", r"\W\b", "[😀a]",
 ]  # fmt: skip
 
 
@@ -38,6 +42,50 @@ def test_classes_hold_what_they_hold_in_re(category: str) -> None:
     every, ours = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000], Pattern(f"^{category}")
     some = every[random.Random(4).randrange(100) :: 100] + every[:0x400]
     assert [char for char in some if found(ours, char) != bool(re.match(category, char))] == []
+
+
+def test_kinds_are_looked_up_for_the_characters_of_a_text_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up, kinds = list[int](), patterns._kinds
+
+    def counted(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+        looked_up.append(len(codes))
+        return kinds(codes)
+
+    monkeypatch.setattr(patterns, "_kinds", counted)
+    assert found(Pattern(r"\bb\b"), "a😀b" * 1000)
+    assert looked_up == [3]
+
+
+def test_turkish_letters_match_themselves_only() -> None:
+    """As the module says; everything else is as in `re` where capitals are ignored."""
+    dotless, dotted = "\u0131", "\u0130"
+    turkish = f"{dotless}{dotted}iI"
+    matched = {one: [other for other in turkish if found(Pattern(one, ignore_case=True), other)] for one in turkish}
+    assert matched == {dotless: [dotless], dotted: [dotted], "i": ["i", "I"], "I": ["i", "I"]}
+    some = [char for code in range(0x250) if (char := chr(code)) not in turkish]
+    for char in some:
+        ours, theirs = Pattern(re.escape(char), ignore_case=True), re.compile(re.escape(char), re.IGNORECASE)
+        near = {char.lower(), char.upper(), char.title(), char.swapcase(), "a", "\u017f", "K", "μ"}
+        assert [each for each in near if found(ours, each) != (theirs.search(each) is not None)] == [], char
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("invalid repetition size: {1001}", "too large"),
+        ("pattern too large - compile failed", "too large"),
+        ("invalid escape sequence", "not supported by RE2"),
+    ],
+)
+def test_a_pattern_is_called_too_large_where_re2_says_so(
+    said: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise re2.error(said.encode())
+
+    monkeypatch.setattr(re2, "compile", refuse)
+    with pytest.raises(ValueError, match=reason):
+        Pattern("a")
 
 
 def test_capitals_can_be_ignored() -> None:
