@@ -10,7 +10,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from decoding.constraints.flat_schemas import FlatSchema
-from decoding.constraints.keywords import PLACED, place_in
+from decoding.constraints.keywords import place_in, placed
 from decoding.constraints.schemas import ENDLESS, endless
 from deployments.body_part import BodyPart
 from deployments.openai_format import Format
@@ -119,7 +119,7 @@ def _definitions(tools: list[ToolBody]) -> dict[str, Any]:
         if schema.get("type", "object") != "object":
             raise invalid(f"{field}.type", "must be object: arguments are given by name")
         flat = FlatSchema(schema, field, under, len(made))
-        found = flat.definitions | {own: {"$comment": PLACED + under, "type": "object", **flat.root}}
+        found = flat.definitions | {own: placed({"type": "object", **flat.root}, [((), under)])}
         whole = {"$ref": f"#/$defs/{own}", "$defs": found}
         path = endless(whole)
         if path is not None:

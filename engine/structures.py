@@ -173,6 +173,8 @@ class Structures:
             return self._compiler.compile(structure)
         except TurnoutError as error:
             return error
+        except RecursionError:
+            return invalid(FIELD, f"the {structure.kind} is nested too deeply")
 
 
 def check_answer(sequence: Sequence) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from functools import cache
 from typing import Any
 
@@ -66,6 +68,25 @@ def ids_in(mask: Mask | None) -> list[int] | None:
 def fits(compiler: Compiler, structure: Structure, text: str) -> bool:
     """Whether a whole text fits, in bytes."""
     return compiler.compile(structure).clone().accepts(ids_of(text))
+
+
+def exists(schema: Any, place: str) -> bool:
+    """Whether a place in a refusal is one of the schema that was given."""
+    node = schema
+    for quoted, plain in re.findall(r'("(?:[^"\\]|\\.)*")|([^.]+)', place):
+        step = json.loads(quoted) if quoted else plain
+        if isinstance(node, list):
+            if not (step.isdigit() and int(step) < len(node)):
+                return False
+            node = node[int(step)]
+        elif isinstance(node, dict):
+            names = [name for name in node if name == step or (step.endswith("...") and name.startswith(step[:-3]))]
+            if not names:
+                return False
+            node = node[names[0]]
+        else:
+            return False
+    return True
 
 
 def random_schema(draw: random.Random) -> dict[str, Any]:

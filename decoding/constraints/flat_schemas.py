@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from referencing import Registry, Specification
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT3, DRAFT201909, DRAFT202012, lookup_recursive_ref
+from referencing.jsonschema import DRAFT3, DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012, lookup_recursive_ref
 
 from decoding.constraints.keywords import (
     ALLOWED,
     FOLLOWED,
     LARGEST_BOUND,
     LARGEST_COUNT,
-    PLACED,
     REFERENCES,
-    SPELLED,
     UNSUPPORTED,
+    Path,
+    has_moves,
+    joined,
     place_in,
+    placed,
     says_nothing,
     subschemas,
 )
@@ -31,16 +33,17 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 80  # characters of a value in a message
 MOST_SCHEMAS = 32_768  # with all that references lead to
+MOST_UNROLLED = 32  # one in another: each is two levels more for the library, which reads 128
 ANCHORS = {"$dynamicAnchor", "$recursiveAnchor"}
-
-Path = tuple[str, ...]
+REF_ALONE = {DRAFT4, DRAFT6, DRAFT7}  # where what stands next to a `$ref` is ignored
 
 
 class FlatSchema:
     """A JSON schema of 2020-12 without identifiers, anchors and annotations.
 
-    What references lead to stands in `$defs` under numbers, and says in its `$comment` where it stood, so that a
-    refusal can name that place. Keywords of older drafts are respelled, and bounds beyond what is followed narrowed.
+    What references lead to stands in `$defs` under numbers. Comments (`placed`) say where it stood, and what else has
+    moved, so that a refusal can name the place in the schema that was given. Keywords of older drafts
+    are respelled, and bounds beyond what is followed narrowed.
 
     Args:
         schema: an object, true or false.
@@ -70,8 +73,8 @@ class FlatSchema:
         self.has_siblings = False
         self._inside: list[Any] = []  # what is being unrolled
         self._paths: dict[int, Path] = {}
-        self._is_dynamic = False
-        self._is_old = False
+        self._everywhere: dict[int, Path] = {}
+        self._is_dynamic = self._is_old = False
         self._specification: Specification[Any] = DRAFT202012
         self._numbers: dict[Any, str] = {}
         self._waiting: deque[tuple[str, Any, Resolver[Any]]] = deque()
@@ -83,7 +86,7 @@ class FlatSchema:
         self.root = self._flat(schema, resolver)
         if root_key in self._numbers:  # something leads back to it
             self.definitions[self._numbers[root_key]] = self._marked(schema, self.root)
-            self.root = {"$ref": f"#/$defs/{self._numbers[root_key]}"}
+            self.root = placed({"$ref": f"#/$defs/{self._numbers[root_key]}"}, [(("$ref",), self._place(()))])
         while self._waiting:
             number, target, inside = self._waiting.popleft()
             if number not in self.definitions:
@@ -112,6 +115,7 @@ class FlatSchema:
             if not isinstance(node, dict):
                 raise self._refusal(path, f"must be a schema: an object, true or false{_shown(node)}")
             self._paths[id(node)] = path
+            node = self._standing(node)
             self._is_dynamic |= not ANCHORS.isdisjoint(node)
             drafts += [((*path, "$schema"), node)] * (bool(path) and "$schema" in node)
             for key, value in node.items():
@@ -144,17 +148,10 @@ class FlatSchema:
         self._count += 1
         if self._count > MOST_SCHEMAS:
             raise invalid(self._field, f"is too large: more than {MOST_SCHEMAS} schemas, with those referred to")
-        path, made = self._paths[id(node)], dict[str, Any]()
-        for key, value in node.items():
+        path, made, stood = self._paths[id(node)], dict[str, Any](), dict[Path, str]()
+        for key, value in self._standing(node).items():
             if key in REFERENCES:
-                found, part = self._found(key, value, resolver, (*path, key)), dict[str, Any]()
-                if isinstance(found.contents, bool):
-                    part = {"allOf": [found.contents]}
-                elif self._unroll and self._is_mixed(node):
-                    part = {"allOf": [self._unrolled(found, (*path, key))]}
-                else:
-                    part = self._reference(key, found.contents, found.resolver)
-                    part = {"allOf": [part]} if "$ref" in made else part
+                part = self._referred(key, node, resolver, "$ref" in made)
             elif key in UNSUPPORTED:
                 if not says_nothing(key, value, node):
                     raise self._refusal((*path, key), "is not supported")
@@ -162,13 +159,40 @@ class FlatSchema:
             else:
                 part = self._keyword(key, value, node, resolver) if key in FOLLOWED else {}
             if "allOf" in part:
-                part["allOf"] = [*made.get("allOf", ()), *part["allOf"]]
+                before = made.get("allOf", [])
+                for place in range(len(part["allOf"])):
+                    origin = (*path, key, str(place)) if key == "allOf" else (*path, key)
+                    stood["allOf", str(len(before) + place)] = self._place(origin)
+                part["allOf"] = [*before, *part["allOf"]]
+                stood.setdefault(("allOf",), self._place((*path, "allOf" if "allOf" in node else key)))
+            elif key in REFERENCES or has_moves(node):
+                stood |= {(each,): self._place((*path, key)) for each in part}
+            elif key == "items" and isinstance(value, list):
+                stood["prefixItems",] = self._place((*path, "items"))
+                stood["items",] = self._place((*path, "additionalItems"))
             made |= part
         self.has_siblings |= "$ref" in made and self._is_mixed(node)
         least, required = made.get("minProperties", 0), made.get("required", ())
         if least > len(set(required)) + 1:  # a name may come twice, which counts once
             raise self._refusal((*path, "minProperties"), "is supported up to one more than required has names")
-        return made
+        own = self._place(path) if stood else ""
+        return placed(made, [(steps, place) for steps, place in stood.items() if place != joined(own, *steps)])
+
+    def _referred(self, key: str, node: dict[str, Any], resolver: Resolver[Any], is_second: bool) -> dict[str, Any]:
+        """What becomes of a reference; `is_second`: another one stands in the same schema."""
+        path = (*self._paths[id(node)], key)
+        found = self._found(key, node[key], resolver, path)
+        if isinstance(found.contents, bool):
+            return {"allOf": [found.contents]}
+        if self._unroll and self._is_mixed(node):
+            return {"allOf": [self._unrolled(found, path)]}
+        part = self._reference(found.contents, found.resolver)
+        return {"allOf": [placed(part, [(("$ref",), self._place(path))])]} if is_second else part
+
+    def _standing(self, node: dict[str, Any]) -> dict[str, Any]:
+        """What of a schema is not ignored, by its draft."""
+        is_alone = self._specification in REF_ALONE and "$ref" in node
+        return {"$ref": node["$ref"]} if is_alone else node
 
     def _keyword(self, key: str, value: Any, node: dict[str, Any], resolver: Resolver[Any]) -> dict[str, Any]:
         """What becomes of a keyword."""
@@ -180,7 +204,10 @@ class FlatSchema:
             case "prefixItems" if self._is_old:
                 return {}
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
-                return self._bound(key, value, node)
+                if not isinstance(value, bool) and _is_outside(key, value):
+                    words = f"must be from {-LARGEST_BOUND} to {LARGEST_BOUND}{_shown(value)}"
+                    raise self._refusal((*self._paths[id(node)], key), words)
+                return _bound(key, value, node)
             case "maxItems" | "maxLength" | "maxProperties":
                 return {key: min(int(value), LARGEST_COUNT)}
             case "minItems" | "minLength" | "minProperties":
@@ -193,35 +220,18 @@ class FlatSchema:
                 return {key: self._inner(value, resolver)}
         return {key: value}
 
-    def _bound(self, key: str, value: Any, node: dict[str, Any]) -> dict[str, Any]:
-        """A bound as it is compared: as a float, and if it has none, the next one inside."""
-        is_least = key.lower().endswith("minimum")
-        if isinstance(value, bool):  # as in draft 4
-            other = node.get("minimum" if is_least else "maximum")
-            return self._bound(key, other, node) if value and other is not None else {}
-        if abs(value) > LARGEST_BOUND:
-            if (value > 0) is is_least:
-                raise self._refusal(
-                    (*self._paths[id(node)], key), f"must be from {-LARGEST_BOUND} to {LARGEST_BOUND}{_shown(value)}"
-                )
-            value = math.copysign(LARGEST_BOUND, value)
-        near = float(value)
-        if is_least and near < value:
-            near = math.nextafter(near, math.inf)
-        elif not is_least and near > value:
-            near = math.nextafter(near, -math.inf)
-        return {key: int(near) if near.is_integer() else near}
-
     def _inner(self, node: Any, resolver: Resolver[Any]) -> Any:
         if not isinstance(node, dict):
             return self._flat(node, resolver)
         resolver = resolver.in_subresource(self._specification.create_resource(node))
         if self._unroll and self._is_mixed(node):
-            return self._reference("$ref", node, resolver)
+            place = self._place(self._paths[id(node)])
+            return placed(self._reference(node, resolver), [(("$ref",), place)])
         return self._flat(node, resolver)
 
     def _is_mixed(self, node: dict[str, Any]) -> bool:
         """Whether a schema has a reference and something next to it."""
+        node = self._standing(node)
         references = len(REFERENCES & node.keys())
         return references > 0 and references + len(FOLLOWED & node.keys()) > 1
 
@@ -237,22 +247,25 @@ class FlatSchema:
         if not isinstance(found.contents, dict | bool):
             raise self._refusal(path, f"{_quoted(reference)} does not lead to a schema")
         if id(found.contents) not in self._paths and isinstance(found.contents, dict):
-            self._check(found.contents, path)  # it leads to what no keyword holds
+            self._everywhere = self._everywhere or _paths_in(self._schema)
+            self._check(found.contents, self._everywhere.get(id(found.contents), path))  # no keyword holds it
         return found
 
-    def _reference(self, key: str, target: Any, resolver: Resolver[Any]) -> dict[str, Any]:
+    def _reference(self, target: Any, resolver: Resolver[Any]) -> dict[str, Any]:
         """A reference to the definition that a schema becomes."""
         known = self._key(target, resolver)
         if known not in self._numbers:
             self._numbers[known] = str(self._first + len(self._numbers))
             self._waiting.append((self._numbers[known], target, resolver))
-        spelled = {} if key == "$ref" else {SPELLED: key}
-        return {"$ref": f"#/$defs/{self._numbers[known]}", **spelled}
+        return {"$ref": f"#/$defs/{self._numbers[known]}"}
 
     def _unrolled(self, found: Resolved[Any], path: Path) -> Any:
         known = self._key(found.contents, found.resolver)
         if known in self._inside:
             raise self._refusal(path, "leads back to itself")
+        if len(self._inside) == MOST_UNROLLED:
+            words = f"leads on through more than {MOST_UNROLLED} references with other keywords next to them"
+            raise self._refusal(path, f"{words}, in a circle that is not supported")
         self._inside.append(known)
         made = self._flat(found.contents, found.resolver)
         self._inside.pop()
@@ -267,11 +280,52 @@ class FlatSchema:
         """A definition that says where it stood."""
         if isinstance(made, bool):
             return made
-        place = ".".join(filter(None, (self._under, place_in(self._schema, self._paths[id(target)]))))
-        return {"$comment": PLACED + place, **made}
+        return placed(made, [((), self._place(self._paths[id(target)]))])
+
+    def _place(self, path: Path) -> str:
+        """What a path is called in comments."""
+        return ".".join(filter(None, (self._under, place_in(self._schema, path))))
 
     def _refusal(self, path: Path, words: str) -> TurnoutError:
         return invalid(".".join(filter(None, (self._field, place_in(self._schema, path)))), words)
+
+
+def _is_least(key: str) -> bool:
+    return key.lower().endswith("minimum")
+
+
+def _is_outside(key: str, value: float) -> bool:
+    """Whether a bound leaves no number that is followed."""
+    return abs(value) > LARGEST_BOUND and (value > 0) is _is_least(key)
+
+
+def _bound(key: str, value: Any, node: dict[str, Any]) -> dict[str, Any]:
+    """A bound as it is compared: as a float, and if it has none, the next one inside."""
+    is_least = _is_least(key)
+    if isinstance(value, bool):  # as in draft 4
+        other = node.get("minimum" if is_least else "maximum")
+        return _bound(key, other, node) if value and other is not None else {}
+    if abs(value) > LARGEST_BOUND:
+        value = math.copysign(LARGEST_BOUND, value)
+    near = float(value)
+    if is_least and near < value:
+        near = math.nextafter(near, math.inf)
+    elif not is_least and near > value:
+        near = math.nextafter(near, -math.inf)
+    return {key: int(near) if near.is_integer() else near}
+
+
+def _paths_in(schema: Any) -> dict[int, Path]:
+    """Where each object stands, in whatever it stands."""
+    found, waiting = dict[int, Path](), [((), schema)]
+    while waiting:
+        path, node = waiting.pop()
+        if isinstance(node, dict):
+            found[id(node)] = path
+        if isinstance(node, dict | list):
+            steps = node.items() if isinstance(node, dict) else enumerate(node)
+            waiting += (((*path, str(step)), each) for step, each in steps)
+    return found
 
 
 def _quoted(value: Any) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from decoding.constraints.flat_schemas import FlatSchema
-from decoding.constraints.keywords import place_in
+from decoding.constraints.keywords import Path, place_in
 from decoding.constraints.pattern_names import Patterns, spell_out
 from decoding.constraints.refusals import explain
 from decoding.constraints.schemas import ENDLESS, endless
 from turnout.errors import TurnoutError, invalid
-from turnout.structure import JSON_FORM
+from turnout.structure import JSON_FORM, MAX_DEPTH
 
 FIELD = "structure"
+# Of a schema in a grammar. A tool's stands two levels deeper there, and its references may need two more.
+MAX_EMBEDDED_DEPTH = MAX_DEPTH + 4
 CIRCULAR = "circular references"  # in a message of the library
 # What one grammar may cost: to compile, and at each token. Beyond, the grammar is refused or the answer fails.
 LIMITS = LLParserLimits(
@@ -66,7 +69,11 @@ class JsonSchemas:
         Args:
             value: the schema.
             found: gets the schema as the library takes it.
+
+        Raises:
+            TurnoutError: as `read`, and where it has too many levels.
         """
+        _check_depth(value)
         form = {"x-guidance": JSON_FORM}
         if not isinstance(value, dict) or value.get("x-guidance", JSON_FORM) != JSON_FORM:
             return value
@@ -90,6 +97,22 @@ class JsonSchemas:
         """
         place, words = explain(schema, said, self.failure)
         return _refusal(place, words)
+
+
+def _check_depth(value: Any) -> None:
+    level: list[tuple[Path, Any]] = [((), value)]
+    for _ in range(MAX_EMBEDDED_DEPTH + 1):
+        level = [((*path, step), each) for path, node in level for step, each in _below(node)]
+        if not level:
+            return
+    words = f"is nested too deeply: a schema in a grammar has at most {MAX_EMBEDDED_DEPTH} levels"
+    raise _refusal(place_in(value, level[0][0]), words)
+
+
+def _below(node: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(node, dict):
+        return node.items()
+    return ((str(place), each) for place, each in enumerate(node)) if isinstance(node, list) else ()
 
 
 def _refusal(place: str, words: str) -> TurnoutError:

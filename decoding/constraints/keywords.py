@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+Path = tuple[str, ...]
 
 SCHEMA = frozenset({"additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items"})
 SCHEMA |= {"not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"}
 SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
-PLACED = "@"  # begins a definition's `$comment` that says where it stood
-SPELLED = "title"  # says which keyword a `$ref` was; titles themselves are left out
+PLACED = "@"  # begins a `$comment` that says where things stood: paths from there, each with its place, as JSON
 REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
@@ -153,36 +154,77 @@ def says_nothing(key: str, value: Any, schema: dict[str, Any]) -> bool:
         return needed not in schema
     if key == "if":
         return "then" not in schema and "else" not in schema
+    if key in ("dependentSchemas", "dependencies", "dependentRequired"):
+        return isinstance(value, dict) and all(each == [] or _allows_everything(each) for each in value.values())
     harmless = UNSUPPORTED[key]
+    if harmless is True:
+        return _allows_everything(value)
     return harmless is not None and type(value) is type(harmless) and value == harmless
 
 
-def place_in(schema: Any, path: tuple[str, ...]) -> str:
+def _allows_everything(schema: Any) -> bool:
+    """Whether a schema plainly does: true, or nothing but annotations."""
+    says = FOLLOWED | REFERENCES | UNSUPPORTED.keys()
+    return schema is True or (isinstance(schema, dict) and says.isdisjoint(schema))
+
+
+def placed(schema: dict[str, Any], moves: Iterable[tuple[Path, str]]) -> dict[str, Any]:
+    """A schema with a comment that says where what is in it stood, for `place_in`.
+
+    Args:
+        schema: one of our making.
+        moves: paths from the schema, () is itself, each with the place that what is there is to be called by.
+    """
+    pairs = [*_moves(schema), *([list(path), place] for path, place in moves)]
+    return {**schema, "$comment": PLACED + json.dumps(pairs, ensure_ascii=False)} if pairs else schema
+
+
+def has_moves(schema: Any) -> bool:
+    """Whether a schema has a comment of `placed`."""
+    return bool(_moves(schema))
+
+
+def place_in(schema: Any, path: Path) -> str:
     """A path of keywords and names as it stands in messages; names with dots or blanks in them are quoted.
 
     Args:
-        schema: where it begins. What has a comment that begins with `PLACED` stood where the rest of it says.
+        schema: where it begins. Comments of `placed` say what else a part of it is called.
         path: from there.
     """
-    node, place = schema, list[str]()
-    for step in path:
-        if isinstance(node, dict):
-            stood = _stood_at(node)
-            place = place if stood is None else stood
-            if step == "$ref" and isinstance(node.get(SPELLED), str) and node[SPELLED] in REFERENCES:
-                step = node[SPELLED]
-        place = [*place, _segment(step)]
-        node = node[int(step)] if isinstance(node, list) else node.get(step) if isinstance(node, dict) else None
-    stood = _stood_at(node)
-    return ".".join(place if stood is None else stood)
+    node, place, covered = schema, "", 0
+    for at in range(len(path) + 1):
+        rest = list(path[at:])
+        stood = [(at + len(steps), text) for steps, text in _moves(node) if rest[: len(steps)] == steps]
+        end, text = max(stood, key=lambda each: each[0], default=(-1, ""))
+        if end >= covered:
+            place, covered = text, end
+        if rest:
+            if at >= covered:
+                place, covered = joined(place, rest[0]), at + 1
+            node = (
+                node[int(rest[0])] if isinstance(node, list) else node.get(rest[0]) if isinstance(node, dict) else None
+            )
+    return place
 
 
-def _stood_at(node: Any) -> list[str] | None:
+def joined(place: str, *path: str) -> str:
+    """A place, and a path from there."""
+    return ".".join([*([place] if place else ()), *map(_segment, path)])
+
+
+def _moves(node: Any) -> list[Any]:
     comment = node.get("$comment") if isinstance(node, dict) else None
     if not isinstance(comment, str) or not comment.startswith(PLACED):
-        return None
-    place = comment.removeprefix(PLACED)
-    return [place] if place else []
+        return []
+    try:
+        found = json.loads(comment.removeprefix(PLACED))
+    except (ValueError, RecursionError):
+        return []  # a caller's own comment
+    return found if isinstance(found, list) and all(map(_is_move, found)) else []
+
+
+def _is_move(move: Any) -> bool:
+    return isinstance(move, list) and list(map(type, move)) == [list, str]
 
 
 def _segment(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from decoding.constraints.keywords import subschemas
+from decoding.constraints.keywords import Path, joined, place_in, placed, subschemas
 from turnout.structure import JSON_FORM
 
 MOST_MATCHES = 2048
@@ -76,13 +76,15 @@ def spell_out(schema: Any, patterns: Patterns) -> Any:
         schema: the JSON schema, as `FlatSchema.whole`; it is changed.
         patterns: of it.
     """
-    objects = [node for node in _schemas(schema) if node.get("patternProperties")]
+    objects = [(path, node) for path, node in _schemas(schema) if node.get("patternProperties")]
     if not objects:
         return schema
-    names = list(dict.fromkeys(name for node in _schemas(schema) for name in _names(node)))
+    names = list(dict.fromkeys(name for _, node in _schemas(schema) for name in _names(node)))
     spelled: dict[str, list[str] | None] = {}
-    for node in objects:
-        kept = {}
+    for path, node in objects:
+        kept, stood, own = dict[str, Any](), dict[Path, str](), place_in(schema, path)
+        if "properties" not in node:
+            stood["properties",] = joined(own, "patternProperties")
         for pattern, value in node["patternProperties"].items():
             if pattern not in spelled:
                 matched = [name for name in names if patterns(pattern, name)]
@@ -92,21 +94,30 @@ def spell_out(schema: Any, patterns: Patterns) -> Any:
                 kept[pattern] = value
                 continue
             properties = node.setdefault("properties", {})
+            place = joined(own, "patternProperties", pattern)
             for name in found:
-                properties[name] = {"allOf": [properties[name], value]} if name in properties else value
+                before = stood.get(("properties", name), joined(own, "properties", name))
+                if name in properties:
+                    moves = [(("allOf",), before), (("allOf", "0"), before), (("allOf", "1"), place)]
+                    properties[name] = placed({"allOf": [properties[name], value]}, moves)
+                else:
+                    properties[name], stood["properties", name] = value, place
         node["patternProperties"] = kept
         if not kept:
             del node["patternProperties"]
+        node.update(placed(node, stood.items()))
     return schema
 
 
-def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    waiting = [schema]
+def _schemas(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+    waiting: list[tuple[Path, Any]] = [((), schema)]
     while waiting:
-        node = waiting.pop()
+        path, node = waiting.pop()
         if isinstance(node, dict):
-            yield node
-            waiting += (each for key, value in node.items() for _, each in subschemas(key, value))
+            yield path, node
+            waiting += (
+                ((*path, key, *rest), each) for key, value in node.items() for rest, each in subschemas(key, value)
+            )
 
 
 def _names(node: dict[str, Any]) -> list[str]:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from decoding.constraints.keywords import place_in, subschemas
+from decoding.constraints.keywords import Path, place_in, subschemas
 
-Path = tuple[str, ...]
 Refuses = Callable[[Any], str | None]
 
 MOST_TRIES = 300
@@ -54,7 +53,9 @@ def explain(schema: Any, said: str, refuses: Refuses) -> tuple[str, str]:
     path, keys, said = _Search(schema, refuses, tries).culprit((), schema, said)
     words = meaning(said)
     if len(keys) > 1 and NO_VALUE.search(said):
-        words = f"no value fits it together with {' and '.join(keys[1:4])}"
+        own = place_in(schema, path)
+        others = [place_in(schema, (*path, key)).removeprefix(f"{own}.") for key in keys[1:4]]
+        words = f"no value fits it together with {' and '.join(dict.fromkeys(others))}"
     return place_in(schema, (*path, *keys[:1])), words
 
 

@@ -20,7 +20,7 @@ from decoding.sequence import Sequence
 from engine import structures as engine_structures
 from engine.pool import LocalPool
 from engine.structures import KEPT, Structures
-from tests.constrained import random_schema
+from tests.constrained import END, char_vocabulary, random_schema
 from tests.engine.harness import answer, ask, ask_all, call_of
 from tests.engine.resuming import Client, run
 from turnout.calls import Delivered
@@ -336,6 +336,18 @@ async def test_a_fault_of_a_compiler_is_its_callers_alone(pool: LocalPool, monke
     assert isinstance(first, MemoryError)
     assert not isinstance(second, BaseException)
     assert second.text == "after"
+
+
+async def test_what_is_too_deep_for_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_deep(*_: object) -> None:
+        raise RecursionError("made by the test")
+
+    structures = Structures(frozenset({END}), lambda: char_vocabulary().definition)
+    monkeypatch.setattr(engine_structures.Compiler, "compile", too_deep)
+    with pytest.raises(TurnoutError, match="structure: the regex is nested too deeply") as refused:
+        await structures.made(Structure(kind="regex", value="a"), "one")
+    structures.close()
+    assert refused.value.code is Code.INVALID_ARGUMENT
 
 
 async def test_a_turn_that_comes_late_still_has_its_whole_time(
