@@ -317,7 +317,8 @@ def _bound(key: str, value: Any, node: dict[str, Any]) -> dict[str, Any]:
 
 def _paths_in(schema: Any) -> dict[int, Path]:
     """Where each object stands, in whatever it stands."""
-    found, waiting = dict[int, Path](), [((), schema)]
+    found = dict[int, Path]()
+    waiting: list[tuple[Path, Any]] = [((), schema)]
     while waiting:
         path, node = waiting.pop()
         if isinstance(node, dict):

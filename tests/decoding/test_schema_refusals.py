@@ -108,8 +108,8 @@ def test_a_schema_made_flat_twice_keeps_its_places(name: str) -> None:
     schema, place = PLACES[name]
     try:
         flat = FlatSchema(schema, "structure").whole
-    except TurnoutError as error:
-        assert error.field == f"structure.{place}"
+    except TurnoutError as early:
+        assert early.field == f"structure.{place}"
         return
     error = refused({"grammar": f"start: %json {json.dumps(flat)}"})
     assert exists(schema, (error.field or "").removeprefix("structure.")), error.message
@@ -159,7 +159,10 @@ def test_drafts_before_2019_read_nothing_next_to_a_reference() -> None:
 
 
 def test_what_is_ignored_may_be_led_to() -> None:
-    inner = {"a": {"$ref": "#/properties/b", "items": {"type": "boolean"}}, "b": {"$ref": "#/properties/a/items"}}
+    inner: dict[str, Any] = {
+        "a": {"$ref": "#/properties/b", "items": {"type": "boolean"}},
+        "b": {"$ref": "#/properties/a/items"},
+    }
     made = Structure.model_validate({"json_schema": {"$schema": DRAFT_6, "type": "object", "properties": inner}})
     values = ({"a": True}, {"a": 1}, {"b": True}, {"b": [True]})
     assert [fits(byte_compiler(), made, json.dumps(value)) for value in values] == [True, False, True, False]

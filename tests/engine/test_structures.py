@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from decoding.constraints.grammar import Compiler
 from decoding.model import Want
 from decoding.sequence import Sequence
 from engine import structures as engine_structures
@@ -343,7 +344,7 @@ async def test_what_is_too_deep_for_a_compiler_is_refused(monkeypatch: pytest.Mo
         raise RecursionError("made by the test")
 
     structures = Structures(frozenset({END}), lambda: char_vocabulary().definition)
-    monkeypatch.setattr(engine_structures.Compiler, "compile", too_deep)
+    monkeypatch.setattr(Compiler, "compile", too_deep)
     with pytest.raises(TurnoutError, match="structure: the regex is nested too deeply") as refused:
         await structures.made(Structure(kind="regex", value="a"), "one")
     structures.close()
