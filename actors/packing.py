@@ -125,7 +125,7 @@ class Unpacker:
 
         def find(number: int, place: int) -> Any:
             if number not in kept:
-                raise TurnoutError(Code.INTERNAL, f"what call {number} made is no longer kept beside the model")
+                raise TurnoutError(Code.INTERNAL, f"what call {number} made is no longer kept by its actor")
             return kept[number][place]
 
         names: dict[Name, Callable[..., Any]] = {

@@ -91,7 +91,7 @@ class RemoteModel(PoolMember):
         self.supervisor.tell(lambda mailbox: mailbox.release(seq))
 
     def forget(self, tenant: str) -> None:
-        """See `engine.member.PoolMember.forget`; most is learned beside the model."""
+        """See `engine.member.PoolMember.forget`; most is learned in the actor."""
         self.stores.forget(tenant)
         self.supervisor.tell(lambda mailbox: mailbox.say((Post.DEPARTED, tenant)))
 

@@ -307,7 +307,7 @@ def test_references_lead_where_they_lead_for_jsonschema(name: str) -> None:
     schema, values = REFERENCES[name]
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     expected = [kind(schema).is_valid(value) for value in values]
-    assert True in expected
+    assert any(expected), "an example that nothing fits shows nothing"
     assert False in expected
     made = Structure.model_validate({"json_schema": schema})
     assert [fits(byte_compiler(), made, json.dumps(value)) for value in values] == expected
