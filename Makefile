@@ -118,7 +118,7 @@ bench: venv ## measure speed beside other engines, and streaming through the ser
 
 bench-load: venv ## measure latency and goodput against offered load (demo models or CONFIG=<file>), and smoothness
 	$(BIN)/python -m benchmarks.bench_load $(if $(CONFIG),--config $(CONFIG)) $(BENCH_ARGS)
-	$(BIN)/python -m benchmarks.smoothness $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.latency_jitter $(BENCH_ARGS)
 
 bench-long-context: venv ## measure first token and memory against the prompt's length, up to 32k tokens
 	$(BIN)/python -m benchmarks.long_context $(BENCH_ARGS)

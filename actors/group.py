@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ray.exceptions import RayTaskError
 
-from actors.lives import failure_of
+from actors.incarnation import failure_of
 from turnout.errors import Code, Interrupted, TurnoutError
 
 log = logging.getLogger(__name__)

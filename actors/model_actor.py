@@ -12,10 +12,10 @@ from dataclasses import replace
 import ray
 
 from actors.model_host import ModelHost as ModelHost
-from actors.wire import MemberSpec, ModelCard
-from engine.hosting import listen
-from engine.member_loading import Ranks, follow_leader
-from turnout.garbage import freeze_loaded
+from actors.protocol import MemberSpec, ModelCard
+from engine.parallel.tcp_store import listen
+from pool.member_loading import Ranks, follow_leader
+from turnout.gc_freeze import freeze_loaded
 from turnout.tracing import set_up
 
 

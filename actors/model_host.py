@@ -14,18 +14,18 @@ from typing import Any
 import ray
 import torch
 
-from actors.dock import Dock
-from actors.mirror import Mirror, Mirrors, keep
 from actors.packing import Unpacker, pack_result
-from actors.shelf import Key, Shelf
+from actors.protocol import HEARTBEAT_S, Kind, Load, MemberSpec, ModelCard, Post, Update, pack_tokens
+from actors.remote_objects import Arrivals
+from actors.sequence_replica import Mirror, Mirrors, keep
+from actors.tensor_store import Key, Shelf
+from actors.tensor_transfer import Dock
 from actors.transport import Transport
-from actors.travelling import Arrivals
-from actors.wire import HEARTBEAT_S, Kind, Load, MemberSpec, ModelCard, Post, Update, pack_tokens
 from decoding.operations import Observe, Operation
 from engine.fingerprint import numerics_class
-from engine.member_loading import LoadedMember, Ranks, load_member
+from engine.kv_transfer import token_bytes
 from engine.model import EngineModel
-from engine.moving import token_bytes
+from pool.member_loading import LoadedMember, Ranks, load_member
 from turnout.errors import Code, TurnoutError
 from turnout.sources import sources_digest
 from turnout.tracing import within
@@ -70,7 +70,7 @@ class ModelHost:
         """Load the weights. Blocks: for a thread.
 
         Raises:
-            TurnoutError: see `engine.member_loading.load_member`.
+            TurnoutError: see `pool.member_loading.load_member`.
         """
         spec = self.spec
         ranks = None

@@ -12,11 +12,11 @@ from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from actors.changes import Watch
-from actors.mirror import Known, Mirror
 from actors.pickling import Handles, Name, TensorHandle, dumps, dumps_call, loads
-from actors.travelling import Arrivals, Departures, Packed
-from actors.wire import pack_tokens, unpack_tokens
+from actors.protocol import pack_tokens, unpack_tokens
+from actors.remote_objects import Arrivals, Departures, Packed
+from actors.sequence_replica import Known, Mirror
+from actors.state_diff import Watch
 from decoding.drafters.base import Room
 from decoding.model import Row, Score, Until, Want
 from decoding.operations import Operation
@@ -29,7 +29,7 @@ from turnout.types import Segment, Token
 if TYPE_CHECKING:
     import torch
 
-    from actors.shelf import Key, Shelf
+    from actors.tensor_store import Key, Shelf
 
 R = TypeVar("R")
 Reducer = Callable[[Any], Any]

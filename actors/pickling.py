@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from actors.shelf import Key, Shelf
+from actors.tensor_store import Key, Shelf
 from decoding.operations import LEAST_BYTES
 from turnout.errors import Interrupted
 

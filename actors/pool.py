@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from actors.connection import Exchange
+from actors.disaggregated_prefill import Disaggregated
 from actors.group import Group, join
-from actors.lives import Life, Program, Starter, check_model
-from actors.mailbox import Exchange
-from actors.moving_kv import Disaggregated
+from actors.incarnation import Life, Program, Starter, check_model
 from actors.placement import bundles, check_hosts, not_free, slots, strategy
+from actors.protocol import ModelCard
+from actors.quarantine import REQUEST
 from actors.remote import RemoteModel
 from actors.supervisor import Supervisor
-from actors.suspects import REQUEST
-from actors.wire import ModelCard
 from decoding.model import ModelPool
-from engine.endpoint import Endpoint
 from engine.member import PoolMember
-from engine.parts import Parts, open_parts, pool_of, prepare
-from engine.prepare import Prepared
-from engine.routing import Routing
-from engine.sharing import open_tenancy, share_of
+from pool.components import Parts, open_parts, pool_of, prepare
+from pool.pool import Endpoint
+from pool.prefix_stores import open_tenancy, share_of
+from pool.routing import Routing
+from pool.validation import Prepared
 from turnout.calls import Event, PoolStats, ScoreCall, ScoredTokens
 from turnout.checkpoint_files import check_description
 from turnout.config import TurnoutConfig, model_path

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn, TypeVar
 
-from actors.wire import Call, Load, Post, Supervisor
+from actors.protocol import Call, Load, Post, Supervisor
+from decoding.drafter_state import Stores
 from decoding.drafters.base import Drafter
 from decoding.model import Busy
 from decoding.operations import Observe, Operation
 from decoding.sequence import Sequence
-from decoding.stores import Stores
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from engine.member import PoolMember

@@ -10,7 +10,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from engine.hosting import host_store, listen
+from engine.parallel.tcp_store import host_store, listen
 from turnout.addresses import host_port
 from turnout.errors import Code, TurnoutError
 

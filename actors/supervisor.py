@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from actors.generation import GroupBroken
+from actors.connection import Exchange, Mailbox
 from actors.group import Group
-from actors.lives import Life, failure_of
-from actors.mailbox import Exchange, Mailbox
-from actors.suspects import REQUEST, Suspects, blamed
-from actors.wire import Call, ModelCard
+from actors.group_epoch import GroupBroken
+from actors.incarnation import Life, failure_of
+from actors.protocol import Call, ModelCard
+from actors.quarantine import REQUEST, Suspects, blamed
 from turnout.cluster_config import PlacementConfig
 from turnout.errors import Code, Interrupted, TurnoutError
 
@@ -29,7 +29,7 @@ NOTICE_S = 5.0  # in which it is noticed that a rank has ended
 
 
 class Start(Protocol):
-    """Starts the processes of a member; `actors.lives.Starter` does.
+    """Starts the processes of a member; `actors.incarnation.Starter` does.
 
     Attributes:
         name: of the member, for people.
@@ -47,12 +47,12 @@ class Start(Protocol):
         ...
 
     async def start(self, number: int, vocab_size: int, first: ModelCard) -> Life:
-        """See `actors.lives.Starter.start`."""
+        """See `actors.incarnation.Starter.start`."""
         ...
 
 
 class Supervisor:
-    """One member of a pool, through all its lives. Implements `actors.wire.Supervisor`.
+    """One member of a pool, through all its lives. Implements `actors.protocol.Supervisor`.
 
     A call is known here until it has its answer: what an actor had not answered when it ended goes to the next life.
     Whatever was under way when an actor ended is suspect: see `Suspects`.
@@ -128,12 +128,12 @@ class Supervisor:
         return self._life.leader
 
     def tell(self, message: Callable[[Mailbox], None]) -> None:
-        """See `actors.wire.Supervisor.tell`."""
+        """See `actors.protocol.Supervisor.tell`."""
         if self.mailbox is not None:
             message(self.mailbox)
 
     async def submit(self, call: Call) -> Any:
-        """See `actors.wire.Supervisor.submit`."""
+        """See `actors.protocol.Supervisor.submit`."""
         self._wake()
         self.check()
         self._calls[call] = REQUEST.get()

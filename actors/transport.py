@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from actors.generation import Generation, GroupBroken, Outcome, Traffic
+from actors.flat_buffer import Meta
+from actors.group_epoch import Generation, GroupBroken, Outcome, Traffic
 from actors.links import GlooLink, Link, NcclLink
-from actors.parcels import Meta
 from actors.rendezvous import Meeting, open_store, reach_store
 from turnout.errors import Code, TurnoutError
 

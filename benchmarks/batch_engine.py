@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from benchmarks.batch_chaos import write_prompts
 from turnout.calls import ChatMessage, GenerateCall
 from turnout.config import TurnoutConfig, load_config
-from turnout.garbage import freeze_loaded
+from turnout.gc_freeze import freeze_loaded
+from turnout.throughput_config import unhurried
 from turnout.types import SamplingParams
-from turnout.unhurried import unhurried
 
 if TYPE_CHECKING:
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
 
 WARM_UP = 64  # lines, not counted
 
@@ -36,7 +36,7 @@ async def rate(
         alike: with the settings that a job has where the configuration says nothing of them.
         beside: processes that share the machine.
     """
-    from engine import load
+    from pool import load
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "in.jsonl"

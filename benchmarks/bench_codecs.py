@@ -26,11 +26,11 @@ from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
 from engine.model import EngineModel
-from engine.pool import LocalPool
 from experiments.statistics import wilson
 from kvstore.base import ChunkShape, Codec
 from kvstore.codecs.base import codec_numbers, filled_up, load_codec
 from kvstore.profiles import read_profiles
+from pool.local_pool import LocalPool
 from training.data import arithmetic, lists
 from training.data.problem import Problem
 from training.kv_profiles import read_kv

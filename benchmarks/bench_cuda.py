@@ -22,7 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.engines import decode_speed, open_engine, random_prompts
 from benchmarks.harness import Comparison, Report, Side, command_line, compare, run, shown
-from engine.cache.store import KVStore
+from engine.cache.paged_kv import KVStore
 from engine.model import EngineModel
 from training.random_models import llama_config
 from turnout.config import EngineConfig

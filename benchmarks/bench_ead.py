@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arms import Arm, ArmResult, run_arm
 from benchmarks.harness import note, publish
 from benchmarks.retention import GOALS, Goal, Spent, judged, kept_at, percent
+from benchmarks.strategies import Arm, ArmResult, run_arm
 from benchmarks.switching_arms import (
     QUANTILES,
     SETTINGS,
@@ -34,10 +34,10 @@ from benchmarks.switching_arms import (
     mixed,
     random_line,
 )
-from engine.pool import LocalPool
 from experiments.machine import describe, one_line
 from experiments.statistics import Interval, bootstrap_mean, wilson
 from experiments.stats.intervals import Floats
+from pool.local_pool import LocalPool
 from turnout.config import TurnoutConfig
 
 RESULT = Path("docs/results/ead.md")

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from benchmarks.flooding import Flood, Flooded, flooding
 from benchmarks.harness import Cell, Report, Side, command_line, note, run, shown, take_turns
+from benchmarks.noisy_neighbour import Flood, Flooded, flooding
 from benchmarks.served import on_free_ports, running_server
 from experiments.load.clients import HttpClient
 from experiments.load.generator import drive

@@ -23,10 +23,10 @@ from decoding.sequence import Sequence
 from engine.attention.layout import Layout, lay_out
 from engine.attention.prefixes import find_prefixes
 from engine.attention.step import AttentionStep
-from engine.backend import NativeBackend
-from engine.cache.store import KVStore
+from engine.backends.base import NativeBackend
+from engine.backends.native.attention import NativeStep
+from engine.cache.paged_kv import KVStore
 from engine.model import EngineModel
-from engine.native.attention import NativeStep
 from experiments.statistics import Interval, spread
 from turnout.config import EngineConfig
 from turnout.types import SamplingParams

@@ -110,7 +110,7 @@ def _demo(role: str) -> Path:
 
 def _problems(count: int) -> list[list[int]]:
     """Held-out arithmetic, as the demo's chat template writes it."""
-    from engine.text import TextTokenizer
+    from pool.text import TextTokenizer
     from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
     from turnout.calls import ChatMessage
 

@@ -19,17 +19,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.arms import at_once
 from benchmarks.best_of_samples import Needed, needed
 from benchmarks.harness import Cell, Report, command_line, note, run, shown
 from benchmarks.retention import judged, percent
 from benchmarks.routed_walls import Beside, beside
+from benchmarks.strategies import at_once
 from decoding.model import ModelPool
-from engine.pool import LocalPool
-from engine.routing import PoolRouting
 from experiments.grid.answering import answer, forget
 from experiments.statistics import Interval, spread
 from experiments.stats.intervals import Floats, ratio
+from pool.local_pool import LocalPool
+from pool.routing import PoolRouting
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision
 from router.difficulty.probe import ROUTER_LABELS, Probe

@@ -26,7 +26,7 @@ from decoding.constraints.grammar import Compiler
 from decoding.fakes import ListText
 from decoding.model import ModelPool, Request, Until
 from decoding.sequence import Sequence
-from engine.text import TextTokenizer
+from pool.text import TextTokenizer
 from training.random_models import llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.registry import get_method

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from benchmarks.arms import Arm, ArmResult, run_arm
-from benchmarks.deepened import deepened
 from benchmarks.harness import Report, Side, Turns, command_line, note, run, shown, take_turns
 from benchmarks.retention import GOALS, judged, percent
+from benchmarks.slow_model import deepened
+from benchmarks.strategies import Arm, ArmResult, run_arm
 from benchmarks.switching_arms import SETTINGS, TEST_SEED, Setting, arithmetic, calibrate
-from engine.pool import LocalPool
 from experiments.statistics import Interval
 from experiments.stats.intervals import ratio as accuracy_ratio
+from pool.local_pool import LocalPool
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from training.data.problem import Problem
 from turnout.config import DEMO_METHOD, TurnoutConfig, model_path

@@ -17,7 +17,7 @@ from engine.reuse.edits import Edit
 from engine.reuse.forward import ReusingRunner
 from engine.reuse.rotation import Rotation
 from engine.reuse.settings import MOVED_ONLY, ReuseSettings
-from engine.text import TextTokenizer
+from pool.text import TextTokenizer
 from training.data.python_sources import read_sources
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.types import SamplingParams, Sharing, Token

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.arms import at_once
-from engine.pool import LocalPool
-from engine.routing import PoolRouting
+from benchmarks.strategies import at_once
 from experiments.grid.answering import answer, forget
 from experiments.statistics import Interval
 from experiments.stats.intervals import ratio
+from pool.local_pool import LocalPool
+from pool.routing import PoolRouting
 from router.difficulty.curve import NEVER
 from turnout.calls import AUTO, GenerateCall
 from turnout.config import PolicyChoice, RoutingConfig

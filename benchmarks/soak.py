@@ -17,10 +17,10 @@ import numpy as np
 import uvloop
 
 from benchmarks.harness import note, publish
-from engine.pool import LocalPool
 from experiments.machine import describe, one_line
 from experiments.process_memory import own_bytes
 from experiments.replay import Verdict, answer, compare
+from pool.local_pool import LocalPool
 from turnout.calls import GenerateCall, TokenOut
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arms import Arm, ArmResult, Asked, run_arm
+from benchmarks.strategies import Arm, ArmResult, Asked, run_arm
 from decoding.model import Row
 from decoding.switching.random_run import RandomRunSwitch
-from engine.pool import LocalPool
 from experiments.grid.datasets import open_dataset
 from experiments.grid.spec import read_spec
+from pool.local_pool import LocalPool
 from training.calibration_data import DEMO, FEWEST, Question, demo_questions, is_right
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from training.data.problem import Problem

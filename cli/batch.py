@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.asking import pool_for, read_config
+from cli.ask import pool_for, read_config
 from cli.generate import parse_params
 from cli.output import console, print_error, print_json
 from turnout.api_keys import read_api_key
@@ -205,7 +205,7 @@ def _serve(
     cancel: bool,
     as_json: bool,
 ) -> None:
-    from deployments.batches.pace import Pace, left_s
+    from deployments.batches.eta import Pace, left_s
     from deployments.batches.served import ServedJob, left_behind, run
 
     key = read_api_key(key_file, "key_file")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.asking import read_config
+from cli.ask import read_config
 from cli.output import print_json, print_table
 from cli.provenance import quantity
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.standard_streams import read_stdin
 
 if TYPE_CHECKING:
-    from kvstore.desk import Desk, Report
+    from kvstore.admin import Desk, Report
     from kvstore.tenants.registry import Prefix
     from turnout.config import TurnoutConfig
     from turnout.types import SharingPolicy
@@ -161,9 +161,9 @@ def _open(config: TurnoutConfig, url: str, root_key_file: Path | None) -> Iterat
     Raises:
         TurnoutError: none is named, it does not answer, or it has another root key.
     """
+    from kvstore.admin import Desk
     from kvstore.base import StoreFault
     from kvstore.build import address_of, open_keyring
-    from kvstore.desk import Desk
     from kvstore.redis.checks import check_address
     from kvstore.redis.redis_store import RedisStore
     from turnout.kvstore_config import KVStoreConfig
@@ -239,7 +239,7 @@ def _read(path: Path, field: str) -> str:
 def _tokenizers(config: TurnoutConfig) -> Iterator[tuple[str, Callable[[str], list[int]]]]:
     """Digest and encoding of every tokenizer of the configuration's pools, each once."""
     from engine.fingerprint import tokenizer_digest
-    from engine.text import TextTokenizer
+    from pool.text import TextTokenizer
     from turnout.config import model_path
 
     seen: set[str] = set()

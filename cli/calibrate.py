@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.asking import pool_for, read_config
+from cli.artifact_output import check_name, keep, warn
+from cli.ask import pool_for, read_config
 from cli.generate import parse_params
-from cli.keeping import check_name, keep, warn
 from cli.output import console, print_json, print_table
-from cli.places import check_out
+from cli.output_paths import check_out
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ async def _measure(
     target: Target,
 ) -> tuple[Outcome, dict[str, str]]:
     """What was measured, and the digests of the models by role."""
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
     from training.knob_calibration import Calibrator
     from training.question_runs import Bench
     from turnout.types import SamplingParams

@@ -23,7 +23,7 @@ def check(
     Notes go there, too. Of weight files only the headers are read; where this machine has none, a note says so.
     """
     from engine.checkpoints import read_config
-    from engine.parts import open_parts
+    from pool.components import open_parts
     from turnout.checkpoint_files import has_weights
     from turnout.config import load_config, model_path
 

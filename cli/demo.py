@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from cli.asking import Question, ask_server, read_config
+from cli.ask import Question, ask_server, read_config
 from cli.output import console, print_error
 from cli.provenance import Marked, print_meters, summary
 from turnout.errors import TurnoutError

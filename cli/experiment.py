@@ -12,7 +12,7 @@ import typer
 from cli.experiment_answers import answers
 from cli.experiment_output import show_comparison, show_live, show_report
 from cli.output import console, print_error, print_json, print_table, shown_progress
-from cli.places import check_folder, check_out
+from cli.output_paths import check_folder, check_out
 from cli.tune import tune
 from turnout.errors import TurnoutError, invalid
 
@@ -181,7 +181,7 @@ def live(
     from experiments.live import METRICS, LiveRule, of_pool
     from experiments.live_scores import Scored, read_scorer, score_entries
     from experiments.reports.live import make_live_report, winner
-    from router.decided import write_decided
+    from router.experiment_winner import write_decided
     from router.summary import read_log
 
     if metric not in METRICS:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from cli.output import print_json, print_table
-from cli.places import writing
+from cli.output_paths import writing
+from turnout.atomic_files import write_whole
 from turnout.file_names import one_part
-from turnout.whole_files import write_whole
 
 if TYPE_CHECKING:
     from experiments.reports.comparing import Comparison

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.asking import ApiKeyFile, Question, ask_here, ask_server, read_config
+from cli.ask import ApiKeyFile, Question, ask_here, ask_server, read_config
 from cli.output import console, print_json
 from cli.provenance import Answers, Marked, print_meters, summary
 from cli.route import print_route

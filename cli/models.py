@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.asking import ApiKeyFile, connect
+from cli.ask import ApiKeyFile, connect
 from cli.output import print_json, print_table
 from cli.provenance import quantity
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.asking import read_config
+from cli.ask import read_config
 from cli.output import print_json, print_table
 from turnout.errors import not_found
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.asking import pool_for, read_config
+from cli.ask import pool_for, read_config
 from cli.output import print_json, print_table
 from turnout.errors import TurnoutError, invalid
 
@@ -178,7 +178,7 @@ def _call_of(asked: dict[str, Any], tenant: str) -> GenerateCall:
 
 
 async def _decide(call: GenerateCall, config: TurnoutConfig) -> Decision:
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
 
     name = pool_for(call.model, config)
     settings = config.pools[name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.asking import read_config
+from cli.ask import read_config
 from cli.output import console
 from turnout.errors import invalid
 

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import typer
 
-from cli.asking import ApiKeyFile, connect
+from cli.ask import ApiKeyFile, connect
 from cli.output import print_json, print_table
 from turnout.calls import ModelDescription
 from turnout.errors import Code, TurnoutError

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import train_codecs, train_judges, train_lengths, train_router
-from cli.asking import read_config
-from cli.keeping import keep
+from cli.artifact_output import keep
+from cli.ask import read_config
 from cli.output import print_json, print_table, shown_progress
 from cli.train_options import AsJson, Config, MaxTokens, Out, Seed, Temperature, check_artifact
 from turnout.errors import not_found

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.asking import read_config
-from cli.keeping import write_report
+from cli.artifact_output import write_report
+from cli.ask import read_config
 from cli.output import print_json, print_table, shown_progress
-from cli.places import writing
+from cli.output_paths import writing
 from cli.train_options import SUFFIX, AsJson, Config, MaxTokens, Pool, Seed, Temperature
 from turnout.errors import invalid, not_found
 
@@ -93,7 +93,7 @@ def _by_layer(report: dict[str, Any]) -> list[list[object]]:
 async def _profiles(
     name: str, settings: TurnoutConfig, prompts: list[str], sampling: SamplingParams, seed: int
 ) -> Profiles:
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
     from training.kv_profiles import make_profiles
 
     pool = LocalPool.load(name, settings)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli.asking import read_config
-from cli.keeping import keep, warn
+from cli.artifact_output import keep, warn
+from cli.ask import read_config
 from cli.output import print_json, shown_progress
 from cli.train_options import (
     AsJson,
@@ -28,7 +28,7 @@ from cli.train_options import (
 from turnout.errors import not_found
 
 if TYPE_CHECKING:
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
     from training.data.problem import Problem
     from training.entropy_gate import Calibrated
     from training.length_data import Source
@@ -158,7 +158,7 @@ def _run(
         raise not_found("pool", name, list(settings.pools))
 
     async def loaded() -> Trained | Calibrated:
-        from engine.pool import LocalPool
+        from pool.local_pool import LocalPool
 
         pool = LocalPool.load(name, settings)
         try:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.asking import read_config
-from cli.keeping import keep
+from cli.artifact_output import keep
+from cli.ask import read_config
 from cli.output import print_json, shown_progress
 from cli.train_options import (
     AsJson,
@@ -106,7 +106,7 @@ def _run(
 async def _train(
     recipe: Disco | SpecDecPlusPlus, name: str, settings: TurnoutConfig, out: Path, asked: Asked
 ) -> Trained:
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
     from training.demo_prompts import read_lines, training_prompts
     from training.length_data import Source
     from training.length_predictors import train_pair

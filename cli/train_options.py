@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.places import check_out
+from cli.output_paths import check_out
 from turnout.errors import invalid
 
 SUFFIX = ".safetensors"

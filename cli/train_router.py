@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli.asking import read_config
-from cli.keeping import check_name, keep, warn
+from cli.artifact_output import check_name, keep, warn
+from cli.ask import read_config
 from cli.output import print_json, print_table, shown_progress
-from cli.places import check_out, writing
+from cli.output_paths import check_out, writing
 from cli.train_options import (
     SUFFIX,
     AsJson,
@@ -25,7 +25,7 @@ from cli.train_options import (
 from turnout.errors import invalid, not_found
 
 if TYPE_CHECKING:
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
     from training.router_outcomes import Outcomes
     from training.router_runs import Question
     from training.router_targets import Target
@@ -266,7 +266,7 @@ def _run(
     work: Callable[[LocalPool, Callable[[str, int, int], None]], Coroutine[Any, Any, Any]],
 ) -> Any:
     """Load a pool, do the work with a progress bar, give back what the pool holds."""
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
 
     async def go() -> Any:
         loaded = LocalPool.load(name, settings)

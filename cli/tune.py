@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.asking import pool_for, read_config
+from cli.ask import pool_for, read_config
 from cli.calibrate import artifact_path, keep_calibration, questions, without_default
 from cli.generate import parse_params
 from cli.output import print_json, shown_progress
-from cli.places import check_out
+from cli.output_paths import check_out
 from turnout.errors import TurnoutError, not_found
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ async def _search(
     found: Callable[[Tried], None] | None,
 ) -> tuple[Tried, TurnoutError | None]:
     """The best setting, of which `found` is told at once, and why no curve was written for it where one was to be."""
-    from engine.pool import LocalPool
     from experiments.tuning import Tuner
+    from pool.local_pool import LocalPool
     from training.question_runs import Bench
     from turnout.types import SamplingParams
 

@@ -15,8 +15,8 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from turnout.atomic_files import write_whole
 from turnout.errors import TurnoutError, invalid, not_found
-from turnout.whole_files import write_whole
 
 if TYPE_CHECKING:
     from decoding.model import ModelPool

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import torch
 
+from decoding.decode_loop import run_stretch
+from decoding.drafter_state import Stores
 from decoding.drafters.base import Drafter
 from decoding.logits import History
 from decoding.model import Busy, Model, ModelPool, Row, TokenText, Want
@@ -16,8 +18,6 @@ from decoding.operations import Choose, Decode, Expand, Extend, Handlers, Operat
 from decoding.read_spec import Decoded
 from decoding.readout import read
 from decoding.sequence import Sequence
-from decoding.stores import Stores
-from decoding.stretch import run_stretch
 from decoding.tree import DraftTree, ExtraRows
 from decoding.verifiers.base import Verdict, want_of
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from decoding.artifacts import Artifacts
+from decoding.drafter_state import Stores
 from decoding.operations import (
     Choose,
     Decode,
@@ -25,10 +26,9 @@ from decoding.operations import (
     ScoreContinuations,
     Verify,
 )
+from decoding.partial_forward import Sketch
 from decoding.read_spec import Decision, Draw, Row, Score, StopRule, Until, Want
 from decoding.sequence import Sequence
-from decoding.sketch import Sketch
-from decoding.stores import Stores
 from decoding.tree import DraftTree
 from turnout.types import Segment, Token
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 
 from decoding.logits import History
+from decoding.partial_forward import Sketch
 from decoding.read_spec import Decoded, Row, Score, Until, Want
 from decoding.sequence import Sequence
-from decoding.sketch import Sketch
 from decoding.tree import DraftTree
 
 if TYPE_CHECKING:

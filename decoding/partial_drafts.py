@@ -13,8 +13,8 @@ from decoding.drafters.base import Candidates
 from decoding.lengths.base import Step
 from decoding.model import Draw, Row, Want
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
+from decoding.partial_forward import Depth, Exit, Sketch
 from decoding.sequence import Sequence
-from decoding.sketch import Depth, Exit, Sketch
 
 if TYPE_CHECKING:
     from decoding.model import Model

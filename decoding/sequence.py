@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from decoding.stores import learner_of
+from decoding.drafter_state import learner_of
 from turnout.cost import Meter
 from turnout.types import FinishReason, SamplingParams, Sharing, Token
 
@@ -114,7 +114,7 @@ class Sequence:
 
     @property
     def learner(self) -> str:
-        """Whose stores drafters and monitors have for it: see `decoding.stores.learner_of`."""
+        """Whose stores drafters and monitors have for it: see `decoding.drafter_state.learner_of`."""
         return learner_of(self.owner, self.tenant)
 
     @property

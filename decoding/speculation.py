@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
+from decoding.decode_loop import stretch_lengths
 from decoding.drafters.base import NOTHING, Drafter, Room
 from decoding.lengths.base import LengthPolicy, Round
 from decoding.model import Decision, Model, ModelPool, Request, Row, StopRule, Until, Want
 from decoding.parts import Part
 from decoding.selectors.base import Gain, Selector
 from decoding.sequence import Sequence
-from decoding.stretch import stretch_lengths
 from decoding.switching.base import BackgroundReader
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict, Verifier, with_rejected

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from decoding.decode_loop import reported
 from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Decision, Draw, Row, TokenText, Want
 from decoding.noise import Purpose, gumbel, noise_key, round_seed, uniform
 from decoding.sequence import Sequence
 from decoding.state import ConstantDict
-from decoding.stretch import reported
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict, Verifier, emitted, probs_of
 from turnout.types import Token, TokenKind

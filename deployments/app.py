@@ -24,7 +24,7 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import LoggingConfig
 
 from actors.ray_start import start_ray
-from deployments.agreement import Origin, begin
+from deployments.build_info import this_program
 from deployments.cluster_checks import node_offers
 from deployments.embedded_store import EmbeddedStore, start_store
 from deployments.grpc_wire import MAX_REQUEST_BYTES
@@ -41,10 +41,10 @@ from deployments.pool_options import (
     pool_version,
     replica_bundles,
 )
-from deployments.program import this_program
 from deployments.room import check_room
-from deployments.served import unsettled_pools
+from deployments.serve_status import unsettled_pools
 from deployments.starting import Tell, run_until_up, silent
+from deployments.version_check import Origin, begin
 from turnout.addresses import http_url, reachable
 from turnout.calls import PoolStats
 from turnout.config import PoolConfig, TurnoutConfig, load_config
@@ -68,7 +68,7 @@ def build_app(
     Args:
         config: checked already.
         load: makes a pool inside its replica; it is pickled, so it must be importable there.
-        late: by pool, replicas of the version before that may still fail; see `deployments.served.unsettled_pools`.
+        late: by pool, replicas of the version before that may fail; see `deployments.serve_status.unsettled_pools`.
     """
     pools = {name: pool_app(name, config, load, (late or {}).get(name, 0)) for name in config.pools}
     ingress = _versioned(serve.deployment(Ingress, **ingress_options(config)), ingress_version(config))

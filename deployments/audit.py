@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from deployments.telemetry.growing import OVERLAP_S
+from deployments.telemetry.monotonic_counters import OVERLAP_S
 from turnout.pool_stats import AuditDiff, PoolStats
 
 REMEMBERED = 1000

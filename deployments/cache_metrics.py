@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from deployments.telemetry.growing import Counts as Values
-from deployments.telemetry.growing import Growing
+from deployments.telemetry.monotonic_counters import Counts as Values
+from deployments.telemetry.monotonic_counters import Growing
 from turnout.calls import CacheStats, PoolStats
 
 Count = Callable[[CacheStats], float]

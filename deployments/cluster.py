@@ -20,12 +20,12 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from deployments.app import ADD_TO_SERVER, APP_NAME, BACKSTOP_S, RunningServer, run_app
+from deployments.build_info import this_program
 from deployments.cluster_checks import check_clocks, check_nodes, growth, node_offers
 from deployments.pool_deployment import PoolLoader, load_engine
 from deployments.pool_options import all_bundles
-from deployments.program import this_program
 from deployments.room import check_room
-from deployments.served import applications
+from deployments.serve_status import applications
 from deployments.starting import Tell, silent
 from turnout.addresses import host_port, http_url, reachable
 from turnout.config import TurnoutConfig

@@ -12,8 +12,8 @@ import yaml
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployments.fitting import HEAD_MARK, Growth, NodeType, Resources
-from deployments.program import Program, compare, this_program, unfit
+from deployments.build_info import Program, compare, this_program, unfit
+from deployments.placement_check import HEAD_MARK, Growth, NodeType, Resources
 from turnout.errors import Code, TurnoutError
 
 REPORT_TIMEOUT_S = 60.0

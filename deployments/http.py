@@ -17,13 +17,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from deployments import answering
+from deployments import fan_out as answering
 from deployments.access import http as access
 from deployments.access.callers import Caller, CallerOf, OperatorOf
-from deployments.answering import Output
 from deployments.batches import http as batches
 from deployments.bodies import ENCODED, TOO_LARGE, TOO_LATE, Bodies, parsed
 from deployments.console import http as console
+from deployments.fan_out import Output
 from deployments.faults import guarded, respell
 from deployments.http_paths import HeadAsGet, redirect_slashes
 from deployments.metrics import OTHER

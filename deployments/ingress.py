@@ -12,7 +12,7 @@ from deployments.remote import RemoteBackend
 from deployments.service import GenerationService
 from deployments.telemetry.request_log import RequestLog
 from turnout.config import TurnoutConfig
-from turnout.garbage import freeze_loaded
+from turnout.gc_freeze import freeze_loaded
 from turnout.tracing import set_up
 
 

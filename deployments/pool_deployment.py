@@ -14,12 +14,12 @@ import ray
 from ray import serve
 
 from decoding.parts import with_parts
-from deployments.agreement import Origin, agree
 from deployments.backend import Batch, Pool, merge
 from deployments.coalesce import Pace, coalesce
 from deployments.faults import guarded
-from deployments.moving import Mover
+from deployments.migration import Mover
 from deployments.replica_load import ReplicaLoad
+from deployments.version_check import Origin, agree
 from turnout.calls import (
     Event,
     Failure,
@@ -33,7 +33,7 @@ from turnout.calls import (
 )
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
-from turnout.garbage import freeze_loaded
+from turnout.gc_freeze import freeze_loaded
 from turnout.registry import all_methods
 from turnout.tracing import flush, set_up
 
@@ -47,7 +47,7 @@ def load_engine(name: str, config: TurnoutConfig) -> Pool:
         from actors.pool import ActorPool
 
         return ActorPool.load(name, config)
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
 
     # Ray limits a replica's threads to its logical CPUs; the configuration's "all cores" means the machine's.
     return LocalPool.load(name, config, os.cpu_count())
@@ -118,7 +118,7 @@ class PoolReplica:
             return Failure(error)
 
     async def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
-        """Let calls stop here and go on in another replica; how many do. See `deployments.moving.Mover`."""
+        """Let calls stop here and go on in another replica; how many do. See `deployments.migration.Mover`."""
         return await self._mover.hand_over(request_id, again)
 
     def send_away(self, count: int) -> int:

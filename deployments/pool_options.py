@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from deployments.access.holding import MOST_HELD
+from deployments.access.tarpit import MOST_HELD
 from deployments.bodies import MOST_SLOW
 from turnout.config import PoolConfig, TurnoutConfig
 from turnout.sources import sources_digest
@@ -35,7 +35,7 @@ def pool_options(name: str, config: TurnoutConfig, late: int = 0) -> dict[str, A
     Args:
         name: the pool's.
         config: holds it.
-        late: replicas of the version before that may still fail to start; see `deployments.served.unsettled_pools`.
+        late: replicas of the version before that may fail to start; see `deployments.serve_status.unsettled_pools`.
     """
     pool = config.pools[name]
     bundles = replica_bundles(config, pool)

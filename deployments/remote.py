@@ -15,7 +15,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.backend import Batch, merge
-from deployments.replay import Attempts, Lane, LostError, Replay, Turn
+from deployments.retry import Attempts, Lane, LostError, Replay, Turn
 from turnout.calls import (
     AUTO,
     Event,
@@ -30,7 +30,7 @@ from turnout.calls import (
 )
 from turnout.config import StickyConfig
 from turnout.errors import Code, Interrupted, TurnoutError, busy
-from turnout.sessions import SessionKey, Sessions
+from turnout.tenant_lru import SessionKey, Sessions
 from turnout.tracing import begin, end, header_of
 
 CONTROL_TIMEOUT_S = 5.0

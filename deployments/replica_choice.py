@@ -19,7 +19,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from deployments.prompt_prefix import Held, prefixes, unpacked
 from turnout.calls import GenerateCall
-from turnout.sessions import Remembered
+from turnout.tenant_lru import Remembered
 
 MAX_SESSIONS = 10_000
 SENT_BYTES = 16 << 20

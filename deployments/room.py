@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from actors import placement
-from deployments.fitting import Growth, Misfit, Replica, Resources, fit, refusal, sum_of
+from deployments.placement_check import Growth, Misfit, Replica, Resources, fit, refusal, sum_of
 from turnout.config import PoolConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError
 

@@ -13,8 +13,8 @@ from uuid import uuid4
 
 from deployments.access.admission import Admission
 from deployments.access.callers import Caller, Callers
-from deployments.access.departed import Departed
-from deployments.access.holding import Holding
+from deployments.access.tarpit import Holding
+from deployments.access.tenant_removal import Departed
 from deployments.access.ticket import Ticket
 from deployments.audit import AuditLog
 from deployments.backend import Backend, Batch, merge
@@ -25,7 +25,7 @@ from deployments.metrics import Metrics
 from deployments.model_names import ModelNames
 from deployments.shared_answer import SharedAnswer
 from deployments.telemetry.request_log import RequestLog
-from deployments.telemetry.watching import Seen, Watch
+from deployments.telemetry.request_trace import Seen, Watch
 from turnout import tracing
 from turnout.access_config import UNLIMITED, TenantLimits
 from turnout.calls import (

@@ -19,7 +19,7 @@ from ray.serve.schema import (
 from ray.util import placement_group_table
 
 from actors import placement
-from deployments.fitting import Replica, fit
+from deployments.placement_check import Replica, fit
 from deployments.pool_options import replica_bundles
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError

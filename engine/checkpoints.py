@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from engine.architectures import listed
-from engine.plan import check_supported
+from engine.loaded_model import check_supported
 from engine.twin import check_twin
 from engine.unlisted import check_kind
 from turnout.checkpoint_files import read_config_file

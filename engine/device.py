@@ -13,11 +13,11 @@ import torch
 
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
-from engine.company import Arrivals, Prospect, waits_for_company
 from engine.costs.forward import StepTime
-from engine.fairness import FairShare
-from engine.patience import Floor
-from engine.scheduler import Limits, Load
+from engine.scheduler.coscheduling import Arrivals, Prospect, waits_for_company
+from engine.scheduler.fair_time import FairShare
+from engine.scheduler.policy import Limits, Load
+from engine.scheduler.priority import Floor
 from engine.threads import Fed, Threads
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class Device:
         self._last.pop(seq, None)
 
     def holds(self, member: Member) -> bool:
-        """Whether a member's step waits for company while another model's is run; see `engine.company`."""
+        """Whether a member's step waits while another model's is run; see `engine.scheduler.coscheduling`."""
         patient = self.patient
         since = self.spent_s if member.held_at_s is None else member.held_at_s
         held = any(

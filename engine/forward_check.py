@@ -13,7 +13,7 @@ from decoding.sequence import Sequence
 from engine.attention.step import NAME, paged_attention
 from engine.cache.blocks import BlockPool
 from engine.cache.table import BlockTable
-from engine.plan import LayerPlan
+from engine.loaded_model import LayerPlan
 from engine.runner import Feed, Runner
 from turnout.types import SamplingParams
 

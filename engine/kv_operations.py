@@ -1,4 +1,4 @@
-"""Operations that move cached keys and values out of a model's pool, and into it; see `engine.moving`."""
+"""Operations that move cached keys and values out of a model's pool, and into it; see `engine.kv_transfer`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from decoding.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class HeldKV(Operation[int]):
-    """Count the leading tokens of a sequence whose KV the model has; see `engine.moving.held_tokens`."""
+    """Count the leading tokens of a sequence whose KV the model has; see `engine.kv_transfer.held_tokens`."""
 
     name: ClassVar[str] = "held_kv"
     fills_cache: ClassVar[bool] = False
 
     async def run(self, model: Any, seq: Sequence) -> int:
         """Look into the pool of a model in this process."""
-        from engine.moving import held_tokens
+        from engine.kv_transfer import held_tokens
 
         return held_tokens(model, seq)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportKV(Operation[Any]):
-    """Copy KV of cached tokens; see `engine.moving.export_kv`.
+    """Copy KV of cached tokens; see `engine.kv_transfer.export_kv`.
 
     Attributes:
         start: first token.
@@ -46,14 +46,14 @@ class ExportKV(Operation[Any]):
 
     async def run(self, model: Any, seq: Sequence) -> Any:
         """Copy it out of the pool of a model in this process."""
-        from engine.moving import export_kv
+        from engine.kv_transfer import export_kv
 
         return await export_kv(model, seq, self.start, self.stop)
 
 
 @dataclass(frozen=True, slots=True)
 class ImportKV(Operation[int]):
-    """Put KV of a sequence's tokens into the pool; see `engine.moving.import_kv`.
+    """Put KV of a sequence's tokens into the pool; see `engine.kv_transfer.import_kv`.
 
     Attributes:
         start: first token.
@@ -67,6 +67,6 @@ class ImportKV(Operation[int]):
 
     async def run(self, model: Any, seq: Sequence) -> int:
         """Write it into the pool of a model in this process."""
-        from engine.moving import import_kv
+        from engine.kv_transfer import import_kv
 
         return await import_kv(model, seq, self.start, self.kv)

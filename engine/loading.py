@@ -11,10 +11,10 @@ import torch
 from decoding.artifacts import weights_digest
 from engine.architectures import architecture_named
 from engine.attention.step import NAME
-from engine.backend import Kernels, choose_backend
+from engine.backends.base import Kernels, choose_backend
 from engine.checkpoints import read_config, read_model, reading
 from engine.forward_check import CHECK_CHUNKS, CHECK_TOLERANCE, difference, our_logits, plain_logits
-from engine.plan import LayerPlan, check_supported
+from engine.loaded_model import LayerPlan, check_supported
 from engine.twin import check_twin
 from engine.unlisted import refuse
 from turnout.errors import Code, TurnoutError

@@ -9,40 +9,39 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from decoding.drafter_state import Stores
 from decoding.drafters.base import Drafter
 from decoding.model import Busy
 from decoding.operations import Operation
 from decoding.sequence import Sequence
-from decoding.stores import Stores
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
-from engine.batcher import Batcher
 from engine.cache.blocks import BlockPool
-from engine.cache.store import KVStore
+from engine.cache.paged_kv import KVStore
 from engine.cache.table import BlockTable
 from engine.choices import Choices
 from engine.costs.limits import cache_size
+from engine.costs.prefill_estimate import prefill_forecast
 from engine.costs.probe import Probe, profile
 from engine.device import Device
 from engine.fingerprint import KV_LAYOUT, numerics_class
-from engine.forecast import prefill_forecast
 from engine.loading import Checkpoint
 from engine.member import PoolMember
 from engine.operations import HANDLERS
 from engine.runner import Runner
-from engine.scheduler import Limits
-from engine.sharing import cache_stats
+from engine.scheduler.batcher import Batcher
+from engine.scheduler.policy import Limits
 from turnout.calls import CacheStats, MemberStats
 from turnout.config import EngineConfig, ModelConfig
 from turnout.errors import invalid
 
 if TYPE_CHECKING:
-    from engine.cache.shared import SharedPrefixes
+    from engine.cache.connector import SharedPrefixes
     from engine.reuse.edits import Edit
-    from engine.reuse.finding import SpanReuse
+    from engine.reuse.lookup import SpanReuse
     from engine.reuse.settings import ReuseSettings
-    from kvstore.exchange import ModelLayout
     from kvstore.store import PrefixStore
+    from kvstore.types import ModelLayout
 
 R = TypeVar("R")
 
@@ -60,7 +59,7 @@ class EngineModel(PoolMember):
         device: shared with other models on the same hardware.
 
     Attributes:
-        notes: what whoever runs the model should know: see `engine.pool.LocalPool.notes`.
+        notes: what whoever runs the model should know: see `pool.local_pool.LocalPool.notes`.
     """
 
     runs_here = True
@@ -115,7 +114,7 @@ class EngineModel(PoolMember):
         Raises:
             ValueError: the store's chunks are not made of whole blocks.
         """
-        from engine.cache.shared import SharedPrefixes
+        from engine.cache.connector import SharedPrefixes
 
         tables = self.batcher.tables.values
         step = self.batcher.limits.token_budget
@@ -128,8 +127,8 @@ class EngineModel(PoolMember):
         Raises:
             TurnoutError: INVALID_ARGUMENT: the KV of this model cannot be moved, or only partly be computed again.
         """
-        from engine.reuse.finding import SpanReuse
         from engine.reuse.forward import reusing_runner
+        from engine.reuse.lookup import SpanReuse
 
         self.batcher.use(reusing_runner(self.batcher.runner, settings))
         self.spans = SpanReuse(settings, self.pool)
@@ -153,7 +152,7 @@ class EngineModel(PoolMember):
             digests: of the checkpoint and the tokenizer, by name; of all their content.
             profiles: what codecs know of the model, by codec family.
         """
-        from kvstore.exchange import ModelLayout
+        from kvstore.types import ModelLayout
 
         parts: dict[str, str | int] = {
             **digests,
@@ -238,7 +237,11 @@ class EngineModel(PoolMember):
 
     def cache_stats(self) -> CacheStats | None:
         """What its prefix store did; None: it has none."""
-        return cache_stats(self.shared) if self.shared is not None else None
+        if self.shared is None:
+            return None
+        from engine.cache.connector import stats_of
+
+        return stats_of(self.shared)
 
     async def close(self) -> None:
         """Stop batching; what waits is cancelled."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from decoding.decode_loop import Stretch
 from decoding.logits import History
 from decoding.model import Row
 from decoding.operations import Choose, Decode, Expand, Extend, Handlers, PartialForward, PrefillAhead, Read, Verify
 from decoding.read_spec import Decoded
 from decoding.sequence import Sequence
-from decoding.stretch import Stretch
 from decoding.verifiers.base import Verdict, want_of
-from engine.work import Work
+from engine.scheduler.queued_operation import Work
 
 if TYPE_CHECKING:
     from engine.model import EngineModel

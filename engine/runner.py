@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decoding.constraints.ahead import Ahead, spares_core
+from decoding.constraints.mask_prefetch import Ahead, spares_core
 from decoding.logits import History
 from decoding.model import Row, Want
+from decoding.partial_forward import WHOLE, Depth, Exit
 from decoding.readout import read
-from decoding.sketch import WHOLE, Depth, Exit
 from decoding.tree import DraftTree
 from engine.attention.layout import Int32, Layout, lay_out
-from engine.cache.store import KVStore
+from engine.cache.paged_kv import KVStore
 from engine.cache.table import BlockTable
-from engine.plan import LayerPlan
+from engine.loaded_model import LayerPlan
 
 if TYPE_CHECKING:
-    from engine.reuse.spans import Partial
+    from engine.reuse.reused_spans import Partial
 
 
 @dataclass(slots=True)

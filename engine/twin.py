@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 from engine.architectures import architecture_of
 from engine.attention.layout import Layout
 from engine.attention.step import NAME, AttentionStep, Scores, UnknownAttentionError
-from engine.backend import PlainBackend
-from engine.cache.store import KVStore
+from engine.backends.base import PlainBackend
+from engine.cache.paged_kv import KVStore
 from engine.forward_check import CHECK_TOLERANCE, difference, our_logits, plain_logits
-from engine.plan import LayerPlan
+from engine.loaded_model import LayerPlan
 from engine.unlisted import TWIN_TOKENS, refuse, rope_variants
 
 TWIN_LAYERS = 4
@@ -113,7 +113,7 @@ class _WatchedBackend(PlainBackend):
         self.calls: list[tuple[int, Scores]] = []
 
     def step(self, layout: Layout, store: KVStore) -> AttentionStep:
-        """See `engine.backend.Backend.step`."""
+        """See `engine.backends.base.Backend.step`."""
         return _WatchedStep(super().step(layout, store), self.calls)
 
 

@@ -26,7 +26,7 @@ from experiments.stats.intervals import (
 )
 from experiments.stats.power import detectable, detectable_between
 from experiments.stats.sequential import ConfidenceSequence
-from router.decided import DECIDED
+from router.experiment_winner import DECIDED
 from turnout.errors import Code, TurnoutError, invalid, not_found
 
 Entry = dict[str, Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 
 from decoding.sequence import Sequence
-from engine.exactness import TIES, behind
-from engine.pool import LocalPool
+from pool.exactness import TIES, behind
+from pool.local_pool import LocalPool
 from turnout.calls import Chunk, GenerateCall, TokenOut
 from turnout.types import Token
 

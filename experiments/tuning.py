@@ -15,7 +15,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
-from decoding.calibrated import CalibratedParams
+from decoding.calibrated_params import CalibratedParams
 from training.calibration_data import QuestionSet
 from training.knob_calibration import Calibrator, Outcome, Target
 from training.question_runs import Bench, Run, paper_cost

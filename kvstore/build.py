@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.counts import Counts
-from kvstore.exchange import Health, ModelLayout
-from kvstore.forms import Forms
+from kvstore.encodings import Forms
 from kvstore.keys import ROOT_KEY_BYTES, Keyring, load_root_key
 from kvstore.lookup.admission import Doorkeeper
 from kvstore.lookup.controller import Controller
@@ -22,16 +21,17 @@ from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import HostMemory
 from kvstore.lookup.reader import Means
 from kvstore.lookup.writer import Shelf, Writer
+from kvstore.maintenance import Office, Upkeep
 from kvstore.redis.checks import check_address
 from kvstore.redis.nodes import Address, TlsFiles, parse_url
 from kvstore.redis.redis_store import RedisStore
 from kvstore.store import PrefixStore
+from kvstore.tenants.encrypted_document import Sealer
 from kvstore.tenants.quotas import Quotas
 from kvstore.tenants.registry import Registry
-from kvstore.tenants.sealed import Sealer
 from kvstore.tenants.tenancy import Tenancy
 from kvstore.tenants.usage import Accounts
-from kvstore.upkeep import Office, Upkeep
+from kvstore.types import Health, ModelLayout
 from turnout.errors import not_found
 from turnout.types import Sharing, SharingPolicy
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from threading import Lock
 
-from kvstore.exchange import TenantCounts
+from kvstore.types import TenantCounts
 
 TENANTS_KEPT = 1000  # accounts of others are merged into one
 OTHERS = "(others)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.base import ChunkShape
-from kvstore.exchange import ModelLayout
+from kvstore.types import ModelLayout
 from turnout.errors import invalid
 
 VALUE_BYTES = 1 << 20  # read fastest (measured: values that leave the cache are slower)

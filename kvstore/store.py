@@ -6,14 +6,14 @@ import asyncio
 import logging
 
 from kvstore.counts import Counts
-from kvstore.exchange import Found, Health, ModelLayout, Offer, StoreStats, TenantCounts, Wanted
-from kvstore.forms import Forms
+from kvstore.encodings import Forms
 from kvstore.keys import Chain, Link
 from kvstore.lookup.admission import Doorkeeper
 from kvstore.lookup.controller import Controller
 from kvstore.lookup.fetcher import Fetcher
 from kvstore.lookup.memory import HostMemory
 from kvstore.lookup.writer import Shelf, Writer
+from kvstore.types import Found, Health, ModelLayout, Offer, StoreStats, TenantCounts, Wanted
 from turnout.types import Sharing
 
 __all__ = ["Found", "ModelLayout", "Offer", "PrefixStore", "StoreStats", "TenantCounts", "Wanted"]

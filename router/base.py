@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from decoding.decode_loop import reported
 from decoding.model import ModelPool, Request, Row, Until, Want
 from decoding.parts import Part, PartChoice
-from decoding.stretch import reported
 from router.decision import Decision
 from turnout.calls import DriftReading
 from turnout.config import POLICIES_PACKAGE

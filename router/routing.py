@@ -12,7 +12,7 @@ from router.base import Asked, RoutingPolicy, make_policy
 from router.decision import Decision
 from turnout.config import PolicyChoice, StickyConfig
 from turnout.errors import TurnoutError, invalid
-from turnout.sessions import SessionKey, Sessions
+from turnout.tenant_lru import SessionKey, Sessions
 from turnout.types import given_limits
 
 log = getLogger(__name__)

@@ -11,11 +11,11 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Protocol, TypeVar, cast
 
+from decoding.decode_loop import LONGEST_STRETCH
 from decoding.model import Model, ModelPool, Until, WrappedModel
 from decoding.operations import Decode, Operation
 from decoding.read_spec import Decoded
 from decoding.sequence import Sequence
-from decoding.stretch import LONGEST_STRETCH
 from router.hashing import share_of
 from turnout.errors import Code, TurnoutError
 from turnout.types import Segment, Token

@@ -44,5 +44,5 @@ install ${TORCH_INDEX_ARGS:-} torch
 echo "installing Turnout and what it needs (2/2)"
 install hatchling editables
 install --no-build-isolation -e '.[dev]'
-"$venv/bin/python" -m engine.native # compiled now, so that no first start has to wait for it
+"$venv/bin/python" -m engine.backends.native # compiled now, so that no first start has to wait for it
 echo "$venv is ready ($((SECONDS - started)) s)"

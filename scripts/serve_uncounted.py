@@ -7,7 +7,7 @@ from ray.serve.handle import DeploymentHandle
 from cli.main import main
 from deployments import app
 from deployments.ingress import Ingress
-from deployments.telemetry.watching import Unwatched
+from deployments.telemetry.request_trace import Unwatched
 from turnout.config import TurnoutConfig
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from engine.text import TextTokenizer
+from pool.text import TextTokenizer
 from training.data import arithmetic, edits, lists, passages, templates
 from training.data.python_sources import read_sources
 from turnout.calls import ChatMessage

@@ -19,8 +19,8 @@ from decoding.parts import PartChoice
 from engine.device import Device
 from engine.loading import load_checkpoint
 from engine.model import EngineModel
-from engine.pool import DTYPES
-from engine.text import TextTokenizer
+from pool.local_pool import DTYPES
+from pool.text import TextTokenizer
 from training.demo_prompts import Prompt, heldout_prompts, read_lines, training_prompts
 from training.distil import Answers, distil
 from training.fitting import Schedule, fit

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from decoding.calibrated import TARGETS, CalibratedParams
+from decoding.calibrated_params import TARGETS, CalibratedParams
 from decoding.calibration import Basis, Knob, KnobCalibration, Point, Span, along
 from decoding.drift import WINDOW, Tally, population_stability
 from training.calibration_data import QuestionSet

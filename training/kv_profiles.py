@@ -18,10 +18,10 @@ from decoding.artifacts import Artifact
 from decoding.sequence import Sequence as Tokens
 from engine.cache.table import BlockTable
 from engine.model import EngineModel
-from engine.pool import LocalPool
 from kvstore.codecs.adaquant import choose_widths
 from kvstore.codecs.cachegen import GROUP, SPAN
 from kvstore.profiles import cell_bytes
+from pool.local_pool import LocalPool
 from training.length_data import Source
 from turnout.calls import ChatMessage
 from turnout.errors import invalid

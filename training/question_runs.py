@@ -17,7 +17,7 @@ from decoding.drift import TALLY
 from decoding.model import ModelPool, Request
 from decoding.noise import derive_seed
 from decoding.sequence import Sequence as Tokens
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from training.agreement import agreement
 from training.calibration_data import Question
 from turnout.calls import ChatMessage

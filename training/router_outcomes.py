@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from turnout.atomic_files import write_whole
 from turnout.calls import ChatMessage
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import explain
-from turnout.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from engine.text import TextTokenizer
+    from pool.text import TextTokenizer
 
 Role = Literal["small", "large"]
 ROLES: tuple[Role, Role] = ("small", "large")

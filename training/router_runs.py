@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from decoding.held_back import final_answer
+from decoding.candidates import final_answer
 from decoding.model import Model
 from decoding.noise import derive_seed
+from decoding.recorder import watched
 from decoding.sequence import Sequence
-from decoding.watching import watched
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from router.summary import read_log
 from training.agreement import agreement
 from training.calibration_data import DEMO, Judge, is_right, read_questions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # All that a server is made of.
-PACKAGES = ("turnout", "actors", "decoding", "deployments", "engine", "kvstore", "router", "training")
+PACKAGES = ("turnout", "actors", "decoding", "deployments", "engine", "kvstore", "pool", "router", "training")
 SUFFIXES = frozenset({".py", ".cpp", ".h"})  # the compiled kernels too: they decide numbers
 
 

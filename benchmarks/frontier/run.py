@@ -12,7 +12,6 @@ from benchmarks.frontier.page import SWITCHING, plot, to_markdown
 from benchmarks.frontier.prompts import gather
 from benchmarks.harness import note, publish
 from benchmarks.retention import GOALS
-from engine.pool import LocalPool
 from experiments.grid.answering import answer, call_of
 from experiments.grid.bench import routing_of
 from experiments.grid.cells import Cell
@@ -22,6 +21,7 @@ from experiments.grid.scoring import Item
 from experiments.grid.spec import ExperimentSpec, read_spec
 from experiments.grid.store import Store
 from experiments.machine import describe, one_line
+from pool.local_pool import LocalPool
 from turnout.errors import TurnoutError
 
 SPEC = Path("ops/experiments/frontier.yaml")

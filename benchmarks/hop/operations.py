@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 
+from actors.connection import Exchange, Line, Mailbox, RayLine
 from actors.group import join
-from actors.mailbox import Exchange, Line, Mailbox, RayLine
 from actors.model_actor import ModelActor
 from actors.model_host import ModelHost
+from actors.protocol import Call, MemberSpec, ModelCard
 from actors.remote import RemoteModel
-from actors.wire import Call, MemberSpec, ModelCard
 from benchmarks.harness import note
 from decoding.model import Until, Want, WrappedModel
 from decoding.operations import Operation as ModelOperation
 from decoding.sequence import Sequence
-from engine.endpoint import Endpoint
-from engine.parts import open_parts
+from pool.components import open_parts
+from pool.pool import Endpoint
 from training.data import arithmetic
 from turnout.calls import Chunk, GenerateCall
 from turnout.config import TurnoutConfig

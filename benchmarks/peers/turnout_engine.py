@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from benchmarks.peers.base import Generation, Setup
 
 if TYPE_CHECKING:
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
     from turnout.calls import GenerateCall
 
 POOL = "peers"
@@ -17,7 +17,7 @@ KV_MEMORY_BYTES = 512 << 20
 
 
 class Engine:
-    """`engine.load` with the defaults a server has; speculative decoding when there is a draft model.
+    """`pool.load` with the defaults a server has; speculative decoding when there is a draft model.
 
     Attributes:
         ENGINE: the section `engine` of the configuration, beside the threads.
@@ -39,7 +39,7 @@ class Engine:
         """Load one model, or a pair."""
         import uvloop
 
-        import engine
+        import pool
         from turnout.config import parse_config
 
         folders = {"large": setup.model_dir, "small": setup.draft_dir or setup.model_dir}
@@ -56,7 +56,7 @@ class Engine:
             }
         )
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self._pool: LocalPool = engine.load(config)
+        self._pool: LocalPool = pool.load(config)
         self._method = "speculative" if setup.draft_dir else "plain"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, stop_at_end: bool = False) -> Generation:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from actors.mailbox import Exchange, Mailbox
+from actors.connection import Exchange, Mailbox
 from actors.pickling import TensorHandle
 from actors.pool import ActorPool
-from engine.endpoint import Endpoint
-from engine.pool import LocalPool
 from experiments.process_cpu import cpu_seconds
+from pool.local_pool import LocalPool
+from pool.pool import Endpoint
 from turnout.calls import Failure, GenerateCall, Usage
 from turnout.cluster_config import PlacementConfig
 from turnout.config import TurnoutConfig

@@ -20,7 +20,7 @@ from benchmarks.prefix_store import decisions, first_token, outage, stampede, wr
 from benchmarks.prefix_store.page import Results, Run, to_markdown
 from benchmarks.prefix_store.workbench import Workbench
 from experiments.machine import describe
-from kvstore.forms import Forms
+from kvstore.encodings import Forms
 from kvstore.keys import Keyring, write_root_key
 from kvstore.redis.embedded import EmbeddedServer
 from turnout.free_ports import free_port

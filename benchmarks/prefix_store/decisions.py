@@ -21,9 +21,9 @@ from benchmarks.harness import note
 from benchmarks.prefix_store.link import SlowLink
 from kvstore.base import ByteStore
 from kvstore.build import SharedStore, build_stores, open_store
-from kvstore.exchange import ModelLayout, Offer, Wanted
 from kvstore.keys import Keyring
 from kvstore.store import PrefixStore
+from kvstore.types import ModelLayout, Offer, Wanted
 from turnout.config import KVStoreConfig
 from turnout.types import Sharing
 

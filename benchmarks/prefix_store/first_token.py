@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.harness import note
 from benchmarks.prefix_store.workbench import Answered, Workbench, settled
-from engine.cache.shared import SharedPrefixes
+from engine.cache.connector import SharedPrefixes
 from experiments.statistics import Interval, spread
 from kvstore.profiles import Profile
 from training.kv_profiles import Shapes, read_kv

@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks.harness import note
 from benchmarks.prefix_store.workbench import Workbench
-from engine.cache.shared import SharedPrefixes
-from kvstore.exchange import Wanted
+from engine.cache.connector import SharedPrefixes
 from kvstore.faulty_server import FaultyServer, Spoil
 from kvstore.redis.embedded import EmbeddedServer
+from kvstore.types import Wanted
 from turnout.types import Sharing
 
 SERVER_BYTES = 32 << 20

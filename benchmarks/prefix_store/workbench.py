@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.cache.shared import SharedPrefixes
+from engine.cache.connector import SharedPrefixes
 from engine.costs.forward import attended_positions
 from engine.fingerprint import content_digests
-from engine.pool import LocalPool
 from kvstore.build import build_stores
 from kvstore.store import StoreStats
+from pool.local_pool import LocalPool
 from turnout.calls import Chunk, GenerateCall, Usage
 from turnout.config import KVStoreConfig, parse_config
 from turnout.types import SamplingParams

@@ -17,7 +17,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.prefix_store.workbench import Workbench, settled
-from engine.cache.shared import SharedPrefixes
+from engine.cache.connector import SharedPrefixes
 
 THREADS = 1
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmarks.harness import note
 from benchmarks.prefix_store.workbench import Workbench, settled
 from decoding.sequence import Sequence
-from engine.cache.shared import SharedPrefixes
+from engine.cache.connector import SharedPrefixes
 from experiments.statistics import Interval, spread
 from turnout.types import SamplingParams
 

@@ -23,11 +23,11 @@ import numpy as np
 from benchmarks.harness import note, show
 from benchmarks.scaling import costs as parts
 from benchmarks.scaling.served_costs import measure_served
-from engine.cache.store import KVStore
+from engine.cache.paged_kv import KVStore
 from engine.costs.step_time import StepTime
 from engine.model import EngineModel
-from engine.pool import LocalPool
 from experiments import machine
+from pool.local_pool import LocalPool
 from turnout.calls import Chunk, GenerateCall, Usage
 from turnout.config import TurnoutConfig
 from turnout.cost import SpeculationMeter

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from decoding.constraints.base import ALL, EIGHT, Constraint, Mask
 from decoding.constraints.json_schemas import FIELD, LIMITS, JsonSchemas
-from decoding.constraints.larks import barren, with_schemas
+from decoding.constraints.lark_checks import barren, with_schemas
 from decoding.constraints.pattern_names import Patterns
 from decoding.constraints.refusals import NO_VALUE, REGEX_ERROR
 from turnout.errors import Code, TurnoutError, invalid, out_of_range

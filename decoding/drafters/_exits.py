@@ -16,8 +16,8 @@ from decoding.exit_heads import ExitCache, ExitHead
 from decoding.lengths.base import LengthPolicy, Step
 from decoding.model import Want
 from decoding.partial_drafts import chain_proposals, draft_want, exit_chain, exit_states
+from decoding.partial_forward import Exit
 from decoding.sequence import Sequence
-from decoding.sketch import Exit
 from decoding.tree import DraftTree
 
 if TYPE_CHECKING:

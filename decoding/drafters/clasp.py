@@ -13,8 +13,8 @@ from decoding.drafters.base import NOTHING, Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy, Step
 from decoding.model import Want
 from decoding.partial_drafts import chain_proposals, charge_helper, draft_want, partial_chain
+from decoding.partial_forward import Depth, Sketch
 from decoding.sequence import Sequence
-from decoding.sketch import Depth, Sketch
 from decoding.tree import ROOT, DraftTree
 from turnout.errors import invalid
 from turnout.registry import MethodParams

@@ -10,8 +10,8 @@ from pydantic import Field
 from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy, Step
 from decoding.model import Draw, Row, Want
+from decoding.partial_forward import Depth, Sketch
 from decoding.sequence import Sequence
-from decoding.sketch import Depth, Sketch
 from decoding.tree import DraftTree
 from turnout.registry import MethodParams
 

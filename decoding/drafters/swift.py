@@ -17,8 +17,8 @@ from decoding.lengths.base import LengthPolicy, Step
 from decoding.model import Want
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.partial_drafts import charge_helper, draft_want, partial_chain
+from decoding.partial_forward import Depth, Sketch
 from decoding.sequence import Sequence
-from decoding.sketch import Depth, Sketch
 from decoding.skip_search import ADVISER, SkipSearch
 from decoding.tree import ROOT, DraftTree
 from turnout.errors import invalid

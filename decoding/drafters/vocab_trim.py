@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 import torch
 from pydantic import Field
 
+from decoding.drafter_state import Stores
 from decoding.drafters.base import FIELD, PACKAGE, Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Model, WrappedModel
 from decoding.operations import Expand, Extend, Operation, PartialForward, Read
 from decoding.parts import PartChoice
 from decoding.sequence import Sequence
-from decoding.stores import Stores
 from decoding.tree import DraftTree
 from decoding.vocabulary import SubVocabulary
 from turnout.errors import invalid

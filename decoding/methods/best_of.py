@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from decoding.artifacts import ArtifactName
-from decoding.held_back import MARK, charge, final_answer, show
+from decoding.candidates import MARK, charge, final_answer, show
 from decoding.model import Model, ModelPool, Request, Want
 from decoding.noise import derive_seed
+from decoding.recorder import watched
 from decoding.scorers.reward_model import RewardModelParams, RewardModelScorer
 from decoding.sequence import Sequence
-from decoding.watching import watched
 from turnout.registry import MethodParams, method
 from turnout.types import Segment
 

@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
-from decoding.calibrated import CalibratedParams, calibrated, finish, recorder
+from decoding.calibrated_params import CalibratedParams, calibrated, finish, recorder
 from decoding.calibration import Knob
-from decoding.held_back import charge, show
+from decoding.candidates import charge, show
+from decoding.decode_loop import stream
 from decoding.model import Model, ModelPool, Request, Until
+from decoding.recorder import Watch
 from decoding.sequence import Sequence
-from decoding.stretch import stream
-from decoding.watching import Watch
 from turnout.registry import method
 from turnout.types import FinishReason, Segment, Token
 

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from decoding.calibrated import check_method
+from decoding.calibrated_params import check_method
 from decoding.model import ModelPool, Request
 from decoding.monitors.base import PACKAGE as MONITORS
 from decoding.monitors.base import Injection, Monitor

@@ -11,11 +11,11 @@ from pydantic import Field, field_validator
 
 from decoding.drafters.base import Candidates, Room
 from decoding.drafters.model_chain import ModelChainDrafter
-from decoding.late_candidate import LateCandidate
 from decoding.lengths.base import LengthPolicy
 from decoding.lengths.fixed import FixedLength
 from decoding.model import Draw, ModelPool, Request
-from decoding.pace import Pace
+from decoding.preverify import LateCandidate
+from decoding.speed_ratio import Pace
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict, Verifier, with_rejected
 from decoding.verifiers.match import MatchVerifier

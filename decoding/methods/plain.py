@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from decoding.decode_loop import stream
 from decoding.model import ModelPool, Request
-from decoding.stretch import stream
 from turnout.registry import MethodParams, method
 from turnout.types import Segment
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from decoding.calibrated import CalibratedParams, calibrated
+from decoding.calibrated_params import CalibratedParams, calibrated
 from decoding.calibration import Knob
 from decoding.model import ModelPool, Request
 from decoding.switching.base import SwitchParams, alternate

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, FiniteFloat
 
-from decoding.calibrated import CalibratedParams, calibrated
+from decoding.calibrated_params import CalibratedParams, calibrated
 from decoding.calibration import Knob
 from decoding.model import ModelPool, Request
 from decoding.switching.base import SwitchParams, alternate

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from decoding.calibration import RAN
+from decoding.decode_loop import stream
 from decoding.drafters._none import NoDrafter
 from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.drafters.base import Candidates, Drafter, Room
@@ -29,7 +30,6 @@ from decoding.parts import PartChoice
 from decoding.selectors.base import PACKAGE as SELECTORS
 from decoding.selectors.base import Selector
 from decoding.speculation import Arm, Speculation
-from decoding.stretch import stream
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from decoding.verifiers.base import Verifier
 from decoding.verifiers.match import MatchVerifier

@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from decoding.calibrated import CalibratedParams, calibrated, finish, recorder
+from decoding.calibrated_params import CalibratedParams, calibrated, finish, recorder
 from decoding.calibration import Knob
+from decoding.decode_loop import stream, stretch_lengths
 from decoding.drafters.base import Room
 from decoding.drift import Recorder
 from decoding.lengths.fixed import FixedLength
@@ -29,7 +30,6 @@ from decoding.steps import (
     step_marks,
     tokens_written,
 )
-from decoding.stretch import stream, stretch_lengths
 from decoding.text import text_within
 from turnout.errors import invalid
 from turnout.registry import method

@@ -8,9 +8,9 @@ from typing import Annotated, Generic, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
+from decoding.drafter_state import Stores
 from decoding.selectors.base import Gain, Selector
 from decoding.sequence import Sequence
-from decoding.stores import Stores
 from turnout.registry import MethodParams
 
 RECENT = 64  # pulls of an arm, among which its speeds are judged

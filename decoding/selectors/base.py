@@ -8,9 +8,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from decoding.drafter_state import Stores
 from decoding.parts import Part
 from decoding.sequence import Sequence
-from decoding.stores import Stores
 
 PACKAGE = "decoding.selectors"
 

@@ -12,9 +12,9 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
+from decoding.decode_loop import stretch_lengths
 from decoding.model import Decision, Model, ModelPool, Request, Row, Until, Want
 from decoding.sequence import Sequence
-from decoding.stretch import stretch_lengths
 from turnout.registry import MethodParams
 from turnout.types import Segment
 

@@ -12,11 +12,11 @@ from typing import ClassVar
 import torch
 
 from decoding.constraints.base import allows
+from decoding.decode_loop import reported
 from decoding.drafters.base import Candidates
 from decoding.model import Row, Want
 from decoding.parts import Part
 from decoding.sequence import Sequence
-from decoding.stretch import reported
 from decoding.tree import ROOT, DraftTree
 from turnout.types import Token, TokenKind
 

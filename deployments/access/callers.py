@@ -12,9 +12,9 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 
 from deployments.access.keys import KeyRecord, is_key, parse_key
+from deployments.access.reloading_file import POLL_S, Watched
 from deployments.access.signed import SignedTokens, refused
 from deployments.access.tenants_file import Tenant, Tenants, read_tenants, unrecorded
-from deployments.access.watched import POLL_S, Watched
 from turnout.access_config import UNLIMITED, AccessConfig, TenantLimits
 from turnout.calls import GenerateCall, Priority, ScoreCall
 from turnout.errors import Code, TurnoutError, invalid

@@ -12,7 +12,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from deployments.access.watched import POLL_S, Watched
+from deployments.access.reloading_file import POLL_S, Watched
 from turnout.access_config import TENANT_PATTERN, JwtConfig
 from turnout.errors import Code, TurnoutError, invalid
 

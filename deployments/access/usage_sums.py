@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.access.usage_record import UsageRecord
-from turnout.whole_files import write_whole
+from turnout.atomic_files import write_whole
 
 log = logging.getLogger("ray.serve")
 

@@ -15,23 +15,23 @@ from uuid import uuid4
 
 import uvloop
 
+from deployments.batches.attempts import ALONE, GIVEN_UP, LOADING, LOADS, TOGETHER, Tries
 from deployments.batches.disk import named
+from deployments.batches.job_directory import Spent, Workplace
 from deployments.batches.journal import Journal
 from deployments.batches.lines import Line, Result, answer_line, failed, not_asked, request_id_of, seed_of
 from deployments.batches.local_backend import LocalBackend
-from deployments.batches.persistence import persistently
-from deployments.batches.tries import ALONE, GIVEN_UP, LOADING, LOADS, TOGETHER, Tries
-from deployments.batches.workplace import Spent, Workplace
+from deployments.batches.retry import persistently
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.schemas import MAX_PROMPTS
 from deployments.service import GenerationService
-from deployments.telemetry.watching import Unwatched
+from deployments.telemetry.request_trace import Unwatched
 from turnout.calls import GenerateCall, Usage
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
-from turnout.garbage import freeze_loaded
-from turnout.unhurried import unhurried
+from turnout.gc_freeze import freeze_loaded
+from turnout.throughput_config import unhurried
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from deployments.batches.disk import named
+from deployments.batches.job_directory import Spent
 from deployments.batches.journal import Journal
 from deployments.batches.lines import (
     MALFORMED,
@@ -27,7 +28,6 @@ from deployments.batches.lines import (
     seed_of,
     unread,
 )
-from deployments.batches.persistence import persistently
 from deployments.batches.reading import ReadAhead, numbered_lines, windows
 from deployments.batches.records import (
     MAX_ERRORS,
@@ -39,9 +39,9 @@ from deployments.batches.records import (
     Status,
     progress_of,
 )
+from deployments.batches.retry import persistently
 from deployments.batches.store import KEPT, BatchStore
 from deployments.batches.threads import to_its_end
-from deployments.batches.workplace import Spent
 from deployments.service import GenerationService
 from turnout.calls import GenerateCall, Usage
 from turnout.errors import Code, TurnoutError, invalid

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.batches.lines import Result
+from turnout.atomic_files import whole
 from turnout.json_lines import json_line
-from turnout.whole_files import whole
 
 
 class Journal:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deployments import answering
+from deployments import fan_out as answering
 from deployments.faults import guarded, respell
 from deployments.openai_format import (
     HTTP_STATUS,

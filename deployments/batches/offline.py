@@ -24,16 +24,16 @@ from ray.exceptions import RayError
 
 from deployments.batches.answerer import Answerer, Task
 from deployments.batches.disk import named
+from deployments.batches.eta import Pace, left_s
 from deployments.batches.inputs import Defaults, fingerprint, read_input
 from deployments.batches.job_cluster import beside, connected
+from deployments.batches.job_directory import Spent, Staged, Workplace
 from deployments.batches.outputs import check_places, write_outputs
-from deployments.batches.pace import Pace, left_s
-from deployments.batches.workplace import Spent, Staged, Workplace
 from deployments.pool_options import replica_bundles
 from engine.fingerprint import content_digests, speech_digest
+from turnout.atomic_files import whole
 from turnout.config import TurnoutConfig, artifacts_path, model_path
 from turnout.errors import Code, TurnoutError
-from turnout.whole_files import whole
 
 if TYPE_CHECKING:
     from router.policies.adaptive_best_of import AdaptiveBestOfParams

@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from deployments.batches.disk import located, named
+from turnout.atomic_files import whole
 from turnout.errors import invalid
 from turnout.json_lines import json_line
-from turnout.whole_files import whole
 
 ROW_GROUP = 4096
 

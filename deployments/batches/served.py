@@ -16,11 +16,11 @@ import httpx
 
 from deployments.batches.disk import named
 from deployments.batches.inputs import Defaults, Fault, fingerprint, read_input
+from deployments.batches.job_directory import Spent, Workplace
 from deployments.batches.lines import request_id_of, seed_of, unread
 from deployments.batches.outputs import check_places, write_outputs
-from deployments.batches.workplace import Spent, Workplace
+from turnout.atomic_files import whole, write_whole
 from turnout.errors import Code, TurnoutError, invalid
-from turnout.whole_files import whole, write_whole
 
 LOOK_S = 0.5
 TIMEOUT_S = 120.0

@@ -20,9 +20,9 @@ from pydantic import BaseModel, ValidationError
 
 from deployments.batches.disk import named
 from deployments.batches.records import BatchRecord, FileRecord
+from turnout.atomic_files import whole, write_whole
 from turnout.batches_config import BatchesConfig
 from turnout.errors import Code, TurnoutError, invalid
-from turnout.whole_files import whole, write_whole
 
 KEPT = "the folder of batches"
 IDS = re.compile(r"(file-|batch_)[0-9a-f]{24}")

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from deployments.telemetry import catalogue as of
 from deployments.telemetry.catalogue import Metric
-from deployments.telemetry.growing import Growing
+from deployments.telemetry.monotonic_counters import Growing
 from turnout.config import PoolConfig
 from turnout.pool_stats import MemberStats, PoolStats
 

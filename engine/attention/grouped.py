@@ -19,7 +19,7 @@ from engine.attention.layout import Layout, select
 from engine.attention.prefixes import Prefixes
 from engine.attention.sdpa import SdpaStep, gather, tree_mask
 from engine.attention.step import Scores
-from engine.cache.store import KVStore
+from engine.cache.paged_kv import KVStore
 
 SCORE_BYTES = 64 << 20  # most memory of the scores of one piece of work
 

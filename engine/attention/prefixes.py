@@ -23,7 +23,7 @@ LEAST_SPARED = 256
 SPAN_KEYS = 1024
 SPAN_ROWS = 512
 
-# As `Node` in engine/native/kernels/batch.h.
+# As `Node` in engine/backends/native/kernels/batch.h.
 NODE = np.dtype(
     [(name, np.int32) for name in ("sequence", "parent", "first", "end", "begin_key", "end_key", "spans", "before")]
 )

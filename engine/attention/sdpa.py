@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from engine.attention.layout import Int32, Layout
 from engine.attention.step import Scores
-from engine.cache.store import KVStore
+from engine.cache.paged_kv import KVStore
 
 
 @dataclass(slots=True)

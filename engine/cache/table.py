@@ -12,12 +12,12 @@ from decoding.sequence import Sequence
 from engine.cache.blocks import BlockPool, OutOfBlocksError
 from engine.cache.hashes import ContentHashes
 from engine.cache.origin import Origin
-from engine.cache.store import KVStore
-from engine.cache.tail import Tail
+from engine.cache.paged_kv import KVStore
+from engine.cache.uncommitted import Tail
 from turnout.types import BlockHash
 
 if TYPE_CHECKING:
-    from engine.reuse.spans import Reused
+    from engine.reuse.reused_spans import Reused
 
 
 class BlockTable:

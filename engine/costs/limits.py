@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from engine.backends.llama_fused import SHORTEST_TABLE
+from engine.backends.weight_packing import packs
 from engine.checkpoints import read_config
 from engine.costs.machine import memory_bytes
 from engine.costs.resources import ModelShape
-from engine.lean import SHORTEST_TABLE
-from engine.packing import packs
 from turnout.checkpoint_files import check_checkpoint, tensors_of, weight_files
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.errors import Code, TurnoutError, invalid

@@ -119,7 +119,7 @@ class Probe:
         """Run a forward of each of these batches that fits, so that no answer waits for what the first one takes.
 
         Args:
-            setups: see `engine.stacks.LayerStack.setups`.
+            setups: see `engine.backends.stacks.LayerStack.setups`.
         """
         for sequences, fed, blocks in setups:
             longest = Group(1, fed, max((blocks - 1) * self._runner.block_size + 1 - fed, 0))

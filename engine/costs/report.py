@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.costs.idealised import IdealisedRuntime, denoised, measure, request_timer
+from engine.costs.ideal_latency import IdealisedRuntime, denoised, measure, request_timer
 from engine.costs.limits import check_memory, read_shape
 from engine.costs.machine import measure_machine
 from engine.costs.probe import Group, Probe, Shape

@@ -16,8 +16,8 @@ All of these block: they belong on threads, never on an event loop. A rank that 
 leader's operations fail with `Interrupted` from then on, the other ranks' `follow` too, and all are started anew.
 """
 
-from engine.parallel.following import follow
 from engine.parallel.group import Group, join
 from engine.parallel.loading import check_split, load_sharded
+from engine.parallel.worker import follow
 
 __all__ = ["Group", "check_split", "follow", "join", "load_sharded"]

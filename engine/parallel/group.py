@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
-from engine.parallel.frames import Array, Op, pack, pack_text
-from engine.parallel.links import BEAT_S, Beats, Link, gone
-from engine.parallel.meeting import find_leader, meet
+from engine.parallel.connections import BEAT_S, Beats, Link, gone
+from engine.parallel.framing import Array, Op, pack, pack_text
+from engine.parallel.rendezvous import find_leader, meet
 from turnout.errors import Code, Interrupted, TurnoutError
 
 log = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ def join(
         timeout_s: longest time to wait for the others.
         device: where this rank's share of the model will live; one device is visible to a process.
         step_timeout_s: longest time a rank may be behind the others within one operation.
-        listen_fd: of rank 0's socket that holds the port, see `engine.hosting.listen`; taken over. None: none does.
+        listen_fd: of rank 0's socket that holds the port, see `engine.parallel.tcp_store.listen`; taken over.
 
     Raises:
         TurnoutError: UNAVAILABLE, naming the ranks that did not come; INVALID_ARGUMENT: a rank outside the group, or a

@@ -18,14 +18,14 @@ from transformers.distributed import DistributedConfig
 
 from decoding.artifacts import weights_digest
 from engine.attention.step import NAME
-from engine.backend import Kernels, choose_backend
+from engine.backends.base import Kernels, choose_backend
 from engine.checkpoints import read_config, read_model
 from engine.forward_check import plain_logits
 from engine.loading import Checkpoint, check_forward
-from engine.parallel.agreeing import agree, watched
+from engine.parallel.barrier import agree, watched
+from engine.parallel.connections import LinkClosedError
+from engine.parallel.driver import LeadingPlan
 from engine.parallel.group import Group
-from engine.parallel.leading import LeadingPlan
-from engine.parallel.links import LinkClosedError
 from engine.parallel.sharding import check_heads, localise
 from turnout.errors import Code, Interrupted, TurnoutError
 
@@ -82,7 +82,7 @@ def load_sharded(
         name: the model's, for messages.
         path: its checkpoint folder.
         dtype: of its weights.
-        kernels: see `engine.backend.choose_backend`; the layers run in torch operations whatever is chosen.
+        kernels: see `engine.backends.base.choose_backend`; the layers run in torch operations whatever is chosen.
         shared_attention: likewise.
         timeout_s: longest time to wait for all ranks to have loaded.
 

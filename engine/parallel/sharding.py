@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from engine.architectures import architecture_named, architecture_of, listed
-from engine.packing import packed
+from engine.backends.weight_packing import packed
 from engine.parallel.group import Group
 from turnout.errors import TurnoutError, invalid
 
@@ -61,7 +61,7 @@ def _refusal(name: str, message: str) -> TurnoutError:
 class SummedLinear(nn.Module):
     """A linear layer whose input is split: every rank multiplies its part, the results add up, then comes the bias.
 
-    Implements `engine.groups.Summed`.
+    Implements `engine.backends.parallel_attention.Summed`.
     """
 
     def __init__(self, linear: nn.Linear, group: Group) -> None:
@@ -78,11 +78,11 @@ class SummedLinear(nn.Module):
         return out if self.partial else self.whole(self.sum(out))
 
     def sum(self, partial: torch.Tensor) -> torch.Tensor:
-        """See `engine.groups.Summed.sum`."""
+        """See `engine.backends.parallel_attention.Summed.sum`."""
         return self._group.all_reduce(partial)
 
     def whole(self, summed: torch.Tensor) -> torch.Tensor:
-        """See `engine.groups.Summed.whole`."""
+        """See `engine.backends.parallel_attention.Summed.whole`."""
         return summed if self.bias is None else summed + self.bias
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
-from engine.reuse.finding import take_over
+from engine.reuse.lookup import take_over
+from engine.reuse.reused_spans import Held, Reused, Span
 from engine.reuse.settings import MOVED_ONLY
-from engine.reuse.spans import Held, Reused, Span
 from turnout.errors import invalid, out_of_range
 from turnout.types import Sharing
 

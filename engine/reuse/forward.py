@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from decoding.model import Row
-from decoding.sketch import WHOLE, Depth
+from decoding.partial_forward import WHOLE, Depth
 from engine.attention.layout import Int64, Layout
-from engine.cache.store import KVStore
-from engine.plan import LayerPlan
+from engine.cache.paged_kv import KVStore
+from engine.loaded_model import LayerPlan
+from engine.reuse.partial_rows import Again, Bools, Picked, pick
+from engine.reuse.reused_spans import Partial, ReuseCounts
 from engine.reuse.rotation import Rotation
-from engine.reuse.rows import Again, Bools, Picked, pick
 from engine.reuse.settings import ReuseSettings
-from engine.reuse.spans import Partial, ReuseCounts
 from engine.runner import Feed, Runner, tapped
 from turnout.errors import Code, TurnoutError
 

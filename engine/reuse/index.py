@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.reuse.matching import Int64, UInt64, window_hashes
+from engine.reuse.matcher import Int64, UInt64, window_hashes
 from turnout.types import BlockHash, Namespace
 
 NGRAM = 8

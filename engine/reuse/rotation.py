@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from decoding.sketch import Depth
+from decoding.partial_forward import Depth
 from engine.attention.layout import lay_out
-from engine.cache.store import KVStore
-from engine.plan import LayerPlan
+from engine.cache.paged_kv import KVStore
+from engine.loaded_model import LayerPlan
 from turnout.errors import Code, TurnoutError
 
 CHECK_PLACES = 12

@@ -9,9 +9,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from decoding.noise import derive_seed
-from engine.pool import LocalPool
 from experiments.grid.cells import Cell, Record
 from experiments.grid.scoring import Item, Score, Scorer
+from pool.local_pool import LocalPool
 from turnout.calls import ChatMessage, Chunk, GenerateCall, TokenOut, Usage
 from turnout.errors import Code, TurnoutError
 

@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.pool import LocalPool
-from engine.routing import PoolRouting
 from experiments import machine
 from experiments.grid.answering import answer, answer_chunk, score_chunk
 from experiments.grid.cells import SUMS, Cell, Facts, Record, Utilisation
@@ -27,6 +25,8 @@ from experiments.grid.spec import StopRule
 from experiments.grid.store import Store
 from experiments.grid.utilisation import Sensors, open_sensors, watched
 from experiments.stats.sequential import ConfidenceSequence, verdict
+from pool.local_pool import LocalPool
+from pool.routing import PoolRouting
 from turnout.calls import GenerateCall
 from turnout.config import PolicyChoice, RoutingConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid

@@ -15,11 +15,11 @@ from turnout.config import POLICIES_PACKAGE
 from turnout.registry import METHODS_PACKAGE, get_method
 from turnout.sources import ROOT, SUFFIXES
 
-PACKAGES = ("turnout", "decoding", "engine", "kvstore", "router", "training", "experiments")
+PACKAGES = ("turnout", "decoding", "engine", "kvstore", "pool", "router", "training", "experiments")
 # What every cell runs, whatever it asks; all modules these import belong to it.
-CORE = ("engine.pool", "experiments.grid.answering", "experiments.grid.loads")
+CORE = ("pool.local_pool", "experiments.grid.answering", "experiments.grid.loads")
 # Not reached by imports, and yet they decide numbers.
-COMPILED = "engine/native"
+COMPILED = "engine/backends/native"
 LONGEST_NAME = 64
 
 

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
-from engine.pool import LocalPool
 from experiments.grid.answering import call_of, fill, forget, scored
 from experiments.grid.cells import Cell, Record
 from experiments.grid.scoring import Item, Scorer
@@ -16,6 +15,7 @@ from experiments.load.generator import drive
 from experiments.load.metrics import Objective, summarise
 from experiments.load.records import LoadResult, Plan
 from experiments.load.schedule import SCHEDULES
+from pool.local_pool import LocalPool
 from turnout.calls import Chunk, Usage
 from turnout.errors import Code, TurnoutError
 

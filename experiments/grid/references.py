@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine.costs.idealised import IdealisedRuntime, denoised, measure, request_timer
+from engine.costs.ideal_latency import IdealisedRuntime, denoised, measure, request_timer
 from engine.costs.report import REQUESTS
-from engine.pool import LocalPool
 from experiments import machine
 from experiments.grid.cells import Record
+from pool.local_pool import LocalPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from turnout.config import Section
 from turnout.errors import Misfit
 
 if TYPE_CHECKING:
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
 
 SCORERS = "experiments.grid.scorers"
 FieldName = Annotated[str, Field(min_length=1, max_length=200)]

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from experiments.grid.cells import Cell, Facts, Record
 from experiments.grid.spec import ExperimentSpec
+from turnout.atomic_files import write_whole
 from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.json_lines import json_line
-from turnout.whole_files import write_whole
 
 State = Literal["done", "unscored", "refused", "failed", "partial", "absent"]
 Beside = Literal["runs", "references"]

@@ -16,11 +16,11 @@ from functools import cache
 import torch
 
 from engine.costs.machine import measure_machine, memory_bytes
-from engine.pool import LocalPool
 from experiments.grid.cells import Utilisation
 from experiments.grid.energy import EnergyMeter
 from experiments.process_cpu import busy_seconds
 from experiments.process_memory import resident_bytes
+from pool.local_pool import LocalPool
 
 PERIOD_S = 0.05
 IDLE_S = 0.5

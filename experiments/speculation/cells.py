@@ -17,7 +17,7 @@ from turnout.sources import ROOT
 
 FORMAT = 4
 # What every cell runs; all modules these import belong to it.
-CORE = ("engine.pool", "experiments.speculation.grid", "experiments.speculation.measure")
+CORE = ("pool.local_pool", "experiments.speculation.grid", "experiments.speculation.measure")
 
 
 @dataclass(frozen=True, slots=True)

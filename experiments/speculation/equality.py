@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from engine.exactness import TIES
-from engine.pool import LocalPool
 from experiments.replay import Verdict, compare
 from experiments.speculation.sides import OurSide, Turn
 from experiments.speculation.tasks import Prompt
+from pool.exactness import TIES
+from pool.local_pool import LocalPool
 
 
 @dataclass(slots=True)

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from decoding.artifacts import SUFFIX
-from engine.pool import LocalPool
 from experiments import machine
 from experiments.speculation.cells import Plan, code_digest, file_digest, prompts_digest
 from experiments.speculation.contenders import PLAIN, Contender, artifacts_of, contenders, lacking
 from experiments.speculation.sides import Checkpoints, HuggingFaceSide, OurSide, Side
 from experiments.speculation.target import restamped, widened
 from experiments.speculation.tasks import GROUPS, TaskGroup, task_group
+from pool.local_pool import LocalPool
 from turnout.config import ModelConfig, PoolConfig, TurnoutConfig, artifacts_path, model_path
-from turnout.garbage import freeze_loaded
+from turnout.gc_freeze import freeze_loaded
 
 POOL = "bench"
 WIDENED = "widened"

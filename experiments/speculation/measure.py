@@ -6,11 +6,11 @@ import itertools
 import os
 from dataclasses import dataclass
 
-from engine.pool import LocalPool
 from experiments.speculation.cells import Cell, Plan
 from experiments.speculation.equality import Equality, check
 from experiments.speculation.sides import OurSide, Side, Turn
 from experiments.speculation.tasks import Prompt, TaskGroup
+from pool.local_pool import LocalPool
 from turnout.cost import SpeculationMeter
 
 WARM_UP_TURNS = 2

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.pool import LocalPool
 from experiments.hf_model import load
 from experiments.speculation.contenders import Contender
 from experiments.speculation.tasks import Prompt
+from pool.local_pool import LocalPool
 from turnout.calls import Chunk, GenerateCall, TokenOut, Usage
 from turnout.types import SamplingParams
 

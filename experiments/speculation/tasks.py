@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from engine.text import TextTokenizer
+from pool.text import TextTokenizer
 from training.data import arithmetic, edits, passages, templates
 from training.data.problem import Problem
 from training.data.python_sources import read_sources

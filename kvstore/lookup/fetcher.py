@@ -12,15 +12,15 @@ from typing import TypeVar
 import torch
 
 from kvstore.base import StoreFault
-from kvstore.exchange import Found, Tier, Wanted
 from kvstore.keys import Link
 from kvstore.lookup.admission import Doorkeeper
 from kvstore.lookup.controller import Decision, regret
-from kvstore.lookup.flight import Flights, Slot, Wake
+from kvstore.lookup.gate import Worth
 from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import EXACT, HostMemory
 from kvstore.lookup.reader import Means, Run
-from kvstore.lookup.worth import Worth
+from kvstore.lookup.single_flight import Flights, Slot, Wake
+from kvstore.types import Found, Tier, Wanted
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

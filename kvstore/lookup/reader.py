@@ -16,11 +16,11 @@ from threading import Condition
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.counts import Counts
-from kvstore.forms import Form, Forms
+from kvstore.encodings import Form, Forms
 from kvstore.keys import Link
+from kvstore.lookup.availability import Supply
 from kvstore.lookup.controller import Ask, Controller, Decision, Level
-from kvstore.lookup.flight import Slot
-from kvstore.lookup.supply import Supply
+from kvstore.lookup.single_flight import Slot
 from kvstore.lookup.transfer import LOOK_S, Chunk, Staging, Transfer
 from kvstore.value import ValueRefused
 

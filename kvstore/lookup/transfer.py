@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvstore.forms import Form, Slabs
+from kvstore.encodings import Form, Slabs
 from kvstore.value import OVERHEAD_BYTES
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import torch
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.counts import Counts
-from kvstore.exchange import Offer
-from kvstore.forms import Form, Forms
+from kvstore.encodings import Form, Forms
 from kvstore.keys import Link
 from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import HostMemory
 from kvstore.tenants.quotas import Quotas
+from kvstore.types import Offer
 
 log = logging.getLogger(__name__)
 

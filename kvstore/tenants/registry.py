@@ -17,7 +17,7 @@ from typing import Any
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.scripts import GET, SWAP
-from kvstore.tenants.sealed import SealBroken, Sealer
+from kvstore.tenants.encrypted_document import SealBroken, Sealer
 from turnout.errors import invalid, not_found
 from turnout.types import Namespace, SharingPolicy
 

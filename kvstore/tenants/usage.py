@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, fields
 
 from kvstore.base import ByteStore
-from kvstore.exchange import TenantCounts
 from kvstore.keys import Keyring
 from kvstore.scripts import ADD, ALL_FIELDS, DROP, NAME
-from kvstore.tenants.sealed import SealBroken, Sealer
+from kvstore.tenants.encrypted_document import SealBroken, Sealer
+from kvstore.types import TenantCounts
 from turnout.types import Namespace
 
 NAMES = b"to1:{reg}:names"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from decoding.artifacts import ArtifactName
-from decoding.calibrated import configured
+from decoding.calibrated_params import configured
 from decoding.calibration import KnobCalibration, isotonic
 from decoding.model import ModelPool
 from decoding.parts import PartChoice

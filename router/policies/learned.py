@@ -18,7 +18,7 @@ from router.difficulty.drift import GainDrift
 from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import EXTRA_COST, ROUTER_PROBE, Probe, worth_of
 from router.hashing import share_of
-from router.targets import Outer, Target, follow, methods_of
+from router.rule_targets import Outer, Target, follow, methods_of
 from turnout.errors import invalid, out_of_range
 from turnout.registry import MethodParams, get_method
 

@@ -13,7 +13,7 @@ from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from router.patterns import LONGEST_PATTERN, Pattern, SearchedText
-from router.targets import Outer, Target, follow, methods_of
+from router.rule_targets import Outer, Target, follow, methods_of
 from turnout.errors import invalid
 from turnout.registry import MethodParams
 from turnout.types import RouteLimits

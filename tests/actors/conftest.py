@@ -17,7 +17,7 @@ from actors.ray_start import start_ray
 from decoding.exit_heads import ExitHead
 from decoding.heads import MedusaHeads, RecurrentHead
 from engine.loading import load_checkpoint
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.actors.hosts import RemotePool, close_in_process, open_in_process, open_local
 from tests.decoding.head_models import save_head
 from tests.near_pair import WIDTH, save_near_pair
@@ -88,7 +88,7 @@ async def pools(actors_config: TurnoutConfig) -> AsyncIterator[tuple[LocalPool, 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine KV may come late. A test in which it is given up sets its own limit."""
-    monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 60.0)
+    monkeypatch.setattr("actors.disaggregated_prefill.PATIENCE_S", 60.0)
 
 
 @pytest.fixture

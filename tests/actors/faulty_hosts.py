@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from actors.model_host import ModelHost
-from actors.wire import ModelCard
+from actors.protocol import ModelCard
 
 POISON = 126  # the token that ends the process which feeds it
 DEADLY = f"{__name__}:PoisonedHost"

@@ -12,9 +12,9 @@ import numpy as np
 import ray
 from ray.exceptions import OutOfDiskError
 
-from actors.mailbox import Mailbox, RayLine
+from actors.connection import Mailbox, RayLine
+from actors.protocol import ModelCard
 from actors.ray_start import start_ray
-from actors.wire import ModelCard
 
 STORE_BYTES, PIECE_BYTES = 80 << 20, 8 << 20
 NO_DISK = {

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 import decoding.operations
-from actors.mailbox import Exchange, Line, Mailbox
+from actors.connection import Exchange, Line, Mailbox
 from actors.model_host import ModelHost
+from actors.protocol import Call, MemberSpec, ModelCard
 from actors.remote import RemoteModel
-from actors.wire import Call, MemberSpec, ModelCard
 from engine.costs.step_time import StepCost, StepTime
-from engine.endpoint import Endpoint
-from engine.parts import open_parts, prepare
-from engine.pool import LocalPool
+from pool.components import open_parts, prepare
+from pool.local_pool import LocalPool
+from pool.pool import Endpoint
 from turnout.config import TurnoutConfig
 from turnout.errors import Interrupted
 

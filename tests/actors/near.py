@@ -8,18 +8,18 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.lives import Life, Place
-from actors.mailbox import Exchange, Mailbox
+from actors.connection import Exchange, Mailbox
+from actors.incarnation import Life, Place
 from actors.model_host import ModelHost
+from actors.protocol import ModelCard
+from actors.quarantine import REQUEST
 from actors.remote import RemoteModel
 from actors.supervisor import Supervisor
-from actors.suspects import REQUEST
-from actors.wire import ModelCard
 from decoding.model import ModelPool
-from engine.endpoint import Endpoint
-from engine.parts import open_parts, prepare
-from engine.prepare import Prepared
-from engine.routing import Routing
+from pool.components import open_parts, prepare
+from pool.pool import Endpoint
+from pool.routing import Routing
+from pool.validation import Prepared
 from tests.actors.hosts import Board, BoardTransport, DirectLine, fix_times, poll, spec_of
 from turnout.calls import Event
 from turnout.cluster_config import PlacementConfig

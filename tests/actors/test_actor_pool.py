@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import ray
 
-from actors.lives import Program, check_model, failure_of
+from actors.incarnation import Program, check_model, failure_of
 from actors.pool import ActorPool
-from actors.wire import ModelCard
+from actors.protocol import ModelCard
 from tests.actors.faulty_hosts import ALOOF, STRANGE
 from tests.actors.hosts import poll
 from tests.engine.harness import ask

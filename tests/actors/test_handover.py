@@ -10,8 +10,8 @@ import pytest
 
 from actors.remote import RemoteModel
 from decoding.sequence import Sequence
-from engine.handover import HandOver
-from engine.pool import LocalPool
+from pool.call_migration import HandOver
+from pool.local_pool import LocalPool
 from tests.actors.hosts import RemotePool, close_in_process, open_in_process, open_local
 from tests.engine.harness import answer, call_of
 from tests.engine.resuming import Client, run
@@ -117,7 +117,7 @@ async def test_no_more_is_asked_for_than_may_be_moved(remote: RemotePool, monkey
 
 
 async def test_a_prompt_is_taken_along_once(remote: RemotePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.handover.WHOLE", 8)
+    monkeypatch.setattr("pool.call_migration.WHOLE", 8)
     model = remote.members["large"]
     assert isinstance(model, RemoteModel)
     seq = Sequence(PROMPT, SamplingParams(max_tokens=4), 3)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from actors.mailbox import Mailbox
-from actors.wire import Call, Post
+from actors.connection import Mailbox
+from actors.protocol import Call, Post
 from decoding.model import Until
 from decoding.operations import Decode, PrefillAhead, ScoreContinuations
 from decoding.sequence import Sequence
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.actors.hosts import RemotePool, close_in_process, open_in_process, poll
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, Interrupted, TurnoutError

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from actors.mirror import Mirror
+from actors.sequence_replica import Mirror
 from decoding.constraints.base import Constraint
 from decoding.sequence import Sequence
 from tests.constrained import char_compiler

@@ -15,7 +15,7 @@ import torch
 
 from actors.packing import pack_result, unpack_result
 from actors.pickling import Handles, TensorHandle, dumps, dumps_call, loads
-from actors.shelf import Key, Shelf
+from actors.tensor_store import Key, Shelf
 from decoding.model import Row
 from decoding.operations import Extend
 from decoding.tree import DraftTree

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from actors.moving_kv import Disaggregated
+from actors.disaggregated_prefill import Disaggregated
 from decoding.model import Until, Want, WrappedModel
 from decoding.operations import PrefillAhead
 from decoding.sequence import Sequence
 from engine.kv_operations import ExportKV, ImportKV
+from engine.kv_transfer import token_bytes
 from engine.model import EngineModel
-from engine.moving import token_bytes
 from tests.engine.harness import engine_model, random_prompts
 from training.random_models import llama_config, random_model
 from turnout.errors import Interrupted
@@ -263,7 +263,9 @@ async def test_whatever_fails_the_prompt_is_computed(trio: Trio, fault: Exceptio
 
 async def test_kv_that_does_not_come_is_not_waited_for(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     # Only the import is given up: the prefill before it has all the time it needs.
-    monkeypatch.setattr("actors.moving_kv._patience_s", lambda member, *_: 0.5 if member is trio.decode else 60.0)
+    monkeypatch.setattr(
+        "actors.disaggregated_prefill._patience_s", lambda member, *_: 0.5 if member is trio.decode else 60.0
+    )
     seq, cancelled = sequence(), asyncio.Event()
 
     async def stuck() -> int:
@@ -284,7 +286,7 @@ async def test_kv_that_does_not_come_is_not_waited_for(trio: Trio, monkeypatch: 
 async def test_a_prefill_actor_that_lives_but_does_not_answer_is_not_waited_for(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.moving_kv.PATIENCE_S", 1.0)
+    monkeypatch.setattr("actors.disaggregated_prefill.PATIENCE_S", 1.0)
     trio.first.gate.clear()
     seq = sequence()
     await asyncio.wait_for(trio.model.decode(seq), 30)

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from actors.connection import Exchange, RayLine
+from actors.disaggregated_prefill import Disaggregated
 from actors.group import join
-from actors.mailbox import Exchange, RayLine
 from actors.model_actor import ModelActor
 from actors.model_host import ModelHost
-from actors.moving_kv import Disaggregated
 from actors.remote import RemoteModel
 from decoding.sequence import Sequence
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.actors.hosts import DirectLine, OneLife, RemotePool, fix_times, open_local, poll, spec_of
 from tests.engine.harness import Reply, ask
 from turnout.config import TurnoutConfig

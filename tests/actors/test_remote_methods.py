@@ -12,8 +12,8 @@ import pytest_asyncio
 from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.verifiers.base import PACKAGE as VERIFIERS
-from engine.endpoint import Endpoint
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
+from pool.pool import Endpoint
 from tests.actors.hosts import RemotePool
 from tests.engine.harness import Reply, answer, ask, ask_all, call_of, random_prompts
 from turnout.registry import load, names

@@ -16,7 +16,7 @@ from decoding.sequence import Sequence
 from decoding.state import twin
 from decoding.switching.mean_entropy import MeanEntropySwitch
 from decoding.tree import DraftTree
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.actors.hosts import RemotePool
 from tests.actors.test_remote_protocol import posted
 from turnout.types import SamplingParams

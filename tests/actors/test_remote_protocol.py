@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from actors.mailbox import Exchange
-from actors.wire import Kind, Post
+from actors.connection import Exchange
+from actors.protocol import Kind, Post
 from decoding.model import Until, Want
 from decoding.sequence import Sequence
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.actors.hosts import DirectLine, RemotePool, close_in_process, open_in_process, poll
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError

@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 import ray
 
-from actors.mailbox import Exchange, Mailbox, RayLine
+from actors.connection import Exchange, Mailbox, RayLine
 from actors.model_actor import ModelActor
 from actors.remote import RemoteModel
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.actors.hosts import OneLife, RemotePool, open_local, poll, spec_of
 from tests.actors.test_remote_methods import OTHERS, SAMPLED, assert_said, replies, told
 from tests.constrained import random_schema

@@ -21,7 +21,7 @@ from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.match import MatchVerifier
 from decoding.verifiers.rejection import RejectionVerifier
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.actors.hosts import DirectLine, RemotePool, poll
 from tests.engine.harness import ask
 from turnout.errors import Interrupted

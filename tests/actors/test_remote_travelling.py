@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from actors.changes import HEAVY, LIGHT, attributes, settle
-from actors.travelling import Arrivals, Births, Constants, Departures
+from actors.remote_objects import Arrivals, Births, Constants, Departures
+from actors.state_diff import HEAVY, LIGHT, attributes, settle
 from decoding.model import Row, Want
 from decoding.switching.base import SwitchRule
 from decoding.switching.mean_entropy import MeanEntropySwitch
@@ -197,7 +197,7 @@ def test_heavy_attributes_are_not_looked_into_again(monkeypatch: pytest.MonkeyPa
     part, ends = Part(), Ends()
     ends.call(part, lambda there: there.texts.extend(range(LIGHT)))
     looked: list[Any] = []
-    monkeypatch.setattr("actors.changes._light", lambda value, most: looked.append(value))
+    monkeypatch.setattr("actors.state_diff._light", lambda value, most: looked.append(value))
     _, watch = ends.arrivals.unpack(ends.departures.pack(part))
     looked.clear()
     there = ends.arrivals._parts[1][0]

@@ -16,7 +16,7 @@ import pytest_asyncio
 import ray
 
 import actors.group
-from actors.lives import Life, Starter
+from actors.incarnation import Life, Starter
 from actors.pool import ActorPool
 from tests.actors.faulty_hosts import DEADLY, POISON
 from tests.actors.hosts import open_local, poll

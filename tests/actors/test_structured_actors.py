@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.actors.hosts import RemotePool
 from tests.actors.test_remote_methods import told
 from tests.constrained import random_schema

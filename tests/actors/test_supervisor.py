@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import OutOfDiskError
 
-from actors.wire import Call
+from actors.protocol import Call
 from decoding.model import Until
 from decoding.operations import Decode
 from decoding.sequence import Sequence

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from actors.dock import Dock
-from actors.parcels import meta_of
-from actors.shelf import Shelf
+from actors.flat_buffer import meta_of
+from actors.tensor_store import Shelf
+from actors.tensor_transfer import Dock
 from actors.transport import GroupBroken, Transport, between_gpus, gpu_of
 from tests.actors.hosts import poll
 from tests.actors.test_pickling import DTYPES, LAYOUTS, same

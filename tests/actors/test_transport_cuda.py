@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from actors.parcels import meta_of
+from actors.flat_buffer import meta_of
 from actors.transport import GroupBroken, Transport
 from tests.actors.test_pickling import DTYPES, LAYOUTS, same
 

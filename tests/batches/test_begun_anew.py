@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deployments.batches import workplace as workplace_module
+from deployments.batches import job_directory as workplace_module
 from deployments.batches.disk import named
+from deployments.batches.job_directory import NAMES, Workplace
 from deployments.batches.offline import _known, check_done
-from deployments.batches.workplace import NAMES, Workplace
 from tests.batches.test_workplace import JOB, answer_all, answerer, lines, outputs, place_of
 from turnout.errors import Code, TurnoutError
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from benchmarks.batch_chaos import write_prompts
 from deployments.batches.best_of import best_of_params, chances_of, looking, looks, shared_out, with_samples
 from deployments.batches.inputs import Defaults, Fault
+from deployments.batches.job_directory import Workplace
 from deployments.batches.lines import Line
 from deployments.batches.offline import Job, run
-from deployments.batches.workplace import Workplace
 from router.allocation import best_of
 from turnout.config import TurnoutConfig
 from turnout.errors import TurnoutError, invalid

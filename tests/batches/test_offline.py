@@ -12,8 +12,8 @@ import pytest
 
 from deployments.batches.inputs import Defaults
 from deployments.batches.job_cluster import DATA_CPUS, beside, cpus_for
+from deployments.batches.job_directory import Workplace
 from deployments.batches.offline import Job, run
-from deployments.batches.workplace import Workplace
 from tests.batches.house import jsonl, line
 from turnout.cluster_config import PlacementConfig
 from turnout.config import TurnoutConfig, parse_config

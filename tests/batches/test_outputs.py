@@ -10,9 +10,9 @@ import fsspec
 import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
+from deployments.batches.job_directory import Workplace
 from deployments.batches.lines import Line
 from deployments.batches.outputs import check_places, opened
-from deployments.batches.workplace import Workplace
 from tests.batches.test_workplace import JOB, answer_all, answerer, write_both
 from turnout.errors import Code, TurnoutError
 

@@ -12,10 +12,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from cli import batch as command
-from deployments.batches import pace, served
+from deployments.batches import eta as pace
+from deployments.batches import served
+from deployments.batches.eta import Pace, left_s
+from deployments.batches.job_directory import Spent
 from deployments.batches.offline import Progress
-from deployments.batches.pace import Pace, left_s
-from deployments.batches.workplace import Spent
 
 COUNTS = {"total": 8, "completed": 8, "failed": 0}
 USED = {"completion_tokens": 24, "cached_share": 0.5, "cost_of_large": 0.25}

@@ -14,9 +14,9 @@ import pytest
 
 from deployments.batches import served
 from deployments.batches.inputs import Defaults
+from deployments.batches.job_directory import Workplace
 from deployments.batches.lines import seed_of
 from deployments.batches.served import ENDED, ServedJob, left_behind, run
-from deployments.batches.workplace import Workplace
 from tests.batches.house import jsonl, line
 from turnout.errors import Code, TurnoutError
 

@@ -11,11 +11,11 @@ import pytest
 
 from deployments.batches import answerer, offline
 from deployments.batches.answerer import PROCESS_ENDED, Answerer, Task
+from deployments.batches.attempts import ALONE, GIVEN_UP, LOADING, LOADS, TOGETHER
 from deployments.batches.inputs import Defaults
+from deployments.batches.job_directory import Workplace
 from deployments.batches.lines import Line
 from deployments.batches.offline import Job, Progress, run
-from deployments.batches.tries import ALONE, GIVEN_UP, LOADING, LOADS, TOGETHER
-from deployments.batches.workplace import Workplace
 from tests.batches.house import batch_config, jsonl, line, read
 from tests.batches.test_workplace import outputs
 from tests.deployments.fake_pool import FakePool, load_fake_pool

@@ -15,16 +15,16 @@ from deployments.batches import answerer as answerer_module
 from deployments.batches import journal as journal_module
 from deployments.batches.answerer import Answerer, Task
 from deployments.batches.inputs import Fault
+from deployments.batches.job_directory import Spent, Workplace
 from deployments.batches.lines import Line, Result
 from deployments.batches.offline import check_done
 from deployments.batches.outputs import write_outputs
 from deployments.batches.reading import WINDOW_BYTES
-from deployments.batches.workplace import Spent, Workplace
 from tests.batches.house import batch_config
 from tests.deployments.fake_pool import load_fake_pool
 from turnout.config import EngineConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid
-from turnout.unhurried import UNHURRIED
+from turnout.throughput_config import UNHURRIED
 
 JOB = {"input": {"path": "in", "size": 1}}
 
@@ -320,7 +320,7 @@ def test_an_output_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, mon
     place = place_of(tmp_path, 30)
     answer_all(answerer(tmp_path), place)
     (tmp_path / "out.jsonl").write_text("old")
-    monkeypatch.setattr("turnout.whole_files.sync", _full)
+    monkeypatch.setattr("turnout.atomic_files.sync", _full)
     with pytest.raises(TurnoutError, match=r"out\.jsonl: the disk is full"):
         write_both(place, str(tmp_path / "out.jsonl"), str(tmp_path / "err.jsonl"))
     assert (tmp_path / "out.jsonl").read_text() == "old"

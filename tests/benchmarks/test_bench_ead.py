@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.arms import Arm, ArmResult, Outcome
 from benchmarks.bench_ead import Table, above_choice, between, earliest, heading, judge, save, summarise, to_markdown
 from benchmarks.retention import GOALS, Spent, judged, kept_at
+from benchmarks.strategies import Arm, ArmResult, Outcome
 from benchmarks.switching_arms import SETTINGS, Prompts, arithmetic, expected_share, matched, mixed
 from experiments.statistics import Interval
 from training.data.problem import Problem

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.bench_flood import ALONE, FLOODS, OTHERS, Found, Size, Times, measure, page, percentile, ratio, verdict
-from benchmarks.flooding import Flood, Flooded, flooding
+from benchmarks.noisy_neighbour import Flood, Flooded, flooding
 from experiments.load.records import Used
 from experiments.statistics import Interval
 

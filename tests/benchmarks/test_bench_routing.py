@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_routing, routed_walls
-from benchmarks.arms import at_once
 from benchmarks.bench_routing import Clocked, Probed, Span, Timed, Trained, measure, page, sample_verdict
 from benchmarks.best_of_samples import Needed, needed
 from benchmarks.routed_walls import Beside, beside
+from benchmarks.strategies import at_once
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
-from engine.pool import LocalPool
 from experiments.grid.cells import Record
 from experiments.statistics import Interval
+from pool.local_pool import LocalPool
 from router.allocation import best_of
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.arms import Arm, run_arm
 from benchmarks.bench_switching import BAND, GOAL, LARGE, SMALL, Speed, arms, compare, page, pair_of, verdict
-from benchmarks.deepened import deepen, deepened
-from engine.pool import LocalPool
+from benchmarks.slow_model import deepen, deepened
+from benchmarks.strategies import Arm, run_arm
 from experiments.statistics import Interval
+from pool.local_pool import LocalPool
 from tests.experiments.speculation_models import checkpoint
 from tests.near_pair import save_near_pair
 from training.data.arithmetic import heldout

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks import ead_ablation
-from benchmarks.arms import Arm, ArmResult, Outcome
 from benchmarks.ead_ablation import (
     EFFECTS,
     HALVINGS,
@@ -23,6 +22,7 @@ from benchmarks.ead_ablation import (
     to_markdown,
     verdict,
 )
+from benchmarks.strategies import Arm, ArmResult, Outcome
 from benchmarks.switching_arms import Setting
 from turnout.calls import TokenOut, Usage
 from turnout.cost import Cost, CostReport, SpeculationMeter

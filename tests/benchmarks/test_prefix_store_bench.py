@@ -22,10 +22,10 @@ from benchmarks.prefix_store.workbench import Workbench
 from benchmarks.prefix_store.write_behind import Beside
 from experiments.statistics import spread
 from kvstore.base import StoreFault
-from kvstore.exchange import ModelLayout
 from kvstore.fakes import MemoryByteStore
 from kvstore.keys import write_root_key
 from kvstore.redis.embedded import EmbeddedServer
+from kvstore.types import ModelLayout
 from turnout.config import ModelConfig, model_path
 from turnout.free_ports import free_port
 

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.soak import Report, Traffic, growth, leaks, soak, to_markdown
 from decoding.sequence import Sequence
-from engine.pool import LocalPool
 from experiments.replay import Verdict, answer, compare
+from pool.local_pool import LocalPool
 from turnout.config import TurnoutConfig
 from turnout.types import SamplingParams
 

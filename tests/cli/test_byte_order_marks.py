@@ -22,7 +22,7 @@ from deployments.console.reports import Reports
 from experiments.grid.datasets import _lines
 from kvstore.keys import load_root_key
 from kvstore.redis.nodes import _read_password
-from router.decided import DecidedFile
+from router.experiment_winner import DecidedFile
 from router.summary import read_log
 from training.calibration_data import read_questions
 from training.demo_prompts import read_lines

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from deployments.access.tenants_file import Tenant, Tenants, write_tenants
-from kvstore.exchange import ModelLayout
 from kvstore.redis.embedded import EmbeddedServer
+from kvstore.types import ModelLayout
 from tests.kvstore.prefixes import FOUR, LAYOUT, ROOT, Engine, redis_store, shared, soon, start_server
 from turnout.access_config import TenantLimits
 from turnout.kvstore_config import TenantSharing

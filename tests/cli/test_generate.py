@@ -207,7 +207,7 @@ def pool(
     monkeypatch: pytest.MonkeyPatch, chunks: list[Chunk], models: list[ModelDescription], usage: Usage
 ) -> FakePool:
     fake = FakePool([*chunks, usage], models)
-    monkeypatch.setattr("engine.pool.LocalPool.load", lambda name, config: fake)
+    monkeypatch.setattr("pool.local_pool.LocalPool.load", lambda name, config: fake)
     return fake
 
 

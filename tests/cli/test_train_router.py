@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from decoding.artifacts import Artifact
 from decoding.parts import PartChoice
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from router.base import make_policy
 from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.config import load_config

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from actors.pool import ActorPool
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.actors.hosts import poll
 from tests.cluster.placements import (
     PLACEMENTS,

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from scipy import stats
 
+from decoding.drafter_state import Stores
 from decoding.drafters.base import Drafter, Room
 from decoding.lengths.base import LengthPolicy, Round
 from decoding.lengths.fixed import FixedLength
@@ -16,7 +17,6 @@ from decoding.model import Row, Want
 from decoding.operations import Expand, Extend
 from decoding.readout import read
 from decoding.sequence import Sequence
-from decoding.stores import Stores
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verifier
 from tests.decoding.many_runs import many_runs

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from decoding.artifacts import Artifact, Artifacts
+from decoding.candidates import final_answer
 from decoding.fakes import ListText, TableModel, markov, pair
-from decoding.held_back import final_answer
 from decoding.model import Request
 from decoding.noise import derive_seed
 from decoding.sequence import Sequence

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from decoding.artifacts import ENTRY, Artifact, Artifacts
-from decoding.calibrated import check_method
+from decoding.calibrated_params import check_method
 from decoding.calibration import KIND, RAN, KnobCalibration, isotonic
 from decoding.drift import STORE, DriftWatch
 from decoding.fakes import pair

@@ -11,8 +11,8 @@ import torch
 from decoding.fakes import TableModel, markov, pair
 from decoding.methods.cascade import confidence
 from decoding.model import Request
+from decoding.recorder import watched
 from decoding.sequence import Sequence
-from decoding.watching import watched
 from tests.constrained import CHARS, END, char_compiler
 from turnout.registry import get_method
 from turnout.structure import Structure

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from decoding.constraints.base import keep_allowed
 from decoding.constraints.flat_schemas import FlatSchema
 from decoding.constraints.grammar import Compiler, GrammarConstraint, agreeing, check_whole
-from decoding.constraints.larks import barren
+from decoding.constraints.lark_checks import barren
 from decoding.constraints.schemas import endless
 from decoding.logits import History, process
 from decoding.sequence import Sequence

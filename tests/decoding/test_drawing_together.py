@@ -2,10 +2,10 @@
 
 import pytest
 
+from decoding.drafter_state import Stores
 from decoding.selectors.base import Gain
 from decoding.selectors.exp3 import Exp3
 from decoding.sequence import Sequence
-from decoding.stores import Stores
 from tests.decoding.test_selectors import exp3, new_sequence
 from turnout.types import FinishReason, Token
 

@@ -22,8 +22,8 @@ from decoding.exit_choice import ExitChoice
 from decoding.exit_heads import ExitCache, ExitHead
 from decoding.lengths.fixed import FixedLength, FixedParams
 from decoding.model import Row, Want
+from decoding.partial_forward import Sketch
 from decoding.sequence import Sequence
-from decoding.sketch import Sketch
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.rejection import RejectionVerifier

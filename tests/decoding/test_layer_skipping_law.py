@@ -18,9 +18,9 @@ from decoding.drafters.swift import SwiftDrafter, SwiftParams
 from decoding.lengths.base import LengthPolicy
 from decoding.logits import History
 from decoding.model import Model, Row, Want
+from decoding.partial_forward import Sketch
 from decoding.readout import read
 from decoding.sequence import Sequence
-from decoding.sketch import Sketch
 from decoding.tree import DraftTree
 from decoding.verifiers.rejection import RejectionVerifier
 from tests.decoding.markov_rounds import DRAFT, FAR, POSITIONS, SMALL, Readings, Room, p_value, play

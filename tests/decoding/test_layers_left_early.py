@@ -13,8 +13,8 @@ from decoding.drafters.base import PACKAGE, Room
 from decoding.exit_choice import ExitChoice
 from decoding.lengths.fixed import FixedLength, FixedParams
 from decoding.model import Row, Want
+from decoding.partial_forward import Sketch
 from decoding.sequence import Sequence
-from decoding.sketch import Sketch
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from tests.decoding.markov_rounds import now

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from benchmarks.random_vocabulary import random_vocabulary
-from decoding.constraints import ahead
-from decoding.constraints.ahead import Ahead, spares_core
+from decoding.constraints import mask_prefetch as ahead
 from decoding.constraints.base import Constraint, Mask, allows, is_forced, keep_allowed
 from decoding.constraints.grammar import Compiler
+from decoding.constraints.mask_prefetch import Ahead, spares_core
 from decoding.logits import History, process
 from decoding.sequence import Sequence
 from tests.constrained import allowed_ids, char_compiler, ids_in

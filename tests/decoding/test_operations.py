@@ -11,18 +11,18 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from decoding.drafter_state import Stores
 from decoding.drafters.vocab_trim import TrimmedModel
 from decoding.fakes import TableModel, markov, pair
 from decoding.model import Model, Until, Want, WrappedModel
 from decoding.operations import Decode, Extend, Operation
 from decoding.sequence import Sequence
 from decoding.state import ConstantDict, settle, twin
-from decoding.stores import Stores
 from decoding.switching.mean_entropy import MeanEntropySwitch
 from decoding.vocabulary import SubVocabulary
-from engine.spans import spanned
+from engine.tracing import spanned
 from router.base import Reading
-from router.primed import PrimedModel
+from router.first_token_cache import PrimedModel
 from router.shadows import Gate, deferring
 from turnout.types import SamplingParams
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from scipy import stats
 
+from decoding.drafter_state import Stores
 from decoding.drafters.base import Drafter, Room
 from decoding.fakes import pair
-from decoding.late_candidate import LateCandidate
 from decoding.lengths.base import LengthPolicy
 from decoding.logits import History, process
 from decoding.methods import pearl as program
 from decoding.model import Busy, Model, Request, Row, Want
 from decoding.noise import Purpose, noise_key, uniform
+from decoding.preverify import LateCandidate
 from decoding.sequence import Sequence
-from decoding.stores import Stores
 from decoding.tree import DraftTree
 from decoding.verifiers import rejection
 from decoding.verifiers.base import Verdict, Verifier

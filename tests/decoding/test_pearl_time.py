@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from decoding.pace import RECENT, USUAL, Pace
 from decoding.sequence import Sequence
+from decoding.speed_ratio import RECENT, USUAL, Pace
 from tests.decoding.near_models import near
 from tests.decoding.virtual_time import play, slow
 from turnout.types import SamplingParams

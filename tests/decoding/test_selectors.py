@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from decoding.drafter_state import Stores
 from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.drafters.rsd_c import RsdCDrafter, RsdCParams
 from decoding.drafters.rsd_s import RsdSDrafter, RsdSParams
@@ -18,7 +19,6 @@ from decoding.selectors.base import Gain
 from decoding.selectors.exp3 import Exp3, Exp3Params
 from decoding.selectors.ucb import Ucb, UcbParams
 from decoding.sequence import Sequence
-from decoding.stores import Stores
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.rejection import RejectionVerifier

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from decoding.drafter_state import Stores
 from decoding.selectors._bandit import Bandit
 from decoding.selectors.base import Gain
 from decoding.selectors.exp3 import Exp3, Exp3Params
 from decoding.selectors.ucb import Ucb, UcbParams
 from decoding.sequence import Sequence
-from decoding.stores import Stores
 from turnout.types import SamplingParams, Token
 
 MAKE: dict[str, Callable[[], Bandit[Any]]] = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from decoding.decode_loop import stream
 from decoding.drafters.base import Drafter, Room
 from decoding.fakes import TableModel, pair
 from decoding.lengths.base import LengthPolicy
@@ -17,7 +18,6 @@ from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
 from decoding.speculation import Arm, Speculation
-from decoding.stretch import stream
 from decoding.tree import ROOT, DraftTree
 from turnout.errors import Code, TurnoutError
 from turnout.registry import get_method

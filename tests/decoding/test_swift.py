@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from decoding.drafter_state import Stores
 from decoding.drafters.base import Candidates, Room
 from decoding.drafters.swift import SwiftDrafter, SwiftParams
 from decoding.fakes import TableModel, pair
 from decoding.lengths.fixed import FixedLength
 from decoding.logits import History
 from decoding.model import Request, Row, Want
+from decoding.partial_forward import Sketch
 from decoding.readout import read
 from decoding.sequence import Sequence
-from decoding.sketch import Sketch
 from decoding.skip_search import SkipSearch
-from decoding.stores import Stores
 from decoding.tree import ROOT, DraftTree
 from tests.decoding.markov_rounds import now
 from turnout.cost import SpeculationMeter

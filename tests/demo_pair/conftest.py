@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.harness import Reference, reference
 from tests.engine.margin import assert_same_tokens
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout

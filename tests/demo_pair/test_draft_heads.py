@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from decoding.artifacts import Artifacts
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.demo_pair.conftest import assert_same_answers
 from turnout.config import TurnoutConfig, artifacts_path
 

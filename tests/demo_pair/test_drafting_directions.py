@@ -15,8 +15,8 @@ from decoding.selectors.first import PART as First
 from decoding.sequence import Sequence
 from decoding.speculation import Arm, Speculation
 from decoding.verifiers.match import MatchVerifier
-from engine.pool import LocalPool
 from experiments.speculation.tasks import task_group
+from pool.local_pool import LocalPool
 from turnout.types import SamplingParams
 
 MOST_TOKENS = 48

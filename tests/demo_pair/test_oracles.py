@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.demo_pair.conftest import Reply, _opened, assert_same_answers, demo_config, demo_reference
 from tests.engine.margin import assert_best
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout, is_correct

@@ -18,7 +18,7 @@ from decoding.speculation import Arm, Speculation
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.match import MatchVerifier
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from turnout.config import TurnoutConfig, artifacts_path
 from turnout.types import SamplingParams
 

@@ -19,7 +19,7 @@ from decoding.lengths.base import Round, Step
 from decoding.lengths.svip import SvipLength
 from decoding.sequence import Sequence
 from decoding.verifiers.rejection import RejectionVerifier
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.demo_pair.conftest import _opened, demo_config
 from turnout.calls import ChatMessage
 from turnout.types import SamplingParams

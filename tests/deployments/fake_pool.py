@@ -14,7 +14,7 @@ from typing import Any
 
 from deployments.backend import Pool
 from deployments.pool_deployment import load_engine
-from engine.places import Places
+from pool.concurrency import Places
 from turnout.calls import (
     Begun,
     Chunk,

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from time import perf_counter
 
-from engine.places import Places
+from pool.concurrency import Places
 from turnout.calls import (
     Chunk,
     Decided,
@@ -117,7 +117,7 @@ class ScriptedPool:
                 raise Interrupted("an actor has ended")
 
     def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
-        """See `engine.endpoint.Endpoint.hand_over`."""
+        """See `pool.pool.Endpoint.hand_over`."""
         leaving = [event for name, event in self.active.items() if request_id in (None, name)]
         for event in leaving:
             event.set()
@@ -126,11 +126,11 @@ class ScriptedPool:
         return len(leaving)
 
     def send_away(self, count: int) -> int:
-        """See `engine.endpoint.Endpoint.send_away`."""
+        """See `pool.pool.Endpoint.send_away`."""
         return self.places.send_away(count)
 
     def forget(self, tenant: str) -> None:
-        """See `engine.endpoint.Endpoint.forget`."""
+        """See `pool.pool.Endpoint.forget`."""
         (self.folder / f"forgot-{tenant}-{os.getpid()}").touch()
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:

@@ -14,7 +14,7 @@ import pytest
 
 import deployments.console
 from decoding.parts import with_parts
-from engine.prepare import Intake
+from pool.validation import Intake
 from tests.deployments.conftest import poll
 from tests.deployments.console.held_stream import HeldStreams, token
 from turnout.registry import all_methods

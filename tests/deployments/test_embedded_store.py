@@ -12,9 +12,9 @@ import torch
 
 from deployments.embedded_store import start_store
 from deployments.pool_deployment import load_engine
-from engine.pool import LocalPool
 from kvstore.keys import load_root_key
 from kvstore.redis.executables import ServerVersion
+from pool.local_pool import LocalPool
 from tests.deployments.conftest import served_config
 from turnout.calls import GenerateCall
 from turnout.config import TurnoutConfig

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from deployments.agreement import begin
 from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.service import GenerationService
+from deployments.version_check import begin
 from tests.deployments.fake_pool import load_fake_pool
 from tests.deployments.in_process import InProcessBackend, make_service
 from turnout import tracing
@@ -94,8 +94,8 @@ def test_what_a_pool_had_is_not_forgotten_with_one_whose_name_begins_its_own(mon
         "_internal_kv_put": put,
     }
     for name, fake in fakes.items():
-        monkeypatch.setattr(f"deployments.agreement.kv.{name}", fake)
-    monkeypatch.setattr("deployments.agreement.running_pools", lambda _: {"org", POOL})
+        monkeypatch.setattr(f"deployments.version_check.kv.{name}", fake)
+    monkeypatch.setattr("deployments.version_check.running_pools", lambda _: {"org", POOL})
     begin("app", {"org": "1", POOL: "2"})
     before = dict(kept)
     begin("app", {"org": "1", POOL: "2"})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.pool_deployment import load_engine
-from engine.text import TextTokenizer
+from pool.text import TextTokenizer
 from tests.demo_pair.conftest import assert_same_ids
 from tests.deployments.served_pool import Got, ServedPool, kill, pid_of, read_one, served_pool, until
 from turnout.calls import GenerateCall

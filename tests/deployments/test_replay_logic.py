@@ -16,7 +16,7 @@ from ray.exceptions import ActorUnavailableError
 
 from deployments.backend import Batch
 from deployments.remote import RemoteBackend
-from deployments.replay import FEW, MAX_LOSSES, Attempts, Lane, LostError, Replay
+from deployments.retry import FEW, MAX_LOSSES, Attempts, Lane, LostError, Replay
 from tests.deployments.scripted_pool import ScriptedPool, expected, scripted_config, usage_of
 from tests.deployments.served_pool import call, read, read_one
 from turnout.calls import Chunk, Decided, Delivered, Failure, GenerateCall, Moved, Regained, TokenOut, Usage

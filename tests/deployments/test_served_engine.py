@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.app import RunningServer
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.demo_pair.conftest import assert_same_ids
 from tests.deployments.conftest import assert_freed, served_config, stats
 from turnout.calls import Chunk, GenerateCall

@@ -12,8 +12,8 @@ import pytest
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.service import GenerationService
-from engine.pool import LocalPool
-from engine.text import TextTokenizer
+from pool.local_pool import LocalPool
+from pool.text import TextTokenizer
 from tests.deployments.access.kit import Served, served
 from tests.deployments.in_process import InProcessBackend
 from tests.tokenizer_kinds import save_kind

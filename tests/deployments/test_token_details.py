@@ -16,8 +16,8 @@ from deployments.http import build_http
 from deployments.openai_format import ChatFormat, CompletionFormat
 from deployments.service import Answer
 from deployments.token_details import token_object
-from engine.text import TextTokenizer
-from engine.usage import token_out
+from pool.text import TextTokenizer
+from pool.usage import token_out
 from tests.client.test_client_messages import USAGE
 from tests.deployments.in_process import make_service
 from training.random_models import byte_tokenizer

@@ -14,7 +14,7 @@ from deployments.openai_format import ChatFormat
 from deployments.schemas import chat_job
 from deployments.shapes import form_of
 from deployments.tools import END_MARK, MARK, ToolFormat
-from engine.text import TextTokenizer
+from pool.text import TextTokenizer
 from tests.constrained import byte_compiler, fits
 from training.random_models import byte_tokenizer
 from turnout.calls import ChatMessage, Chunk

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.architectures import architecture_named, listed
-from engine.backend import Kernels
+from engine.backends.base import Kernels
 from tests.engine.harness import random_prompts, twins
 from tests.engine.margin import assert_best
 from turnout.types import SamplingParams, Token

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.harness import pair_config, until
 from tests.engine.margin import excused
 from tests.engine.routed import Opened

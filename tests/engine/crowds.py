@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.harness import answer, call_of, random_prompts
 from tests.engine.step_times import Clock
 from turnout.calls import GenerateCall

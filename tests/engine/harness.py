@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 from decoding.logits import History, process
 from decoding.noise import Purpose, gumbel, noise_key
 from decoding.sequence import Sequence
-from engine.backend import Kernels
+from engine.backends.base import Kernels
 from engine.device import Device
 from engine.loading import prepare
 from engine.model import EngineModel
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.margin import assert_best
 from training.random_models import random_model
 from turnout.calls import Chunk, GenerateCall, Regained, TokenOut, Usage

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from decoding.tree import DraftTree
 from engine.attention.layout import Layout, lay_out
-from engine.cache.store import KVStore
+from engine.cache.paged_kv import KVStore
 
 CPU = torch.device("cpu")
 

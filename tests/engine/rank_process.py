@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from engine.parallel import follow, join
-from engine.parallel.following import Follower
-from engine.parallel.frames import Op
+from engine.parallel.framing import Op
+from engine.parallel.worker import Follower
 from turnout.errors import TurnoutError
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from decoding.sketch import Depth
-from engine.cache.store import KVStore
-from engine.cuda.graphs import OFTEN, Part
-from engine.cuda.stack import CudaStack
-from engine.cuda.step import CudaStep
-from engine.lean import LeanStack
-from engine.plan import LayerPlan
+from decoding.partial_forward import Depth
+from engine.backends.cuda.graphs import OFTEN, Part
+from engine.backends.cuda.stack import CudaStack
+from engine.backends.cuda.step import CudaStep
+from engine.backends.llama_fused import LeanStack
+from engine.cache.paged_kv import KVStore
+from engine.loaded_model import LayerPlan
 from tests.engine.layouts import Batch, random_tree
 
 BLOCK_SIZE = 4

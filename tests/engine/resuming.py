@@ -8,9 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.endpoint import Endpoint
-from engine.pool import LocalPool
-from engine.stop_strings import StopStrings
+from pool.local_pool import LocalPool
+from pool.pool import Endpoint
+from pool.stop_strings import StopStrings
 from tests.engine.harness import Reply, answer
 from turnout.calls import Chunk, Delivered, Event, GenerateCall, Moved, Usage
 from turnout.errors import Code, Interrupted

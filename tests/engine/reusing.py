@@ -10,8 +10,8 @@ import torch
 from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.model import EngineModel
+from engine.reuse.reused_spans import ReuseCounts
 from engine.reuse.settings import ReuseSettings
-from engine.reuse.spans import ReuseCounts
 from tests.engine.harness import Reference, twins
 from training.random_models import llama_config
 from turnout.types import SamplingParams, Sharing

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from decoding.model import ModelPool
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision
 from router.routing import Router

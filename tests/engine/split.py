@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from engine.backend import Kernels
+from engine.backends.base import Kernels
 from engine.device import Device
 from engine.model import EngineModel
 from engine.parallel import join, load_sharded
-from engine.places import Places
-from engine.pool import LocalPool
-from engine.text import TextTokenizer
+from pool.concurrency import Places
+from pool.local_pool import LocalPool
+from pool.text import TextTokenizer
 from tests.engine.harness import pair_config, shrink
 from tests.engine.rank_process import serve
 from turnout.config import EngineConfig, ModelConfig
@@ -80,7 +80,7 @@ def split(
         processes: rank 1, or ranks 1, 2 and so on.
         folder: of the checkpoint.
         name: what requests call it.
-        kernels: see `engine.backend.choose_backend`.
+        kernels: see `engine.backends.base.choose_backend`.
         dtype: of its weights.
         num_blocks: exact size of the block pool.
         step_timeout_s: see `join`.

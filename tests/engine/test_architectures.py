@@ -14,12 +14,12 @@ from decoding.sequence import Sequence
 from engine.attention.layout import lay_out
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import Scores
-from engine.backend import Kernels
+from engine.backends.base import Kernels
+from engine.backends.llama_fused import LeanLayer
+from engine.backends.native.stack import NativeLayer
 from engine.forward_check import difference
-from engine.lean import LeanLayer
+from engine.loaded_model import check_supported
 from engine.loading import prepare
-from engine.native.stack import NativeLayer
-from engine.plan import check_supported
 from tests.engine.architectures import CONFIGS, TOLERANCE, assert_equals_plain_forward, config_of
 from tests.engine.harness import engine_model, random_prompts, twins
 from training.random_models import llama_config, random_model

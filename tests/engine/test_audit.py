@@ -14,8 +14,8 @@ from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 from decoding.verifiers.match import MatchVerifier
-from engine import audit
-from engine.pool import LocalPool
+from pool import audit
+from pool.local_pool import LocalPool
 from tests.engine.harness import answer, ask, ask_all, call_of, pair_config, random_prompts
 from tests.engine.resuming import finish, had
 from turnout.pool_stats import AuditStats

@@ -11,8 +11,8 @@ from decoding.model import Want
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.match import MatchVerifier
-from engine.pool import LocalPool
-from engine.work import Work
+from engine.scheduler.queued_operation import Work
+from pool.local_pool import LocalPool
 from tests.engine.harness import (
     answer,
     ask_all,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from turnout.calls import Begun, GenerateCall, Usage
 from turnout.types import SamplingParams
 

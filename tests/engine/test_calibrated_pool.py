@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from decoding.artifacts import Artifacts
-from decoding.calibrated import check_method
+from decoding.calibrated_params import check_method
 from decoding.calibration import KnobCalibration
 from decoding.drift import STORE, DriftWatch
 from decoding.methods.step_speculation import StepSpeculationParams
 from decoding.parts import PartChoice
-from engine.pool import LocalPool
-from engine.routing import PoolRouting
+from pool.local_pool import LocalPool
+from pool.routing import PoolRouting
 from tests.decoding.curves import CURVE
 from tests.engine.harness import call_of
 from turnout.calls import GenerateCall, Usage

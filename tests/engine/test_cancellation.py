@@ -12,7 +12,7 @@ import pytest
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.match import MatchVerifier
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.harness import ask, call_of, until
 from turnout.calls import Chunk
 from turnout.errors import Code, TurnoutError

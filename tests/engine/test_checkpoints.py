@@ -15,9 +15,9 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from engine.checkpoints import _without_report, read_config
+from engine.loaded_model import check_supported
 from engine.loading import load_checkpoint
-from engine.plan import check_supported
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.checkpoint_folders import write_checkpoint
 from tests.engine.harness import CPU, pair_config
 from turnout.errors import Code, TurnoutError

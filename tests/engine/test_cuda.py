@@ -9,10 +9,10 @@ import torch
 
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import Scores
-from engine.backend import Kernels, choose_backend
-from engine.cuda.step import CudaStep
+from engine.backends.base import Kernels, choose_backend
+from engine.backends.cuda.step import CudaStep
 from engine.loading import prepare
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.architectures import CONFIGS, assert_equals_plain_forward, config_of
 from tests.engine.harness import answer, ask_all, assert_claimed, pair_config
 from tests.engine.layouts import Batch, random_tree

@@ -14,18 +14,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine.backend
-from decoding.sketch import Depth
+import engine.backends.base
+from decoding.partial_forward import Depth
 from engine.attention.layout import select
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import Scores
-from engine.backend import choose_backend
-from engine.cuda.buckets import MAX_ROWS, WIDTH, Bucket, buckets
-from engine.cuda.graphs import ALL, MOST_PARTS, OFTEN, Frame, Graphs, Output, Part
-from engine.cuda.metadata import NOWHERE, Extent, Metadata
-from engine.cuda.paged_attention import LARGE_PROGRAMS, MIN_SPLIT_KEYS, PROGRAMS, Reach, tile
-from engine.cuda.paged_attention import MAX_ROWS as TILE_ROWS
-from engine.cuda.step import CudaStep, PagedStep
+from engine.backends.base import choose_backend
+from engine.backends.cuda.buckets import MAX_ROWS, WIDTH, Bucket, buckets
+from engine.backends.cuda.graphs import ALL, MOST_PARTS, OFTEN, Frame, Graphs, Output, Part
+from engine.backends.cuda.metadata import NOWHERE, Extent, Metadata
+from engine.backends.cuda.paged_attention import LARGE_PROGRAMS, MIN_SPLIT_KEYS, PROGRAMS, Reach, tile
+from engine.backends.cuda.paged_attention import MAX_ROWS as TILE_ROWS
+from engine.backends.cuda.step import CudaStep, PagedStep
 from tests.engine.layouts import Batch, batches, random_tree
 from tests.engine.triton_process import Reruns
 from tests.properties import cases
@@ -305,9 +305,9 @@ def test_a_tree_beyond_the_width_of_a_mask_goes_with_the_prompt_chunks() -> None
 def test_without_triton_cuda_falls_back_to_torch_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine.backend, "find_spec", lambda name: None)
-    engine.backend._say_once.cache_clear()
-    with caplog.at_level(logging.WARNING, "engine.backend"):
+    monkeypatch.setattr(engine.backends.base, "find_spec", lambda name: None)
+    engine.backends.base._say_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "engine.backends.base"):
         assert choose_backend("auto", torch.device("cuda")).name == "torch"
     assert "Triton is not installed" in caplog.text
 
@@ -320,13 +320,13 @@ def test_torch_stays_torch_and_compiled_cpu_kernels_stay_on_the_cpu() -> None:
 
 def test_importing_the_path_does_not_import_triton() -> None:
     """Triton decides at import whether it interprets; whoever imports this package must still have the choice."""
-    probe = "import sys, engine.backend, engine.cuda.backend; assert 'triton' not in sys.modules"
+    probe = "import sys, engine.backends.base, engine.backends.cuda.backend; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", probe], check=True)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_cuda_says_that_it_reads_shared_prefixes_once_a_sequence(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.backend, "find_spec", lambda name: object())
+    monkeypatch.setattr(engine.backends.base, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=1))
     notes: list[str] = []
     assert choose_backend("auto", torch.device("cuda"), wanted, notes).name == "cuda"

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from engine.detokenizer import ByteDetokenizer, WindowDetokenizer
-from engine.text import TextTokenizer
+from pool.detokenizer import ByteDetokenizer, WindowDetokenizer
+from pool.text import TextTokenizer
 from tests.tokenizer_kinds import KINDS, TEXTS, save_kind
 from turnout.utf8 import name_of_part, split_complete
 

@@ -20,9 +20,9 @@ from decoding.exit_heads import ExitCache, ExitHead
 from decoding.lengths.fixed import FixedLength, FixedParams
 from decoding.model import ModelPool, Request, Want
 from decoding.partial_drafts import exit_states
+from decoding.partial_forward import WHOLE, Depth
 from decoding.selectors.first import PART as First
 from decoding.sequence import Sequence
-from decoding.sketch import WHOLE, Depth
 from decoding.speculation import Arm, Speculation
 from decoding.verifiers.match import MatchVerifier
 from engine.model import EngineModel

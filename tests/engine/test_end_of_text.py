@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.pool import LocalPool
-from engine.text import TextTokenizer
+from pool.local_pool import LocalPool
+from pool.text import TextTokenizer
 from tests.engine.harness import answer, call_of, pair_config
 from turnout.calls import EndToken
 from turnout.types import FinishReason

@@ -12,8 +12,8 @@ import torch
 from decoding.artifacts import Artifacts
 from decoding.exit_heads import ExitHead
 from decoding.model import ModelPool, Request
+from decoding.partial_forward import Depth
 from decoding.sequence import Sequence
-from decoding.sketch import Depth
 from engine.model import EngineModel
 from engine.runner import Feed
 from tests.decoding.head_models import save_head

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.conformance.parts import drafter_choice
 from tests.engine.harness import ask, pair_config
 from training.random_models import byte_tokenizer, llama_config, random_model

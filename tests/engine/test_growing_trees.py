@@ -14,7 +14,7 @@ from decoding.model import Row, Want
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from decoding.verifiers.match import MatchVerifier
-from engine.backend import Kernels
+from engine.backends.base import Kernels
 from engine.model import EngineModel
 from tests.engine.harness import Reference, twins
 from training.random_models import llama_config

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from decoding.decode_loop import stream
 from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.fakes import ListText
 from decoding.lengths.base import LengthParams, LengthPolicy, Round
@@ -19,7 +20,6 @@ from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
 from decoding.speculation import Arm, Speculation
-from decoding.stretch import stream
 from decoding.tree import ROOT, DraftTree
 from engine.model import EngineModel
 from tests.decoding.adversaries import ADVERSARIES, Drawing, uniform

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from decoding.sequence import Sequence as Tokens
-from engine.pool import LocalPool
 from engine.runner import Feed
+from pool.local_pool import LocalPool
 from tests.engine.harness import ask_all, call_of, random_prompts
 from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams

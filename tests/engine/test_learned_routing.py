@@ -17,9 +17,9 @@ from decoding.artifacts import SUFFIX
 from deployments.batches.answerer import Answerer, Task
 from deployments.batches.best_of import best_of_params, chances_of, looking, looks, shared_out, with_samples
 from deployments.batches.inputs import Fault
+from deployments.batches.job_directory import Workplace
 from deployments.batches.lines import Line
-from deployments.batches.workplace import Workplace
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from router.difficulty import drift
 from tests.engine.harness import Reply, answer, ask, call_of, pair_config, random_prompts
 from training.router_outcomes import Outcome, Outcomes, Sample

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from decoding.decode_loop import stream
 from decoding.fakes import ListText
 from decoding.lengths.base import Round
 from decoding.lengths.smartspec import SmartSpecLength, SmartSpecParams
@@ -12,7 +13,6 @@ from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
 from decoding.speculation import Arm, Speculation
-from decoding.stretch import stream
 from engine.model import EngineModel
 from tests.engine.harness import twins
 from tests.engine.step_times import LinearTime

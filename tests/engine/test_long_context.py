@@ -14,7 +14,7 @@ import torch
 
 from decoding.model import Want
 from decoding.sequence import Sequence
-from engine.backend import Kernels
+from engine.backends.base import Kernels
 from experiments.process_memory import watched_growth
 from tests.engine.harness import twins
 from training.random_models import llama_config

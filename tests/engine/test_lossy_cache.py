@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from engine.pool import LocalPool
 from engine.reuse.settings import ReuseSettings
+from pool.local_pool import LocalPool
 from tests.engine import shared_engines
 from tests.engine.harness import answer, call_of, pair_config
 from tests.engine.shared_engines import Engine, difference, meter, prompt, sequence

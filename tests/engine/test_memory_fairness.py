@@ -11,7 +11,7 @@ import pytest
 
 from decoding.sequence import Sequence
 from engine.model import EngineModel
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.crowds import METHODS, alone_and_beside, load
 from tests.engine.harness import call_of, pair_config, shrink, twins
 from tests.engine.step_times import Clock, LinearTime

@@ -13,19 +13,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import engine.pool
-from engine import member_loading
-from engine.backend import Kernels
+import pool.local_pool
+from engine.backends.base import Kernels
+from engine.backends.native import library as native
+from engine.backends.native.stack import NativeStack
 from engine.costs import limits
 from engine.costs.limits import cache_size, check_memory, count_parameters
 from engine.costs.machine import memory_bytes
 from engine.device import Device
 from engine.loading import prepare
-from engine.member_loading import Ranks
 from engine.model import EngineModel
-from engine.native import library as native
-from engine.native.stack import NativeStack
-from engine.pool import LocalPool
+from pool import member_loading
+from pool.local_pool import LocalPool
+from pool.member_loading import Ranks
 from tests.engine.harness import CPU, pair_config
 from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig, PoolConfig, TurnoutConfig
@@ -80,7 +80,7 @@ def test_a_model_beyond_its_limit_is_refused_before_loading(pair_folder: Path, m
     config = pair_config(pair_folder)
     exact = needed(pair_folder, "large")
     check_memory(changed(config, "large", memory_limit_bytes=exact).models, config.engine)
-    monkeypatch.setattr(engine.pool, "load_checkpoint", lambda *_: pytest.fail("loaded before the check"))
+    monkeypatch.setattr(pool.local_pool, "load_checkpoint", lambda *_: pytest.fail("loaded before the check"))
     with pytest.raises(TurnoutError) as refusal:
         LocalPool.load("pair", changed(config, "large", memory_limit_bytes=exact - 1))
     assert refusal.value.code is Code.INVALID_ARGUMENT

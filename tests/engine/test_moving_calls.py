@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.conftest import _opened
 from tests.engine.harness import answer, call_of, pair_config, until
 from tests.engine.resuming import METHODS, Client, run

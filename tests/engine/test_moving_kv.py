@@ -11,8 +11,8 @@ import torch
 
 from decoding.model import Until, Want
 from decoding.sequence import Sequence
+from engine.kv_transfer import export_kv, held_tokens, import_kv, token_bytes
 from engine.model import EngineModel
-from engine.moving import export_kv, held_tokens, import_kv, token_bytes
 from tests.engine.harness import Reference, engine_model, random_prompts, shrink
 from training.random_models import llama_config, random_model
 from turnout.types import SamplingParams, Sharing, Token

@@ -15,10 +15,10 @@ from decoding.logits import NEG_INF
 from decoding.model import Draw, Want
 from decoding.sequence import Sequence
 from decoding.vocabulary import SubVocabulary
-from engine.backend import Kernels
+from engine.backends.base import Kernels
+from engine.backends.weight_packing import PackedLinear, linear_part, packs
+from engine.loaded_model import Heads
 from engine.model import EngineModel
-from engine.packing import PackedLinear, linear_part, packs
-from engine.plan import Heads
 from tests.engine.harness import ask, engine_model, twins
 from training.random_models import llama_config, random_model
 from turnout.structure import Structure

@@ -14,17 +14,17 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import engine.backend
+import engine.backends.base
 from decoding.tree import DraftTree
 from engine.attention.layout import Layout, lay_out
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import Scores
-from engine.backend import choose_backend
-from engine.cache.store import KVStore
-from engine.native import library as native
-from engine.native.attention import NativeStep
-from engine.native.library import NativeUnavailableError, panel_columns
-from engine.native.weights import PackedMatrix, interleaved, native_linear
+from engine.backends.base import choose_backend
+from engine.backends.native import library as native
+from engine.backends.native.attention import NativeStep
+from engine.backends.native.library import NativeUnavailableError, panel_columns
+from engine.backends.native.weights import PackedMatrix, interleaved, native_linear
+from engine.cache.paged_kv import KVStore
 from tests.properties import cases
 from turnout.errors import TurnoutError
 
@@ -195,7 +195,7 @@ class TestWhereTheyCannotBeHad:
     @pytest.fixture(autouse=True)
     def forget(self) -> Any:
         native._find.cache_clear()
-        engine.backend._say_once.cache_clear()
+        engine.backends.base._say_once.cache_clear()
         yield
         native._find.cache_clear()
 
@@ -237,5 +237,7 @@ class TestWhereTheyCannotBeHad:
         assert native.library().turnout_forward is not None
 
     def test_the_command_says_so(self) -> None:
-        done = subprocess.run([sys.executable, "-m", "engine.native"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "engine.backends.native"], capture_output=True, text=True, check=True
+        )
         assert "the CPU kernels are compiled" in done.stdout

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-import engine.backend
-from engine.backend import choose_backend
-from engine.native import library as native
-from engine.pool import LocalPool
+import engine.backends.base
+from engine.backends.base import choose_backend
+from engine.backends.native import library as native
+from pool.local_pool import LocalPool
 from tests.engine.harness import CPU, ask, pair_config
 
 
@@ -29,7 +29,7 @@ def built() -> Path:
 
 def forget() -> None:
     native._find.cache_clear()
-    engine.backend._say_once.cache_clear()
+    engine.backends.base._say_once.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +179,7 @@ def test_the_command_says_so_in_one_line_of_any_encoding(tmp_path: Path, monkeyp
     (tmp_path / "größer").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "größer"))
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    done = subprocess.run([sys.executable, "-m", "engine.native"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "engine.backends.native"], capture_output=True, text=True, check=True)
     [line] = done.stdout.splitlines()
     folder = tmp_path / "gr??er" / "turnout" / "native"
     reason = f"their folder {folder} cannot be used: Not a directory; "

@@ -16,8 +16,8 @@ from decoding.model import Want
 from decoding.sequence import Sequence
 from decoding.verifiers.rejection import RejectionVerifier
 from engine.model import EngineModel
-from engine.pool import LocalPool
 from engine.runner import Feed
+from pool.local_pool import LocalPool
 from tests.engine.harness import (
     Reference,
     Reply,

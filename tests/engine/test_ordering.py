@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from engine.model import EngineModel
-from engine.ordering import arranged, note_started
-from engine.scheduler import Limits, plan_step
-from engine.work import Work
+from engine.scheduler.ordering import arranged, note_started
+from engine.scheduler.policy import Limits, plan_step
+from engine.scheduler.queued_operation import Work
 from tests.engine.harness import twins
 from tests.engine.step_times import Clock, LinearTime
 from training.random_models import llama_config

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.model import EngineModel
-from engine.pool import LocalPool
-from engine.scheduler import Limits
+from engine.scheduler.policy import Limits
+from pool.local_pool import LocalPool
 from tests.engine.harness import (
     Reply,
     answer,

@@ -15,7 +15,7 @@ from engine.cache.blocks import BlockPool, OutOfBlocksError
 from engine.cache.hashes import ContentHashes
 from engine.cache.table import BlockTable
 from engine.model import EngineModel
-from engine.work import Work
+from engine.scheduler.queued_operation import Work
 from tests.engine.harness import Reference, twins
 from tests.properties import cases
 from training.random_models import llama_config

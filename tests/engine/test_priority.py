@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.device import Device
-from engine.memory import StepMemory
-from engine.patience import LARGEST_BALANCE_S, Floor
-from engine.pool import LocalPool
+from engine.scheduler.block_allocator import StepMemory
+from engine.scheduler.priority import LARGEST_BALANCE_S, Floor
+from pool.local_pool import LocalPool
 from tests.engine.harness import answer, call_of, pair_config, random_prompts, shrink
 from tests.engine.step_times import Clock, LinearTime
 from turnout.calls import GenerateCall

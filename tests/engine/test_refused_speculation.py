@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.harness import ask, pair_config
 from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.errors import Code, TurnoutError

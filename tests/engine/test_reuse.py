@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from decoding.model import Until, Want
-from decoding.sketch import Depth, Sketch
+from decoding.partial_forward import Depth, Sketch
 from decoding.tree import DraftTree
 from decoding.verifiers.match import MatchVerifier
-from engine.backend import Kernels
+from engine.backends.base import Kernels
 from engine.model import EngineModel
+from engine.reuse.reused_spans import Published
 from engine.reuse.settings import ReuseSettings
-from engine.reuse.spans import Published
 from engine.runner import Feed
 from tests.engine.architectures import config_of
 from tests.engine.reusing import (

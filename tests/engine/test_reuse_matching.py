@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.reuse.index import PromptIndex, SeenPrompt
-from engine.reuse.matching import Run, common_runs, window_hashes
+from engine.reuse.matcher import Run, common_runs, window_hashes
 from tests.properties import cases
 from turnout.types import BlockHash, Namespace
 

@@ -15,7 +15,7 @@ from engine.reuse.settings import ReuseSettings
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
     from benchmarks.reuse_quality import DEMO
-    from engine.text import TextTokenizer
+    from pool.text import TextTokenizer
     from turnout.config import model_path
 
     return build_cases(TextTokenizer(model_path(DEMO)), 4)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from decoding.sketch import WHOLE
+from decoding.partial_forward import WHOLE
 from engine.attention.layout import lay_out
-from engine.backend import Kernels
-from engine.cache.store import KVStore
+from engine.backends.base import Kernels
+from engine.backends.stacks import rotated
+from engine.cache.paged_kv import KVStore
+from engine.loaded_model import LayerPlan
 from engine.loading import prepare
-from engine.plan import LayerPlan
 from engine.reuse.rotation import Rotation
-from engine.stacks import rotated
 from tests.engine.architectures import CONFIGS, config_of
 from training.random_models import random_model
 from turnout.errors import TurnoutError

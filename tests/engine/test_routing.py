@@ -14,8 +14,8 @@ from cli.route import _decide
 from decoding.model import Row
 from deployments.schemas import chat_job
 from engine.model import EngineModel
-from engine.pool import LocalPool
-from engine.routing import _asked_again
+from pool.local_pool import LocalPool
+from pool.routing import _asked_again
 from router.decision import Decision
 from router.routing import Router
 from router.summary import read_log

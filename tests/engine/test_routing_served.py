@@ -49,7 +49,7 @@ def usage_of(response: httpx.Response, stream: bool) -> tuple[str, dict[str, Any
 async def test_every_endpoint_is_routed_explained_logged_and_shadowed_and_no_shadow_is_billed(
     pair_folder: Path, tmp_path: Path
 ) -> None:
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
 
     log = tmp_path / "route.jsonl"
     config = routed(pair_folder, log)
@@ -92,7 +92,7 @@ async def test_every_endpoint_is_routed_explained_logged_and_shadowed_and_no_sha
 async def test_there_are_as_many_records_as_answers_though_each_is_shadowed_and_audited(
     pair_folder: Path, tmp_path: Path
 ) -> None:
-    from engine.pool import LocalPool
+    from pool.local_pool import LocalPool
 
     log, usage = tmp_path / "route.jsonl", UsageConfig(folder=str(tmp_path / "usage"))
     telemetry = TelemetryConfig(audit=AuditConfig(share=1.0))

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from decoding.decode_loop import LONGEST_STRETCH
+from decoding.drafter_state import learner_of
 from decoding.sequence import Sequence
-from decoding.stores import learner_of
-from decoding.stretch import LONGEST_STRETCH
-from engine.pool import LocalPool
-from engine.routing import NOBODY
+from pool.local_pool import LocalPool
+from pool.routing import NOBODY
 from router.decision import Decision
 from router.summary import read_log
 from tests.engine.harness import answer, ask, ask_all, call_of

@@ -20,9 +20,9 @@ from engine.attention.layout import Layout, lay_out
 from engine.attention.prefixes import Prefixes, find_prefixes
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import AttentionStep, Scores
-from engine.backend import NativeBackend
-from engine.cache.store import KVStore
-from engine.native.attention import NativeStep
+from engine.backends.base import NativeBackend
+from engine.backends.native.attention import NativeStep
+from engine.cache.paged_kv import KVStore
 from tests.engine.families import Family, Member, families, inputs, store_of
 from tests.engine.harness import twins
 from tests.engine.margin import assert_best

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from decoding.sequence import Sequence
-from engine.cache.store import KVStore
-from engine.forecast import prefill_forecast
+from engine.cache.paged_kv import KVStore
+from engine.costs.prefill_estimate import prefill_forecast
 from engine.model import EngineModel
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine import shared_engines
 from tests.engine.harness import answer, call_of, pair_config, twins
 from tests.engine.mixed import SAMPLING, assert_same_reply

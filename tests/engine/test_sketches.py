@@ -11,11 +11,11 @@ import torch
 from transformers import DynamicCache
 
 from decoding.model import Want
+from decoding.partial_forward import Depth, Sketch
 from decoding.sequence import Sequence
-from decoding.sketch import Depth, Sketch
 from decoding.tree import ROOT, DraftTree
 from decoding.verifiers.match import MatchVerifier
-from engine.backend import Kernels
+from engine.backends.base import Kernels
 from engine.model import EngineModel
 from engine.runner import Feed
 from tests.engine.harness import Reference, twins

@@ -12,7 +12,7 @@ import torch
 from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.model import EngineModel
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.harness import Reference, ask, twins
 from tests.engine.step_times import Clock, LinearTime
 from training.random_models import llama_config

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.text import TextTokenizer
+from pool.text import TextTokenizer
 from tests.tokenizer_kinds import KINDS, TEXTS, save_kind
 from training.random_models import CHAT_TEMPLATE, SPECIAL
 from turnout.calls import ChatMessage

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.harness import Reply, answer, ask, ask_all, assert_claimed, call_of, random_prompts, reference
 from tests.engine.margin import assert_same_tokens
 from turnout.types import FinishReason

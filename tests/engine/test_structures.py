@@ -18,9 +18,9 @@ import pytest
 from decoding.constraints.grammar import Compiler
 from decoding.model import Want
 from decoding.sequence import Sequence
-from engine import structures as engine_structures
-from engine.pool import LocalPool
-from engine.structures import KEPT, Structures
+from pool import structures as engine_structures
+from pool.local_pool import LocalPool
+from pool.structures import KEPT, Structures
 from tests.constrained import END, char_vocabulary, random_schema
 from tests.engine.harness import answer, ask, ask_all, call_of
 from tests.engine.resuming import Client, run

@@ -12,7 +12,7 @@ import torch
 from decoding.artifacts import Artifact, Kept
 from decoding.model import ModelPool
 from decoding.step_heads import StateHead
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision
 from router.routing import Router

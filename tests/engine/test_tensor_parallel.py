@@ -12,9 +12,9 @@ import torch
 from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.device import Device
+from engine.kv_transfer import export_kv, import_kv
 from engine.loading import load_checkpoint
 from engine.model import EngineModel
-from engine.moving import export_kv, import_kv
 from engine.reuse.settings import ReuseSettings
 from tests.engine import shared_engines
 from tests.engine.harness import CPU, Reply, answer, ask_all, call_of, random_prompts, reference

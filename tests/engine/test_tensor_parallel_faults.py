@@ -15,8 +15,8 @@ import torch
 from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.parallel import join, load_sharded
-from engine.parallel.frames import Op
-from engine.parallel.links import BEAT_S, SILENT_BEATS
+from engine.parallel.connections import BEAT_S, SILENT_BEATS
+from engine.parallel.framing import Op
 from tests.engine.harness import Reference
 from tests.engine.split import HOST, RankProcess, split
 from tests.kvstore.servers import until

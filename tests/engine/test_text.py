@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from engine.stop_strings import StopStrings
-from engine.text import TextTokenizer
-from engine.token_bytes import TokenBytes
+from pool.stop_strings import StopStrings
+from pool.text import TextTokenizer
+from pool.token_bytes import TokenBytes
 from training.random_models import byte_tokenizer
 from turnout.calls import ChatMessage
 from turnout.config import ModelConfig, model_path

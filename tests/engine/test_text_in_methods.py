@@ -15,7 +15,7 @@ from decoding.sequence import Sequence
 from decoding.steps import StepEnd, step_marks
 from decoding.switching.sentence import WORD, SentenceTracker, sentence_marks
 from decoding.text import continuation_ids, digit_values, text_within
-from engine.text import TextTokenizer
+from pool.text import TextTokenizer
 from tests.tokenizer_kinds import save_kind
 from turnout.types import SamplingParams, Segment, Token
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.audit import Audits
-from engine.pool import LocalPool
+from pool.audit import Audits
+from pool.local_pool import LocalPool
 from tests.engine.harness import answer, call_of, pair_config, until
 from turnout.calls import GenerateCall, ScoreCall
 from turnout.config import KVStoreConfig

@@ -11,7 +11,7 @@ from decoding.drafters.staged import StagedDrafter
 from decoding.lengths.fixed import FixedLength
 from decoding.sequence import Sequence
 from decoding.tree import ROOT
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.harness import ask, twins
 from training.random_models import llama_config
 from turnout.types import SamplingParams, Token

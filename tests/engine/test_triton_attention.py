@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import Scores
-from engine.cuda.paged_attention import KEYS, STAGES, WARPS
+from engine.backends.cuda.paged_attention import KEYS, STAGES, WARPS
 from tests.engine import triton_process as remote
 from tests.engine.layouts import Batch, batches, random_tree
 from tests.properties import cases

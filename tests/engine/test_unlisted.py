@@ -14,18 +14,18 @@ from transformers import AutoConfig
 import engine.architectures
 import engine.twin
 from decoding.model import Want
+from decoding.partial_forward import Depth, Sketch
 from decoding.sequence import Sequence
-from decoding.sketch import Depth, Sketch
 from engine.architectures import architecture_named, listed
 from engine.architectures.base import TINY, TINY_EXPERTS, TINY_WINDOW
 from engine.attention.step import Scores
-from engine.backend import Kernels
+from engine.backends.base import Kernels
+from engine.loaded_model import check_supported
 from engine.loading import prepare
 from engine.parallel.sharding import check_heads
-from engine.plan import check_supported
-from engine.pool import LocalPool
 from engine.reuse.rotation import Rotation
 from engine.twin import check_twin
+from pool.local_pool import LocalPool
 from tests.engine.architectures import assert_config_equals_plain_forward
 from tests.engine.harness import ask_all, assert_claimed, call_of, engine_model, pair_config
 from training.random_models import BYTE_VOCAB, byte_tokenizer, random_model

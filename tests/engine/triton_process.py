@@ -17,9 +17,9 @@ import torch
 from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import Scores
-from engine.cache.store import KVStore
-from engine.cuda.graphs import Work
-from engine.stacks import LayerStack, ModuleStack
+from engine.backends.cuda.graphs import Work
+from engine.backends.stacks import LayerStack, ModuleStack
+from engine.cache.paged_kv import KVStore
 
 Call = Callable[..., Any]
 
@@ -45,7 +45,7 @@ def attend(
     layout: Layout, store: KVStore, query: torch.Tensor, pairs: torch.Tensor, scores: Scores, processors: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the CUDA step computes, and the cache after it."""
-    from engine.cuda.step import CudaStep
+    from engine.backends.cuda.step import CudaStep
 
     out = CudaStep(layout, store, processors).attend(0, query, pairs, scores)
     return out.clone(), store.layers[0].clone()
@@ -55,9 +55,9 @@ def attend_padded(
     layout: Layout, store: KVStore, query: torch.Tensor, pairs: torch.Tensor, scores: Scores, rows: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same with the metadata padded to `rows` rows and sequences, after another batch has used their place."""
-    from engine.cuda.metadata import Extent, Metadata
-    from engine.cuda.paged_attention import Reach
-    from engine.cuda.step import PagedStep
+    from engine.backends.cuda.metadata import Extent, Metadata
+    from engine.backends.cuda.paged_attention import Reach
+    from engine.backends.cuda.step import PagedStep
 
     metadata = Metadata.empty(Extent(rows, rows, width), store.device)
     metadata.flat.fill_(1)
@@ -107,12 +107,12 @@ class InterpretedBackend:
         self._processors = processors
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
-        from engine.cuda.stack import CudaStack
+        from engine.backends.cuda.stack import CudaStack
 
         return CudaStack(parts, dtype, self.recorder) if parts.architecture.fused else ModuleStack(parts)
 
     def step(self, layout: Layout, store: KVStore) -> Any:
-        from engine.cuda.step import CudaStep
+        from engine.backends.cuda.step import CudaStep
 
         return CudaStep(layout, store, self._processors)
 
@@ -120,7 +120,7 @@ class InterpretedBackend:
 def check_architecture(name: str) -> int:
     """`assert_equals_plain_forward` over the interpreted backend; returns how many graphs were recorded."""
     import engine.loading
-    from engine.cuda.stack import CudaStack
+    from engine.backends.cuda.stack import CudaStack
     from tests.engine.architectures import assert_equals_plain_forward
 
     backend = InterpretedBackend()
@@ -164,7 +164,7 @@ def compile_kernel(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from engine.cuda import fused_kernels, kernels
+    from engine.backends.cuda import fused_kernels, kernels
 
     kernel = getattr(kernels, name, None) or getattr(fused_kernels, name)
     signature = {argument: pointers.get(argument, "i32") for argument in kernel.arg_names}

@@ -10,7 +10,7 @@ from experiments.grid.code import code_digest, modules, reached, words_of
 from experiments.grid.energy import EnergyMeter
 
 FILES = {
-    "engine/pool.py": "import engine.forward",
+    "pool/local_pool.py": "import engine.forward",
     "engine/forward.py": "from turnout.types import x",
     "turnout/types.py": "x = 1",
     "decoding/methods/writing.py": "from decoding.steps import y\nDRAFTER = 'copying'",
@@ -33,9 +33,9 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_cell_reaches_what_is_imported_and_parts_that_parts_name(tree: Path) -> None:
-    found = reached({"engine.pool", "decoding.methods.writing"}, modules(tree))
+    found = reached({"pool.local_pool", "decoding.methods.writing"}, modules(tree))
     assert found == {
-        "engine.pool",
+        "pool.local_pool",
         "engine.forward",
         "turnout.types",
         "decoding.methods.writing",
@@ -47,8 +47,8 @@ def test_a_cell_reaches_what_is_imported_and_parts_that_parts_name(tree: Path) -
 
 def test_our_methods_do_not_reach_each_other() -> None:
     known = modules()
-    plain = reached({"engine.pool", "decoding.methods.plain"}, known)
-    assert "engine.batcher" in plain
+    plain = reached({"pool.local_pool", "decoding.methods.plain"}, known)
+    assert "engine.scheduler.batcher" in plain
     assert "decoding.methods.entropy_adaptive" not in plain
     assert "decoding.drafters.medusa" not in plain
     assert "decoding.drafters.medusa" in reached({"decoding.drafters.medusa"}, known)

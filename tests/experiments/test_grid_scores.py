@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from engine.pool import LocalPool
 from experiments.grid import bench, loads
 from experiments.grid.answering import answer_chunk
 from experiments.grid.loads import run_load
@@ -19,6 +18,7 @@ from experiments.grid.scoring import Item, Score
 from experiments.grid.spec import ExperimentSpec
 from experiments.grid.store import Store
 from experiments.reports.data import make_report
+from pool.local_pool import LocalPool
 from tests.experiments.grid_runs import PROMPTS, dataset, pair_config, spec
 from turnout.calls import GenerateCall
 from turnout.errors import Code, TurnoutError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.costs.idealised import IdealisedRuntime
+from engine.costs.ideal_latency import IdealisedRuntime
 from experiments.grid import bench, depends
 from experiments.grid.cells import Facts, Record
 from experiments.grid.planning import make_plan

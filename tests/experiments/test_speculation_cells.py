@@ -50,7 +50,7 @@ def tree(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("changed", "matters"),
     [
-        ("engine/batcher.py", True),
+        ("engine/scheduler/batcher.py", True),
         ("experiments/speculation/measure.py", True),
         ("experiments/hf_model.py", True),
         ("experiments/replay.py", True),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.text import TextTokenizer
 from experiments.speculation.tasks import GROUPS, MOST_TOKENS, WARM_UP, code, docstrings, task_group
+from pool.text import TextTokenizer
 from training.data.python_sources import read_sources
 from turnout.config import ModelConfig, model_path
 

@@ -15,8 +15,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from decoding.artifacts import Artifact
 from decoding.calibration import KnobCalibration
-from engine.pool import LocalPool
 from experiments.tuning import Range, Tuner
+from pool.local_pool import LocalPool
 from tests.experiments.grid_runs import pair_config
 from training.calibration_data import Question, QuestionSet
 from training.knob_calibration import TRAINER, Calibrator, Target

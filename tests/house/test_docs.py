@@ -57,7 +57,7 @@ def test_every_paper_of_a_method_is_named() -> None:
 
 def test_every_paper_that_code_names_as_its_source_is_listed() -> None:
     listed = set(re.findall(r"^\| #(\d+) \|", read(ROOT / "docs" / "papers.md"), re.MULTILINE))
-    packages = ("actors", "benchmarks", "decoding", "deployments", "engine", "experiments", "kvstore", "router")
+    packages = ("actors", "benchmarks", "decoding", "deployments", "engine", "experiments", "kvstore", "pool", "router")
     files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     named = {(str(path), seed) for path in files for seed in re.findall(r"\b[Ss]eeds? (\d+)\b", read(path))}
     assert len(named) > 50

@@ -44,7 +44,8 @@ def test_empty_packages_break_no_contract(skeleton: Path) -> None:
     [
         ("turnout", "decoding", "Arrows point down only"),
         ("decoding", "engine", "Arrows point down only"),
-        ("engine", "training", "Arrows point down only"),
+        ("engine", "pool", "Arrows point down only"),
+        ("pool", "training", "Arrows point down only"),
         ("training", "cli", "Arrows point down only"),
         ("cli", "benchmarks", "Arrows point down only"),
         ("experiments", "benchmarks", "Arrows point down only"),

@@ -6,8 +6,8 @@ import asyncio
 
 import torch
 
-from kvstore.exchange import Found, Offer, StoreStats, Wanted
 from kvstore.keys import Chain, Keyring, Link
+from kvstore.types import Found, Offer, StoreStats, Wanted
 from turnout.types import Sharing
 
 ROOT = bytes(range(32))

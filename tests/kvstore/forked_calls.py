@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.harness import Reply, answer, call_of, pair_config
 from tests.engine.mixed import SAMPLING
 from turnout.calls import GenerateCall

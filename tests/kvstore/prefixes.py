@@ -14,13 +14,13 @@ import torch
 
 from kvstore.base import ByteStore
 from kvstore.build import SharedStore, build_stores
-from kvstore.exchange import Found, ModelLayout, Offer, Wanted
 from kvstore.keys import Keyring
 from kvstore.redis.embedded import EmbeddedServer
 from kvstore.redis.nodes import parse_url
 from kvstore.redis.redis_store import RedisStore
 from kvstore.scripts import SCRIPTS
 from kvstore.store import PrefixStore
+from kvstore.types import Found, ModelLayout, Offer, Wanted
 from turnout.kvstore_config import KVStoreConfig
 from turnout.types import SharingPolicy
 

@@ -8,9 +8,9 @@ from functools import cache
 import torch
 
 from decoding.artifacts import Artifact
-from engine.pool import LocalPool
 from kvstore.base import ChunkShape
 from kvstore.profiles import Profile, profile_of
+from pool.local_pool import LocalPool
 from tests.demo_pair.conftest import demo_config
 from training.data import arithmetic
 from training.kv_profiles import Shapes, conversations, read_kv

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.bench_codecs import GOAL_RATIO, Judge, Quality, compare, problems
-from engine.pool import LocalPool
 from kvstore.codecs.base import load_codec
 from kvstore.profiles import read_profiles
+from pool.local_pool import LocalPool
 from tests.demo_pair.conftest import demo_config
 from turnout.config import TurnoutConfig, artifacts_path
 

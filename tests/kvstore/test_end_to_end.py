@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.pool import LocalPool
+from kvstore.admin import Desk
 from kvstore.build import open_keyring, open_store
-from kvstore.desk import Desk
 from kvstore.keys import write_root_key
 from kvstore.redis.embedded import EmbeddedServer
+from pool.local_pool import LocalPool
 from tests.engine import conftest as engine_fixtures
 from tests.engine.harness import answer, call_of
 from tests.engine.mixed import assert_same_reply

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import torch
 
-from kvstore.lookup.flight import Flights, Slot, Wake
 from kvstore.lookup.locks import ComputeLocks
+from kvstore.lookup.single_flight import Flights, Slot, Wake
 from kvstore.redis.redis_store import RedisStore
 from tests.kvstore.prefixes import soon, until
 

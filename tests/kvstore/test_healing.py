@@ -13,10 +13,10 @@ from kvstore.keys import Keyring
 from kvstore.lookup import reader
 from kvstore.redis.redis_store import RedisStore
 from kvstore.scripts import CLAIM
-from kvstore.tenants.enrolment import PROOF
-from kvstore.tenants.enrolment import ROOT as CLAIMED
+from kvstore.tenants.encrypted_document import Sealer
+from kvstore.tenants.manifest import PROOF
+from kvstore.tenants.manifest import ROOT as CLAIMED
 from kvstore.tenants.registry import Prefix, Registry
-from kvstore.tenants.sealed import Sealer
 from kvstore.value import OVERHEAD_BYTES
 from tests.kvstore.prefixes import CHUNK, FOUR, LAYOUT, MODEL, ROOT, Engine, fill, soon, tokens, until
 from tests.kvstore.profiled import alike_kv, profiles_of
@@ -142,7 +142,7 @@ async def test_upkeep_goes_on_when_the_right_root_key_is_back(
     store: RedisStore, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for period in ("TICK_S", "REFRESH_S", "KEEP_S"):
-        monkeypatch.setattr(f"kvstore.upkeep.{period}", 0.01)
+        monkeypatch.setattr(f"kvstore.maintenance.{period}", 0.01)
     stores = opened(store)
     right = store.script(GET, [CLAIMED], [], soon())
     store.script(SET, [CLAIMED], [Sealer(Keyring(bytes(32))).seal(CLAIMED, PROOF)], soon())

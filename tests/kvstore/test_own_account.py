@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.pool import LocalPool
 from kvstore.keys import write_root_key
 from kvstore.redis.embedded import EmbeddedServer
+from pool.local_pool import LocalPool
 from tests.engine import conftest as engine_fixtures
 from tests.engine.harness import answer, call_of
 from tests.engine.routed import LARGE, STATIC, routed_config

@@ -10,9 +10,9 @@ from kvstore.fakes import PassOn
 from kvstore.keys import Keyring
 from kvstore.redis.redis_store import RedisStore
 from kvstore.scripts import RECORD
+from kvstore.tenants.encrypted_document import Sealer
 from kvstore.tenants.quotas import Held, Quotas
 from kvstore.tenants.registry import Prefix, Registry
-from kvstore.tenants.sealed import Sealer
 from tests.kvstore.prefixes import FOUR, ROOT, Engine, shared, soon, tokens, until
 from turnout.kvstore_config import TenantSharing
 from turnout.types import Namespace, Sharing

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from kvstore.admin import Desk
 from kvstore.base import StoreFault
-from kvstore.desk import Desk
+from kvstore.encodings import Forms
 from kvstore.fakes import FaultyStore, Plan
-from kvstore.forms import Forms
 from kvstore.keys import Keyring
 from kvstore.redis.redis_store import RedisStore
-from kvstore.tenants.enrolment import MODELS, check_root_key, enrolled
+from kvstore.tenants.encrypted_document import SealBroken, Sealer
+from kvstore.tenants.manifest import MODELS, check_root_key, enrolled
 from kvstore.tenants.registry import PLACE, VERSION, Prefix, Registry, namespace_of
-from kvstore.tenants.sealed import SealBroken, Sealer
 from kvstore.tenants.usage import NAMES, Accounts
 from kvstore.value import VERSION as VALUES
 from tests.kvstore.prefixes import CHUNK, FOUR, LAYOUT, ROOT, Engine, config, fill, shared, soon, tokens, until

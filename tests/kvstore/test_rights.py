@@ -13,8 +13,8 @@ import pytest
 
 import kvstore
 from kvstore import scripts
+from kvstore.admin import Desk
 from kvstore.base import StoreFault
-from kvstore.desk import Desk
 from kvstore.keys import Keyring
 from kvstore.redis.embedded import LOADER, EmbeddedServer
 from kvstore.redis.executables import installed_servers

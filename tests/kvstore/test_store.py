@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kvstore.build import build_stores, open_keyring
-from kvstore.exchange import ModelLayout, Offer
 from kvstore.fakes import RecordingStore
 from kvstore.keys import Keyring
 from kvstore.layout import choose_chunk_tokens, layer_groups
 from kvstore.redis.redis_store import RedisStore
+from kvstore.types import ModelLayout, Offer
 from tests.kvstore.prefixes import (
     BLOCK,
     CHUNK,

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from kvstore.keys import Keyring
 from kvstore.redis.redis_store import RedisStore
+from kvstore.tenants.encrypted_document import Sealer
 from kvstore.tenants.registry import PUBLIC, Prefix, Registry
-from kvstore.tenants.sealed import Sealer
 from kvstore.tenants.tenancy import Tenancy, common_length
 from tests.kvstore.prefixes import ROOT, Engine, shared, soon, tokens
 from turnout.kvstore_config import TenantSharing

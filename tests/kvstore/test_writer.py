@@ -10,15 +10,15 @@ import torch
 
 from kvstore.base import StoreFault
 from kvstore.counts import Counts
-from kvstore.exchange import Offer
+from kvstore.encodings import Forms
 from kvstore.fakes import FaultyStore, MemoryByteStore, Plan, RecordingStore
-from kvstore.forms import Forms
 from kvstore.keys import Keyring, Link
 from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import HostMemory
 from kvstore.lookup.writer import Shelf, Writer
 from kvstore.scripts import RECORD
 from kvstore.tenants.quotas import Quotas
+from kvstore.types import Offer
 from tests.kvstore.prefixes import CHUNK, LAYOUT, ROOT, kv_of, tokens
 from turnout.types import Sharing
 

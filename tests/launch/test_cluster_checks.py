@@ -10,12 +10,13 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.serve.config import HTTPOptions, gRPCOptions
 
-from deployments import cluster, cluster_checks, fitting
+from deployments import cluster, cluster_checks
+from deployments import placement_check as fitting
 from deployments.app import ADD_TO_SERVER, BACKSTOP_S
+from deployments.build_info import Program, compare, this_program
 from deployments.cluster import check_listening
 from deployments.cluster_checks import growth, off_by
-from deployments.fitting import HEAD_MARK, Growth, NodeType
-from deployments.program import Program, compare, this_program
+from deployments.placement_check import HEAD_MARK, Growth, NodeType
 from deployments.room import check_room
 from turnout.config import TurnoutConfig, parse_config
 from turnout.errors import Code, TurnoutError

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments import fitting
-from deployments.fitting import HEAD_MARK, Growth, Misfit, NodeType, Replica, Resources, fit, sum_of
+from deployments import placement_check as fitting
+from deployments.placement_check import HEAD_MARK, Growth, Misfit, NodeType, Replica, Resources, fit, sum_of
 from tests.properties import cases
 
 ONE = {"CPU": 1.0}

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from decoding.artifacts import Artifact
-from router import decided as decided_file
+from router import experiment_winner as decided_file
 from router.allocation import Bins
-from router.decided import write_decided
 from router.decision import Decision
 from router.difficulty.curve import ALWAYS, NEVER, Cut, RouterCurve
 from router.difficulty.drift import LIMIT, WINDOW, GainDrift
 from router.difficulty.strategies import STRATEGIES
+from router.experiment_winner import write_decided
 from router.routing import Router
 from tests.router.probes import CHANCES, asked, models_of, policy, save_router, save_strategies
 from turnout.config import StickyConfig

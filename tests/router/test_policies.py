@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import chi2
 
 from decoding.parts import PartChoice
-from router import decided as decided_file
+from router import experiment_winner as decided_file
 from router.base import RoutingPolicy, make_policy
 from router.decision import Decision
 from router.patterns import Pattern

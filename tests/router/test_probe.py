@@ -12,9 +12,9 @@ import torch
 
 from decoding.artifacts import Artifact
 from decoding.constraints.base import Mask
+from decoding.decode_loop import reported
 from decoding.fakes import pair
 from decoding.model import Row, Want
-from decoding.stretch import reported
 from router.base import PROMPT_WANT, Reading
 from router.difficulty.features import FEATURES, features_of, inputs_of, state_of
 from router.difficulty.probe import EXTRA_COST, LEAST_EXTRA, ROUTER_PROBE, Probe, ProbeNetwork, extra_costs

@@ -13,10 +13,10 @@ import pytest
 
 from decoding.model import ModelPool
 from decoding.parts import PartChoice
-from router import decided as decided_file
+from router import experiment_winner as decided_file
 from router.base import Asked, RoutingPolicy, make_policy
-from router.decided import DECIDED, write_decided
 from router.decision import Decision
+from router.experiment_winner import DECIDED, write_decided
 from router.log import RouteLog
 from router.replay import compare
 from router.routing import Router

@@ -13,7 +13,7 @@ from decoding.fakes import TableModel, pair
 from decoding.model import ModelPool, Request, Row, Want
 from decoding.parts import PartChoice
 from decoding.sequence import Sequence
-from engine.prepare import Intake, Prepared
+from pool.validation import Intake, Prepared
 from router.base import Asked, make_policy
 from router.decision import Decision
 from router.difficulty.strategies import STRATEGIES

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from engine.detokenizer import ByteDetokenizer
-from engine.text import TextTokenizer
+from pool.detokenizer import ByteDetokenizer
+from pool.text import TextTokenizer
 from tests.engine.test_detokenizer import (  # noqa: F401
     test_a_look_at_another_token_changes_nothing,
     test_after_a_prompt_pieces_join_to_what_the_answer_adds,

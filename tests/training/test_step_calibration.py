@@ -15,8 +15,8 @@ from decoding.drift import STORE, DriftWatch
 from decoding.fakes import TableModel
 from decoding.methods.cascade import confidence
 from decoding.methods.step_speculation import StepSpeculationParams
+from decoding.recorder import watched
 from decoding.sequence import Sequence
-from decoding.watching import watched
 from tests.decoding.step_models import END, answer, ids, line, pool, scripted
 from tests.decoding.step_models import text as text_of
 from tests.training.test_knob_calibration import bench, questions

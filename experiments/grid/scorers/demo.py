@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.pool import LocalPool
 from experiments.grid.scoring import DemoChoice, Item, Score
+from pool.local_pool import LocalPool
 from training.calibration_data import DEMO
 from training.data.problem import Problem
 

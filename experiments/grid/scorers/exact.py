@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.pool import LocalPool
 from experiments.grid.scorers.text import final
 from experiments.grid.scoring import ExactChoice, Item, Score
+from pool.local_pool import LocalPool
 
 
 class ExactScorer:

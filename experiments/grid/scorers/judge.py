@@ -6,9 +6,9 @@ import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
-from engine.pool import LocalPool
 from experiments.grid.scorers.text import last_number
 from experiments.grid.scoring import Item, JudgeChoice, Score
+from pool.local_pool import LocalPool
 from turnout.api_keys import read_api_key
 from turnout.calls import ChatMessage, Chunk, GenerateCall
 from turnout.client import AsyncClient

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.pool import LocalPool
 from experiments.grid.scoring import Item, LikelihoodChoice, Score
+from pool.local_pool import LocalPool
 from turnout.calls import ScoreCall
 from turnout.errors import invalid
 

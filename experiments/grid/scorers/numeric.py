@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from engine.pool import LocalPool
 from experiments.grid.scorers.text import last_number, number
 from experiments.grid.scoring import Item, NumericChoice, Score
+from pool.local_pool import LocalPool
 from turnout.errors import invalid
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from engine.pool import LocalPool
 from experiments.grid.sandbox import Limits, run_python
 from experiments.grid.scoring import Item, Score, UnitTestsChoice
+from pool.local_pool import LocalPool
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 

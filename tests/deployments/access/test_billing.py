@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deployments import answering
+from deployments import fan_out as answering
 from deployments.access.callers import Caller
 from deployments.backend import Batch
 from deployments.metrics import INGRESS_STATES

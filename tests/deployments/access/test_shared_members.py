@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from deployments.access.callers import Caller
-from deployments.answering import answer
 from deployments.backend import Batch
+from deployments.fan_out import answer
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.schemas import completion_job

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from deployments.access.keys import make_key
+from deployments.access.reloading_file import Watched
 from deployments.access.tenants_file import Tenant, Tenants, locked, read_tenants, write_tenants
-from deployments.access.watched import Watched
 from turnout.access_config import Budget, TenantLimits
 from turnout.errors import Code, TurnoutError
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from ray import serve
 
-from benchmarks.flooding import Flood, Flooded, flooding
+from benchmarks.noisy_neighbour import Flood, Flooded, flooding
 from deployments.access.keys import make_key
 from deployments.access.tenants_file import read_tenants, write_tenants
 from deployments.access.usage_record import UsageRecord

@@ -15,11 +15,11 @@ import httpx
 import pytest
 
 from deployments.access.callers import Caller
-from deployments.answering import answer
 from deployments.backend import Batch
 from deployments.batches.job import BatchJob
 from deployments.batches.records import BatchRecord
 from deployments.batches.store import BatchStore
+from deployments.fan_out import answer
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica, load_engine
 from deployments.schemas import completion_job

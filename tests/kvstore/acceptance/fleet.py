@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.exchange import Health
 from kvstore.redis.nodes import parse_url
 from kvstore.redis.redis_store import RedisStore
+from kvstore.types import Health
 from tests.kvstore.prefixes import CHUNK, Engine, shared, tokens
 
 CHUNKS = 4

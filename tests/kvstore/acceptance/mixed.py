@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engine.pool import LocalPool
+from pool.local_pool import LocalPool
 from tests.engine.harness import Reply, answer, call_of
 from tests.engine.mixed import SAMPLING
 from tests.kvstore.forked_calls import METHODS, open_pool, settle, tokens

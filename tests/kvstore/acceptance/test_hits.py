@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-import kvstore.forms
+import kvstore.encodings
 from kvstore.base import ByteStore, StoreFault
+from kvstore.encodings import Forms, Slabs
 from kvstore.fakes import FaultyStore, Plan
-from kvstore.forms import Forms, Slabs
 from kvstore.redis.redis_store import RedisStore
 from tests.kvstore.acceptance.workers import BLOCK, CHUNK, FAR, Worker, prompt_of, store_prompt, working
 from tests.kvstore.prefixes import soon
@@ -166,7 +166,7 @@ async def test_the_poison_would_be_seen(store: RedisStore, monkeypatch: pytest.M
         out[:size] = value[:size]
         return size
 
-    monkeypatch.setattr(kvstore.forms, "open_into", unchecked)
+    monkeypatch.setattr(kvstore.encodings, "open_into", unchecked)
     worker = Worker(Claiming(store, {0, 1}))
     assert not await worker.logits_error(WHOLE) < FAR
     assert worker.poisoned()

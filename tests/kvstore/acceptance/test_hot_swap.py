@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine import pool as pools
 from engine.loading import Checkpoint
-from engine.member_loading import load_member
 from kvstore.redis.redis_store import RedisStore
+from pool import local_pool as pools
+from pool.member_loading import load_member
 from tests.engine import conftest as engine_fixtures
 from tests.engine.harness import answer, call_of, pair_config
 from tests.kvstore.acceptance.workers import CHUNK, PARTS, prompt_of, store_prompt, working

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvstore.desk import Desk
+from kvstore.admin import Desk
 from kvstore.keys import Chain, Keyring, redis_key
 from kvstore.redis.nodes import parse_url
 from kvstore.redis.redis_store import RedisStore

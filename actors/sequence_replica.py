@@ -1,0 +1,247 @@
+"""A sequence on both sides of the wire: the mirror beside a model, and what the coordinator knows of it.
+
+The coordinator's sequence is the truth. Each operation brings what the mirror lacks and how long it must be before, so
+that a message that was lost or came twice is an error and never a wrong token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.protocol import ABSOLUTE, COUNTED, FINISHES, Update, pack_ids, pack_tokens, unpack_ids, unpack_tokens
+from decoding.constraints.base import Constraint
+from decoding.model import Model
+from decoding.sequence import Sequence
+from pool.stop_strings import StopStrings
+from pool.text import TextTokenizer
+from turnout.cost import ModelMeter
+from turnout.errors import Code, TurnoutError
+from turnout.types import Token
+
+KEPT = 3  # drafts and readings of a sequence that can still be named
+
+
+@dataclass(slots=True)
+class Known:
+    """What the coordinator knows of one mirror.
+
+    Attributes:
+        sid: its number.
+        length: tokens it has.
+        sampling: the parameters it has.
+        stale: it may have other tokens than the sequence and is to be written anew; also where there is none yet.
+        appending: operations under way that make it longer.
+        kept: drafts and readings that the actor keeps, by the number of the call that made them.
+    """
+
+    sid: int
+    length: int = 0
+    sampling: Any = None
+    stale: bool = True
+    appending: int = 0
+    kept: OrderedDict[int, tuple[Any, ...]] = field(default_factory=OrderedDict)
+
+    def update(self, seq: Sequence) -> Update:
+        """What the mirror lacks; it is taken for having it from now on."""
+        finish = FINISHES.index(seq.finish_reason)
+        if self.stale:
+            update = self._whole(seq, finish)
+            self.stale = False
+        else:
+            behind = len(seq) - self.length
+            new = pack_tokens(seq.generated[-behind:]) if behind else ()
+            sampling = None if seq.sampling is self.sampling else seq.sampling
+            update = Update(self.sid, self.length, new, finish, None, self.appending > 0, sampling)
+        self.length, self.sampling = len(seq), seq.sampling
+        return update
+
+    def _whole(self, seq: Sequence, finish: int) -> Update:
+        start = len(seq) - len(seq.generated)
+        watches = seq.stop is not None and bool(seq.sampling.stop)
+        whole = (
+            pack_ids(seq.tokens[:start]),
+            seq.num_prompt_tokens,
+            seq.seed,
+            seq.end_ids,
+            seq.sharing,
+            seq.tenant,
+            seq.owner,
+            seq.lossy,
+            seq.patient,
+            watches,
+            seq.constraint is not None,
+        )
+        return Update(self.sid, start, pack_tokens(seq.generated), finish, whole, False, seq.sampling)
+
+    def twin(self, sid: int) -> Known:
+        """Of a mirror that was forked off this one just now."""
+        return Known(sid, self.length, self.sampling, self.stale or self.appending > 0)
+
+    def place_of(self, thing: Any) -> tuple[int, int] | None:
+        """The call under which the actor keeps this very object, and its place there; None: it does not."""
+        for number, things in self.kept.items():
+            for place, each in enumerate(things):
+                if each is thing:
+                    return number, place
+        return None
+
+
+def keep(kept: OrderedDict[int, tuple[Any, ...]], number: int, things: tuple[Any, ...]) -> None:
+    """Keep what a call had or made; both sides forget the oldest in the order in which the actor answered."""
+    if things:
+        kept[number] = things
+    while len(kept) > KEPT:
+        kept.popitem(last=False)
+
+
+@dataclass(slots=True, eq=False)
+class Mirror:
+    """A sequence beside its model.
+
+    Attributes:
+        seq: what the model works on.
+        ending: cancelled operations that have not ended yet.
+        told: counts of the meter that the coordinator has.
+        kept: drafts and readings by the number of the call that made them.
+        fault: what failed in an operation without an answer; the next one fails with it.
+        making: compiles what the answer must fit; shared with twins. None: nothing is to be waited for.
+    """
+
+    seq: Sequence
+    ending: set[asyncio.Task[None]] = field(default_factory=set)
+    told: list[float] = field(default_factory=lambda: [0] * len(COUNTED))
+    kept: OrderedDict[int, tuple[Any, ...]] = field(default_factory=OrderedDict)
+    fault: Exception | None = None
+    making: asyncio.Task[Constraint] | None = None
+
+    async def ready(self) -> None:
+        """Wait until what the answer must fit is compiled.
+
+        Raises:
+            TurnoutError: it cannot be.
+        """
+        while (making := self.making) is not None:
+            compiled = await asyncio.shield(making)
+            if self.making is making:
+                self.seq.constraint, self.making = compiled.clone(), None
+
+    def counts(self, name: str) -> tuple[float, ...]:
+        """COUNTED since the last time, then ABSOLUTE; empty where the model has done nothing."""
+        meter = self.seq.meter.models.get(name)
+        if meter is None:
+            return ()
+        now = [getattr(meter, count) for count in COUNTED]
+        added = [count - told for count, told in zip(now, self.told, strict=True)]
+        self.told = now
+        return (*added, *(getattr(meter, count) for count in ABSOLUTE))
+
+
+def add_counts(meter: ModelMeter, counts: tuple[float, ...]) -> None:
+    """Enter what `Mirror.counts` told."""
+    for name, count in zip(COUNTED, counts, strict=False):
+        if count:
+            setattr(meter, name, getattr(meter, name) + count)
+    for name, count in zip(ABSOLUTE, counts[len(COUNTED) :], strict=True):
+        setattr(meter, name, count)
+
+
+class Mirrors:
+    """All mirrors of an actor.
+
+    Args:
+        model: whose caches they have.
+        tokenizer: makes the text that stop strings are found in.
+    """
+
+    def __init__(self, model: Model, tokenizer: TextTokenizer) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._mirrors: dict[int, Mirror] = {}
+
+    def __len__(self) -> int:
+        return len(self._mirrors)
+
+    async def update(self, update: Update) -> Mirror:
+        """Bring a mirror up to its sequence.
+
+        Raises:
+            TurnoutError: INTERNAL: it is not what the coordinator thinks.
+        """
+        mirror = self._mirrors.get(update.sid)
+        if update.whole is not None:
+            mirror = await self._written(mirror, update)
+        elif mirror is None:
+            raise _apart(update, "there is no such mirror")
+        elif len(mirror.seq) != update.base and not (update.open and not update.tokens):
+            raise _apart(update, f"it has {len(mirror.seq)} tokens")
+        seq = mirror.seq
+        if update.sampling is not None:
+            seq.sampling = update.sampling
+        if update.tokens:
+            _append(seq, unpack_tokens(update.tokens))
+        if not update.open:
+            seq.finish_reason = FINISHES[update.finish]
+        return mirror
+
+    async def _written(self, mirror: Mirror | None, update: Update) -> Mirror:
+        """A mirror made, or made anew in place, so that its cache stays as far as it agrees."""
+        assert update.whole is not None
+        prompt, num_prompt, seed, ends, sharing, tenant, owner, lossy, patient, watches, bound = update.whole
+        tokens = unpack_ids(prompt)
+        if mirror is None:
+            fresh = Sequence(tokens, update.sampling, seed, (), None, sharing, tenant, lossy, patient)
+            mirror = self._mirrors[update.sid] = Mirror(fresh)
+        elif mirror.ending:
+            await asyncio.wait(mirror.ending)
+        seq = mirror.seq
+        seq.owner = owner
+        seq.tokens[:] = tokens
+        seq.generated.clear()
+        seq.output_counts.clear()
+        seq.num_prompt_tokens = num_prompt
+        seq.prompt_set = frozenset(tokens[:num_prompt])
+        seq._ends = ends
+        text = self._tokenizer.detokenizer(tokens[:num_prompt]) if watches else None
+        seq.stop = StopStrings(text, update.sampling.stop) if text is not None else None
+        structure = update.sampling.structure if bound else None
+        seq.constraint, mirror.making = None, None
+        if structure is not None:
+            # Beside the loop, and not before the next message is taken: others do not wait for it.
+            mirror.making = asyncio.create_task(self._tokenizer.structures.made(structure, tenant))
+        seq.finish_reason = None
+        return mirror
+
+    def fork(self, sid: int, twin: int, seed: int | None) -> None:
+        """Let a sequence have a twin that shares its cache; nothing where there is no mirror: its twin needs none."""
+        mirror = self._mirrors.get(sid)
+        if mirror is not None:
+            self._mirrors[twin] = Mirror(self._model.fork(mirror.seq, seed), making=mirror.making)
+
+    def release(self, sid: int) -> None:
+        """Forget a sequence."""
+        mirror = self._mirrors.pop(sid, None)
+        if mirror is not None:
+            self._model.release(mirror.seq)
+
+    def clear(self) -> None:
+        """Forget all."""
+        for sid in list(self._mirrors):
+            self.release(sid)
+
+
+def _append(seq: Sequence, tokens: list[Token]) -> None:
+    """Add tokens that the coordinator has accepted; whether they end the answer it says itself."""
+    for token in tokens:
+        seq.tokens.append(token.id)
+        seq.generated.append(token)
+        seq.output_counts[token.id] = seq.output_counts.get(token.id, 0) + 1
+        if seq.stop is not None:
+            seq.stop.feed(token.id)
+
+
+def _apart(update: Update, what: str) -> TurnoutError:
+    message = f"a sequence's mirror is out of step: {update.base} tokens were expected, {what}"
+    return TurnoutError(Code.INTERNAL, message)

@@ -1,0 +1,1 @@
+"""How a device computes layers: the model's own modules, fused Llama layers, native CPU kernels, CUDA."""

@@ -1,0 +1,140 @@
+"""What a pool has beside its models, wherever these run: made from the configuration alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from decoding.artifacts import Artifacts
+from decoding.calibrated_params import check_method
+from engine.checkpoints import reading
+from pool.audit import Audits
+from pool.concurrency import Places
+from pool.pool import DefaultMethod, Endpoint
+from pool.routing import PoolRouting
+from pool.text import TextTokenizer
+from turnout.config import PoolConfig, TurnoutConfig, artifacts_path, model_path
+from turnout.errors import Code, TurnoutError, not_found
+from turnout.registry import get_method
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """For the constructor of an `Endpoint`.
+
+    Attributes:
+        config: the pool's.
+        roles: "small" and "large" -> model name.
+        tokenizer: the large model's, which is the small one's too.
+        folder: where it lies.
+        places: how many calls are worked on at once.
+        default: for requests that name no method.
+        artifacts: what was trained for the models.
+        notes: what the person who runs the pool should know of its files.
+    """
+
+    config: PoolConfig
+    roles: dict[str, str]
+    tokenizer: TextTokenizer
+    folder: Path
+    places: Places
+    default: DefaultMethod
+    artifacts: Artifacts
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the pool's models, each once: the small one first."""
+        return list(dict.fromkeys(self.roles.values()))
+
+
+def pool_of(name: str, config: TurnoutConfig) -> PoolConfig:
+    """A configured pool.
+
+    Raises:
+        TurnoutError: NOT_FOUND.
+    """
+    if name not in config.pools:
+        raise not_found("pools", name, list(config.pools))
+    return config.pools[name]
+
+
+def open_parts(name: str, config: TurnoutConfig) -> Parts:
+    """Make them; the tokenizers of both models are read and compared.
+
+    Raises:
+        TurnoutError: NOT_FOUND: no such pool; INVALID_ARGUMENT: its models do not share a vocabulary.
+    """
+    pool = pool_of(name, config)
+    folder = model_path(config.models[pool.large])
+    tokenizer, other = (_tokenizer_of(member, config) for member in (pool.large, pool.small))
+    check_vocabulary(name, pool.small, pool.large, other, tokenizer)
+    return Parts(
+        config=pool,
+        roles={"small": pool.small, "large": pool.large},
+        tokenizer=tokenizer,
+        folder=folder,
+        places=Places(name, pool.max_ongoing_requests, pool.max_queued_requests),
+        default=DefaultMethod(pool.default.name, pool.default.params),
+        artifacts=Artifacts(artifacts_path(pool)),
+        notes=_differing_ends(pool, tokenizer, other),
+    )
+
+
+def _tokenizer_of(model: str, config: TurnoutConfig) -> TextTokenizer:
+    """A configured model's own.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, its files cannot be read.
+    """
+    folder = model_path(config.models[model])
+    with reading(folder, f"models.{model}.path"):
+        return TextTokenizer(folder)
+
+
+def _differing_ends(pool: PoolConfig, large: TextTokenizer, small: TextTokenizer) -> list[str]:
+    """A note where the pool's checkpoints do not end texts alike."""
+    if large.eos_ids == small.eos_ids:
+        return []
+    mine, theirs = (f"{sorted(each.eos_ids)} ({each.ends.source or 'none named'})" for each in (small, large))
+    return [f"{pool.small} ends texts with tokens {mine}, {pool.large} with {theirs}, which hold for both"]
+
+
+def prepare(loaded: Endpoint, config: TurnoutConfig) -> None:
+    """Check the default method against the loaded models; open the routing and the audits where there are any.
+
+    Raises:
+        TurnoutError: a calibration, a policy, an artifact or the log's file is at fault; names the field.
+    """
+    pool = config.pools[loaded.name]
+    place = f"pools.{loaded.name}.default"
+    default = get_method(pool.default.name, f"{place}.name").parse(pool.default.params, f"{place}.params")
+    check_method(loaded.pool, pool.default.name, default, f"{place}.params")
+    if pool.routing is not None:
+        alone = pool.replicas == 1 and pool.autoscaling is None
+        loaded.routing = PoolRouting(pool.routing, loaded.name, loaded.pool, alone=alone)
+        loaded.routing.check(loaded.intake())
+    if config.telemetry.audit is not None:
+        dtype = config.models[pool.large].dtype
+        loaded.audits = Audits(config.telemetry.audit, loaded.pool, loaded.tokenizer, dtype)
+
+
+def check_vocabulary(pool: str, small: str, large: str, mine: TextTokenizer, other: TextTokenizer) -> None:
+    """Models that continue each other's text must agree on what every token means.
+
+    Args:
+        pool: named in the refusal, as are
+        small: the small model and
+        large: the large one.
+        mine: the small model's tokenizer.
+        other: the large model's.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming a token they disagree on.
+    """
+    ours, theirs = mine.vocabulary(), other.vocabulary()
+    if ours != theirs:
+        apart = min((token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)), key=str)
+        ids = f"{apart!r} is {ours.get(apart, 'absent')} in one and {theirs.get(apart, 'absent')} in the other"
+        message = f"pools.{pool}: {small!r} and {large!r} do not share one vocabulary: {ids}"
+        raise TurnoutError(Code.INVALID_ARGUMENT, message, f"pools.{pool}")

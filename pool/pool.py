@@ -1,0 +1,353 @@
+"""Models that answer together, from text to text, wherever they run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from decoding.artifacts import Artifacts
+from decoding.model import ModelPool, Score
+from decoding.sequence import Sequence
+from engine.costs.prefill_estimate import prompt_token_seconds, waiting_seconds
+from engine.member import PoolMember
+from pool.audit import Audits
+from pool.concurrency import Places
+from pool.prefix_stores import Share, summed, unconfigured
+from pool.request_runner import AnswerRun
+from pool.routing import PoolRouting, Routing
+from pool.text import TextTokenizer
+from pool.usage import token_out
+from pool.validation import Intake, Prepared, scored_ids
+from router.decision import Decision
+from router.routing import Router
+from turnout.calls import (
+    Begun,
+    Event,
+    GenerateCall,
+    MemberStats,
+    ModelDescription,
+    PoolStats,
+    ScoreCall,
+    ScoredTokens,
+    Usage,
+)
+from turnout.errors import invalid, not_found, out_of_range
+from turnout.tracing import begin, end, header_of
+from turnout.types import SamplingParams, Token, TokenKind
+
+SCARCE = 0.75  # share of a model's blocks in use beyond which shadows give way
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultMethod:
+    """For requests that name none: a method and its parameters."""
+
+    name: str = "plain"
+    params: Mapping[str, Any] | None = None
+
+
+PLAIN = DefaultMethod()
+
+
+class Endpoint:
+    """Models that answer together. All calls must come from one event loop.
+
+    Args:
+        name: what requests put in `model`.
+        members: models by name.
+        roles: "small" and "large" -> member name.
+        tokenizer: shared by the members.
+        places: how many calls are worked on at once, and who is next.
+        default: for requests that name no method.
+        artifacts: what was trained for the members.
+
+    Attributes:
+        routing: chooses a method where a call leaves it open; None: the default method is used.
+        audits: compute a share of the lossless answers again; None: they are not.
+        share: says whose cache a prompt belongs to.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        members: Mapping[str, PoolMember],
+        roles: dict[str, str],
+        tokenizer: TextTokenizer,
+        places: Places,
+        default: DefaultMethod = PLAIN,
+        artifacts: Artifacts | None = None,
+    ) -> None:
+        self.name = name
+        self.members = members
+        self.roles = roles
+        self.tokenizer = tokenizer
+        self.default_method = default.name
+        self.default_params = dict(default.params or {})
+        self.pool = ModelPool(dict(members), roles, tokenizer, artifacts or Artifacts())
+        self.max_length = min(model.max_length for model in members.values())
+        self.vocab_size = min(model.vocab_size for model in members.values())
+        self._places = places
+        # What is in no hurry takes nobody's place.
+        self._patient_places = places.beside()
+        self._began = time.time()
+        self._rate = _Rate()
+        self.routing: PoolRouting | None = None
+        self.audits: Audits | None = None
+        self.share: Share = unconfigured
+        self._running: set[AnswerRun] = set()
+
+    async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
+        """Answer a call: chunks, then one `Usage`. Closing the iterator frees everything within a step.
+
+        Raises:
+            TurnoutError: a refusal before the first event, RESOURCE_EXHAUSTED when too many calls wait for a place;
+                DEADLINE_EXCEEDED or INTERNAL later.
+        """
+        span, failed = begin(f"pool {self.name}", call.trace, request_id=call.request_id), ""
+        if span is not None:
+            call = replace(call, trace=header_of(span))
+        try:
+            prepared = await self.intake().admit(call)
+            constraint = await self.tokenizer.structures.admit(call.sampling, self.vocab_size, call.tenant)
+            prepared = replace(prepared, constraint=constraint)
+            untold = call.tells_prompt
+            async with aclosing(self._events(prepared)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    if untold:
+                        untold = False
+                        yield Begun(len(prepared.prompt))
+                    self._rate.count(event)
+                    yield event
+        except BaseException as error:
+            failed = type(error).__name__
+            raise
+        finally:
+            end(span, failed)
+
+    async def _events(self, prepared: Prepared) -> AsyncIterator[Event]:
+        call = prepared.call
+        patient = call.priority == "batch"
+        places = self._patient_places if patient else self._places
+        with nullcontext() if patient else self._beside():
+            async with _held(places, call) as queue_s:
+                if prepared.plan is None:
+                    assert self.routing is not None
+                    events = self.routing.recorded(prepared, Routing(self.routing.router, self.intake()), self._run)
+                else:
+                    events = self._run(prepared, self.pool)
+                async with aclosing(events):  # type: ignore[type-var]
+                    async for event in events:
+                        yield replace(event, queue_s=queue_s) if isinstance(event, Usage) else event
+
+    def _run(self, prepared: Prepared, models: ModelPool, routing: Routing | None = None) -> AsyncIterator[Event]:
+        large = self.roles["large"]
+        # A shadow is nobody's answer: it is not handed over.
+        asked = routing is None or (self.routing is not None and routing.router is self.routing.router)
+        running = self._running if asked else None
+        answered = self.audits.offer if asked and self.audits is not None else None
+        run = AnswerRun(prepared, models, self.tokenizer, large, routing, self.share, running, answered)
+        return run.events()
+
+    def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
+        """Stop calls between two tokens: each ends with Interrupted, with what another replica goes on with.
+
+        Args:
+            request_id: of the one call; None: all that are being answered.
+            again: also calls whose answers would be made again from their start, and not gone on with.
+
+        Returns:
+            How many calls stop.
+        """
+        return sum(run.leave(again) for run in list(self._running) if request_id in (None, run.request_id))
+
+    def send_away(self, count: int) -> int:
+        """End calls that wait for a place, at most so many and none that has moved before; how many leave."""
+        return self._places.send_away(count)
+
+    def forget(self, tenant: str) -> None:
+        """Drop what was learned of a tenant's texts: another one may come under its name."""
+        for member in self.members.values():
+            member.forget(tenant)
+
+    def intake(self) -> Intake:
+        """What the pool accepts, as it is now."""
+        members = {member: role for role, member in self.roles.items()}
+        default = (self.default_method, self.default_params)
+        lengths = (self.max_length, self.vocab_size)
+        return Intake(self.name, members, self.tokenizer, *lengths, *default, routed=self.routing is not None)
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """A call is in progress: shadows and audits wait, and are dropped where it finds the pool full."""
+        with ExitStack() as stack:
+            for background in (self.routing, self.audits):
+                if background is not None:
+                    stack.enter_context(background.beside(self._full))
+            yield
+
+    def _full(self) -> bool:
+        """Whether a call that comes now must wait for a place, or memory for it is scarce."""
+        held = [member.stats() for member in self.members.values()]
+        return self._places.full or any(each.used_blocks > SCARCE * each.total_blocks for each in held)
+
+    async def explain(self, call: GenerateCall) -> Decision:
+        """How a call would be routed now; nothing is generated, logged or remembered.
+
+        Raises:
+            TurnoutError: as `generate`; INVALID_ARGUMENT where the pool has no routing, or the call names a method.
+        """
+        prepared = await self.intake().admit(call)
+        if self.routing is None:
+            raise invalid("model", f"pool {self.name!r} has no routing")
+        if prepared.plan is not None:
+            raise invalid("method", f"the request is not routed: it names {prepared.plan.method.name!r}")
+        routing = Routing(Router(self.routing.router.policy), self.intake())
+        sharing = self.share(call.tenant, prepared.prompt, call.sharing)
+        sequence = Sequence(prepared.prompt, call.sampling, prepared.seed, sharing=sharing, tenant=call.tenant)
+        try:
+            await routing.route(prepared, sequence, self.pool)
+        finally:
+            for model in self.members.values():
+                model.release(sequence)
+        assert routing.decision is not None
+        return routing.decision
+
+    async def score(self, call: ScoreCall) -> list[ScoredTokens]:
+        """Log-likelihood of each completion after the prompt, under the large model or the member named.
+
+        Raises:
+            TurnoutError: as `generate`.
+        """
+        if call.model not in (self.name, *self.members):
+            raise not_found("model", call.model, [self.name, *self.members])
+        model = self.members[call.model if call.model in self.members else self.roles["large"]]
+        prompt, completions = await scored_ids(call, self.tokenizer, self.vocab_size, model.max_length)
+        longest = max((len(c) for c in completions), default=0)
+        if len(prompt) + longest > model.max_length:
+            raise out_of_range(
+                "prompt", f"with its completion {len(prompt) + longest} tokens; at most {model.max_length}"
+            )
+        sharing = self.share(call.tenant, prompt, call.sharing)
+        seq = Sequence(prompt, SamplingParams(temperature=0.0), 0, sharing=sharing, tenant=call.tenant)
+        with self._beside():
+            async with self._places.hold(call.tenant):
+                try:
+                    scores = await model.score(seq, completions, call.top)
+                finally:
+                    model.release(seq)
+        return [
+            _scored(self.tokenizer, model.name, prompt, completion, score)
+            for completion, score in zip(completions, scores, strict=True)
+        ]
+
+    def models(self) -> list[ModelDescription]:
+        """The pool first, then its members."""
+        large = self.members[self.roles["large"]]
+        total = sum(model.num_parameters for model in self.members.values())
+        ends = self.tokenizer.ends.described(self.tokenizer.name_of)
+        sizes, default = (total, self.vocab_size, self.max_length), (self.default_method, self.default_params)
+        routed = self.routing is not None
+        pool = ModelDescription(self.name, large.architecture, *sizes, self.roles, *default, routed, **ends)
+        members = [
+            ModelDescription(m.name, m.architecture, m.num_parameters, m.vocab_size, m.max_length, {}, "plain", **ends)
+            for m in self.members.values()
+        ]
+        return [pool, *members]
+
+    def stats(self) -> PoolStats:
+        """What the pool holds right now."""
+        members = tuple(member.stats() for member in self.members.values())
+        return PoolStats(
+            requests=self._places.num_held + self._places.num_waiting,
+            tokens_per_second=self._rate.per_second(),
+            cache=summed([each for member in self.members.values() if (each := member.cache_stats()) is not None]),
+            waiting_s=sum(map(waiting_seconds, self.members.values(), members)),
+            prompt_token_s=sum(map(prompt_token_seconds, self.members.values())),
+            batch_requests=self._patient_places.num_held + self._patient_places.num_waiting,
+            audit=self.audits.stats() if self.audits is not None else None,
+            began=self._began,
+            now=time.time(),
+            **_sums(members),
+            **(self.routing.stats() if self.routing is not None else {}),
+        )
+
+    async def encode(self, text: str, parse_special: bool = True) -> list[int]:
+        """Token ids of a text; see `TextTokenizer.encode`."""
+        return await self.tokenizer.either(len(text), lambda tokenizer: tokenizer.encode(text, parse_special))
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of token ids that were given, special tokens by their names."""
+        return self.tokenizer.decode(ids, special=True)
+
+    async def close_background(self) -> None:
+        """Cancel shadows and audits; what is under way for callers goes on."""
+        for background in (self.audits, self.routing):
+            if background is not None:
+                await background.close()
+
+    async def close(self) -> None:
+        """Cancel what runs, shadows and audits first."""
+        await self.close_background()
+        self.tokenizer.structures.close()
+        for member in self.members.values():
+            await member.close()
+
+
+def _sums(members: tuple[MemberStats, ...]) -> dict[str, Any]:
+    """What members hold, one by one and together."""
+    names = ("sequences", "used_blocks", "cached_blocks", "total_blocks", "waiting")
+    sums = {name: sum(getattr(each, name) for each in members) for name in names}
+    return {"members": members, "step_seconds": {each.model: each.step_seconds for each in members}, **sums}
+
+
+@asynccontextmanager
+async def _held(places: Places, call: GenerateCall) -> AsyncIterator[float]:
+    """A place for a call, and the time it was waited for, in seconds."""
+    queued, asked = begin("queue", call.trace), time.perf_counter()
+    async with AsyncExitStack() as stack:
+        try:
+            stays = call.moved is not None
+            await stack.enter_async_context(places.hold(call.tenant, call.deadline_s, stays))
+        finally:
+            end(queued)
+        yield time.perf_counter() - asked
+
+
+class _Rate:
+    """Tokens per second over the last full window."""
+
+    WINDOW_S = 5.0
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._tokens = 0
+        self._last = 0.0
+
+    def count(self, event: Event) -> None:
+        self._roll()
+        self._tokens += len(getattr(event, "tokens", ()))
+
+    def per_second(self) -> float:
+        self._roll()
+        return self._last
+
+    def _roll(self) -> None:
+        elapsed = time.monotonic() - self._since
+        if elapsed >= self.WINDOW_S:
+            self._last, self._tokens, self._since = self._tokens / elapsed, 0, time.monotonic()
+
+
+def _scored(
+    tokenizer: TextTokenizer, source: str, prompt: list[int], completion: tuple[int, ...], score: Score
+) -> ScoredTokens:
+    text = tokenizer.detokenizer(prompt, special=True)
+    tokens = [
+        token_out(Token(token, source, TokenKind.DECODED, logprob, top=tuple(top)), text)
+        for token, logprob, top in zip(completion, score.token_logprobs, score.top, strict=True)
+    ]
+    if tokens and (rest := text.flush()):
+        tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
+    return ScoredTokens(tuple(tokens), score.greedy, len(prompt))

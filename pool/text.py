@@ -1,0 +1,294 @@
+"""Text at the edge of the engine: the tokenizer and its chat template."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers import AutoTokenizer
+
+from pool.detokenizer import ByteDetokenizer, Detokenizer, Span, WindowDetokenizer, spans_of
+from pool.end_of_text import end_of_text
+from pool.special_tokens import SpecialTokens, pattern_of, strings_of
+from pool.structures import Structures
+from pool.token_bytes import BYTE_FALLBACK, TokenBytes, byte_alphabet
+from turnout.calls import ChatMessage
+from turnout.errors import Code, TurnoutError, invalid, out_of_range
+from turnout.tools import Tool
+from turnout.utf8 import name_of_part, split_complete
+
+LONG = 64 << 10  # characters that are not encoded on the event loop
+# What a tokenizer may do to a text before it is cut into tokens, so that no byte of it is lost.
+KEEPING = frozenset({"Sequence", "ByteLevel", "Digits", "Split", "NFC"})
+NFC_SHRINKS = 4  # composed characters have no fewer bytes than a third
+T = TypeVar("T")
+# One after another: long prompts of all requests together take no more than one core.
+_long = ThreadPoolExecutor(1, thread_name_prefix="long prompts")
+
+
+class TextTokenizer:
+    """The pool's tokenizer.
+
+    Args:
+        path: folder of a Hugging Face tokenizer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        self.ends = end_of_text(path, self._tokenizer)
+        self.eos_ids = self.ends.ids
+        self._prefix = _prefix_ids(self._tokenizer)
+        self._longest = _longest_token(self._tokenizer)
+        self._bytes: TokenBytes | None = None
+        if self._tokenizer.is_fast:
+            core = self._tokenizer.backend_tokenizer
+            core.no_truncation()  # a file may ask for both; they are not for prompts
+            core.no_padding()
+            self._bytes = TokenBytes(core)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's string and id."""
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return vocabulary
+
+    @cached_property
+    def structures(self) -> Structures:
+        """What answers can be constrained to, in these tokens."""
+        return Structures(self.eos_ids, self._bytes.for_structures if self._bytes and self.eos_ids else None)
+
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
+        """Token ids of a text, after what the tokenizer puts before every text.
+
+        Args:
+            text: any.
+            parse_special: whether special tokens that are spelled out in it are meant. One that the tokenizer puts
+                first, and the text as well, stands there once.
+        """
+        if parse_special or self._special is None:
+            ids: list[int] = self._tokenizer.encode(
+                text, add_special_tokens=False, split_special_tokens=not parse_special
+            )
+        else:
+            ids = self._special.encode(text)
+        return ids if self._prefix and ids[: len(self._prefix)] == self._prefix else self._prefix + ids
+
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), most: int | None = None
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer.
+
+        Special tokens that messages or tools spell out are text; only the template's own are meant.
+
+        Args:
+            messages: the conversation.
+            tools: offered in it.
+            most: what cannot have as few tokens is refused before it is encoded.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT when there is no chat template, it refuses the conversation, or it has no
+                place for tools; OUT_OF_RANGE: see `most`.
+        """
+        if not self._tokenizer.chat_template:
+            raise invalid("messages", "this model has no chat template; use a plain prompt")
+        turns, offered = self._without_special_tokens(messages, tools)
+        text = self._rendered(turns, None)
+        if offered:
+            plain, text = text, self._rendered(turns, offered)
+            if text == plain:
+                raise invalid("tools", "this model's chat template has no place for tools")
+        if most is not None:
+            self.check_length("messages", text, most)
+        if self._special is not None and (hidden := self._special.encode_chat(text)) is not None:
+            return hidden
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _without_special_tokens(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Messages and tools for the template, with marks in place of special tokens; see `SpecialTokens.hide`."""
+        turns, offered = [_turn(message) for message in messages], [tool.for_template for tool in tools]
+        special = self._special
+        if special is None:
+            found = pattern_of(self._names.values())
+            for field, value in (("messages", turns), ("tools", offered)):
+                if name := next((match[0] for text in strings_of(value) if (match := found.search(text))), None):
+                    raise invalid(field, f"spell out {name!r}, which this model's tokenizer cannot take as text")
+            return turns, offered
+        hidden = []
+        for turn in turns:
+            # What an assistant wrote is read again as it was written: only flagged tokens are hidden in it.
+            names = special.flagged if turn["role"] == "assistant" else special.names
+            said = special.hide({key: each for key, each in turn.items() if key != "role"}, names)
+            hidden.append({"role": turn["role"], **said})
+        return hidden, special.hide(offered, special.names)
+
+    def _rendered(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                turns, tools=tools, add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:
+            raise TurnoutError(
+                Code.INVALID_ARGUMENT, f"messages: refused by the chat template: {error}", "messages"
+            ) from None
+        return text
+
+    def check_length(self, name: str, text: str, most: int) -> None:
+        """Refuse a text that no way to encode it could fit, before time is spent on it.
+
+        Raises:
+            TurnoutError: OUT_OF_RANGE.
+        """
+        if self._longest is not None:
+            least = -(-len(text.encode(errors="replace")) // self._longest)
+            if least > most:
+                raise out_of_range(name, f"at least {least} tokens; at most {most} fit")
+
+    async def either(self, num_chars: int, work: Callable[[TextTokenizer], T]) -> T:
+        """What work with a tokenizer like this one gives; with long texts it is done in a thread.
+
+        Args:
+            num_chars: of the texts that are encoded.
+            work: takes the tokenizer it is to use: none is for two threads.
+        """
+        if num_chars <= LONG:
+            return work(self)
+        return await asyncio.get_running_loop().run_in_executor(_long, lambda: work(self._twin))
+
+    @cached_property
+    def _twin(self) -> TextTokenizer:
+        """The thread's own."""
+        return TextTokenizer(self._path)
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """Text of token ids.
+
+        Args:
+            ids: any.
+            special: whether special tokens show by their names, all but what the tokenizer puts before every text.
+        """
+        ids = list(ids)
+        if special and ids[: len(self._prefix)] == self._prefix:
+            ids = ids[len(self._prefix) :]
+        detokenizer = self.detokenizer(special=special)
+        return "".join([*map(detokenizer.feed, ids), detokenizer.flush()])
+
+    def detokenizer(self, before: Sequence[int] = (), special: bool = False) -> Detokenizer:
+        """A detokenizer of one text.
+
+        Args:
+            before: the tokens in front of it, which may be needed to space its first word.
+            special: whether special tokens show by their names.
+        """
+        if self._bytes is not None and self._bytes.is_local:
+            return ByteDetokenizer(self._bytes, before, special)
+        return WindowDetokenizer(self._decode, self._fragment, self._names, before, special)
+
+    def spans(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[Span]:
+        """Parts of the text of token ids; see `detokenizer.Span`."""
+        return spans_of(self.detokenizer(before), ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that a token adds to a text it does not begin; a special token's name."""
+        if (name := self._names.get(token_id)) is not None:
+            return name.encode()
+        if self._bytes is not None:
+            return self._bytes.after(token_id)
+        return self._decode([token_id]).encode()
+
+    def name_of(self, token_id: int) -> str:
+        """Name a token for a person: its text, or its bytes where it is a part of a character."""
+        data = self.token_bytes(token_id)
+        return name_of_part(split_complete(data)[0], data)
+
+    @cached_property
+    def _special(self) -> SpecialTokens | None:
+        """Tokens that mean something to the chat template; None without a fast tokenizer."""
+        if not self._tokenizer.is_fast:
+            return None
+        core, rendered = self._tokenizer.backend_tokenizer, "".join(self._trials())
+        added = core.get_added_tokens_decoder().values()
+        turns = {each.content for each in added if not each.special and each.content.strip() in rendered}
+        return SpecialTokens(core, {name for name in turns if name.strip() and not name.isalnum()})
+
+    def _trials(self) -> Iterator[str]:
+        """Yield conversations that say nothing, in which every token is the template's own."""
+        user, answer = ChatMessage("user", "a"), ChatMessage("assistant", "a")
+        for messages in ([user], [user, answer, user], [ChatMessage("system", "a"), user]):
+            if self._tokenizer.chat_template:
+                with suppress(TurnoutError):  # some templates know no system message
+                    yield self._rendered([_turn(message) for message in messages], None)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        """Names of special tokens."""
+        if self._bytes is not None:
+            return self._bytes.names
+        return dict(zip(self._tokenizer.all_special_ids, self._tokenizer.all_special_tokens, strict=True))
+
+    def _decode(self, ids: list[int]) -> str:
+        decode = (  # the wrapper around the tokenizers library takes four times as long as the library
+            self._tokenizer.backend_tokenizer.decode
+            if self._tokenizer.is_fast
+            else partial(self._tokenizer.decode, clean_up_tokenization_spaces=False)
+        )
+        text: str = decode(ids, skip_special_tokens=True)
+        return text
+
+    def _fragment(self, token_id: int) -> bytes | None:
+        """Bytes of a token that is written as a byte; None for the others."""
+        found = BYTE_FALLBACK.fullmatch(self._tokenizer.convert_ids_to_tokens(token_id) or "")
+        return bytes.fromhex(found[1]) if found else None
+
+
+def _longest_token(tokenizer: Any) -> int | None:
+    """Most bytes of a text that one token can stand for; None where that is not known.
+
+    Known it is of byte-level tokenizers that neither drop nor join any of the text.
+    """
+    if not tokenizer.is_fast:
+        return None
+    core = tokenizer.backend_tokenizer
+    vocabulary = core.get_vocab()
+    parts = [json.loads(part.__getstate__()) for part in (core.normalizer, core.pre_tokenizer) if part is not None]
+    steps = [step for part in parts for step in _nested(part)]
+    kinds = {step["type"] for step in steps}
+    drops = any(step.get("behavior") == "Removed" for step in steps)
+    strips = any(added.lstrip or added.rstrip for added in core.get_added_tokens_decoder().values())
+    whole = "ByteLevel" in kinds and kinds <= KEEPING and byte_alphabet().keys() <= vocabulary.keys()
+    if not whole or drops or strips:
+        return None
+    return max(len(token.encode()) for token in vocabulary) * (NFC_SHRINKS if "NFC" in kinds else 1)
+
+
+def _nested(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A part of a tokenizer, and those it is made of."""
+    yield part
+    for inner in (*part.get("normalizers", ()), *part.get("pretokenizers", ())):
+        yield from _nested(inner)
+
+
+def _turn(message: ChatMessage) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [call.for_template for call in message.tool_calls]
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _prefix_ids(tokenizer: Any) -> list[int]:
+    """What the tokenizer puts before every text: the begin-of-text id, or nothing."""
+    start = tokenizer.encode("", add_special_tokens=True)[:1]
+    return start if tokenizer.bos_token_id is not None and start == [tokenizer.bos_token_id] else []

@@ -1,0 +1,88 @@
+"""What is told of an answer: its tokens, and at the end what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from decoding.calibration import RAN
+from decoding.drift import DRIFT
+from decoding.model import Model
+from decoding.sequence import Sequence as TokenSequence
+from pool.detokenizer import Detokenizer
+from pool.routing import Routing
+from pool.validation import Prepared
+from turnout.calls import TokenOut, Usage
+from turnout.cost import Meter, report
+from turnout.types import Token
+from turnout.utf8 import name_of_part
+
+
+def token_out(token: Token, text: Detokenizer) -> TokenOut:
+    """The next token of an answer as clients see it.
+
+    Args:
+        token: what was written.
+        text: the answer's, up to this token; takes it.
+    """
+    others = {other: text.peek(other) for other, _ in token.top}
+    rejected = tuple(name_of_part(span.text, span.data) for span in map(text.peek, token.rejected))
+    span = text.span(token.id)
+    others.setdefault(token.id, span)
+    return TokenOut(
+        token.id,
+        span.text,
+        token.source,
+        token.kind,
+        token.logprob,
+        token.entropy_bits,
+        tuple((other, others[other].text, logprob) for other, logprob in token.top),
+        rejected,
+        tuple((other, each.data) for other, each in others.items() if each.data != each.text.encode()),
+    )
+
+
+def usage_of(
+    prepared: Prepared,
+    sequences: Sequence[TokenSequence],
+    large: Model,
+    seconds: tuple[float, float],
+    extra: Mapping[str, Any],
+    notes: tuple[str, ...],
+    routing: Routing | None,
+) -> Usage:
+    """What a call took.
+
+    Args:
+        prepared: the call, with its plan.
+        sequences: of its answers, the first one first.
+        large: the model the cost is compared with.
+        seconds: from the call's arrival to its first token, and to its end.
+        extra: what its method left: parameters it ran with, drift.
+        notes: for the person who reads the answer.
+        routing: of the call, if it was routed.
+    """
+    plan, meter = prepared.plan, Meter()
+    assert plan is not None
+    for sequence in sequences:
+        meter.merge(sequence.meter)
+    first_token_s, wall_s = seconds
+    prompt_tokens = len(prepared.prompt)
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=sum(len(sequence.generated) for sequence in sequences),
+        cached_tokens=max((each.cached_tokens for each in sequences[0].meter.models.values()), default=0),
+        models=meter.models,
+        speculation=meter.speculation,
+        switches=meter.switches,
+        cost=report(meter, large.name, large.num_parameters, prompt_tokens, wall_s, large.step_seconds()),
+        method=plan.method.name,
+        params={**plan.params.model_dump(mode="json"), **extra.get(RAN, {})},
+        seed=prepared.seed,
+        ttft_s=first_token_s,
+        wall_s=wall_s,
+        notes=notes,
+        drift=extra.get(DRIFT),
+        route=routing.shown(prepared.call.explain) if routing is not None else None,
+        router_drift=routing.drift if routing is not None else (),
+    )

@@ -1,0 +1,284 @@
+"""From a call to work: everything checked that can be before a model is asked."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
+
+from decoding.constraints.base import Constraint
+from pool.resume import check_delivered
+from pool.text import TextTokenizer
+from router.decision import Decision
+from turnout.calls import AUTO, GenerateCall, ScoreCall, cache_class
+from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
+from turnout.message_size import MOST_UNITS, units
+from turnout.registry import MethodInfo, MethodParams, get_method
+from turnout.types import MAX_SEED, SamplingParams, given_limits
+
+# What a router may set instead of the caller; see `Decision.sampling`.
+ROUTED_SAMPLING = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "max_tokens", "max_tokens_share", "greedy_temperature",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A method and its parameters, validated."""
+
+    method: MethodInfo
+    params: MethodParams
+
+    @property
+    def notes(self) -> list[str]:
+        """What the person who reads the answer is to know of it."""
+        if not self.method.lossless or self.method.keeps_law(self.params):
+            return []
+        return [f"not lossless: {self.method.name} with these parameters has a law of its own"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call that passed every check.
+
+    Attributes:
+        call: as it came, with the sampling parameters that hold.
+        plan: how it is answered; None while a router has to choose.
+        prompt: token ids.
+        seed: given or drawn.
+        max_tokens: most tokens of an answer that the context has room for.
+        constraint: what answers must fit, compiled; each takes a clone. None: nothing.
+        account: whose time on the models it takes; "": the tenant's.
+    """
+
+    call: GenerateCall
+    plan: Plan | None
+    prompt: list[int]
+    seed: int
+    max_tokens: int
+    constraint: Constraint | None = None
+    account: str = ""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The call's, with the room there is."""
+        return self.call.sampling.model_copy(update={"max_tokens": self.max_tokens})
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What a pool accepts.
+
+    Attributes:
+        pool: the pool's own name in `call.model`.
+        members: member model name -> role.
+        tokenizer: the pool's.
+        max_length: most tokens of prompt and answer.
+        vocab_size: ids allowed are below this.
+        default_method: used when the call names none and nothing routes.
+        default_params: its parameters.
+        routed: whether the pool has a router for calls that leave the method open.
+    """
+
+    pool: str
+    members: dict[str, str]
+    tokenizer: TextTokenizer
+    max_length: int
+    vocab_size: int
+    default_method: str
+    default_params: dict[str, Any]
+    routed: bool = False
+
+    def prepare(self, call: GenerateCall) -> Prepared:
+        """Check everything that can be checked before work starts.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT, NOT_FOUND or OUT_OF_RANGE, naming the field and what is allowed.
+        """
+        cache_class(call.cache)
+        check_delivered(call, self.vocab_size)
+        plan = self._plan_of(call)
+        prompt = encode_prompt(call, self.tokenizer, self.vocab_size, self.max_length - 1)
+        if len(prompt) >= self.max_length:
+            name = "messages" if call.messages is not None else "prompt"
+            fitting = f"at most {self.max_length - 1} fit the context of {self.max_length}"
+            raise out_of_range(name, f"{len(prompt)} tokens; {fitting}")
+        sampling = call.sampling
+        for token in (*sampling.stop_token_ids, *sampling.logit_bias):
+            if not 0 <= token < self.vocab_size:
+                name = "stop_token_ids" if token in sampling.stop_token_ids else "logit_bias"
+                raise out_of_range(name, f"token id {token}; allowed: 0 to {self.vocab_size - 1}")
+        seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
+        return Prepared(call, plan, prompt, seed, min(sampling.max_tokens, self.max_length - len(prompt)))
+
+    async def admit(self, call: GenerateCall) -> Prepared:
+        """As `prepare`, without holding up the event loop over a long text."""
+        return await self.tokenizer.either(
+            _num_chars(call), lambda tokenizer: replace(self, tokenizer=tokenizer).prepare(call)
+        )
+
+    def _plan_of(self, call: GenerateCall) -> Plan | None:
+        if call.model not in (self.pool, *self.members):
+            raise not_found("model", call.model, [self.pool, *self.members])
+        routes = self.routed and call.model not in self.members and call.method in (None, AUTO)
+        if not routes and (limits := given_limits(call.limits)):
+            raise invalid(f"limits.{limits[0]}", "is for a pool's routing: leave it out, or leave the method open")
+        if call.model in self.members:
+            if call.method not in (None, "plain"):
+                raise invalid("method", f"{call.model!r} is one model and answers alone (plain); ask {self.pool!r}")
+            return self.plan("plain", {**call.params, "model": self.members[call.model]})
+        if routes:
+            if call.params:
+                raise invalid("params", "belong to a method: name one, or leave them out where the router chooses")
+            return None
+        if call.method == AUTO:
+            raise invalid("method", f"{AUTO}: pool {self.pool!r} has no routing; name a method, or none")
+        return self.plan(call.method or self.default_method, call.params)
+
+    def plan(self, name: str, params: dict[str, Any]) -> Plan:
+        """A method with these parameters over the pool's own.
+
+        Raises:
+            TurnoutError: no such method, or a parameter is wrong.
+        """
+        method = get_method(name)
+        # What the pool sets for its default method is calibrated for its models: it holds for everyone who uses it.
+        chosen = self.default_params if method.name == self.default_method else {}
+        return Plan(method, method.parse(method.params.over(chosen, params)))
+
+    def follow(self, prepared: Prepared, decision: Decision) -> Prepared:
+        """The call as a router decided: its plan, its sampling parameters, and the prompt with the suffix.
+
+        Raises:
+            TurnoutError: INTERNAL: the decision sets something that no request may have.
+        """
+        try:
+            sampling = _overridden(prepared, decision.sampling)
+        except ValueError as error:
+            raise TurnoutError(Code.INTERNAL, f"routing policy {decision.policy!r}: {error}") from None
+        call = replace(prepared.call, sampling=sampling)
+        plan = self.plan(decision.method, decision.params)
+        if decision.suffix:
+            longer = with_suffix(call, decision.suffix, self.tokenizer)
+            prompt = encode_prompt(longer, self.tokenizer, self.vocab_size)
+            if len(prompt) < self.max_length:
+                left = min(sampling.max_tokens, self.max_length - len(prompt))
+                return replace(prepared, call=longer, plan=plan, prompt=prompt, max_tokens=left)
+        return replace(prepared, call=call, plan=plan, max_tokens=min(sampling.max_tokens, prepared.max_tokens))
+
+
+def _overridden(prepared: Prepared, values: dict[str, Any]) -> SamplingParams:
+    """Raises ValueError: not a router's to set, or out of range."""
+    given = prepared.call.sampling
+    unknown = set(values) - ROUTED_SAMPLING
+    if unknown:
+        raise ValueError(f"sampling.{min(unknown)} is not a router's to set")
+    changed = {**values}
+    share, warm = changed.pop("max_tokens_share", 1.0), changed.pop("greedy_temperature", None)
+    if warm is not None and given.greedy:
+        changed["temperature"] = warm
+    most = min(changed.get("max_tokens", given.max_tokens), given.max_tokens)
+    changed["max_tokens"] = min(max(1, int(share * most)), most)
+    return SamplingParams.model_validate({**given.model_dump(), **changed})
+
+
+def with_suffix(call: GenerateCall, suffix: str, tokenizer: TextTokenizer) -> GenerateCall:
+    """The call with a text after its question: the prompt, or the last user message."""
+    if call.messages is None:
+        assert call.prompt is not None
+        if isinstance(call.prompt, str):
+            return replace(call, prompt=call.prompt + suffix)
+        return replace(call, prompt=call.prompt + tuple(continued(tokenizer, suffix)))
+    messages = list(call.messages)
+    for place in reversed(range(len(messages))):
+        if messages[place].role == "user":
+            messages[place] = replace(messages[place], content=messages[place].content + suffix)
+            break
+    return replace(call, messages=tuple(messages))
+
+
+def continued(tokenizer: TextTokenizer, text: str) -> list[int]:
+    """Token ids of a text that stands after other tokens: without what begins every text."""
+    return tokenizer.encode(text)[len(tokenizer.encode("")) :]
+
+
+def question_of(call: GenerateCall, tokenizer: TextTokenizer) -> str:
+    """The question as text: the prompt, or the last user message of a conversation."""
+    if call.messages is not None:
+        return next((turn.content for turn in reversed(call.messages) if turn.role == "user"), "")
+    assert call.prompt is not None
+    return call.prompt if isinstance(call.prompt, str) else tokenizer.decode(call.prompt)
+
+
+def _num_chars(call: GenerateCall) -> int:
+    """Characters that are to be encoded."""
+    if call.messages is None:
+        return len(call.prompt) if isinstance(call.prompt, str) else 0
+    asked = sum(len(made.arguments) for turn in call.messages for made in turn.tool_calls)
+    return asked + sum(len(turn.content) for turn in call.messages) + sum(len(tool.parameters) for tool in call.tools)
+
+
+def encode_prompt(call: GenerateCall, tokenizer: TextTokenizer, vocab_size: int, most: int | None = None) -> list[int]:
+    """Token ids of a call's prompt or conversation.
+
+    Raises:
+        TurnoutError: empty, both or none given, ids outside the vocabulary, or text that cannot have as few as `most`.
+    """
+    if (call.prompt is None) == (call.messages is None):
+        raise invalid("prompt", "give either a prompt or messages")
+    if call.messages is not None:
+        if not call.messages:
+            raise invalid("messages", "is empty; at least one message is needed")
+        ids = tokenizer.encode_chat(call.messages, call.tools, most)
+        return encode_tokens("messages", tuple(ids), tokenizer, vocab_size)
+    assert call.prompt is not None
+    return encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most, call.parse_special)
+
+
+def encode_tokens(
+    name: str,
+    value: str | tuple[int, ...],
+    tokenizer: TextTokenizer,
+    vocab_size: int,
+    most: int | None = None,
+    parse_special: bool = True,
+) -> list[int]:
+    """Text or token ids as token ids; refused when empty, outside the vocabulary, or surely longer than `most`."""
+    if isinstance(value, str) and most is not None:
+        tokenizer.check_length(name, value, most)
+    ids = tokenizer.encode(value, parse_special) if isinstance(value, str) else list(value)
+    if not ids:
+        raise invalid(name, "is empty; at least one token is needed")
+    wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
+    if wrong is not None:
+        raise out_of_range(name, f"token id {wrong}; allowed: 0 to {vocab_size - 1}")
+    return ids
+
+
+async def scored_ids(
+    call: ScoreCall, tokenizer: TextTokenizer, vocab_size: int, most: int
+) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Prompt and completions as token ids, without holding up the event loop over long texts.
+
+    Raises:
+        TurnoutError: as `encode_tokens`; OUT_OF_RANGE: the scores of all completions do not fit one answer.
+    """
+
+    def encoded(tokenizer: TextTokenizer) -> tuple[list[int], list[tuple[int, ...]]]:
+        prompt = encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most, call.parse_special)
+        completions = [
+            tuple(encode_tokens(f"completions.{place}", each, tokenizer, vocab_size, most, call.parse_special))
+            for place, each in enumerate(call.completions)
+        ]
+        return prompt, completions
+
+    texts = (text for text in (call.prompt, *call.completions) if isinstance(text, str))
+    prompt, completions = await tokenizer.either(sum(map(len, texts)), encoded)
+    total = sum(map(len, completions))
+    if units(total, call.top) > MOST_UNITS:
+        most = MOST_UNITS // units(1, call.top)
+        raise out_of_range("completions", f"{total} tokens; at most {most} at once with top {call.top}")
+    return prompt, completions
