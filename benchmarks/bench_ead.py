@@ -1,4 +1,4 @@
-"""Entropy Adaptive Decoding on the demo pair (seed 2): accuracy against what the large model was used for.
+"""Entropy Adaptive Decoding on the demo pair (paper #2): accuracy against what the large model was used for.
 
 Small alone, large alone, entropy_adaptive at several thresholds, and random switching with the same start, share and
 run length as each of them, on held-out arithmetic and on prompts of all kinds; with the paper's window and minimum

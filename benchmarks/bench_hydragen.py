@@ -3,7 +3,7 @@
 Both sides are the same engine over the same cache; only `engine.shared_attention` differs. They take turns, and each
 round gives one ratio. Requests that share nothing are measured too: to them it may cost nothing.
 
-Source: seed 75, "Hydragen: High-Throughput LLM Inference with Shared Prefixes".
+Source: paper #75, "Hydragen: High-Throughput LLM Inference with Shared Prefixes".
 """
 
 from __future__ import annotations

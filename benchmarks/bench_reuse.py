@@ -1,4 +1,4 @@
-"""Reuse of spans at other positions: time to the first token, and what it costs in quality (seeds 222 and 230).
+"""Reuse of spans at other positions: time to the first token, and what it costs in quality (papers #222 and #230).
 
 Quality on the large demo model over held-out Python, time on random weights of 220 M parameters: prompts made of pieces
 of prompts seen before, in another order. Both ways take turns, and each round gives one ratio.

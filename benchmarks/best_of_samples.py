@@ -1,4 +1,4 @@
-"""Samples that adaptive best-of-k needs for what uniform best-of-k achieves (seed 45)."""
+"""Samples that adaptive best-of-k needs for what uniform best-of-k achieves (paper #45)."""
 
 from __future__ import annotations
 

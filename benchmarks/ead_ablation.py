@@ -1,4 +1,4 @@
-"""Window, minimum stay and effect of Entropy Adaptive Decoding (seed 2): what each is worth at one large share.
+"""Window, minimum stay and effect of Entropy Adaptive Decoding (paper #2): what each is worth at one large share.
 
 The paper has no such ablation. Every combination is calibrated to the same share on held-out problems, and then run on
 others beside random switching with the same share and run length.

@@ -34,6 +34,12 @@ from turnout import __version__
 from turnout.errors import TurnoutError
 from turnout.standard_streams import replace_unencodable
 
+# Packages that only some commands need, by the extra that installs them.
+EXTRAS = {
+    "batch": frozenset({"httpx", "pandas", "pyarrow"}),
+    "experiments": frozenset({"matplotlib", "optuna", "scipy"}),
+}
+
 app = typer.Typer(
     name="turnout",
     help="Adaptive decoding over a small and a large language model: serve, generate, inspect.",
@@ -88,6 +94,12 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:  # whoever read our output has gone
         sys.stderr.close()
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        extra = next((name for name, modules in EXTRAS.items() if (error.name or "").split(".")[0] in modules), None)
+        if extra is None:
+            raise
+        print_error(f"this command needs {error.name}: pip install 'turnout[{extra}]'")
         sys.exit(1)
     except OSError as error:
         if error.filename is None:

@@ -76,7 +76,7 @@ def _describe(info: MethodInfo) -> dict[str, Any]:
     return {
         "name": info.name,
         "summary": info.summary,
-        "papers": list(info.seeds),
+        "papers": list(info.papers),
         "lossless": info.lossless,
         "needs": sorted(info.needs),
         "params_schema": info.params.model_json_schema(),
@@ -84,7 +84,7 @@ def _describe(info: MethodInfo) -> dict[str, Any]:
 
 
 def _papers(info: MethodInfo) -> str:
-    return ", ".join(f"#{number}" for number in info.seeds)
+    return ", ".join(f"#{number}" for number in info.papers)
 
 
 def _yes(value: bool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,32 +14,23 @@ if TYPE_CHECKING:
     from decoding.parts import Part
 
 
-class Slot(StrEnum):
-    """Where a part goes."""
-
-    DRAFTERS = "drafters"
-    LENGTHS = "lengths"
-    VERIFIERS = "verifiers"
-    SELECTORS = "selectors"
-    SCORERS = "scorers"
-    MONITORS = "monitors"
-
-
 def parts(
-    slot: Annotated[Slot | None, typer.Argument(help="Only parts of this kind.")] = None,
+    slot: Annotated[str | None, typer.Argument(help="Only parts of this kind: drafters, lengths, ...")] = None,
     name: Annotated[str | None, typer.Argument(help="Show this part's parameters with their bounds.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, parameter schemas included.")] = False,
 ) -> None:
     """List the parts of `speculative` (drafters to selectors), `step_speculation` (scorers), `monitored` (monitors)."""
-    from turnout.registry import load, names
+    from turnout.errors import not_found
+    from turnout.registry import load, names, slots
 
-    slots = [slot] if slot is not None else list(Slot)
-    if slot is not None and name is not None:
-        found = {(slot, name): load(f"decoding.{slot}", name, "part").PART}
-    else:
-        found = {
-            (each, n): load(f"decoding.{each}", n, "part").PART for each in slots for n in names(f"decoding.{each}")
-        }
+    if slot is not None and slot not in slots():
+        raise not_found("slot", slot, slots())
+    asked = (
+        [(slot, name)]
+        if slot is not None and name is not None
+        else [(each, known) for each in (slots() if slot is None else [slot]) for known in names(f"decoding.{each}")]
+    )
+    found = {(each, known): load(f"decoding.{each}", known, "part").PART for each, known in asked}
     if as_json:
         print_json([_describe(each, part) for (each, _), part in found.items()])
     elif slot is not None and name is not None:
@@ -85,15 +75,15 @@ def _show_one(part: type[Part]) -> None:
 
 
 def _papers(part: type[Part]) -> str:
-    return ", ".join(f"#{number}" for number in part.seeds)
+    return ", ".join(f"#{number}" for number in part.papers)
 
 
-def _describe(slot: Slot, part: type[Part]) -> dict[str, Any]:
+def _describe(slot: str, part: type[Part]) -> dict[str, Any]:
     return {
         "slot": slot,
         "name": part.name,
         "summary": summary(part),
-        "papers": list(part.seeds),
+        "papers": list(part.papers),
         "fits": fits(part),
         "params_schema": part.Params.model_json_schema(),
     }

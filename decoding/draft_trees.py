@@ -159,7 +159,7 @@ class TopTree:
 async def grow_top_tree(growing: GrowingTree, room: Room, branch: int, root_want: Want = NOTHING) -> TopTree:
     """The tree of the most probable paths, found with one forward a level.
 
-    The result is that of expanding the most probable node first (seed 56, Accelerating LLM Inference with Staged
+    The result is that of expanding the most probable node first (paper #56, Accelerating LLM Inference with Staged
     Speculative Decoding): a node among the best of all has its parent among the best of the levels above, so only
     those are read. A node the length policy stops at has no children, as if it ended the text.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 def tokens_per_layer(acceptance: float, layer: int, depth: int, num_layers: int) -> float:
-    """Expected tokens of a round for each layer it runs through (seed 142, DEL).
+    """Expected tokens of a round for each layer it runs through (paper #142, DEL).
 
     Args:
         acceptance: chance that a drafted token is accepted, given those before it are.
@@ -46,7 +46,7 @@ class Shadow:
 
 
 class ExitChoice:
-    """Statistics of every layer of one model over the rounds of an answer (seed 142, DEL).
+    """Statistics of every layer of one model over the rounds of an answer (paper #142, DEL).
 
     Before anything was seen of it, a layer's acceptance rate is taken to be the share of the model below it; that
     counts as one token and is forgotten like the others. The prior is this project's choice.

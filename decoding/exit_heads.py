@@ -45,7 +45,7 @@ class ExitHead(Head):
     """One layer on the states behind an early exit, and a last norm; the model's own output matrix follows.
 
     RMSNorm, causal attention with rotary positions, residual; then, where it has an MLP, RMSNorm, gated MLP,
-    residual: a decoder layer (seed 33, EESD). Without the MLP it is the adapter of seed 157, Kangaroo. What the
+    residual: a decoder layer (paper #33, EESD). Without the MLP it is the adapter of paper #157, Kangaroo. What the
     sub-layers add begins at zero, so that an untrained head says what the model's head says at the exit.
 
     Args:

@@ -30,7 +30,7 @@ def _blocks(width: int, count: int) -> nn.Sequential:
 
 
 class MedusaHeads(Head):
-    """Independent heads, each with blocks of its own (seed 191, Medusa).
+    """Independent heads, each with blocks of its own (paper #191, Medusa).
 
     The state that chose the pending token goes in. Out of head k, from 0, comes a state that an output matrix turns
     into logits of the token k + 1 places after the pending one: the model's own, shared and frozen, or one of each
@@ -72,7 +72,7 @@ class MedusaHeads(Head):
 
 
 class RecurrentHead(Head):
-    """A recurrent cell over drafted tokens beside a fixed hidden state (seed 115, ReDrafter).
+    """A recurrent cell over drafted tokens beside a fixed hidden state (paper #115, ReDrafter).
 
     s_0 = 0; s_i = SiLU(W e(x_{i-1}) + U s_{i-1} + b), with x_0 the pending token and e the model's own embedding;
     logits of x_i come from [h; s_i] through residual blocks and a matrix.

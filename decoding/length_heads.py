@@ -30,7 +30,7 @@ class Head(nn.Module):
 
 
 class ContinueHead(Head):
-    """Whether a drafted token will be accepted, from its distribution and its place in the draft (seed 73, DISCO).
+    """Whether a drafted token will be accepted, from its distribution and its place in the draft (paper #73, DISCO).
 
     Args:
         top: how many of the largest probabilities it sees.
@@ -85,7 +85,7 @@ def features_of(row: Row, index: int, top: int) -> list[float]:
 
 
 class AcceptanceHead(Head):
-    """Acceptance of a drafted token from the draft's hidden state at it (seed 105, SpecDec++).
+    """Acceptance of a drafted token from the draft's hidden state at it (paper #105, SpecDec++).
 
     Residual blocks x + SiLU(Wx + b), then two logits: rejected, accepted.
 

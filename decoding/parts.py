@@ -19,13 +19,13 @@ class Part:
 
     Attributes:
         Params: its parameters.
-        seeds: numbers of the papers it implements.
+        papers: numbers, as in docs/papers.md, of the papers it implements.
         name: its module's name.
         where: which field of the request chose it, for refusals.
     """
 
     Params: ClassVar[type[MethodParams]] = MethodParams
-    seeds: ClassVar[tuple[int, ...]] = ()
+    papers: ClassVar[tuple[int, ...]] = ()
     name: ClassVar[str]
     where: str = "method.params"
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LateCandidate(Drafter):
-    """The test of a rejection verifier, made beside the target with what its last forward read (seed 130, PEARL).
+    """The test of a rejection verifier, made beside the target with what its last forward read (paper #130, PEARL).
 
     A part that drafts nothing: `teach` brings the candidate, with the distribution it was drawn from, and the verdict
     of that forward, all of whose nodes were accepted; neither that distribution nor the target's passes through

@@ -18,7 +18,7 @@ NOISE = 1e-2
 
 
 class SkipSearch:
-    """Seed 153, SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration.
+    """Paper #153, SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration.
 
     A set skips a fixed number of the sub-layers between the first and the last layer. Trials are random, and every
     25th is the one that the upper confidence bound of a Gaussian process over all trials favours. The search ends when

@@ -15,7 +15,7 @@ RECENT = 7  # rounds whose median is believed: a change of pace is followed afte
 
 
 class Pace:
-    """Blocks that take as long to draft as the block before takes to verify (seed 130, PEARL).
+    """Blocks that take as long to draft as the block before takes to verify (paper #130, PEARL).
 
     At first from what the models predict of their steps, then from the waits this answer has measured: these contain
     what the models do for others, and the way to them. The median of the last waits counts, so that one stall does not

@@ -66,7 +66,7 @@ def table_work(ranks: int, nodes: int, depth: int) -> int:
 
 
 class PlanTable:
-    """The trees with the most expected tokens, of every size (seed 46, Sequoia: Scalable, Robust, and Hardware-aware
+    """The trees with the most expected tokens, of every size (paper #46, Sequoia: Scalable, Robust, and Hardware-aware
     Speculative Decoding).
 
     A tree's expected tokens are the sum over its nodes, the root included, of the product of `acceptance` along the

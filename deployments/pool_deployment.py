@@ -96,7 +96,7 @@ class PoolReplica:
         """Every registered decoding method."""
         return [
             MethodDescription(
-                info.name, info.summary, info.seeds, info.lossless, with_parts(info.params.model_json_schema())
+                info.name, info.summary, info.papers, info.lossless, with_parts(info.params.model_json_schema())
             )
             for info in all_methods()
         ]

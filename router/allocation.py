@@ -1,6 +1,6 @@
 """How many samples each request gets under a common budget, by what another one is expected to bring.
 
-Seed 45 (Learning How Hard to Think: Input-Adaptive Allocation of LM Computation).
+Paper #45 (Learning How Hard to Think: Input-Adaptive Allocation of LM Computation).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class PrimedModel(WrappedModel):
     """A model that takes the first token of one sequence from what was read; everything else is the model's own.
 
     So a request that was routed by the small model's reading, and that the small model begins to answer, costs no
-    forward more than one that was not routed (seed 52, DiffAdapt: the probe reads what prefill computed anyway).
+    forward more than one that was not routed (paper #52, DiffAdapt: the probe reads what prefill computed anyway).
 
     Args:
         model: the one that read the prompt.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from cli.methods import bounds, type_name
 from cli.parts import fits
 from turnout.config import POLICIES_PACKAGE
-from turnout.registry import METHODS_PACKAGE, MethodParams, all_methods, load, names
+from turnout.registry import METHODS_PACKAGE, MethodParams, all_methods, load, names, slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +53,21 @@ class Entry:
     params: type[MethodParams]
 
 
-SLOTS = (
-    Slot(METHODS_PACKAGE, "Methods", "What answers a request: `turnout generate --method NAME`, `turnout methods`."),
-    Slot("decoding.drafters", "Drafters", "Which tokens `speculative` proposes, as a tree."),
-    Slot("decoding.lengths", "Length policies", "How deep a draft goes, before a round and after each token."),
-    Slot("decoding.verifiers", "Verifiers", "Which proposed tokens stay, and so which law the answer follows."),
-    Slot("decoding.selectors", "Selectors", "Which of a request's drafters drafts a round."),
-    Slot("decoding.scorers", "Scorers", "How good a drafted step is, and how likely it stays (`step_speculation`)."),
-    Slot("decoding.monitors", "Monitors", "When to put words into an answer that any method writes (`monitored`)."),
-    Slot(
-        POLICIES_PACKAGE,
-        "Routing policies",
-        "What answers a request that names no method ([routing](../routing.md)).",
-    ),
-)
+@cache
+def catalogue_slots() -> tuple[Slot, ...]:
+    """Methods, every slot of `decoding/` and routing policies: each title and subject from its package's docstring."""
+    return tuple(map(_slot, (METHODS_PACKAGE, *(f"decoding.{slot}" for slot in slots()), POLICIES_PACKAGE)))
+
+
+def _slot(package: str) -> Slot:
+    doc = (importlib.import_module(package).__doc__ or "").strip().split("\n")[0]
+    title, _, about = doc.removesuffix(" One file each.").partition(": ")
+    return Slot(package, title, about[:1].upper() + about[1:])
 
 
 def pages() -> dict[str, str]:
     """Markdown by page."""
-    return {slot.page: "".join(_page(slot)) for slot in SLOTS}
+    return {slot.page: "".join(_page(slot)) for slot in catalogue_slots()}
 
 
 def entries(slot: Slot) -> list[Entry]:
@@ -85,7 +83,7 @@ def _method(info: Any) -> Entry:
     facts = [
         ("Lossless", ("with parameters that keep the law" if conditional else "yes") if info.lossless else "no"),
         ("Needs", f"{needs} model" + "s" * (len(info.needs) > 1)),
-        ("Papers", _papers(info.seeds)),
+        ("Papers", _papers(info.papers)),
     ]
     return Entry(info.name, info.summary, tuple(facts), _rest(info.run.__doc__), info.params)
 
@@ -93,13 +91,13 @@ def _method(info: Any) -> Entry:
 def _part(part: Any) -> Entry:
     module = sys.modules[part.__module__]
     doc = inspect.cleandoc(part.__doc__ or "")
-    facts = [("Fits", fits(part)), ("Runs beside", str(getattr(part, "beside", ""))), ("Papers", _papers(part.seeds))]
+    facts = [("Fits", fits(part)), ("Runs beside", str(getattr(part, "beside", ""))), ("Papers", _papers(part.papers))]
     summary = (module.__doc__ or "").strip().split("\n")[0]
     return Entry(part.name, summary, tuple(fact for fact in facts if fact[1]), doc, part.Params)
 
 
-def _papers(seeds: tuple[int, ...]) -> str:
-    return ", ".join(f"[#{number}](../papers.md)" for number in seeds)
+def _papers(papers: tuple[int, ...]) -> str:
+    return ", ".join(f"[#{number}](../papers.md)" for number in papers)
 
 
 def _rest(doc: str | None) -> str:
@@ -148,7 +146,7 @@ def allowed(field: dict[str, Any], schema: dict[str, Any]) -> str:
 
 def _choice(field: dict[str, Any]) -> str:
     """Where a field chooses a part, the page that lists them."""
-    slot = next((each for each in SLOTS if each.package == f"decoding.{field.get('x-slot')}"), None)
+    slot = next((each for each in catalogue_slots() if each.package == f"decoding.{field.get('x-slot')}"), None)
     return f" ([which]({slot.page.rpartition('/')[2]}))" if slot is not None else ""
 
 

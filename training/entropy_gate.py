@@ -61,7 +61,7 @@ class GateReport:
 
 
 def calibrate(entropies: Floats, right: NDArray[np.bool_]) -> Gate:
-    """Thresholds by four estimators (seed 21, Think Just Enough).
+    """Thresholds by four estimators (paper #21, Think Just Enough).
 
     mean: mean entropy of right answers. information: the reading that tells most about correctness, as mutual
     information between being at or below it and being right. bayes: where Gaussians fitted to right and wrong answers,

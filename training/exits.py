@@ -56,7 +56,7 @@ class ExitRecipe:
 
 @dataclass(frozen=True)
 class KangarooRecipe(ExitRecipe):
-    """The adapter: attention and norms, no MLP (seed 157, Kangaroo)."""
+    """The adapter: attention and norms, no MLP (paper #157, Kangaroo)."""
 
     kind: ClassVar[str] = "kangaroo"
 
@@ -67,7 +67,7 @@ class KangarooRecipe(ExitRecipe):
 
 @dataclass(frozen=True)
 class EesdRecipe(ExitRecipe):
-    """The exit layer: one decoder layer as wide as the model's own (seed 33, EESD)."""
+    """The exit layer: one decoder layer as wide as the model's own (paper #33, EESD)."""
 
     kind: ClassVar[str] = "eesd"
     hard: float = 0.1

@@ -27,7 +27,7 @@ def final_answers(codec: TextCodec) -> AnswerOf:
 
 
 async def mine_judgements(models: ModelPool, source: Source, index: int, answer_of: AnswerOf, most: int) -> Examples:
-    """Disagreements of draft and target, with whether the draft's token would have been right (seed 175).
+    """Disagreements of draft and target, with whether the draft's token would have been right (paper #175).
 
     The procedure of AutoJudge: at the first place where the draft says something else than the target, the draft's
     token is forced and the target finishes. Where its final answer stays the same the token is right, and one goes on

@@ -132,7 +132,7 @@ class Watch(LengthPolicy):
 
 
 async def mine_rounds(models: ModelPool, source: Source, index: int, depth: int, top: int) -> Examples:
-    """Answer one prompt by speculation with long drafts; see `Watch` for the labels (seed 73, DISCO).
+    """Answer one prompt by speculation with long drafts; see `Watch` for the labels (paper #73, DISCO).
 
     Args:
         models: small drafts, large verifies; greedy requests by match, others by rejection.
@@ -159,7 +159,7 @@ async def mine_rounds(models: ModelPool, source: Source, index: int, depth: int,
 
 
 async def mine_acceptance(models: ModelPool, source: Source, index: int, mixing: float) -> Examples:
-    """Hidden states of the draft at its own tokens, with their chance of acceptance (seed 105, SpecDec++).
+    """Hidden states of the draft at its own tokens, with their chance of acceptance (paper #105, SpecDec++).
 
     The target answers with X; at each place the draft draws Y_i after X's earlier tokens, accepted with
     min(1, p(Y_i) / q(Y_i)). The draft then reads Y in which a share `mixing` of tokens is X's again; its last hidden

@@ -85,7 +85,7 @@ async def train_pair(
 async def train_disco(
     models: ModelPool, source: Source, recipe: Disco, folder: Path | None = None, advance: Advance = lambda *_: None
 ) -> Trained:
-    """Mine real rounds, fit the classifier, tune its threshold for time (seed 73, DISCO).
+    """Mine real rounds, fit the classifier, tune its threshold for time (paper #73, DISCO).
 
     Args:
         models: frozen; small drafts, large verifies.
@@ -122,7 +122,7 @@ async def train_specdecpp(
     folder: Path | None = None,
     advance: Advance = lambda *_: None,
 ) -> Trained:
-    """Mine hidden states at the draft's tokens, fit the acceptance head (seed 105, SpecDec++); see `train_disco`."""
+    """Mine hidden states at the draft's tokens, fit the acceptance head (paper #105, SpecDec++); see `train_disco`."""
 
     def mine(index: int) -> Awaitable[Examples]:
         return mine_acceptance(models, source, index, recipe.mixing)

@@ -1,4 +1,4 @@
-"""How Medusa heads learn (seed 191, Medusa-1: the model stays frozen)."""
+"""How Medusa heads learn (paper #191, Medusa-1: the model stays frozen)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a recurrent draft head learns (seed 115, ReDrafter)."""
+"""How a recurrent draft head learns (paper #115, ReDrafter)."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def allocated(table: Floats, predicted: Floats, average: int) -> dict[str, list[
 
 
 def allocation_report(rows: list[Outcome], role: Role, predicted: Floats, seed: int = 0) -> dict[str, Any] | None:
-    """Adaptive against uniform best-of-k on samples that were drawn once (seed 45), as plain values.
+    """Adaptive against uniform best-of-k on samples that were drawn once (paper #45), as plain values.
 
     A request counts as answered where one of its samples is right, averaged over all ways to pick so many of those
     drawn; it gets at least one. That is what a perfect judge of answers would show: `majority` and `logprob` beside it

@@ -60,7 +60,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class WhoIsRight:
-    """The chance of a right answer by each model (seed 45: cross-entropy with soft labels)."""
+    """The chance of a right answer by each model (paper #45: cross-entropy with soft labels)."""
 
     kind: ClassVar[str] = ROUTER_PROBE
     law: ClassVar[Law] = "chances"
@@ -104,7 +104,7 @@ class WhoIsRight:
 
 @dataclass(frozen=True)
 class WhichStrategy:
-    """Which strategy a prompt calls for (seed 52, DiffAdapt: cross-entropy).
+    """Which strategy a prompt calls for (paper #52, DiffAdapt: cross-entropy).
 
     Attributes:
         role: whose answers are looked at: the model that will be asked.
@@ -160,7 +160,7 @@ class WhichStrategy:
 
 @dataclass(frozen=True)
 class WhatSamplesAdd:
-    """What each further sample adds to the best reward (seed 45, real-valued rewards: squared error).
+    """What each further sample adds to the best reward (paper #45, real-valued rewards: squared error).
 
     Attributes:
         most: samples.

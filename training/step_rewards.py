@@ -19,7 +19,7 @@ SEPARATORS = ("\n",)
 async def mine_steps(
     models: ModelPool, codec: TextCodec, source: Source, index: int, expected: Lines[str], recipe: HeadRecipe
 ) -> Examples:
-    """Features of the small model's steps, and of one of them made wrong (seed 39, RSD).
+    """Features of the small model's steps, and of one of them made wrong (paper #39, RSD).
 
     The small model answers; its steps are right as long as they are the expected ones, and the first that is not is
     the last example: what a right step after a wrong one would be is not defined. One right step is read once more

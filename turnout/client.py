@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2
 
 from turnout import client_messages as wire
 from turnout.addresses import check_target
@@ -25,7 +24,9 @@ from turnout.proto.generation_pb2_grpc import GenerationStub
 
 __all__ = ["AsyncClient", "AsyncStream", "Client", "Options", "Result", "Stream"]
 
+# grpc.health.v1 as bytes: the request is an empty message, `status: SERVING` the field 1 with the value 1.
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+HEALTH_REQUEST, HEALTH_SERVING = b"", b"\x08\x01"
 CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20))
 
 
@@ -160,12 +161,9 @@ class Client:
 
     def healthy(self, timeout_s: float | None = None) -> bool:
         """Whether every pool answers; one that sleeps is left asleep."""
-        check = self._channel.unary_unary(
-            HEALTH_CHECK, health_pb2.HealthCheckRequest.SerializeToString, health_pb2.HealthCheckResponse.FromString
-        )
+        check = self._channel.unary_unary(HEALTH_CHECK, bytes, bytes)
         with _translated():
-            answer = check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            return bool(check(HEALTH_REQUEST, timeout=timeout_s) == HEALTH_SERVING)
 
     def methods(self) -> list[MethodDescription]:
         """Decoding methods and the schemas of their parameters."""
@@ -237,12 +235,9 @@ class AsyncClient:
 
     async def healthy(self, timeout_s: float | None = None) -> bool:
         """Whether every pool answers; one that sleeps is left asleep."""
-        check = self._channel.unary_unary(
-            HEALTH_CHECK, health_pb2.HealthCheckRequest.SerializeToString, health_pb2.HealthCheckResponse.FromString
-        )
+        check = self._channel.unary_unary(HEALTH_CHECK, bytes, bytes)
         with _translated():
-            answer = await check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            return bool(await check(HEALTH_REQUEST, timeout=timeout_s) == HEALTH_SERVING)
 
     async def methods(self) -> list[MethodDescription]:
         """Decoding methods and the schemas of their parameters."""

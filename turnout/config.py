@@ -174,7 +174,7 @@ class RoutingConfig(Section):
 
 
 class ReuseConfig(Section):
-    """Spans of other prompts that a request with `cache: lossy` takes over at other positions (seed 222, KVShare)."""
+    """Spans of other prompts that a request with `cache: lossy` takes over at other positions (paper #222, KVShare)."""
 
     recompute: Annotated[float, Field(ge=0, le=1, description="largest share of these that is computed again")] = 0.15
     threshold: Annotated[

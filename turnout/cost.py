@@ -1,6 +1,6 @@
 """What a request cost, by model, and what the large model alone would have cost: three meters side by side.
 
-The paper's cost charges parameters per token that a model wrote and nothing for catch-up (seed 2, Entropy Adaptive
+The paper's cost charges parameters per token that a model wrote and nothing for catch-up (paper #2, Entropy Adaptive
 Decoding). Tokens that were written and thrown away, which the paper has none of, are charged as those that stayed;
 speculative drafts are not. FLOPs are 2 x parameters x tokens processed, catch-up and discarded work included. Wall
 clock is measured. They answer different questions and are never mixed.

@@ -12,6 +12,8 @@ import pkgutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -55,7 +57,7 @@ class MethodInfo:
         name: its name everywhere: module, command line, APIs, reports.
         run: `async def run(request, models, params) -> AsyncIterator[Segment]`.
         params: the pydantic model of its parameters.
-        seeds: numbers of the papers it implements.
+        papers: numbers, as in docs/papers.md, of the papers it implements.
         lossless: whether its output law is exactly the target model's, unless parameters with a property `lossless`
             say that it is not.
         needs: roles ("small", "large") the pool must fill.
@@ -66,7 +68,7 @@ class MethodInfo:
     name: str
     run: Callable[..., AsyncIterator[Any]]
     params: type[MethodParams]
-    seeds: tuple[int, ...]
+    papers: tuple[int, ...]
     lossless: bool
     needs: frozenset[str]
     resumable: bool = False
@@ -103,7 +105,7 @@ class MethodInfo:
 def method(
     *,
     params: type[MethodParams],
-    seeds: tuple[int, ...] = (),
+    papers: tuple[int, ...] = (),
     lossless: bool,
     needs: frozenset[str],
     resumable: bool = False,
@@ -112,15 +114,48 @@ def method(
 
     def register(run: Callable[..., AsyncIterator[Any]]) -> MethodInfo:
         name = run.__module__.rpartition(".")[2]
-        return MethodInfo(name, run, params, seeds, lossless, needs, resumable)
+        return MethodInfo(name, run, params, papers, lossless, needs, resumable)
 
     return register
 
 
 def names(package: str) -> list[str]:
-    """Module names in a slot's package, sorted; private ones and `base` are not methods."""
+    """Names of a slot's modules, sorted: files of its package, and what installed packages add to it.
+
+    Private modules and `base` are no parts. An installed package adds a module with an entry point in the group
+    `turnout.SLOT`, where SLOT is the last part of `package`: `turnout.methods`, `turnout.drafters`, ...
+    """
     folders = tuple(importlib.import_module(package).__path__)
-    return list(_listed(folders, tuple(map(_changed, folders))))
+    listed, added = _listed(folders, tuple(map(_changed, folders))), added_modules(package)
+    return sorted({*listed, *added}) if added else list(listed)
+
+
+@cache
+def added_modules(package: str) -> dict[str, EntryPoint]:
+    """Entry points that add modules to a slot, by the name of the part; read once in a process."""
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=f"turnout.{package.rpartition('.')[2]}"):
+        if entry.value.rpartition(".")[2] != entry.name or entry.name.startswith("_"):
+            raise invalid(
+                f"entry point {entry.group}: {entry.name} = {entry.value}",
+                "must name a module whose last part is the name of the entry point",
+            )
+        if entry.name in found and found[entry.name].value != entry.value:
+            raise invalid(f"entry point {entry.group}: {entry.name}", "is defined by two installed packages")
+        found[entry.name] = entry
+    return found
+
+
+def slots() -> list[str]:
+    """Names of the packages of `decoding` whose modules are parts; `methods` is left out."""
+    folders = importlib.import_module(METHODS_PACKAGE.partition(".")[0]).__path__
+    found = sorted(each.name for each in pkgutil.iter_modules(folders) if each.ispkg)
+    return [slot for slot in found if _holds_parts(f"decoding.{slot}")]
+
+
+def _holds_parts(package: str) -> bool:
+    found = names(package)
+    return bool(found) and hasattr(load(package, found[0], "part"), "PART")
 
 
 def _changed(folder: str) -> int:
@@ -142,12 +177,17 @@ def load(package: str, name: str, field: str) -> ModuleType:
     """Import one module of a slot.
 
     Raises:
-        TurnoutError: NOT_FOUND, listing what exists.
+        TurnoutError: NOT_FOUND, listing what exists; INVALID_ARGUMENT: two modules have the name.
     """
     known = names(package)
     if name not in known:
         raise not_found(field, name, known)
-    return importlib.import_module(f"{package}.{name}")
+    added = added_modules(package).get(name)
+    if added is None:
+        return importlib.import_module(f"{package}.{name}")
+    if find_spec(f"{package}.{name}") is not None:
+        raise invalid(field, f"{name!r} is both {package}.{name} and {added.value} of an installed package")
+    return importlib.import_module(added.value)
 
 
 @cache

@@ -1,1 +1,1 @@
-"""Whatever proposes tokens, one file each."""
+"""Drafters: which tokens `speculative` proposes, as a tree. One file each."""

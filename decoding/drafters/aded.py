@@ -214,7 +214,7 @@ def most_visited(root: State, most: int, source: str) -> DraftTree:
 
 
 class AdedDrafter(Drafter):
-    """ADED (seed 6, Adaptive Draft-Verification for Efficient Large Language Model Decoding).
+    """ADED (paper #6, Adaptive Draft-Verification for Efficient Large Language Model Decoding).
 
     The tenant's store learns the 8 most probable tokens of every row the target is read at: the root, all draft nodes,
     rejected ones included, and before the second draft the prompt, from the states that the first forward left at its
@@ -226,7 +226,7 @@ class AdedDrafter(Drafter):
     """
 
     Params = AdedParams
-    seeds = (6,)
+    papers = (6,)
     depth = 10
     nodes = 64
     want = READ

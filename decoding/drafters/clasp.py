@@ -35,14 +35,14 @@ class ClaspParams(MethodParams):
 
 
 class ClaspDrafter(Drafter):
-    """Self-speculation with layers skipped in context (seed 54, CLaSp).
+    """Self-speculation with layers skipped in context (paper #54, CLaSp).
 
     The layers are chosen by dynamic programming on the states of the last verified token, so that what the remaining
     layers make of it points where the whole model's states point.
     """
 
     Params = ClaspParams
-    seeds = (54,)
+    papers = (54,)
     beside = "large"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True

@@ -27,7 +27,7 @@ class CopySpecParams(MethodParams):
 
 
 class CopySpecDrafter(Drafter):
-    """CopySpec (seed 141, CopySpec: Accelerating LLMs with Speculative Copy-and-Paste).
+    """CopySpec (paper #141, CopySpec: Accelerating LLMs with Speculative Copy-and-Paste).
 
     Looks in the prompt, earlier turns included, and in the answer so far. Where the last tokens are new it proposes
     nothing, and the next of a request's drafters is asked: list it first, with `select` "first". The paper copies from
@@ -35,7 +35,7 @@ class CopySpecDrafter(Drafter):
     """
 
     Params = CopySpecParams
-    seeds = (141,)
+    papers = (141,)
     watches = True
     depth = 32
     params: CopySpecParams

@@ -39,7 +39,7 @@ class DelParams(MethodParams):
 
 
 class DelDrafter(Drafter):
-    """Dynamic exit layer (seed 142, DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding).
+    """Dynamic exit layer (paper #142, DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding).
 
     At every verified place each layer's state goes through the model's own norm and head: had the model been left
     there, this token would have been drafted. The next round exits where the expected number of tokens for each layer
@@ -49,7 +49,7 @@ class DelDrafter(Drafter):
     """
 
     Params = DelParams
-    seeds = (142,)
+    papers = (142,)
     beside = "large"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True

@@ -44,7 +44,7 @@ class DrawValues:
 
 
 class DySpecDrafter(Drafter):
-    """Greedy growth by residual draft probability (seed 51, DySpec: Faster Speculative Decoding with Dynamic Token
+    """Greedy growth by residual draft probability (paper #51, DySpec: Faster Speculative Decoding with Dynamic Token
     Tree Structure).
 
     The draft is that of the heap that always makes the draw with the highest probability of being reached. That
@@ -53,7 +53,7 @@ class DySpecDrafter(Drafter):
     """
 
     Params = DySpecParams
-    seeds = (51,)
+    papers = (51,)
     beside = "small"
     kinds = frozenset({Candidates.DRAWN})
     stepwise = True

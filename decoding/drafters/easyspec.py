@@ -40,7 +40,7 @@ class EasySpecParams(MethodParams):
 
 
 class EasySpecDrafter(Drafter):
-    """A chain drafted by a model whose attentions do not wait for each other (seed 178, EasySpec).
+    """A chain drafted by a model whose attentions do not wait for each other (paper #178, EasySpec).
 
     All attentions of a group of layers take what goes into the group; the MLPs follow in order, each after its own
     layer's attention. Devices that share the model add their parts up once for a group; on one device nothing is saved.
@@ -51,7 +51,7 @@ class EasySpecDrafter(Drafter):
     """
 
     Params = EasySpecParams
-    seeds = (178,)
+    papers = (178,)
     beside = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True

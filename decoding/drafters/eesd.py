@@ -40,7 +40,7 @@ class EesdParams(ExitParams):
 
 
 class EesdDrafter(ExitDrafter):
-    """Early exit with a sampled draft length (seed 33, EESD).
+    """Early exit with a sampled draft length (paper #33, EESD).
 
     Speculative Decoding via Early-exiting for Faster LLM Inference with Thompson Sampling Control Mechanism. One
     decoder layer, trained on the target's own answers, drafts behind the first layers. Before every further token its
@@ -49,7 +49,7 @@ class EesdDrafter(ExitDrafter):
     """
 
     Params = EesdParams
-    seeds = (33,)
+    papers = (33,)
     depth = 16
     params: EesdParams
 

@@ -36,7 +36,7 @@ class InputCopyParams(MethodParams):
 
 
 class InputCopyDrafter(Drafter):
-    """Input-guided aggressive decoding (seed 140, Lossless Acceleration for Seq2seq Generation).
+    """Input-guided aggressive decoding (paper #140, Lossless Acceleration for Seq2seq Generation).
 
     The whole rest of the source is drafted at once. After a token that is not the source's, drafting ends until the
     answer's longest suffix that occurs in the source occurs there once; from behind it copying goes on. The trained
@@ -44,7 +44,7 @@ class InputCopyDrafter(Drafter):
     """
 
     Params = InputCopyParams
-    seeds = (140,)
+    papers = (140,)
     watches = True
     depth = 64
     params: InputCopyParams

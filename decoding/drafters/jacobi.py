@@ -31,7 +31,7 @@ class JacobiParams(MethodParams):
 
 
 class JacobiDrafter(Drafter):
-    """Speculative Jacobi decoding (seed 133, Accelerating Auto-regressive Text-to-Image Generation).
+    """Speculative Jacobi decoding (paper #133, Accelerating Auto-regressive Text-to-Image Generation).
 
     A guess that was not reached is drawn anew from the distribution the target just gave at its place, and that
     distribution is what it is judged against in the next round; a guess new to the window repeats its neighbour and
@@ -40,7 +40,7 @@ class JacobiDrafter(Drafter):
     """
 
     Params = JacobiParams
-    seeds = (133,)
+    papers = (133,)
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     depth = 64
     params: JacobiParams

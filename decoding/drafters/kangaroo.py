@@ -23,14 +23,14 @@ class KangarooParams(ExitParams):
 
 
 class KangarooDrafter(ExitDrafter):
-    """Double early exit (seed 157, Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting).
+    """Double early exit (paper #157, Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting).
 
     The first exit leaves the target after a few layers, for an adapter of one attention layer; the second ends the
     draft once the adapter's best token is not probable enough. The unsure token itself is verified.
     """
 
     Params = KangarooParams
-    seeds = (157,)
+    papers = (157,)
     depth = 6
     params: KangarooParams
 

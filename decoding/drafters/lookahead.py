@@ -57,7 +57,7 @@ class NgramPool:
 
 
 class LookaheadDrafter(Drafter):
-    """Lookahead decoding (seed 14, Break the Sequential Dependency of LLM Inference Using Lookahead Decoding).
+    """Lookahead decoding (paper #14, Break the Sequential Dependency of LLM Inference Using Lookahead Decoding).
 
     `rows` are the guessed trajectories of the last rounds: row 0 has W - 1 tokens from the place after the root on,
     row r has W from r places after the root on; while the window fills there are fewer rows, and each is longer. The
@@ -65,7 +65,7 @@ class LookaheadDrafter(Drafter):
     """
 
     Params = LookaheadParams
-    seeds = (14,)
+    papers = (14,)
     kinds = frozenset({Candidates.FIXED})
     depth = 16
     nodes = 160

@@ -86,7 +86,7 @@ def grow_rank_tree(accuracies: Accuracies, nodes: int) -> RankTree:
 
 
 class MedusaDrafter(HeadDrafter[MedusaHeads]):
-    """Medusa (seed 191), and blockwise parallel decoding (seed 53, the chain).
+    """Medusa (paper #191), and blockwise parallel decoding (paper #53, the chain).
 
     The pending token stands where the paper has its own model's first guess, so head k drafts depth k + 1. The tree's
     shape comes from the accuracy of every head's guesses by rank, which training measured on answers it had not seen.
@@ -97,7 +97,7 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
 
     Params = MedusaParams
     network = MedusaHeads
-    seeds = (191, 53)
+    papers = (191, 53)
     kinds = frozenset({Candidates.FIXED})
     nodes = 63
     params: MedusaParams

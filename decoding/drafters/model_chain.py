@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ModelChainDrafter(Drafter):
-    """Autoregressive draft by a small model (seed 111, Speculative decoding); one forward per token.
+    """Autoregressive draft by a small model (paper #111, Speculative decoding); one forward per token.
 
     Fixed candidates are drawn with the noise the target itself will use, so that similar models choose the same
     token (for the match verifier); drawn ones with noise of their own, each proposal distribution kept.
@@ -28,7 +28,7 @@ class ModelChainDrafter(Drafter):
         after: hypothetical tokens between the sequence and the draft.
     """
 
-    seeds = (111,)
+    papers = (111,)
     beside = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True

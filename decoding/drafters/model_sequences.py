@@ -28,13 +28,13 @@ class ModelSequencesParams(MethodParams):
 
 
 class ModelSequencesDrafter(Drafter):
-    """Independent draft sequences (seed 165, SpecTr: Fast Speculative Decoding via Optimal Transport).
+    """Independent draft sequences (paper #165, SpecTr: Fast Speculative Decoding via Optimal Transport).
 
     Equal beginnings stand in the tree, and are fed, once; a level is drawn when there is room for all sequences.
     """
 
     Params = ModelSequencesParams
-    seeds = (165,)
+    papers = (165,)
     beside = "small"
     kinds = frozenset({Candidates.SEQUENCES})
     depth = 5

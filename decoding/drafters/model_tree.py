@@ -24,12 +24,12 @@ class ModelTreeParams(MethodParams):
 
 
 class ModelTreeDrafter(Drafter):
-    """The nodes with the highest path probability (seed 56, Accelerating LLM Inference with Staged Speculative
+    """The nodes with the highest path probability (paper #56, Accelerating LLM Inference with Staged Speculative
     Decoding, its tree alone); one forward a level.
     """
 
     Params = ModelTreeParams
-    seeds = (56,)
+    papers = (56,)
     beside = "small"
     kinds = frozenset({Candidates.FIXED})
     stepwise = True

@@ -40,7 +40,7 @@ class RasdParams(MethodParams):
 
 
 class RasdDrafter(Drafter):
-    """RASD (seed 149, RASD: Retrieval-Augmented Speculative Decoding).
+    """RASD (paper #149, RASD: Retrieval-Augmented Speculative Decoding).
 
     Retrieves what followed the longest suffix of the context, 16 down to 2 tokens, in this request's own text and in
     the tenant's earlier answers. Paths the draft model finds implausible at their first token are dropped, the others
@@ -51,7 +51,7 @@ class RasdDrafter(Drafter):
     """
 
     Params = RasdParams
-    seeds = (149,)
+    papers = (149,)
     beside = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True

@@ -35,14 +35,14 @@ class RasdHeadsParams(HeadParams):
 
 
 class RasdHeadsDrafter(Drafter):
-    """RASD (seed 149, RASD: Retrieval-Augmented Speculative Decoding) with the heads of `medusa`, trained for it.
+    """RASD (paper #149, RASD: Retrieval-Augmented Speculative Decoding) with the heads of `medusa`, trained for it.
 
     As `rasd`, but the tree is the heads', and what the first of them finds implausible is dropped. The heads draft
     nothing in the first round of an answer, whose forward reads the prompt, and nothing is retrieved in it either.
     """
 
     Params = RasdHeadsParams
-    seeds = (149,)
+    papers = (149,)
     beside = "large"
     kinds = frozenset({Candidates.FIXED})
     depth = 16

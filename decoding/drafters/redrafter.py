@@ -65,7 +65,7 @@ def search_beams(
 
 
 class ReDrafterDrafter(HeadDrafter[RecurrentHead]):
-    """ReDrafter (seed 115, Recurrent Drafter for Fast Speculative Decoding in Large Language Models).
+    """ReDrafter (paper #115, Recurrent Drafter for Fast Speculative Decoding in Large Language Models).
 
     Beams are chosen, not drawn: their probabilities are no proposals, and the match verifier judges the merged tree.
     A smaller room keeps the most probable beams.
@@ -73,7 +73,7 @@ class ReDrafterDrafter(HeadDrafter[RecurrentHead]):
 
     Params = ReDrafterParams
     network = RecurrentHead
-    seeds = (115,)
+    papers = (115,)
     kinds = frozenset({Candidates.FIXED})
     depth = 5
     nodes = 50

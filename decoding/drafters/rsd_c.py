@@ -30,13 +30,13 @@ class RsdCParams(MethodParams):
 
 
 class RsdCDrafter(Drafter):
-    """Constant branching, siblings by Gumbel-top-k (seed 80, Recursive Speculative Decoding).
+    """Constant branching, siblings by Gumbel-top-k (paper #80, Recursive Speculative Decoding).
 
     Where a node has fewer possible tokens than children (a greedy request: one), it has as many children as those.
     """
 
     Params = RsdCParams
-    seeds = (80,)
+    papers = (80,)
     beside = "small"
     kinds = frozenset({Candidates.DRAWN})
     stepwise = True

@@ -27,7 +27,7 @@ class RsdSParams(MethodParams):
 
 
 class RsdSDrafter(Drafter):
-    """Stochastic beam search (seed 80, Recursive Speculative Decoding).
+    """Stochastic beam search (paper #80, Recursive Speculative Decoding).
 
     Every level keeps the `beam` nodes with the largest perturbed log-probabilities of their paths. Siblings stand by
     these, which is the order they were drawn in without replacement. A path that fell out of the beam is left out
@@ -35,7 +35,7 @@ class RsdSDrafter(Drafter):
     """
 
     Params = RsdSParams
-    seeds = (80,)
+    papers = (80,)
     beside = "small"
     kinds = frozenset({Candidates.DRAWN})
     stepwise = True

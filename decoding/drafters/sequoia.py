@@ -115,7 +115,7 @@ class AcceptanceRates:
 
 
 class SequoiaDrafter(Drafter):
-    """Optimal trees (seed 46, Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding).
+    """Optimal trees (paper #46, Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding).
 
     The shape comes from a dynamic program over acceptance rates by rank among siblings, measured while serving for
     each tenant and pair of models, greedy and sampled requests apart. Its size and depth are those with the least
@@ -126,7 +126,7 @@ class SequoiaDrafter(Drafter):
     """
 
     Params = SequoiaParams
-    seeds = (46,)
+    papers = (46,)
     beside = "small"
     kinds = frozenset({Candidates.DRAWN})
     stepwise = True

@@ -41,7 +41,7 @@ class StagedParams(MethodParams):
 
 
 class StagedDrafter(Drafter):
-    """Speculation in two stages (seed 56, Accelerating LLM Inference with Staged Speculative Decoding).
+    """Speculation in two stages (paper #56, Accelerating LLM Inference with Staged Speculative Decoding).
 
     The tree has the most probable paths under the draft model, or draws where the verifier is most expected. While
     it grows, a back-off tri-gram model guesses which nodes will be read next, and the draft model reads these in the
@@ -50,7 +50,7 @@ class StagedDrafter(Drafter):
     """
 
     Params = StagedParams
-    seeds = (56,)
+    papers = (56,)
     beside = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True

@@ -44,7 +44,7 @@ class SwiftParams(MethodParams):
 
 
 class SwiftDrafter(Drafter):
-    """Self-speculation with skipped sub-layers (seed 153, SWIFT).
+    """Self-speculation with skipped sub-layers (paper #153, SWIFT).
 
     A chain of the partial model's tokens, with further candidates as leaves, the more the less sure it is. Once the
     request has written enough, one set of sub-layers a round is tried: the partial model predicts the first written
@@ -53,7 +53,7 @@ class SwiftDrafter(Drafter):
     """
 
     Params = SwiftParams
-    seeds = (153,)
+    papers = (153,)
     beside = "large"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True

@@ -49,14 +49,14 @@ LEVELS = template_levels(TEMPLATE)
 
 
 class TokenRecyclingDrafter(Drafter):
-    """Token Recycling (seed 63, Turning Trash into Treasure).
+    """Token Recycling (paper #63, Turning Trash into Treasure).
 
     Every token the target reads, accepted or not, leaves the 8 most probable next tokens in its row of a matrix that
     is the tenant's and outlives the request. Drafts fill the paper's tree of 80 nodes from it; where a row is still
     empty there is no node, so that no two siblings are equal.
     """
 
-    seeds = (63,)
+    papers = (63,)
     depth = len(LEVELS)
     nodes = sum(len(ranks) for _, ranks in LEVELS)
     want = Want(draw=None, top=GUESSES)

@@ -115,7 +115,7 @@ class TrimmedModel(WrappedModel):
 
 
 class VocabTrimDrafter(Drafter):
-    """Drafts of frequent tokens only (seed 189, VocabTrim: Vocabulary Pruning for Efficient Speculative Decoding).
+    """Drafts of frequent tokens only (paper #189, VocabTrim: Vocabulary Pruning for Efficient Speculative Decoding).
 
     Around any drafter that asks the small model. Ids are kept by how often the target itself emitted them in requests
     of the tenant and domain, and those that end the answer always. What is drafted, and the distribution stored with
@@ -124,7 +124,7 @@ class VocabTrimDrafter(Drafter):
     """
 
     Params = VocabTrimParams
-    seeds = (189,)
+    papers = (189,)
     beside = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True

@@ -1,1 +1,1 @@
-"""Whatever decides how long a draft may become, one file each."""
+"""Length policies: how deep a draft goes, before a round and after each token. One file each."""

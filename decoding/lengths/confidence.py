@@ -26,13 +26,13 @@ class ConfidenceParams(LengthParams):
 class ConfidenceLength(LengthPolicy):
     """Top-1 probability against a threshold; the unsure token itself is still verified.
 
-    The rule that seeds 54 (CLaSp), 142 (DEL), 153 (SWIFT) and 157 (Kangaroo) share. It looks at the
+    The rule that papers #54 (CLaSp), #142 (DEL), #153 (SWIFT) and #157 (Kangaroo) share. It looks at the
     largest probability, not at the drawn token's. A threshold of 0 drafts to the full depth, one above 1 one token.
     """
 
     Params = ConfidenceParams
     params: ConfidenceParams
-    seeds = (54, 142, 153, 157)
+    papers = (54, 142, 153, 157)
     stepwise = True
     want = Want(draw=None, top=1)
 

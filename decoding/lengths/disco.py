@@ -27,7 +27,7 @@ class DiscoParams(TrainedParams):
 
 
 class DiscoLength(TrainedLength):
-    """Dynamic speculation lookahead (seed 73, DISCO).
+    """Dynamic speculation lookahead (paper #73, DISCO).
 
     A two-layer network sees the largest probabilities of the token's distribution, its entropy and the token's place
     in the draft, and says how likely the token, and all before it, will be accepted. Below the threshold drafting
@@ -38,7 +38,7 @@ class DiscoLength(TrainedLength):
 
     Params = DiscoParams
     params: DiscoParams
-    seeds = (73,)
+    papers = (73,)
 
     def use(self, artifact: Artifact) -> None:
         """See `TrainedLength.use`."""

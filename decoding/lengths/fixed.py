@@ -14,10 +14,10 @@ class FixedParams(LengthParams):
 
 
 class FixedLength(LengthPolicy):
-    """As deep as the drafter can, up to a fixed depth (seed 111, Speculative decoding)."""
+    """As deep as the drafter can, up to a fixed depth (paper #111, Speculative decoding)."""
 
     Params = FixedParams
-    seeds = (111,)
+    papers = (111,)
 
     def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Nothing to learn."""

@@ -162,7 +162,7 @@ class Times:
 
 
 class SmartSpecLength(LengthPolicy):
-    """Goodput decides, each round anew (seed 197, SmartSpec).
+    """Goodput decides, each round anew (paper #197, SmartSpec).
 
     For k = 0 .. `most`, goodput is (1 - a^(k+1)) / (1 - a) expected tokens over k draft steps and one verification,
     all sequences the models hold taken to draft alike. Step times are the models' own predictions for their live
@@ -191,7 +191,7 @@ class SmartSpecLength(LengthPolicy):
 
     Params = SmartSpecParams
     params: SmartSpecParams
-    seeds = (197,)
+    papers = (197,)
     abstains = True
 
     def __init__(self, params: Any = None) -> None:

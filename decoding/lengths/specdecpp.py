@@ -29,7 +29,7 @@ class SpecDecPlusPlusParams(TrainedParams):
 
 
 class SpecDecPlusPlusLength(TrainedLength):
-    """Acceptance prediction head (seed 105, SpecDec++).
+    """Acceptance prediction head (paper #105, SpecDec++).
 
     The policy that minimises expected time ends a draft once 1 - prod p_acc(y_i) passes a threshold. The head reads
     p_acc(y_i) from the draft's last hidden state at y_i, which exists once y_i has been fed: that is when y_(i+1) is
@@ -38,7 +38,7 @@ class SpecDecPlusPlusLength(TrainedLength):
 
     Params = SpecDecPlusPlusParams
     params: SpecDecPlusPlusParams
-    seeds = (105,)
+    papers = (105,)
     want = Want(draw=None, hidden=frozenset({LAST}))
 
     def use(self, artifact: Artifact) -> None:

@@ -28,7 +28,7 @@ class SvipParams(LengthParams):
 
 
 class SvipLength(LengthPolicy):
-    """Self-verification length (seed 62, SVIP).
+    """Self-verification length (paper #62, SVIP).
 
     A token drawn from q is accepted with probability 1 - TV(p, q) >= 1 - sqrt(KL(q || p) / 2); with the cross entropy
     taken as a multiple of H(q) this is at least 1 - sqrt(c H(q)). Drafting ends below the first token whose q has
@@ -39,7 +39,7 @@ class SvipLength(LengthPolicy):
 
     Params = SvipParams
     params: SvipParams
-    seeds = (62,)
+    papers = (62,)
     stepwise = True
     want = Want(draw=None, entropy=True)
 

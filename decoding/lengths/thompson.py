@@ -42,7 +42,7 @@ class ThompsonParams(LengthParams):
 
 
 class ThompsonLength(LengthPolicy):
-    """Beta-TS and Calibration-TS (seed 33, EESD): one Bernoulli draw of the acceptance rate before a further token.
+    """Beta-TS and Calibration-TS (paper #33, EESD): one Bernoulli draw of the acceptance rate before a further token.
 
     The rate has a Beta posterior that counts this answer's accepted tokens, and a rejected one per round that had
     one. A rate drawn anew from Beta(a, b) before every decision, then a Bernoulli of that rate, is by the law of
@@ -59,7 +59,7 @@ class ThompsonLength(LengthPolicy):
 
     Params = ThompsonParams
     params: ThompsonParams
-    seeds = (33,)
+    papers = (33,)
     stepwise = True
     abstains = True
 

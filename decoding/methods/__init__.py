@@ -1,1 +1,1 @@
-"""Whole decoding programs, one file each; the registry finds them by file name."""
+"""Methods: what answers a request (`turnout generate --method NAME`). One file each."""

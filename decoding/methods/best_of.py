@@ -61,11 +61,11 @@ class BestOfParams(MethodParams):
         self.scorer(models)
 
 
-@method(params=BestOfParams, seeds=(45,), lossless=False, needs=frozenset())
+@method(params=BestOfParams, papers=(45,), lossless=False, needs=frozenset())
 async def best_of(request: Request, models: ModelPool, params: BestOfParams) -> AsyncIterator[Segment]:
     """One model draws several answers, and the one that most agree on, or the likeliest, is shown.
 
-    Seed 45 (Learning How Hard to Think), its best-of-k; how many to draw is a parameter, which a routing policy sets.
+    Paper #45 (Learning How Hard to Think), its best-of-k; how many to draw is a parameter, which a routing policy sets.
     Each answer follows the model's law, which one is shown does not. Nothing is shown before all are written. The
     prompt is computed once. With k = 1 it is plain decoding: the first answer is drawn with the request's own seed.
     """

@@ -82,13 +82,13 @@ class EntropyAdaptiveParams(SwitchParams, CalibratedParams):
         return self
 
 
-@method(params=EntropyAdaptiveParams, seeds=(2,), lossless=False, needs=frozenset({"small", "large"}))
+@method(params=EntropyAdaptiveParams, papers=(2,), lossless=False, needs=frozenset({"small", "large"}))
 async def entropy_adaptive(
     request: Request, models: ModelPool, params: EntropyAdaptiveParams
 ) -> AsyncIterator[Segment]:
     """The large model writes while the rolling mean of the active model's entropy is high.
 
-    Seed 2 (Entropy Adaptive Decoding). Each token follows the law of the model in its `source`.
+    Paper #2 (Entropy Adaptive Decoding). Each token follows the law of the model in its `source`.
     """
     params, watched = calibrated(request, models, params, "entropy_adaptive")
     rule = MeanEntropySwitch(

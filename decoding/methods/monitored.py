@@ -54,13 +54,13 @@ class MonitoredParams(MethodParams):
         monitor.check(models)
 
 
-@method(params=MonitoredParams, seeds=(21, 184), lossless=False, needs=frozenset({"small", "large"}))
+@method(params=MonitoredParams, papers=(21, 184), lossless=False, needs=frozenset({"small", "large"}))
 async def monitored(request: Request, models: ModelPool, params: MonitoredParams) -> AsyncIterator[Segment]:
     """Any method writes; a monitor watches, puts words into the answer, or has a finished one reconsidered.
 
-    Seeds 184 (TrimR) and 21 (Think Just Enough), which differ in the monitor. The inner method begins anew after every
-    intervention, on the same sequence, whose cached prefix stays; between interventions its law holds. Injected tokens
-    have a source of their own and count towards the answer's length.
+    Papers #184 (TrimR) and #21 (Think Just Enough), which differ in the monitor. The inner method begins anew after
+    every intervention, on the same sequence, whose cached prefix stays; between interventions its law holds. Injected
+    tokens have a source of their own and count towards the answer's length.
     """
     inner = get_method(params.inner.name, f"{FIELD}.inner")
     if request.sequence.constraint is not None:

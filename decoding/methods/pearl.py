@@ -185,13 +185,13 @@ async def side_by_side(one: Coroutine[Any, Any, One], other: Coroutine[Any, Any,
             await asyncio.wait((first, second))
 
 
-@method(params=PearlParams, seeds=(130,), lossless=True, needs=frozenset({"small", "large"}), resumable=True)
+@method(params=PearlParams, papers=(130,), lossless=True, needs=frozenset({"small", "large"}), resumable=True)
 async def pearl(request: Request, models: ModelPool, params: PearlParams) -> AsyncIterator[Segment]:
     """The small model drafts while the large one verifies; neither waits for the other.
 
-    Seed 130 (PEARL: Parallel Speculative Decoding with Adaptive Draft Length), its pre-verify and post-verify. It pays
-    where each model has a device of its own; on a shared one the models take turns. The verified run grows as long as
-    drafts are accepted, and a round then brings a whole block.
+    Paper #130 (PEARL: Parallel Speculative Decoding with Adaptive Draft Length), its pre-verify and post-verify. It
+    pays where each model has a device of its own; on a shared one the models take turns. The verified run grows as long
+    as drafts are accepted, and a round then brings a whole block.
     """
     if models.small is models.large:
         raise invalid("method", "pearl needs two models, as both work on the answer at the same time; here is one")

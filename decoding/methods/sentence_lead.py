@@ -31,11 +31,11 @@ class SentenceLeadParams(SwitchParams, CalibratedParams):
     ] = 1.0
 
 
-@method(params=SentenceLeadParams, seeds=(202,), lossless=False, needs=frozenset({"small", "large"}))
+@method(params=SentenceLeadParams, papers=(202,), lossless=False, needs=frozenset({"small", "large"}))
 async def sentence_lead(request: Request, models: ModelPool, params: SentenceLeadParams) -> AsyncIterator[Segment]:
     """The large model writes the first tokens of each sentence, the small one the rest.
 
-    Seed 202 (FoReaL-Decoding). Each token follows the law of the model in its `source`.
+    Paper #202 (FoReaL-Decoding). Each token follows the law of the model in its `source`.
     """
     params, _ = calibrated(request, models, params, "sentence_lead")
     seq = request.sequence

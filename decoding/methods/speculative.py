@@ -286,11 +286,11 @@ def _listed(kinds: tuple[Candidates, ...] | frozenset[Candidates]) -> str:
     return " or ".join(sorted(kinds))
 
 
-@method(params=SpeculativeParams, seeds=(111,), lossless=True, needs=frozenset({"small", "large"}), resumable=True)
+@method(params=SpeculativeParams, papers=(111,), lossless=True, needs=frozenset({"small", "large"}), resumable=True)
 async def speculative(request: Request, models: ModelPool, params: SpeculativeParams) -> AsyncIterator[Segment]:
     """Tokens are drafted, the large model verifies them in one forward; the output law is the large model's.
 
-    Seed 111 (Speculative decoding), with the drafters, length policies, verifiers and selectors of the papers they
+    Paper #111 (Speculative decoding), with the drafters, length policies, verifiers and selectors of the papers they
     name. A verifier that is not lossless says which law it has. An end of the answer inside a draft cuts the rest of
     the round.
     """

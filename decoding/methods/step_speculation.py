@@ -131,16 +131,16 @@ class StepSpeculationParams(CalibratedParams):
         return part.threshold
 
 
-@method(params=StepSpeculationParams, seeds=(39, 221), lossless=False, needs=frozenset({"small", "large"}))
+@method(params=StepSpeculationParams, papers=(39, 221), lossless=False, needs=frozenset({"small", "large"}))
 async def step_speculation(
     request: Request, models: ModelPool, params: StepSpeculationParams
 ) -> AsyncIterator[Segment]:
     """The small model drafts whole steps; a scorer keeps them, or the large model writes them anew.
 
-    Seeds 221 (SpecReason) and 39 (Reward-Guided Speculative Decoding), which differ in the scorer. A step z has the law
-    w(z) P_small(z) + (1 - E[w]) P_large(z), with w(z) the chance that the scorer keeps z; tokens of a kept step follow
-    the small model's law, all others the large one's. The meter's generated and discarded tokens of the small model
-    count drafts that were kept and that were not; the large model's generated tokens are its own.
+    Papers #221 (SpecReason) and #39 (Reward-Guided Speculative Decoding), which differ in the scorer. A step z has the
+    law w(z) P_small(z) + (1 - E[w]) P_large(z), with w(z) the chance that the scorer keeps z; tokens of a kept step
+    follow the small model's law, all others the large one's. The meter's generated and discarded tokens of the small
+    model count drafts that were kept and that were not; the large model's generated tokens are its own.
     """
     params, watching = calibrated(request, models, params, "step_speculation")
     told = recorder(request, watching)

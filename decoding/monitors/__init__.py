@@ -1,1 +1,1 @@
-"""Monitors that watch an answer being written and step in, one file each."""
+"""Monitors: when to put words into an answer that any method writes (`monitored`). One file each."""

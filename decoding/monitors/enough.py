@@ -56,7 +56,7 @@ class TokenAccount:
 
 
 class EnoughMonitor(Monitor):
-    """Seed 21 (Think Just Enough): a round more where the mean entropy of the last round is above a threshold.
+    """Paper #21 (Think Just Enough): a round more where the mean entropy of the last round is above a threshold.
 
     Per token the `top` largest probabilities are renormalised and their entropy taken, in nats; a round's reading is
     the mean over its tokens. A round ends with the end token; the cue and the next round follow it in the same answer.
@@ -64,7 +64,7 @@ class EnoughMonitor(Monitor):
     """
 
     Params = EnoughParams
-    seeds = (21,)
+    papers = (21,)
     params: EnoughParams
 
     def check(self, models: ModelPool) -> None:

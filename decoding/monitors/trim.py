@@ -76,7 +76,7 @@ class TrimParams(MethodParams):
 
 
 class TrimMonitor(Monitor):
-    """Seed 184 (TrimR): overthinking, underthinking and repetition, each ended by words put into the answer.
+    """Paper #184 (TrimR): overthinking, underthinking and repetition, each ended by words put into the answer.
 
     Thoughts are split at cues; the last sentences of each are a candidate conclusion. Those that state an answer are
     compared with the one before: enough equal ones in a row, and the thinking has converged. Questions are asked in a
@@ -86,7 +86,7 @@ class TrimMonitor(Monitor):
     """
 
     Params = TrimParams
-    seeds = (184,)
+    papers = (184,)
     params: TrimParams
 
     def begin(self, request: Request, models: ModelPool) -> None:

@@ -1,1 +1,1 @@
-"""Scorers of drafted reasoning steps, one file each."""
+"""Scorers: how good a drafted step is, and how likely it stays (`step_speculation`). One file each."""

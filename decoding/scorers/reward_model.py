@@ -37,7 +37,7 @@ class RewardModelParams(MethodParams):
 
 
 class RewardModelScorer(Scorer):
-    """Seed 39 (Reward-Guided Speculative Decoding): a process reward of the step's end after the whole prefix.
+    """Paper #39 (Reward-Guided Speculative Decoding): a process reward of the step's end after the whole prefix.
 
     The head reads the last hidden state of the model it was trained beside, once that has read prefix and step, and how
     far that model expected the step's tokens. A step z of the small model with distribution P_m stays with probability
@@ -48,7 +48,7 @@ class RewardModelScorer(Scorer):
     Params = RewardModelParams
     threshold = "delta"
     keeps_none = 2.0
-    seeds = (39,)
+    papers = (39,)
     params: RewardModelParams
 
     def check(self, models: ModelPool) -> None:

@@ -37,7 +37,7 @@ class SelfGradeParams(MethodParams):
 
 
 class SelfGradeScorer(Scorer):
-    """Seed 221 (SpecReason): the large model reads step and question in one prefill; its next token is the grade.
+    """Paper #221 (SpecReason): the large model reads step and question in one prefill; its next token is the grade.
 
     It keeps what it read: of an accepted step only the question is dropped, and nothing is read again. A step that has
     no room for the question in the model's context is graded 0.
@@ -46,7 +46,7 @@ class SelfGradeScorer(Scorer):
     Params = SelfGradeParams
     threshold = "threshold"
     keeps_none = 10.0
-    seeds = (221,)
+    papers = (221,)
     params: SelfGradeParams
 
     def check(self, models: ModelPool) -> None:

@@ -1,1 +1,1 @@
-"""Whatever chooses, each round, among the drafters of a request, one file each."""
+"""Selectors: which drafter of a request drafts a round. One file each."""

@@ -74,7 +74,7 @@ class Exp3State:
 
 
 class Exp3(Bandit[Exp3State]):
-    """EXP3Spec (seed 44, BanditSpec): arm i with a probability proportional to exp(-eta_n sum of its weighted losses).
+    """EXP3Spec (paper #44, BanditSpec): arm i with probability proportional to exp(-eta_n sum of its weighted losses).
 
     The loss of a round is (L - gain) / L, in [0, 1], weighted by 1 / (probability of its arm); with K arms, the rate
     in round n is eta_n = sqrt(ln K / (n K)). For tokens L is the most that a round could have brought so far. Speeds
@@ -93,7 +93,7 @@ class Exp3(Bandit[Exp3State]):
 
     Params = Exp3Params
     params: Exp3Params
-    seeds = (44,)
+    papers = (44,)
     _draw: Draw | None = None  # the one that it pulled last, which it does not do again
 
     def fresh(self, num_arms: int) -> Exp3State:

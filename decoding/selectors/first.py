@@ -7,9 +7,9 @@ from decoding.sequence import Sequence
 
 
 class First(Selector):
-    """Drafters in the order of the request: a copy where one is found, else the next (seed 141, CopySpec)."""
+    """Drafters in the order of the request: a copy where one is found, else the next (paper #141, CopySpec)."""
 
-    seeds = (141,)
+    papers = (141,)
 
     def order(self, seq: Sequence, num_arms: int) -> list[int]:
         """Always the same."""

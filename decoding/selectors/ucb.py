@@ -45,7 +45,7 @@ class UcbState:
 
 
 class Ucb(Bandit[UcbState]):
-    """UCBSpec (seed 44, BanditSpec), for arms whose gains do not drift.
+    """UCBSpec (paper #44, BanditSpec), for arms whose gains do not drift.
 
     Every arm once, then the largest mean_i + r_i. With gains from 0 to L after n rounds, K arms and n_i pulls of arm
     i, r_i is L sqrt(c ln n / n_i), or the self-normalised
@@ -56,7 +56,7 @@ class Ucb(Bandit[UcbState]):
 
     Params = UcbParams
     params: UcbParams
-    seeds = (44,)
+    papers = (44,)
 
     def fresh(self, num_arms: int) -> UcbState:
         """Nothing pulled."""

@@ -69,7 +69,7 @@ class SwitchRule(Protocol):
 async def alternate(
     request: Request, models: ModelPool, rule: SwitchRule, catch_up: CatchUp
 ) -> AsyncGenerator[Segment, None]:
-    """Let whichever model the rule names write, until the answer ends. Seeds 2 and 202 differ only in the rule.
+    """Let whichever model the rule names write, until the answer ends. Papers #2 and #202 differ only in the rule.
 
     The sequence is append-only and shared, so a switch moves nothing: the first forward of the newly active
     model reads what it lacks. `catch_up` changes when that reading is paid for, never which tokens come out.

@@ -13,7 +13,7 @@ Effect = Literal["next", "current"]
 
 
 class MeanEntropySwitch:
-    """Seed 2 (Entropy Adaptive Decoding): large while the mean of the last entropies is above a threshold.
+    """Paper #2 (Entropy Adaptive Decoding): large while the mean of the last entropies is above a threshold.
 
     Entropies are in bits, before temperature, pushed once per forward of the active model; where a structure holds,
     they are of the tokens it allows. A forced token, the only one allowed, says nothing about the model: its entropy

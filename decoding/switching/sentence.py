@@ -102,7 +102,7 @@ class SentenceTracker:
 
 
 class SentenceSwitch:
-    """Seed 202 (FoReaL-Decoding): the large model opens sentences, the small one finishes them.
+    """Paper #202 (FoReaL-Decoding): the large model opens sentences, the small one finishes them.
 
     At the start of each sentence a keyed coin decides whether the large model leads; if so it writes the first
     `lead_tokens` tokens, fewer where the sentence ends, and the small one the rest. When a sentence turns out to

@@ -1,1 +1,1 @@
-"""Whatever decides which proposed tokens stay, one file each."""
+"""Verifiers: which proposed tokens stay, and so which law the answer follows. One file each."""

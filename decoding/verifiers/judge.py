@@ -38,7 +38,7 @@ class JudgeParams(MethodParams):
 
 
 class JudgeVerifier(Verifier):
-    """Judge decoding (seed 175): a draft token stays if the standard test keeps it, or a trained head says it is right.
+    """Judge decoding (paper #175): a token stays if the standard test keeps it, or a trained head says it is right.
 
     The head is linear and sees the target's last hidden state at the drafted token, after the target has read it.
     Where no candidate passes either, the target's own token is emitted and the round ends. Not lossless: the law is
@@ -47,7 +47,7 @@ class JudgeVerifier(Verifier):
     """
 
     Params = JudgeParams
-    seeds = (175,)
+    papers = (175,)
     lossless = False
     accepts = (Candidates.DRAWN, Candidates.FIXED)
     params: JudgeParams

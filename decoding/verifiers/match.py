@@ -14,11 +14,11 @@ class MatchVerifier(Verifier):
     """Follow the child that equals the target's own sample; where there is none, emit the sample and stop.
 
     Every emitted token is the target's sample under noise keyed by position, so the output equals plain decoding
-    with the same seed token by token, whatever drafted. Seeds 111 (Speculative decoding) and the coupling of
+    with the same seed token by token, whatever drafted. Papers #111 (Speculative decoding) and the coupling of
     keyed noise.
     """
 
-    seeds = (111,)
+    papers = (111,)
     lossless = True
     accepts = (Candidates.FIXED, Candidates.DRAWN, Candidates.SEQUENCES)
     want = Want(draw=Draw.SAMPLE)

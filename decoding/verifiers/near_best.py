@@ -34,15 +34,15 @@ class NearBestParams(MethodParams):
 class NearBestVerifier(Verifier):
     """The longest path of tokens that are nearly the target's best; not lossless.
 
-    Top-n acceptance and the minimum block of seed 53 (Blockwise Parallel Decoding), and top-beta acceptance within
-    a tolerance of seed 140 (Lossless Acceleration for Seq2seq Generation, its GAD++). A candidate stays if it is
+    Top-n acceptance and the minimum block of paper #53 (Blockwise Parallel Decoding), and top-beta acceptance within
+    a tolerance of paper #140 (Lossless Acceleration for Seq2seq Generation, its GAD++). A candidate stays if it is
     what the target itself would choose, or among the n most probable tokens of its raw distribution and within the
     tolerance of the best. Of several longest paths the most probable one stays. The law: a round emits such a path,
     as it was proposed, then the target's own keyed sample. One candidate and a least of 1 is the match verifier.
     """
 
     Params = NearBestParams
-    seeds = (53, 140)
+    papers = (53, 140)
     lossless = False
     accepts = (Candidates.FIXED,)
     params: NearBestParams

@@ -18,7 +18,7 @@ class RejectionVerifier(Verifier):
 
     At a node the target's distribution is the first residual R. A child with token x drawn from q is accepted with
     probability min(1, R[x] / q[x]); otherwise R becomes norm((R - q)+). If every child is rejected, the token is
-    drawn from R. A chain is the rule of seed 111 (Speculative decoding); a child without a proposal counts as
+    drawn from R. A chain is the rule of paper #111 (Speculative decoding); a child without a proposal counts as
     drawn from a one-hot distribution. Greedy requests are the one-hot limit: then a child is accepted when it is
     the target's arg-max.
 
@@ -26,7 +26,7 @@ class RejectionVerifier(Verifier):
         open_end: emit nothing where the path ends in a leaf: whoever has another candidate there judges it.
     """
 
-    seeds = (111, 80)
+    papers = (111, 80)
     lossless = True
     accepts = (Candidates.DRAWN, Candidates.FIXED)
     want = Want(draw=None, probs=True)

@@ -17,7 +17,7 @@ HALVINGS = 48
 
 
 class SpecTrVerifier(Verifier):
-    """K-SEQ (seed 165, SpecTr: Fast Speculative Decoding via Optimal Transport); keeps the target's law exactly.
+    """K-SEQ (paper #165, SpecTr: Fast Speculative Decoding via Optimal Transport); keeps the target's law exactly.
 
     At a node the k sequences that run through it and go on have next tokens drawn independently from q. With p the
     target's distribution and beta(rho) = sum of min(q, p / rho), the least rho in [1, k] at which 1 - (1 - beta)^k is
@@ -26,7 +26,7 @@ class SpecTrVerifier(Verifier):
     token survive, also where it was drawn. One sequence is ordinary speculative sampling.
     """
 
-    seeds = (165,)
+    papers = (165,)
     lossless = True
     accepts = (Candidates.SEQUENCES,)
     want = Want(draw=None, probs=True)

@@ -27,7 +27,7 @@ class TypicalParams(MethodParams):
 
 
 class TypicalVerifier(Verifier):
-    """Typical acceptance (seed 191, Medusa): the longest path of plausible candidates; not lossless.
+    """Typical acceptance (paper #191, Medusa): the longest path of plausible candidates; not lossless.
 
     A candidate x is plausible where the target's distribution p gives p(x) > min(epsilon, delta * exp(-H(p))), H in
     nats. Of several longest paths the one with the highest probability stays. The law: a round emits whichever
@@ -36,7 +36,7 @@ class TypicalVerifier(Verifier):
     """
 
     Params = TypicalParams
-    seeds = (191,)
+    papers = (191,)
     lossless = False
     accepts = (Candidates.FIXED,)
     want = Want(draw=None, probs=True)

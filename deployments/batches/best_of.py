@@ -1,6 +1,6 @@
 """As many samples for each line of a job as are predicted to be worth it, under one budget for all of them.
 
-Seed 45 (Learning How Hard to Think). The job's own lines are what the budget is shared out among, so each is looked
+Paper #45 (Learning How Hard to Think). The job's own lines are what the budget is shared out among, so each is looked
 at before any is answered: what the small model makes of its prompt tells the chance that a sample of it is right.
 """
 

@@ -3,7 +3,7 @@
 Each part of a row's keys gives values weighted by its own softmax, and the logarithm of what the weights were divided
 by; two such parts of the keys are joined exactly.
 
-Source: seed 75, "Hydragen: High-Throughput LLM Inference with Shared Prefixes".
+Source: paper #75, "Hydragen: High-Throughput LLM Inference with Shared Prefixes".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The pool shares blocks by content, so equal leading block numbers are equal prefixes. They form a forest: some sequences
 share a system prompt, some of these also its examples, some of those also the conversation so far.
 
-Source: seed 75, "Hydragen: High-Throughput LLM Inference with Shared Prefixes".
+Source: paper #75, "Hydragen: High-Throughput LLM Inference with Shared Prefixes".
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class SubLayers(Protocol):
 def run_groups(
     stack: SubLayers, hidden: torch.Tensor, depth: Depth, num_layers: int, taps: frozenset[int]
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """Seed 178 (EasySpec), its fuzzy layers: within a group, no attention waits for another one or for an MLP.
+    """Paper #178 (EasySpec), its fuzzy layers: within a group, no attention waits for another one or for an MLP.
 
     On one device they run one after the other all the same. Where the model is split over several, their outputs are
     added up over the devices once for the group, in place of once for each layer: see `summed_once`.

@@ -1,6 +1,6 @@
 """The time a request would take on this engine with nobody else around: a time base to compare models by.
 
-Seed 201 (Cheaply Estimating Inference Efficiency Metrics for Autoregressive Transformer Models).
+Paper #201 (Cheaply Estimating Inference Efficiency Metrics for Autoregressive Transformer Models).
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers: kappa of seed 220."""
+        """Keys and values of one token in all layers: kappa of paper #220."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_number
 
     @property
@@ -167,7 +167,7 @@ class Session:
 class Planner:
     """What a model can serve on a machine, from shapes alone: bounds that no implementation passes.
 
-    Seed 220 (Challenges in Deploying Long-Context Transformers: A Theoretical Peak Performance Analysis). Every
+    Paper #220 (Challenges in Deploying Long-Context Transformers: A Theoretical Peak Performance Analysis). Every
     extra cost of a long context comes from the size of its KV cache, in four terms: users that fit, prefill time,
     decode time, and time to switch between users.
 

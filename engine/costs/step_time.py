@@ -79,11 +79,11 @@ class StepTime:
 
     `T = f(fed) + a * attended + b * min(attended, cap * sequences) + c * sequences`, f piecewise linear and no
     coefficient negative: never falling when tokens, positions, or sequences with a token each, are added. That is
-    SmartSpec's linear form (seed 197: Optimizing Speculative Decoding for Serving Large Language Models Using Goodput)
-    with a bend where a forward stops being bound by memory. The prediction is multiplied by the median of the last
-    `RECENT` ratios of measured to fitted time, so that a machine that became slower or faster is followed and a single
-    slow forward is not. Forwards of single tokens, and those with chunks or drafts, have such a correction each: the
-    scheduler weighs the second kind against the first, and an error of the fit that both shared would stay.
+    SmartSpec's linear form (paper #197: Optimizing Speculative Decoding for Serving Large Language Models Using
+    Goodput) with a bend where a forward stops being bound by memory. The prediction is multiplied by the median of the
+    last `RECENT` ratios of measured to fitted time, so that a machine that became slower or faster is followed and a
+    single slow forward is not. Forwards of single tokens, and those with chunks or drafts, have such a correction each:
+    the scheduler weighs the second kind against the first, and an error of the fit that both shared would stay.
 
     Args:
         cost: fitted coefficients.

@@ -1,7 +1,7 @@
 """Edits of a cached sequence: what stands after them moves along with them, and is not computed again.
 
 Only new tokens are computed, and the last one, whose logits say what comes next; the keys of every run that survives
-are rotated by its shift, summed over the edits before it. Source: positional integrity encoding of seed 230, "Let the
+are rotated by its shift, summed over the edits before it. Source: positional integrity encoding of paper #230, "Let the
 Code LLM Edit Itself When You Edit the Code".
 """
 

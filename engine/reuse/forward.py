@@ -3,7 +3,7 @@
 The first stage of dual-stage high deviation: every token goes through the first layers, where the KV taken over is
 compared with what is computed; what deviates most goes on with the tokens that nothing was taken over for, and the
 queries of the layers above attend to a mixture of taken and computed KV. The second stage: each new token's attention,
-times the deviation, says which of the tokens taken over are computed again beside the next one. Source: seed 222,
+times the deviation, says which of the tokens taken over are computed again beside the next one. Source: paper #222,
 "KVShare: An LLM Service System with Efficient and Effective Multi-Tenant KV Cache Reuse".
 """
 

@@ -1,7 +1,7 @@
 """What a new prompt may take over from others that its model has seen, and remembering it for those that follow.
 
 A prompt is a source only for those who may find its blocks: which namespace a block belongs to decides, as it does for
-equal prefixes. Source: seed 222, "KVShare: An LLM Service System with Efficient and Effective Multi-Tenant KV Cache
+equal prefixes. Source: paper #222, "KVShare: An LLM Service System with Efficient and Effective Multi-Tenant KV Cache
 Reuse".
 """
 

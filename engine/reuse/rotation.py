@@ -1,7 +1,7 @@
 """Keys cached at one position made into keys of another: one rotation by a constant, no forward.
 
 A cached key is R(p) k for its position p, so R(s) times it is the key of the same k at p + s, whatever p was. Values
-carry no position. Source: positional integrity encoding of seed 230, "Let the Code LLM Edit Itself When You Edit the
+carry no position. Source: positional integrity encoding of paper #230, "Let the Code LLM Edit Itself When You Edit the
 Code".
 """
 

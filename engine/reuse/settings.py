@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class ReuseSettings:
-    """Parameters of span reuse (seed 222, KVShare).
+    """Parameters of span reuse (paper #222, KVShare).
 
     Attributes:
         recompute: largest share of the tokens taken over that a prefill computes again (rho); 0: none, and nothing is
@@ -39,5 +39,5 @@ class ReuseSettings:
             raise ValueError("recompute is a share, check_layers is at least 1, decode_tokens at least 0")
 
 
-# What is moved after an edit stays as it was (seed 230).
+# What is moved after an edit stays as it was (paper #230).
 MOVED_ONLY = ReuseSettings(recompute=0.0, decode_tokens=0)

@@ -2,8 +2,8 @@
 
 Where most of a prompt is cached, little is left to compute: starting it first shortens the mean time to the first
 token, and takes its prefix before that is evicted. Every prompt that starts before an older one overtakes it; who was
-overtaken as often as is allowed is next, the oldest first. Source: the scheduler of seed 222, "KVShare: An LLM Service
-System with Efficient and Effective Multi-Tenant KV Cache Reuse".
+overtaken as often as is allowed is next, the oldest first. Source: the scheduler of paper #222, "KVShare: An LLM
+Service System with Efficient and Effective Multi-Tenant KV Cache Reuse".
 """
 
 from __future__ import annotations

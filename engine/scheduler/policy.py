@@ -1,10 +1,10 @@
 """Which waiting operations join the next forward pass, and with how many tokens each.
 
-Stall-free batches (seed 239, Sarathi-Serve): running requests that need one token, and drafts, first, then what they
+Stall-free batches (paper #239, Sarathi-Serve): running requests that need one token, and drafts, first, then what they
 have to catch up on, then prompts begun, then new ones, then background work. The budget of a step is a time, not only a
 number of tokens: while requests are decoding, whatever is fed beside them may stretch their step to at most
 `max_slowdown` times its own length, so chunks of a prompt shrink as it attends to more; a step shorter than anybody
-notices may be stretched further. Several prompts share one forward (seed 186, Prepacking: on ragged batches, one long
+notices may be stretched further. Several prompts share one forward (paper #186, Prepacking: on ragged batches, one long
 row). Where tenants compete, `fair_time` bounds the step as well. Pure decisions: no tensors, no event loop.
 """
 

@@ -1,6 +1,6 @@
 """What the machine gives while answers are computed: memory sampled from the side, processor time, its idle state.
 
-The figures of EfficientLLM (seed 232) are worked out from it in `experiments.reports.efficiency`.
+The figures of EfficientLLM (paper #232) are worked out from it in `experiments.reports.efficiency`.
 """
 
 from __future__ import annotations

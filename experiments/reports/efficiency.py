@@ -1,4 +1,4 @@
-"""What ways of answering take of the machine: EfficientLLM's figures (seed 232), time, price and energy (seed 201)."""
+"""Use of the machine by ways of answering: EfficientLLM's figures (paper #232), time, price, energy (paper #201)."""
 
 from __future__ import annotations
 

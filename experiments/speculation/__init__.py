@@ -1,1 +1,1 @@
-"""The comparison of speculative methods (seed 17, Spec-Bench): every drafter, on six kinds of text, beside plain."""
+"""The comparison of speculative methods (paper #17, Spec-Bench): every drafter, on six kinds of text, beside plain."""

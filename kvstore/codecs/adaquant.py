@@ -1,4 +1,4 @@
-"""Keys get more bits than values (seed 12, More for Keys, Less for Values: Adaptive KV Cache Quantization).
+"""Keys get more bits than values (paper #12, More for Keys, Less for Values: Adaptive KV Cache Quantization).
 
 Groups of 64 elements have a scale and a zero of their own, and codes of 2, 3, 4 or 8 bits, really packed. Keys are
 grouped along the tokens of a channel, because a few of their channels are large at every token; values along the
@@ -25,7 +25,7 @@ from kvstore.codecs._packing import WIDTHS, pack, packed_bytes, unpack
 from kvstore.codecs.base import CodecFamily, bytes_of, check_chunk, check_payload, read_tensor
 from kvstore.profiles import Profile
 
-SEEDS = (12,)
+PAPERS = (12,)
 GROUP = 64
 BUDGET = 3.0  # bits of an element on the average of keys and values, scales apart
 SCALE_BYTES = 4  # of a group: scale and zero, float16 each

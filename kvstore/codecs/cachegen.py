@@ -1,4 +1,4 @@
-"""Tokens stored as differences to a neighbour, quantised by depth and entropy-coded (seed 238, CacheGen: Fast Context
+"""Tokens stored as differences to a neighbour, quantised by depth and entropy-coded (paper #238, CacheGen: Fast Context
 Loading for Language Model Applications).
 
 Tokens come in groups of ten. The first of a group, its anchor, is quantised with 8 bits over the range its channel has;
@@ -35,7 +35,7 @@ from kvstore.codecs import _coder
 from kvstore.codecs.base import CodecFamily, bytes_of, check_chunk, read_tensor
 from kvstore.profiles import Ints, Profile, check_fits, refuse_missing
 
-SEEDS = (238,)
+PAPERS = (238,)
 GROUP = 10
 # A step is so many standard deviations of what is coded, times what its layer and side have.
 LEVELS = {"cachegen-0": 0.4, "cachegen-1": 0.8, "cachegen-2": 1.6, "cachegen-3": 3.2}

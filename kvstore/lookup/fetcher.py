@@ -56,7 +56,7 @@ class _LookUp:
     def usable(self, residual_tokens: int) -> list[tuple[torch.Tensor, str, Tier]]:
         """What came without a gap; of lossy chunks those that end before so many last tokens of the prompt.
 
-        What comes next attends to these most: seed 12 keeps the newest tokens in full precision.
+        What comes next attends to these most: paper #12 keeps the newest tokens in full precision.
         """
         last = len(self.wanted.tokens) - residual_tokens
         first = self.wanted.held // self.chunk_tokens

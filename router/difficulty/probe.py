@@ -32,7 +32,7 @@ FARTHEST = 6.0  # standard deviations; beyond what training saw, a straight line
 
 
 class ProbeNetwork(Head):
-    """Two layers, `W2 ReLU(W1 x + b1) + b2`, over standardised inputs (seeds 45 and 52).
+    """Two layers, `W2 ReLU(W1 x + b1) + b2`, over standardised inputs (papers #45 and #52).
 
     Args:
         inputs: width of what it is fed: hidden state and features.

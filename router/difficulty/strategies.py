@@ -1,4 +1,4 @@
-"""Three ways of answering, and which of them a question calls for (seed 52, DiffAdapt)."""
+"""Three ways of answering, and which of them a question calls for (paper #52, DiffAdapt)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Routing policies: one module per policy; it assigns its class to `PART`, and its name is the policy's."""
+"""Routing policies: what answers a request that names no method. One file each."""

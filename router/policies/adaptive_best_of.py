@@ -77,7 +77,7 @@ class _Loaded:
 
 
 class AdaptiveBestOfPolicy(RoutingPolicy):
-    """Seed 45 (Learning How Hard to Think): samples go where another one is predicted to bring the most.
+    """Paper #45 (Learning How Hard to Think): samples go where another one is predicted to bring the most.
 
     From the predicted chance of success follows what each further sample adds; hopeless and sure requests get one,
     or hopeless ones none, where a refusal is as good as a wrong answer. Where rewards are more than right and wrong, a
@@ -86,7 +86,7 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
     """
 
     Params = AdaptiveBestOfParams
-    seeds = (45,)
+    papers = (45,)
     params: AdaptiveBestOfParams
 
     def __init__(self, params: Any = None) -> None:

@@ -74,7 +74,7 @@ class _Loaded:
 
 
 class LearnedPolicy(RoutingPolicy):
-    """Seed 45 (Learning How Hard to Think), its routing: the requests with the largest predicted gain go to it.
+    """Paper #45 (Learning How Hard to Think), its routing: the requests with the largest predicted gain go to it.
 
     A probe on the small model's state after the prompt predicts the chance that each model is right; the gain is their
     difference. Where it also predicts what the large model's answer costs more, the gain for its cost decides: with it
@@ -86,7 +86,7 @@ class LearnedPolicy(RoutingPolicy):
     """
 
     Params = LearnedParams
-    seeds = (45,)
+    papers = (45,)
     params: LearnedParams
 
     def __init__(self, params: Any = None) -> None:

@@ -34,14 +34,14 @@ class StrategiesParams(MethodParams):
 
 
 class StrategiesPolicy(RoutingPolicy):
-    """Seed 52 (DiffAdapt): a probe on the small model's state after the prompt picks one of three strategies.
+    """Paper #52 (DiffAdapt): a probe on the small model's state after the prompt picks one of three strategies.
 
     Easy: temperature 0.5 and 0.4 of the caller's max_tokens; normal: 0.8 and all; hard: 0.4 and half. The likeliest
     strategy is taken.
     """
 
     Params = StrategiesParams
-    seeds = (52,)
+    papers = (52,)
     params: StrategiesParams
 
     def __init__(self, params: Any = None) -> None:

@@ -13,8 +13,8 @@ PARTS = tuple(f"decoding.{slot}" for slot in ("verifiers", "drafters", "lengths"
 def test_the_methods_that_exist():
     assert {"plain", "speculative", "entropy_adaptive", "sentence_lead", "random_switch"} <= set(METHODS)
     assert [info.name for info in all_methods()] == METHODS
-    seeds = {name: get_method(name).seeds for name in ("speculative", "entropy_adaptive", "sentence_lead")}
-    assert seeds == {"speculative": (111,), "entropy_adaptive": (2,), "sentence_lead": (202,)}
+    papers = {name: get_method(name).papers for name in ("speculative", "entropy_adaptive", "sentence_lead")}
+    assert papers == {"speculative": (111,), "entropy_adaptive": (2,), "sentence_lead": (202,)}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -13,8 +13,9 @@ from cli.main import app
 from decoding.methods.speculative import SpeculativeParams
 from decoding.model import Model
 from engine.architectures import titles
+from scripts import write_tables
 from scripts.write_config_docs import PAGE, render
-from turnout.registry import all_methods, get_method, load, names
+from turnout.registry import METHODS_PACKAGE, get_method, slots
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,13 +27,6 @@ SOURCES = [
 ]
 
 
-CODECS = "kvstore.codecs"
-PARTS = {
-    "speculation.md": ("decoding.drafters", "decoding.lengths", "decoding.verifiers", "decoding.selectors"),
-    "steps.md": ("decoding.scorers", "decoding.monitors"),
-}
-
-
 def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
@@ -41,33 +35,17 @@ def test_the_configuration_page_is_what_the_schema_says() -> None:
     assert read(PAGE) == render(), "run: .venv/bin/python -m scripts.write_config_docs"
 
 
-def test_every_method_stands_in_the_readme_as_it_is() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (yes|no) \|$", read(ROOT / "README.md"), re.MULTILINE))
-    assert rows == {info.name: "yes" if info.lossless else "no" for info in all_methods()}
+@pytest.mark.parametrize("page", write_tables.pages(), ids=lambda page: page.name)
+def test_the_tables_of_methods_parts_and_papers_are_what_the_code_says(page: Path) -> None:
+    assert read(page) == write_tables.render(page), "run: .venv/bin/python -m scripts.write_tables"
 
 
-def test_every_paper_of_a_method_is_named() -> None:
-    listed = re.findall(r"^\| #(\d+) \| .+ \| (.*) \|$", read(ROOT / "docs" / "papers.md"), re.MULTILINE)
-    named = {(int(number), name) for number, cell in listed for name in re.findall(r"`(\w+)`", cell)}
-    packages = ["router.policies", *(package for page in PARTS.values() for package in page)]
-    parts = [load(package, name, "part").PART for package in packages for name in names(package)]
-    codecs = {(seed, name) for name in names(CODECS) for seed in getattr(load(CODECS, name, "codec"), "SEEDS", ())}
-    assert named == {(seed, each.name) for each in (*all_methods(), *parts) for seed in each.seeds} | codecs
-
-
-def test_every_paper_that_code_names_as_its_source_is_listed() -> None:
-    listed = set(re.findall(r"^\| #(\d+) \|", read(ROOT / "docs" / "papers.md"), re.MULTILINE))
-    packages = ("actors", "benchmarks", "decoding", "deployments", "engine", "experiments", "kvstore", "pool", "router")
-    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
-    named = {(str(path), seed) for path in files for seed in re.findall(r"\b[Ss]eeds? (\d+)\b", read(path))}
-    assert len(named) > 50
-    assert {(path, seed) for path, seed in named if seed not in listed} == set()
-
-
-@pytest.mark.parametrize("page", PARTS)
-def test_every_part_stands_in_its_table(page: str) -> None:
-    rows = re.findall(r"^\| `(\w+)` \| .* \|$", read(ROOT / "docs" / page), re.MULTILINE)
-    assert rows == [name for package in PARTS[page] for name in names(package)]
+def test_every_slot_and_every_paper_has_its_table() -> None:
+    tables = re.findall(r"<!-- table: ([\w.]+) -->", "".join(map(read, write_tables.pages())))
+    assert sorted(tables) == sorted(["papers", METHODS_PACKAGE, *(f"decoding.{slot}" for slot in slots())])
+    rows = re.findall(r"^\| #(\d+) \|", read(ROOT / "docs" / "papers.md"), re.MULTILINE)
+    assert len(rows) >= 50
+    assert [*map(int, rows)] == sorted(map(int, rows))
 
 
 def test_every_architecture_is_named() -> None:

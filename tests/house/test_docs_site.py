@@ -10,12 +10,11 @@ import typer
 import yaml
 
 from cli.main import app
-from cli.parts import Slot as PartSlot
 from deployments.openapi.document import document
 from scripts import docs_catalogue, docs_http, docs_reference, docs_site
 from turnout.config import TurnoutConfig, parse_config
 from turnout.proto import generation_pb2
-from turnout.registry import METHODS_PACKAGE, all_methods, names
+from turnout.registry import METHODS_PACKAGE, all_methods, names, slots
 
 ROOT = Path(__file__).parents[2]
 # Of the whole file the navigation is enough here, and no plugin is to start.
@@ -36,7 +35,7 @@ def test_the_navigation_names_every_page_once_and_no_other() -> None:
     assert sorted(pages_in(NAV)) == sorted([*own, *made])
 
 
-@pytest.mark.parametrize("slot", docs_catalogue.SLOTS, ids=lambda slot: slot.title)
+@pytest.mark.parametrize("slot", docs_catalogue.catalogue_slots(), ids=lambda slot: slot.title)
 def test_the_catalogue_shows_every_part_with_its_parameters(slot: docs_catalogue.Slot) -> None:
     page = docs_catalogue.pages()[slot.page]
     assert re.findall(r"^## `(\w+)`", page, re.MULTILINE) == names(slot.package)
@@ -47,8 +46,8 @@ def test_the_catalogue_shows_every_part_with_its_parameters(slot: docs_catalogue
 
 
 def test_every_slot_that_a_request_chooses_from_has_a_page() -> None:
-    shown = {slot.package for slot in docs_catalogue.SLOTS}
-    assert shown >= {METHODS_PACKAGE, *(f"decoding.{slot}" for slot in PartSlot)}
+    shown = {slot.package for slot in docs_catalogue.catalogue_slots()}
+    assert shown >= {METHODS_PACKAGE, *(f"decoding.{slot}" for slot in slots())}
 
 
 def test_what_a_method_promises_and_what_a_parameter_allows_are_said() -> None:
@@ -56,7 +55,7 @@ def test_what_a_method_promises_and_what_a_parameter_allows_are_said() -> None:
     for info in all_methods():
         section = page.partition(f"## `{info.name}`")[2].partition("\n## ")[0]
         assert ("- Lossless: no" in section) is not info.lossless
-        assert all(f"#{seed}]" in section for seed in info.seeds)
+        assert all(f"#{number}]" in section for number in info.papers)
     assert "| `k` | integer | at least 1, at most 64 | `4` |" in page
 
 
@@ -66,7 +65,7 @@ def test_a_method_that_is_added_appears_by_itself(tmp_path: Path, monkeypatch: p
     source = (ROOT / "decoding" / "verifiers" / "match.py").read_text(encoding="utf-8")
     (tmp_path / "planted_here.py").write_text(source, encoding="utf-8")
     monkeypatch.setattr(decoding.verifiers, "__path__", [*decoding.verifiers.__path__, str(tmp_path)])
-    slot = next(slot for slot in docs_catalogue.SLOTS if slot.package == "decoding.verifiers")
+    slot = next(slot for slot in docs_catalogue.catalogue_slots() if slot.package == "decoding.verifiers")
     assert "## `planted_here`" in docs_catalogue.pages()[slot.page]
 
 

@@ -11,9 +11,12 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+EXTRAS = PROJECT["project"]["optional-dependencies"]
 REQUIREMENTS = [
     Requirement(line)
-    for line in PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["dev"]
+    for name, lines in {"": PROJECT["project"]["dependencies"], **EXTRAS}.items()
+    for line in lines
+    if name != "triton" and not line.startswith("turnout[")
 ]
 
 

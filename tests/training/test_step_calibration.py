@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cli.parts import Slot
 from decoding.artifacts import Artifacts
 from decoding.calibration import RAN
 from decoding.drift import STORE, DriftWatch
@@ -24,7 +23,7 @@ from training.calibration_data import Question, QuestionSet
 from training.knob_calibration import Calibrator, Target
 from training.question_runs import Bench
 from turnout.errors import TurnoutError
-from turnout.registry import all_methods, get_method, load, names
+from turnout.registry import all_methods, get_method, load, names, slots
 from turnout.types import SamplingParams
 
 
@@ -164,7 +163,7 @@ def test_every_threshold_of_a_method_is_a_knob_or_listed() -> None:
         for name in info.params.model_fields:
             if "threshold" in name or name == "delta":
                 assert (knob is not None and knob.name == name) or name in NOT_CALIBRATED, (info.name, name)
-    for slot in Slot:
+    for slot in slots():
         for name in names(f"decoding.{slot}"):
             fields = load(f"decoding.{slot}", name, "part").PART.Params.model_fields
             if any("threshold" in field or field == "delta" for field in fields):

@@ -11,7 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnout import registry
 from turnout.errors import Code, TurnoutError
-from turnout.registry import METHODS_PACKAGE, MethodParams, all_methods, explain, get_method, load, method, names
+from turnout.registry import (
+    METHODS_PACKAGE,
+    MethodParams,
+    added_modules,
+    all_methods,
+    explain,
+    get_method,
+    load,
+    method,
+    names,
+)
 
 SLOT = "slot_of_tests"
 GOOD = '''
@@ -20,7 +30,7 @@ from turnout.registry import MethodParams, method
 class Params(MethodParams):
     depth: int = 1
 
-@method(params=Params, seeds=(7,), lossless=True, needs=frozenset({"large"}))
+@method(params=Params, papers=(7,), lossless=True, needs=frozenset({"large"}))
 async def NAME(request, models, params):
     """Does nothing, well.
 
@@ -67,7 +77,7 @@ def test_a_module_is_imported_only_when_asked_for() -> None:
 @pytest.mark.usefixtures("slot")
 def test_a_method_is_named_after_its_file_and_described_by_its_docstring() -> None:
     info = get_method("good")
-    assert (info.name, info.summary, info.seeds, info.lossless) == ("good", "Does nothing, well.", (7,), True)
+    assert (info.name, info.summary, info.papers, info.lossless) == ("good", "Does nothing, well.", (7,), True)
     assert info.parse({"depth": 3}).model_dump() == {"depth": 3}
 
 
@@ -162,3 +172,52 @@ def test_a_file_that_comes_later_is_found(slot: Path) -> None:
     (slot / "late.py").write_text("", encoding="utf-8")
     os.utime(slot, ns=(1, 1))  # clocks of file systems are coarse
     assert "late" in names(SLOT)
+
+
+def adds(path: Path, name: str, lines: str) -> None:
+    """Install a package that adds modules to slots, as pip would: its code and its metadata on the search path."""
+    (path / f"{name}.dist-info").mkdir()
+    (path / f"{name}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1\n", encoding="utf-8")
+    (path / f"{name}.dist-info" / "entry_points.txt").write_text(lines, encoding="utf-8")
+
+
+@pytest.fixture
+def plugins(slot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the search path, for packages that add to the slot of tests."""
+    folder = tmp_path / "installed"
+    (folder / "plugin_of_tests").mkdir(parents=True)
+    (folder / "plugin_of_tests" / "__init__.py").write_text("", encoding="utf-8")
+    (folder / "plugin_of_tests" / "added.py").write_text(GOOD.replace("NAME", "added"), encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    added_modules.cache_clear()
+    yield folder
+    added_modules.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("plugin_of_tests")]:
+        del sys.modules[name]
+
+
+def test_an_installed_package_adds_a_method_by_an_entry_point(plugins: Path) -> None:
+    adds(plugins, "plugin", f"[turnout.{SLOT}]\nadded = plugin_of_tests.added\n")
+    assert names(SLOT) == ["added", "empty", "good", "twice"]
+    assert (get_method("added").name, get_method("added").papers) == ("added", (7,))
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("other = plugin_of_tests.added", "must name a module whose last part is the name"),
+        ("good = elsewhere.good", f"'good' is both {SLOT}.good and elsewhere.good"),
+    ],
+)
+def test_an_entry_point_that_does_not_fit_is_refused(plugins: Path, lines: str, said: str) -> None:
+    adds(plugins, "plugin", f"[turnout.{SLOT}]\n{lines}\n")
+    with pytest.raises(TurnoutError, match=said) as refusal:
+        load(SLOT, "good", "method")
+    assert refusal.value.code is Code.INVALID_ARGUMENT
+
+
+def test_two_packages_cannot_add_one_name(plugins: Path) -> None:
+    adds(plugins, "one", f"[turnout.{SLOT}]\nadded = plugin_of_tests.added\n")
+    adds(plugins, "two", f"[turnout.{SLOT}]\nadded = elsewhere.added\n")
+    with pytest.raises(TurnoutError, match="defined by two installed packages"):
+        names(SLOT)
