@@ -23,7 +23,7 @@ EXAMPLES = [part for block in BLOCKS for part in re.split(r"^\$ ", block, flags=
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 4
+    assert len(EXAMPLES) >= 2
     assert all(ADDRESS in example for example in EXAMPLES)
 
 

@@ -18,7 +18,7 @@ from scripts.write_config_docs import PAGE, render
 from turnout.registry import METHODS_PACKAGE, get_method, slots
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = [
     path
     for pattern in ("*", "*.py", "*.yaml", "*.md", "*.toml", "*.sh", "*.proto")
@@ -50,7 +50,7 @@ def test_every_slot_and_every_paper_has_its_table() -> None:
 
 def test_every_architecture_is_named() -> None:
     pages = {path.name: " ".join(read(path).split()) for path in DOCUMENTS}
-    for page in ("README.md", "own-pair.md"):
+    for page in ("limits.md", "own-pair.md"):
         assert f"Architectures: {titles()}. " in pages[page]
     assert f"layers ({titles(fused=True)})" in pages["cuda.md"]
     assert f"| {titles(fused=True)}: the whole stack in one call" in pages["engine.md"]
@@ -61,7 +61,7 @@ def test_links_and_named_files_exist(path: Path) -> None:
     text = read(path)
     links = [path.parent / link for link in re.findall(r"\]\((?!http)([^)#]+)", text)]
     named = [
-        ROOT / name for name in re.findall(r"`((?:cli|decoding|deployments|docs|engine|ops|turnout)/[\w./-]*)`", text)
+        ROOT / name for name in re.findall(r"`((?:cli|decoding|deployments|docs|engine|ops|pool|turnout)/[\w./-]*)`", text)
     ]
     assert [str(each) for each in links + named if not each.exists()] == []
 

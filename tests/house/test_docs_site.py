@@ -94,7 +94,7 @@ def test_python_reference_has_every_slot() -> None:
     [
         ("index.md", "[a](docs/batch.md#priority)", "[a](batch.md#priority)"),
         ("index.md", "[a](ops/runbooks/alerts.md)", "[a](runbooks/alerts.md)"),
-        ("console.md", "[cost](../README.md#cost-on-three-meters)", "[cost](index.md#cost-on-three-meters)"),
+        ("console.md", "[start](../README.md#quick-start)", "[start](index.md#quick-start)"),
         ("runbooks/alerts.md", "[a](../../docs/routing.md)", "[a](../routing.md)"),
         ("runbooks/alerts.md", "[a](cluster.md)", "[a](cluster.md)"),
         ("index.md", "[f](ops/demo.yaml)", "`f`"),
