@@ -2,9 +2,9 @@
 
     python scripts/check_language.py [--count] [PATH ...]
 
-A word is a finding where it stands in a Python, Markdown, proto, YAML or C++ file. Prompts, training data and tests' data
-are not language of ours: see `DATA`. A file that is not clean yet is listed in pyproject.toml with how many findings
-it may have, which only falls.
+A word is a finding where it stands in a Python, Markdown, proto, YAML or C++ file. Prompts, training data and results are
+not checked: see `DATA`. A file that is not clean yet is listed in pyproject.toml with the number of findings that it may
+have, which only falls.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def test_links_and_named_files_exist(path: Path) -> None:
     text = read(path)
     links = [path.parent / link for link in re.findall(r"\]\((?!http)([^)#]+)", text)]
     named = [
-        ROOT / name for name in re.findall(r"`((?:cli|decoding|deployments|docs|engine|ops|pool|turnout)/[\w./-]*)`", text)
+        ROOT / name
+        for name in re.findall(r"`((?:cli|decoding|deployments|docs|engine|ops|pool|turnout)/[\w./-]*)`", text)
     ]
     assert [str(each) for each in links + named if not each.exists()] == []
 
