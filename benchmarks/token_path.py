@@ -1,9 +1,9 @@
 """The way of a token: source files that run for it, and nested generators between its method and its socket.
 
 `python -m benchmarks.token_path` streams one answer of the demo pair over HTTP, with the models in the replica's
-process and everything in this one: ASGI application, service, backend with a handle that skips Ray Serve, replica, pool,
-method, engine. It counts, for the whole request and for a token in the middle of it, files of this repository in which
-a function ran, and the generators through which a piece of text was handed up.
+process and everything in this one: ASGI application, service, backend with a handle that skips Ray Serve, replica,
+pool, method, engine. It counts, for the whole request and for a token in the middle of it, files of this repository in
+which a function ran, and the generators through which a piece of text was handed up.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ def main() -> None:
     options.add_argument("--list", action="store_true", help="print files and generators too")
     asked = options.parse_args()
     for what, found in asyncio.run(measure()).items():
-        print(f"{what}: {len(found)}")
+        print(f"{what}: {len(found)}")  # noqa: T201
         if asked.list:
-            print("".join(f"  {name}\n" for name in found), end="")
+            print("".join(f"  {name}\n" for name in found), end="")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
     python scripts/check_language.py [--count] [PATH ...]
 
-A word is a finding where it stands in a Python, Markdown, proto, YAML or C++ file. Prompts, training data and results are
-not checked: see `DATA`. A file that is not clean yet is listed in pyproject.toml with the number of findings that it may
-have, which only falls.
+Python, Markdown, proto, YAML and C++ files are checked; prompts, training data and results are not: see `DATA`. A file
+that is not clean yet is listed in pyproject.toml with the number of findings that it may have, which only falls.
 """
 
 from __future__ import annotations
