@@ -17,7 +17,7 @@ TENANT_PATTERN = re.compile(TENANT_NAME)
 
 TenantName = Annotated[str, Field(pattern=TENANT_NAME)]
 Globs = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(max_length=64)]
-# Whoever knows the key that verifies an HMAC can sign with it too, so none of these is one.
+# An HMAC is verified with the key that signs it, so none of these is one.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
 
@@ -123,7 +123,9 @@ class AccessConfig(_Section):
     usage: Annotated[UsageConfig | None, Field(description="where usage is recorded; absent: nowhere")] = None
 
     @model_validator(mode="after")
-    def _check_somebody(self) -> AccessConfig:
+    def _check_callers(self) -> AccessConfig:
         if self.tenants_file is None and self.jwt is None and self.anonymous is None:
-            raise invalid("access.tenants_file", "is needed: without it, jwt and anonymous nobody could use the server")
+            raise invalid(
+                "access.tenants_file", "is needed: without it, jwt and anonymous no client could use the server"
+            )
         return self

@@ -53,7 +53,7 @@ class Delivered:
     Attributes:
         tokens: ids of its tokens.
         chars: length of its text, in characters; text may lag behind tokens.
-        finished: whether it has been told why the answer ended: nothing more is sent of it.
+        finished: whether the client has the finish reason: nothing more of the answer is sent.
     """
 
     tokens: tuple[int, ...] = ()
@@ -123,12 +123,12 @@ class GenerateCall:
         tells_decision: whether a routed answer begins with a `Decided`, so that the call can be made again.
         decided: what was decided when the call was made before, or for its session (`router.decision.Decision` as
             JSON); None: decide.
-        priority: "batch" gives way to every call that is "interactive", within a step.
+        priority: a "batch" call yields to every "interactive" one, within a step.
         batch_id: the batch it belongs to, for records of use; "" without.
         key_id: which of the tenant's keys it came with; "" without.
-        billed: whether the tenant pays for it: what we ask on our own account is nobody's.
+        billed: whether the tenant pays for it; internal calls are not billed.
         trace: `traceparent` of the span it is in, "" where it is not traced; as it arrives, the caller's.
-        whole: whether nobody reads a stream of it before its end: then it comes in large parts.
+        whole: whether the client waits for the whole answer: then events come in large batches.
         tools: offered to the model by the chat template.
     """
 
@@ -260,7 +260,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """How a routed call is answered, for whoever may have to make it again; clients never see it."""
+    """Decision on a routed call, for the process that may have to repeat the call; clients never see it."""
 
     decision: dict[str, Any]
 

@@ -364,8 +364,8 @@ def error(code: grpc.StatusCode, details: str | None, metadata: Iterable[tuple[s
     if code is grpc.StatusCode.NOT_FOUND and UNKNOWN_APPLICATION.match(message):
         # What a proxy says that was started a moment ago, and has not heard yet what it stands before.
         return TurnoutError(Code.UNAVAILABLE, "nothing is served there at the moment; try again")
-    if retry is None and (told := RETRY_IN_MESSAGE.search(message)):
-        retry = float(told[1])  # of a stream that is refused, Ray Serve passes on code and message only
+    if retry is None and (found := RETRY_IN_MESSAGE.search(message)):
+        retry = float(found[1])  # of a stream that is refused, Ray Serve passes on code and message only
     found = FIELD_OF_MESSAGE.match(message)
     known = code.name in Code.__members__
     field = found[1] if found and known else None

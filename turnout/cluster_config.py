@@ -65,7 +65,7 @@ class AutoscalingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    min_replicas: Annotated[int, Field(ge=0, description="fewest; 0: none while nobody asks")] = 1
+    min_replicas: Annotated[int, Field(ge=0, description="fewest; 0: none while there are no requests")] = 1
     max_replicas: Annotated[int, Field(ge=1, description="most")] = 4
     target_requests: Annotated[
         float, Field(gt=0, description="requests in progress that a replica is meant to have")

@@ -60,7 +60,7 @@ class EngineConfig(Section):
         float,
         Field(
             gt=1,
-            description="how many times longer a step may take for prompts fed beside running requests, or for the "
+            description="how many times longer a step may take for prompts fed along with running requests, or for the "
             "requests that another model of its device will bring it",
         ),
     ] = 1.75
@@ -68,7 +68,7 @@ class EngineConfig(Section):
         float,
         Field(
             ge=0,
-            description="a step may take so long in any case, seconds: where tokens come faster than anybody reads",
+            description="a step may always take this long, seconds: tokens then come faster than a person reads",
         ),
     ] = 0.005
     order: Annotated[
@@ -140,14 +140,16 @@ class StickyConfig(Section):
 
     seconds: Annotated[float, Field(gt=0, description="since the session's last request, seconds")] = 600.0
     max_sessions: Annotated[
-        int, Field(ge=1, description="sessions remembered; whoever has most of them loses the longest unused")
+        int, Field(ge=1, description="sessions remembered; the tenant with the most loses its least recently used one")
     ] = 10_000
 
 
 class RouteLogConfig(Section):
     """A file with one JSON line per routed request."""
 
-    path: Annotated[str, Field(min_length=1, description="the file; replicas beside others put their process id in")]
+    path: Annotated[
+        str, Field(min_length=1, description="the file; with several replicas on a node each adds its process id")
+    ]
     max_bytes: Annotated[int, Field(ge=4096, description="size at which a new file is begun, bytes")] = 64 << 20
     backups: Annotated[int, Field(ge=1, le=1000, description="full files kept: PATH.1 is the newest")] = 5
     texts: Annotated[bool, Field(description="write prompts and answers too")] = False
@@ -158,7 +160,7 @@ class ShadowConfig(Section):
 
     share: Annotated[float, Field(ge=0, le=1, description="share of the routed requests")]
     policy: Annotated[PolicyChoice, Field(description="what decides how they are run")]
-    beside: Annotated[int, Field(ge=0, description="requests in progress beside which shadows still run")] = 0
+    beside: Annotated[int, Field(ge=0, description="shadows run while at most this many requests are in progress")] = 0
     max_running: Annotated[int, Field(ge=1, description="shadows begun and not finished")] = 1
     max_waiting: Annotated[int, Field(ge=0, description="shadows that wait; more are dropped")] = 16
     timeout_s: Annotated[float, Field(gt=0, description="time from its begin at which one is dropped, seconds")] = 300.0
@@ -181,7 +183,7 @@ class ReuseConfig(Section):
         float, Field(ge=0, description="smallest deviation worth it, in means of the norms of keys and values")
     ] = 0.02
     check_layers: Annotated[int, Field(ge=1, description="first layers that all tokens go through")] = 2
-    decode_tokens: Annotated[int, Field(ge=0, description="tokens computed again beside each new one")] = 2
+    decode_tokens: Annotated[int, Field(ge=0, description="tokens computed again with each new one")] = 2
     min_similarity: Annotated[float, Field(ge=0, le=1, description="share of a prompt that a source must have")] = 0.1
     min_run: Annotated[int | None, Field(ge=1, description="shortest span, tokens; absent: a block")] = None
     max_prompts: Annotated[int, Field(ge=1, description="prompts remembered for each tenant or group")] = 256

@@ -221,7 +221,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """What an answer cost, beside what the large model alone would have (its wall clock is an estimate).
+    """Cost of an answer, and what the large model alone would have cost (its wall clock is an estimate).
 
     Attributes:
         large_share: see `Meter.large_share`.

@@ -77,12 +77,12 @@ def busy(message: str, field: str | None = None) -> TurnoutError:
 
 
 def not_found(field: str, value: str, known: list[str]) -> TurnoutError:
-    """A name nobody registered; the message lists the names that exist."""
+    """An unknown name; the message lists those that exist."""
     listed = ", ".join(sorted(known)) or "none"
     return TurnoutError(Code.NOT_FOUND, f"{field}: {value!r} is not known; available: {listed}", field)
 
 
-class Interrupted(TurnoutError):  # noqa: N818 - nobody made an error: the call can be made again
+class Interrupted(TurnoutError):  # noqa: N818 - no error: the call can be repeated
     """A process that worked on a call has ended: the same call, made again with its seed, gives the same answer.
 
     Args:

@@ -1,4 +1,4 @@
-"""Ports that nobody listens on, for whoever starts a server of their own."""
+"""Free ports, for starting servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _choice = random.SystemRandom()  # processes whose seeds are alike must not choo
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody on this machine listens on, all different, and never the same twice in a process.
+    """Ports without a listener on this machine, all different, and never the same twice in a process.
 
     Unless fewer than a thousand do, they lie below those that the system hands out by itself to whoever connects or
     asks for any port: one of those may be taken by the time a server binds it. Another process that chooses in the

@@ -22,9 +22,9 @@ class _Section(BaseModel):
 class TenantSharing(SharingPolicy):
     """With whom a tenant shares its cache if the tenants file does not say; with everybody, only public prefixes."""
 
-    policy: Annotated[Literal["private", "group"], Field(description="private: nobody; group: all of its group")] = (
-        "private"
-    )
+    policy: Annotated[
+        Literal["private", "group"], Field(description="private: no other tenant; group: all of its group")
+    ] = "private"
     quota_bytes: Annotated[
         int | None,
         Field(ge=0, description="most bytes it may hold in Redis; 0: it may not write; absent: kvstore.quota_bytes"),
@@ -83,7 +83,7 @@ class KVStoreConfig(_Section):
     breaker_cooldown_s: Annotated[float, Field(gt=0, description="how long, seconds; then it is tried again")] = 1.0
     quota_bytes: Annotated[
         int | None,
-        Field(ge=0, description="most bytes of a tenant or group in Redis; 0: nobody may write; absent: no limit"),
+        Field(ge=0, description="most bytes of a tenant or group in Redis; 0: writes are off; absent: no limit"),
     ] = None
     tenants: Annotated[dict[str, TenantSharing], Field(description="tenants by name; others are private")] = {}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from turnout.errors import out_of_range
 
 MOST_UNITS = 1 << 20  # of some 30 bytes: half of what a message between replicas may have
-PART_UNITS = 1 << 16  # of a stream: clients of gRPC take messages of 4 MiB unless they are told otherwise
+PART_UNITS = 1 << 16  # of a stream: gRPC clients accept messages of 4 MiB by default
 MOST_ANSWER_BYTES = 36 << 20  # a little less than a proxy sends to a client in one piece
 
 
 def units(tokens: int, top: int | None) -> int:
-    """What tokens take in a message between processes, each with so many alternatives."""
+    """Units that tokens take in a message between processes, each with this many alternatives."""
     return tokens * (2 + (top or 0))
 
 

@@ -50,7 +50,7 @@ class AuditDiff:
         expected: (id, text) of the token that the large model chooses after the same tokens.
         margin_nats: how far the first is behind the second, noise included; None: sampling excludes it altogether.
         model: the large model's name.
-        found_at: when, in seconds since 1970 by the replica's clock; 0.0: nobody knows.
+        found_at: when, in seconds since 1970 by the replica's clock; 0.0: unknown.
     """
 
     request_id: str
@@ -139,9 +139,9 @@ class PoolStats:
         place: where the replica itself runs: its node and process; "" where it is no process of its own.
         batch_requests: calls of batch priority in progress, which `requests` leaves out.
         audit: what its audits found; None: it has none.
-        began: when it was loaded, in seconds since 1970 by the replica's clock; 0.0: nobody knows.
+        began: when it was loaded, in seconds since 1970 by the replica's clock; 0.0: unknown.
         now: when this was said, by the same clock.
-        notes: what was found while loading that whoever runs the pool should know.
+        notes: findings of the load for the operator of the pool.
     """
 
     requests: int
@@ -170,6 +170,6 @@ class PoolStats:
         """How long ago something was, by the replica's own clock, which no other machine's has to agree with.
 
         Args:
-            then: `began`, or when an audit found something; 0.0, nobody knows, counts as just now.
+            then: `began`, or when an audit found something; 0.0, unknown, counts as just now.
         """
         return max(self.now - then, 0.0) if then > 0.0 else 0.0

@@ -1,4 +1,4 @@
-"""What a server tells of itself: traces, a log of requests, goals for its speed, audits of its answers."""
+"""Observability settings: traces, request log, latency goals, audits of answers."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class SloConfig(_Section):
 
 
 class AuditConfig(_Section):
-    """A share of the lossless answers is computed again by the large model alone, where nobody waits for it."""
+    """Audits: a share of the lossless answers is computed again by the large model alone, in the background."""
 
     share: Annotated[float, Field(ge=0, le=1, description="share of the answers that must equal plain decoding")]
-    beside: Annotated[int, Field(ge=0, description="requests in progress beside which audits still run")] = 0
+    beside: Annotated[int, Field(ge=0, description="audits run while at most this many requests are in progress")] = 0
     max_running: Annotated[int, Field(ge=1, description="audits begun and not finished")] = 1
     max_waiting: Annotated[int, Field(ge=0, description="audits that wait; more are dropped")] = 16
     floor_s: Annotated[
@@ -86,7 +86,7 @@ class AuditConfig(_Section):
 
 
 class TelemetryConfig(_Section):
-    """What the server tells of itself; metrics are always there."""
+    """Observability of the server; metrics are always on."""
 
     traces: Annotated[TracesConfig | None, Field(description="OpenTelemetry traces; absent: none")] = None
     logs: Annotated[LogsConfig | None, Field(description="a line for each request; absent: none")] = None

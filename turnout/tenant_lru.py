@@ -19,7 +19,7 @@ class Remembered(Generic[K, V]):
     """Values of tenants by key, a bounded number of them.
 
     Where there are too many, the tenant that asks loses its longest unused one if it has more than an equal share, and
-    otherwise the tenant that has most: nobody can make those of others be forgotten.
+    otherwise the tenant that has the most: no tenant can evict entries of another.
 
     Args:
         most: values.
@@ -103,7 +103,7 @@ class Sessions:
         self._kept.forget(tenant)
 
     def remember(self, key: SessionKey, request_id: str, decision: dict[str, Any]) -> None:
-        """What a session's request was given: decided about it, or kept by whoever remembers the session, too."""
+        """What a session's request was given: decided about it, or kept by another holder of the session, too."""
         if key.session:
             self._keep(key, _as_kept(decision, request_id))
 

@@ -1,4 +1,4 @@
-"""The engine's settings for a process that serves nobody."""
+"""Engine settings for throughput, in a process without interactive requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 from turnout.config import EngineConfig
 
-# Prompts need not be read in small pieces so that answers beside them stay smooth.
+# Prompts need no small chunks: no concurrent answer has to stay smooth.
 UNHURRIED = {"max_slowdown": 1e9, "short_step_s": 60.0, "token_budget": 2048}
 
 

@@ -163,7 +163,7 @@ def header() -> str:
 def within(name: str, parent: str, **attributes: Attribute) -> Iterator[Span | None]:
     """The current task works in a new span for as long as the context lasts; see `begin`.
 
-    A task only: a generator would leave the span to whoever reads it.
+    A task only: a generator would leave the span to its consumer.
     """
     span = begin(name, parent, **attributes)
     if span is None:

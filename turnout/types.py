@@ -66,7 +66,9 @@ class SharingPolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    policy: Annotated[Literal["private", "group"], Field(description="private: nobody; group: all of its group")]
+    policy: Annotated[
+        Literal["private", "group"], Field(description="private: no other tenant; group: all of its group")
+    ]
     group: Annotated[
         str | None,
         Field(
