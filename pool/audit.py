@@ -78,8 +78,8 @@ class Audits:
         self._owing_since: float | None = None  # when the first one was offered after the last one that was finished
 
     def beside(self, full: Callable[[], bool]) -> AbstractContextManager[None]:
-        """A request is in progress for as long as the context lasts; see `Shadows.beside`."""
-        return self._shadows.beside(full)
+        """A request is in progress for as long as the context lasts; see `Shadows.during_request`."""
+        return self._shadows.during_request(full)
 
     def stats(self) -> AuditStats:
         """What was found since the pool was loaded."""

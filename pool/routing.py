@@ -132,7 +132,7 @@ class PoolRouting:
         self.shadows: Shadows | None = None
         if config.shadow is not None:
             self.shadows = Shadows(config.shadow)
-            self._shadow_router = Router.of(config.shadow.policy, f"{place}.shadow.policy", models, heeds=False)
+            self._shadow_router = Router.of(config.shadow.policy, f"{place}.shadow.policy", models, checks_limits=False)
         self.log = RouteLog(config.log, alone, f"{place}.log.path") if config.log is not None else None
         self._models = models
 
@@ -161,11 +161,11 @@ class PoolRouting:
 
     @contextmanager
     def beside(self, full: Callable[[], bool]) -> Iterator[None]:
-        """A request, routed or not, is in progress for as long as the context lasts; see `Shadows.beside`."""
+        """A request, routed or not, is in progress for as long as the context lasts; see `Shadows.during_request`."""
         if self.shadows is None:
             yield
             return
-        with self.shadows.beside(full):
+        with self.shadows.during_request(full):
             yield
 
     async def recorded(self, prepared: Prepared, routing: Routing, runs: Runs) -> AsyncIterator[Event]:

@@ -21,7 +21,7 @@ def marginals(success: float, most: int) -> list[float]:
 
 
 def best_of(success: float, num_samples: int) -> float:
-    """Chance that one of so many samples is right."""
+    """Chance that one of `num_samples` samples is right."""
     return 1.0 - (1.0 - success) ** num_samples
 
 

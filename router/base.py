@@ -67,7 +67,7 @@ class Asked:
         limits: what the caller set for cost, time and quality.
         reading: what the small model says after the prompt; None until `read` was called.
         drift: what the learned policies asked so far have seen of live requests, where they have seen enough.
-        heeded: names of the limits that the policies asked so far have looked at; one that nobody heeds is refused.
+        read_limits: names of the limits that the policies asked so far have read; an unread one is refused.
         arm: what a split says about its own choice (`arm`, `version`, `features`): it counts where that arm refuses.
     """
 
@@ -79,7 +79,7 @@ class Asked:
     limits: RouteLimits = NO_LIMITS
     reading: Reading | None = None
     drift: list[DriftReading] = field(default_factory=list)
-    heeded: set[str] = field(default_factory=set)
+    read_limits: set[str] = field(default_factory=set)
     arm: dict[str, Any] | None = None
 
     async def read(self, models: ModelPool) -> Row:

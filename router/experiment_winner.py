@@ -64,7 +64,7 @@ class DecidedFile:
         except FileNotFoundError:
             self._seen = self._now = None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("%s cannot be used: %s; the split goes on as before", self._path, error)
+            log.warning("%s cannot be used: %s; the split stays as it was", self._path, error)
         else:
             self._now = Ended(arm, rules_version(values))
 

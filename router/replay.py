@@ -9,12 +9,12 @@ from router.decision import Decision
 
 CHOSEN = ("method", "params", "policy", "arm", "sampling", "suffix")
 NUMBERS = ("features", "scores", "limits")
-TOLERANCE = 1e-3  # relative; readings move a little with what a forward holds beside
+TOLERANCE = 1e-3  # relative; readings move a little with the other rows of a forward
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A recorded decision beside the same request's decision now.
+    """A recorded decision and the decision on the same request now.
 
     Attributes:
         recorded: then.

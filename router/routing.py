@@ -26,12 +26,12 @@ class Router:
     Args:
         policy: what decides.
         sticky: whether sessions keep their first decision, and how long.
-        heeds: whether a request with a limit that no policy looks at is refused.
+        checks_limits: whether a request with a limit that no policy reads is refused.
     """
 
-    def __init__(self, policy: RoutingPolicy, sticky: StickyConfig | None = None, heeds: bool = True) -> None:
+    def __init__(self, policy: RoutingPolicy, sticky: StickyConfig | None = None, checks_limits: bool = True) -> None:
         self.policy = policy
-        self._heeds = heeds
+        self._checks_limits = checks_limits
         self._sessions = Sessions(sticky) if sticky is not None else None
 
     @classmethod
@@ -41,7 +41,7 @@ class Router:
         field: str,
         models: ModelPool,
         sticky: StickyConfig | None = None,
-        heeds: bool = True,
+        checks_limits: bool = True,
     ) -> Router:
         """As configured, and checked against the pool's models and artifacts.
 
@@ -50,7 +50,7 @@ class Router:
         """
         policy = make_policy(PartChoice(name=choice.name, params=choice.params), field)
         policy.check(models)
-        return cls(policy, sticky, heeds)
+        return cls(policy, sticky, checks_limits)
 
     async def decide(
         self, asked: Asked, models: ModelPool, before: Decision | None = None, check: Check | None = None
@@ -69,9 +69,9 @@ class Router:
         decision = before if before is not None else self._recalled(asked)
         if decision is None or not self._holds(decision, asked, check):
             decision = await self.policy.decide(asked, models)
-            unheeded = [name for name in given_limits(asked.limits) if name not in asked.heeded]
-            if self._heeds and unheeded:
-                raise invalid(f"limits.{unheeded[0]}", f"the routing policy {decision.policy} keeps none; leave it out")
+            unread = [name for name in given_limits(asked.limits) if name not in asked.read_limits]
+            if self._checks_limits and unread:
+                raise invalid(f"limits.{unread[0]}", f"the routing policy {decision.policy} keeps none; leave it out")
         if self._sessions is not None:
             self._sessions.remember(_key(asked), asked.request.id, decision.as_json())
         return decision

@@ -1,4 +1,4 @@
-"""Shadow traffic: requests run a second time, in another way, where nobody waits for the models."""
+"""Shadow traffic: requests run a second time, in another way, while the models are idle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Background(Protocol):
 
     @property
     def beside(self) -> int:
-        """Requests in progress beside which it still runs."""
+        """Most requests in progress at which it still runs."""
         ...
 
     @property
@@ -57,10 +57,10 @@ class Background(Protocol):
 
 
 class Gate:
-    """Open while no more requests are in progress than shadows may run beside."""
+    """Gate that is open while at most `most` requests are in progress."""
 
-    def __init__(self, beside: int) -> None:
-        self._beside = beside
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._present = 0
         self._open = asyncio.Event()
         self._open.set()
@@ -68,13 +68,13 @@ class Gate:
     def enter(self) -> None:
         """A request has come."""
         self._present += 1
-        if self._present > self._beside:
+        if self._present > self._most:
             self._open.clear()
 
     def leave(self) -> None:
         """It has ended."""
         self._present -= 1
-        if self._present <= self._beside:
+        if self._present <= self._most:
             self._open.set()
 
     async def passed(self) -> None:
@@ -177,11 +177,11 @@ class Shadows:
         return share_of(self._seed, "shadow", tenant, request_id) < self.config.share
 
     @contextmanager
-    def beside(self, full: Callable[[], bool]) -> Iterator[None]:
+    def during_request(self, full: Callable[[], bool]) -> Iterator[None]:
         """A request is in progress for as long as the context lasts.
 
         Args:
-            full: whether the pool has no room for it beside what it works on.
+            full: whether the pool has no room for it.
         """
         self.gate.enter()
         if full():
@@ -197,7 +197,7 @@ class Shadows:
         Args:
             request_id: whose it was.
             run: does it.
-            due: at once, whoever is in progress; a full pool does not end it.
+            due: at once, whatever is in progress; a full pool does not end it.
         """
         if self._closed:
             return

@@ -1,4 +1,4 @@
-"""What a probe sees of a prompt: the small model's last hidden state, and a few cheap numbers beside it."""
+"""Features of a prompt for a probe: the small model's last hidden state, and a few cheap numbers."""
 
 from __future__ import annotations
 

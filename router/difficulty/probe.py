@@ -75,7 +75,7 @@ class ProbeNetwork(Head):
 class Layers:
     """A network's arithmetic for one prompt.
 
-    A request's decision stands between its prompt and its first token, and whoever else decodes waits for it: torch
+    A request's decision stands between its prompt and its first token, and other requests wait for it: torch
     takes longer to dispatch operations of a few hundred numbers than these take.
 
     Args:
@@ -103,7 +103,7 @@ class Probe:
         labels: names of what it predicts.
         scaling: from the network's outputs to predictions.
         extra: a router's second network, whose one output is the logarithm of what the large model's answer costs more,
-            the mean being 1; None: whoever trained it did not know what answers cost.
+            the mean being 1; None: the costs of answers were unknown in training.
     """
 
     network: ProbeNetwork

@@ -34,7 +34,7 @@ class LabelRule:
     """Which strategy a question would have called for.
 
     Attributes:
-        sure_accuracy: at least so many right answers, and
+        sure_accuracy: at least this share of right answers, and
         calm_entropy: at most so uncertain (nats): normal.
         lost_accuracy: fewer right answers than this: hard. Everything else is easy.
     """

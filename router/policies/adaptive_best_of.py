@@ -35,7 +35,7 @@ class AdaptiveBestOfParams(MethodParams):
         Literal["bins", "window", "marginals"],
         Field(
             description="bins: by predicted difficulty alone, solved over the artifact's held-out prompts;"
-            " window: beside the last requests, never more than their budget;"
+            " window: together with the last requests, never more than their budget;"
             " marginals: as window, by an artifact of `--predict marginals`, for rewards of any size"
         ),
     ] = "bins"
@@ -63,7 +63,7 @@ class AdaptiveBestOfParams(MethodParams):
         return self
 
     def choice(self, count: int) -> PartChoice:
-        """The method, with so many samples."""
+        """The method, with this number of samples."""
         shown = {"artifact": self.reward_model} if self.rerank == "reward" else {}
         return PartChoice.of("best_of", model=self.model, k=count, rerank=self.rerank, **shown)
 

@@ -148,7 +148,7 @@ class BudgetPolicy(RoutingPolicy):
     def _limits(self, asked: Asked) -> dict[str, float]:
         """The request's own, and the configured ones it leaves open."""
         found = {}
-        asked.heeded.update(LIMITS)
+        asked.read_limits.update(LIMITS)
         for name in LIMITS:
             given = getattr(asked.limits, name)
             value = getattr(self.params, name) if given is None else given

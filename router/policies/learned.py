@@ -183,7 +183,7 @@ class _Choice:
     """Which of the two sides answers, and why; made for one request.
 
     A limit of the caller is kept here where what a side runs is known to keep it. A policy on that side that looks at
-    the limit keeps it otherwise, and one that nobody keeps is refused by the router.
+    the limit keeps it otherwise, and one that no policy keeps is refused by the router.
     """
 
     params: LearnedParams
@@ -206,7 +206,7 @@ class _Choice:
         if cost is not None and cost < 1.0:
             self._keep_cost(cost)
         elif cost is not None and _alone(getattr(self.params, self.side), self.side):
-            self.asked.heeded.add("max_cost")
+            self.asked.read_limits.add("max_cost")
         return self.side, self.reason
 
     def _by_gain(self) -> None:
@@ -235,10 +235,10 @@ class _Choice:
             kept = "enough" if enough else "less than"
             self.reason = f"the small model is predicted to keep {kept} of quality {quality:g}"
             if enough:
-                self.asked.heeded.add("quality")
+                self.asked.read_limits.add("quality")
         if self.side == "large" and _as_large(self.params.large):
             self.limits["quality"] = quality
-            self.asked.heeded.add("quality")
+            self.asked.read_limits.add("quality")
 
     def _keep_cost(self, cost: float) -> None:
         """Below 1 only the small model alone is left."""
@@ -251,7 +251,7 @@ class _Choice:
         quality = self.asked.limits.quality
         if self.side == "large" and quality is not None:
             raise out_of_range("quality", f"{quality:g} needs the large model, which costs more than max_cost {cost:g}")
-        self.asked.heeded.add("max_cost")
+        self.asked.read_limits.add("max_cost")
         self.side, self.reason = "small", f"max_cost {cost:g} leaves the small model only; {self.reason}"
 
 

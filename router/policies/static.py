@@ -101,7 +101,7 @@ class StaticPolicy(RoutingPolicy):
         self._inner = [rule.policy_of(f"rules.{place}") for place, rule in enumerate(self.params.rules)]
         self._otherwise = self.params.default.policy_of("default")
         ranges = ((name, getattr(rule.when, name)) for rule in self.params.rules for name in RouteLimits.model_fields)
-        self._heeds = {name for name, wanted in ranges if wanted is not None}
+        self._reads_limits = {name for name, wanted in ranges if wanted is not None}
 
     def check(self, models: ModelPool) -> None:
         """See `Part.check`."""
@@ -133,7 +133,7 @@ class StaticPolicy(RoutingPolicy):
     async def decide(self, asked: Asked, models: ModelPool) -> Decision:
         """See `RoutingPolicy.decide`."""
         numbers = _numbers(asked)
-        asked.heeded.update(self._heeds)
+        asked.read_limits.update(self._reads_limits)
         features = {name: value for name, value in numbers.items() if value is not None}
         if any(self._patterns):  # a thousand of them take a while over a long text; other requests go on meanwhile
             found = await asyncio.to_thread(self._first, numbers, asked)

@@ -158,7 +158,7 @@ async def test_a_limit_is_kept_or_refused(tmp_path: Path, name: str, limit: str)
             continue
         with pytest.raises(TurnoutError, match=rf"^limits\.{limit}: the routing policy .*{name} keeps none"):
             await Router(each).decide(request, models_of(tmp_path))
-        await Router(each, heeds=False).decide(request, models_of(tmp_path))
+        await Router(each, checks_limits=False).decide(request, models_of(tmp_path))
 
 
 def test_every_policy_says_which_limits_it_keeps():

@@ -36,7 +36,7 @@ class Counting(RoutingPolicy):
 
     async def decide(self, asked: Asked, models: ModelPool) -> Decision:
         self.count += 1
-        asked.heeded.add("quality")
+        asked.read_limits.add("quality")
         return replace(DECISION, reason=f"number {self.count}")
 
 
@@ -270,7 +270,7 @@ async def test_shadows_wait_while_a_request_is_in_progress_and_are_bounded() -> 
     async def run(name: str) -> None:
         began.append(name)
 
-    with shadows.beside(lambda: False):
+    with shadows.during_request(lambda: False):
         for name in ("a", "b", "c", "d"):
             shadows.offer(name, lambda name=name: run(name))  # type: ignore[misc]
         for _ in range(20):
@@ -297,7 +297,7 @@ async def test_a_request_that_finds_the_pool_full_ends_all_shadows() -> None:
     shadows.offer("a", forever)
     shadows.offer("b", forever)
     await asyncio.sleep(0)
-    with shadows.beside(lambda: True):
+    with shadows.during_request(lambda: True):
         while len(shadows):
             await asyncio.sleep(0)
     assert (freed, shadows.num_dropped) == (["freed"], 2)

@@ -65,7 +65,7 @@ def models() -> Any:
 async def test_a_round_takes_no_longer_because_others_were_served(
     time: Time, method: str, params: dict[str, Any]
 ) -> None:
-    gate = Gate(beside=0)
+    gate = Gate(most=0)
     seq = Sequence([1, 2], SamplingParams(max_tokens=12), seed=0)
     pool = deferring(models(), gate)
 
@@ -92,7 +92,7 @@ async def test_a_round_takes_no_longer_because_others_were_served(
 
 
 async def test_the_clock_stands_still_once_for_two_that_wait(time: Time) -> None:
-    gate = Gate(beside=0)
+    gate = Gate(most=0)
     pool = deferring(models(), gate)
     seqs = [Sequence([1], SamplingParams(max_tokens=4), seed=0) for _ in range(2)]
     began = pool.clock()
