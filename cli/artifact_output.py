@@ -36,10 +36,10 @@ def check_name(name: str, otherwise: str = "") -> None:
 
 
 def keep(artifact: Artifact, report: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Write an artifact, and its report beside it as NAME.report.json.
+    """Write an artifact, and its report next to it as NAME.report.json.
 
     The report is on disk before the artifact is renamed, and renamed right after it; it names the version it is
-    about, so that nobody takes it for another's, not even where power was lost between the two.
+    about, so that it cannot be mistaken for another's, even if power is lost between the two.
 
     Returns:
         The report with the `version`.
@@ -47,13 +47,13 @@ def keep(artifact: Artifact, report: dict[str, Any], out: Path) -> dict[str, Any
     Raises:
         TurnoutError: INVALID_ARGUMENT: one cannot be written; what was there before still is.
     """
-    told = {"version": artifact.version, **report}
+    about = {"version": artifact.version, **report}
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole(_report_of(out)) as part:
-            write_whole(part, _json(told))
+            write_whole(part, _json(about))
             artifact.save(out)
-    return told
+    return about
 
 
 def warn(report: dict[str, Any]) -> None:

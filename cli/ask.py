@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from turnout.client import Client
     from turnout.config import TurnoutConfig
 
-NO_SERVER = ("failed to connect", "DNS resolution failed")  # how gRPC begins when it reached nobody
+NO_SERVER = ("failed to connect", "DNS resolution failed")  # how gRPC's message begins when no server answers
 
 Announce = Callable[[list[ModelDescription]], None]
 Show = Callable[[Chunk], None]

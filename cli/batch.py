@@ -57,7 +57,7 @@ Cluster = Annotated[
 def batch(
     source: Source,
     target: Annotated[str, typer.Argument(metavar="OUT", help="Where answers go: .jsonl or .parquet.")],
-    errors: Annotated[str | None, typer.Option(help="Where failed lines go; absent: beside OUT.")] = None,
+    errors: Annotated[str | None, typer.Option(help="Where failed lines go; absent: next to OUT.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration file; absent: the demo's.")] = None,
     server: Server = None,
     key_file: Annotated[Path | None, typer.Option(help="With --server: file with the key to send.")] = None,
@@ -73,14 +73,14 @@ def batch(
     concurrency: Concurrency = None,
     actors: Annotated[int | None, typer.Option(min=1, help="Copies of the pool; absent: one.")] = None,
     block_rows: BlockRows = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Look at so many lines only.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only the first LIMIT lines.")] = None,
     work: Work = None,
     cluster: Cluster = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever an earlier run did.")] = False,
     cancel: Cancel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
 ) -> None:
-    """Answer every line of a file. Run again after a crash, it goes on where it was: each line is written once.
+    """Answer every line of a file. Run again after a crash, it continues where it was: each line is written once.
 
     Lines that are no requests are reported with their number, and the others served.
     """
@@ -129,7 +129,7 @@ def _samples(
 
 
 def _refuse_with_server(**given: Any) -> None:
-    """What only a job without a server heeds."""
+    """Options that only a job without a server uses."""
     for name, value in given.items():
         if value is not None:
             raise invalid(name.replace("_", "-"), "does not go together with --server")
@@ -161,7 +161,7 @@ def _work(job: Job, fresh: bool, as_json: bool) -> None:
         _if_interrupted(lambda: f"what is done is kept in {job.work}: run it again"),
         _bar() as show,
     ):
-        summary = run(job, lambda progress: show(progress.done, progress.rows, _told(progress)), fresh)
+        summary = run(job, lambda progress: show(progress.done, progress.rows, _figures(progress)), fresh)
     if as_json:
         print_json(summary)
         return
@@ -173,10 +173,10 @@ def _work(job: Job, fresh: bool, as_json: bool) -> None:
     out.print(f"{summary.rate:.1f} lines/s, {used}")
 
 
-def _told(progress: Progress) -> list[str]:
-    told = _pace(progress.rate, progress.left_s) + _cost(progress.spent.cost_of_large)
+def _figures(progress: Progress) -> list[str]:
+    figures = _pace(progress.rate, progress.left_s) + _cost(progress.spent.cost_of_large)
     # Its process has ended meanwhile.
-    return told + ([f"a block was begun {progress.tries} times"] if progress.tries > 1 else [])
+    return figures + ([f"a block was begun {progress.tries} times"] if progress.tries > 1 else [])
 
 
 def _pace(rate: float, left_s: float | None) -> list[str]:
@@ -238,7 +238,7 @@ def _counted(counts: dict[str, int]) -> tuple[int, int]:
 
 
 def _work_folder(target: str) -> Path:
-    """Beside a local output; in this folder for one elsewhere."""
+    """The folder of a local output; this folder for a remote one."""
     return Path(f"{target.rpartition('/')[2]}.work") if "://" in target else Path(f"{target}.work")
 
 
@@ -254,7 +254,7 @@ def _if_interrupted(behind: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[int, int, list[str]], None]]:
-    """A bar on standard error, told of lines done, of all of them, and of what else is known."""
+    """Progress bar on standard error: lines done, lines in all, other figures."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("batch"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[more]}"))

@@ -51,7 +51,7 @@ Cache = Annotated[Path, typer.Option(help="Where the widened target is kept.")]
 Results = Annotated[
     Path | None, typer.Option(help="Folder of the target's page; absent: docs/results, nowhere with --quick.")
 ]
-Peers = Annotated[bool, typer.Option(help="Measure Hugging Face generate beside ours as well.")]
+Peers = Annotated[bool, typer.Option(help="Measure Hugging Face generate as well.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Few prompts and short answers: to see that it works.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -86,7 +86,7 @@ def speculation(
     """Compare every speculative method with plain decoding: speed, tokens of a forward, acceptance, equal text.
 
     Each combination of method, kind of text, temperature and batch is a cell, saved when it is measured: a run that
-    was cut off goes on, and a later one adds to it. The page shows all cells of the same models, code and machine.
+    was cut off continues, and a later one adds to it. The page shows all cells of the same models, code and machine.
 
     Exit code 1 when an answer is not plain decoding's where it must be.
     """

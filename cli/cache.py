@@ -100,7 +100,7 @@ def pin(
     root_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the chunks of a tenant's prefix from expiring; nobody gets to use them who could not before.
+    """Keep the chunks of a tenant's prefix from expiring; who may use them does not change.
 
     They are those of where the tenant's are now, by its entry in the tenants file, else by kvstore.tenants: when the
     entry comes to say something else, pin again. At least one of them must be there. They still count towards the
@@ -112,7 +112,7 @@ def pin(
             _removed(desk.unregister(name), as_json)
             return
         prefix = replace(
-            _prefix(name, "private", tenant, text, tokens, settings), sharing=_told_sharing(tenant, settings)
+            _prefix(name, "private", tenant, text, tokens, settings), sharing=_sharing_of(tenant, settings)
         )
         if not prefix.tokens:
             raise invalid("text", "no tokenizer of the configuration's pools is at hand; give --config with the models")
@@ -137,7 +137,7 @@ def register_public(
 ) -> None:
     """Let all tenants (or a group's) share the chunks of prompts that begin with this text.
 
-    Whoever may ask can find out that a registered prefix was used lately, by the time it takes: register nothing that
+    A client can infer from the latency that a registered prefix was used lately: register nothing that
     is a secret. Servers know of it within seconds. A system prompt is registered as the chat template writes it.
     """
     settings = read_config(config)
@@ -216,7 +216,7 @@ def _prefix(
     return Prefix(name, policy, whose, {digest: tuple(given) for digest, _ in _tokenizers(config)})
 
 
-def _told_sharing(tenant: str, config: TurnoutConfig) -> SharingPolicy | None:
+def _sharing_of(tenant: str, config: TurnoutConfig) -> SharingPolicy | None:
     """With whom the tenants file has a tenant share; None: it does not say, or there is none.
 
     Raises:

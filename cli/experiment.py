@@ -45,7 +45,7 @@ def run(
     """Run what is missing of an experiment, and report.
 
     Results are kept by all they depend on (prompts, method and parameters, models, code, machine): a run that was cut
-    off goes on, one that is complete computes nothing, and one more method costs its own cells only.
+    off continues, one that is complete computes nothing, and one more method costs its own cells only.
 
     Exit code 1 when a cell failed; the others are there, and the next run tries it again.
     """
@@ -270,10 +270,10 @@ def _ask(plan: Plan, store: Store, yes: bool) -> None:
 
 
 def _confirm(what: str, yes: bool) -> None:
-    """Ask where there is somebody to ask.
+    """Ask for confirmation on a terminal.
 
     Raises:
-        TurnoutError: nobody is there, or the answer is no.
+        TurnoutError: there is no terminal, or the answer is no.
     """
     import sys
 

@@ -86,7 +86,7 @@ def show_comparison(found: Comparison, as_json: bool) -> None:
 
 
 def show_live(report: LiveReport, out: Path | None, as_json: bool) -> None:
-    """Print the arms of a split, and shadows beside their requests, and write its files where that is asked for."""
+    """Print the arms of a split, and shadows with their requests, and write its files if asked to."""
     from experiments.reports.live import to_html, to_json, to_markdown
 
     if out is not None:

@@ -52,7 +52,7 @@ def generate(
     plain: Annotated[bool, typer.Option("--plain", help="Print the text alone, without marks and meters.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print tokens, provenance and cost as JSON.")] = False,
 ) -> None:
-    """Answer one prompt, from a server or here, and say what it cost beside what the large model alone would have.
+    """Answer one prompt, from a server or here, and print its cost, and what the large model alone would have cost.
 
     What the large model wrote is coloured and underlined, or in ⟦brackets⟧ without colour; cost has three meters.
     """

@@ -92,7 +92,7 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         sys.stderr.close()
         sys.exit(1)
     except ModuleNotFoundError as error:

@@ -72,7 +72,7 @@ def print_error(message: str) -> None:
 
 @contextmanager
 def shown_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error for every stage of a run, told of (what is being done, how much of it, out of how much).
+    """Progress bar on standard error for each stage of a run, fed with (stage, done, total).
 
     What stands behind a comma may change while a stage lasts.
     """

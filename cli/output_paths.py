@@ -1,4 +1,4 @@
-"""Places that commands are told to write to: refused before the work where they cannot be, named where they fail."""
+"""Output paths of commands: unusable ones are refused before the work, and named when writing fails."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def profile(
 ) -> None:
     """Measure models on this machine, each alone and loaded in this process.
 
-    Forwards and requests are shown beside what the engine's cost models predict for them, contexts beside the
+    Forwards and requests are shown with what the engine's cost models predict for them, contexts with the
     bounds that memory and arithmetic set.
     """
     settings = read_config(config)

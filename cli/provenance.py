@@ -140,7 +140,7 @@ class Marked:
 
 
 def print_meters(usage: Usage) -> None:
-    """Write what an answer cost beside what the large model alone would have, and who did which work."""
+    """Write an answer's cost, that of the large model alone, and the work of each model."""
     spent, alone = usage.cost.spent, usage.cost.large_only
     meters = [
         ("paper (relative cost of tokens written)", spent.paper, alone.paper, "{:.3f}".format),

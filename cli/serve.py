@@ -1,4 +1,4 @@
-"""`turnout serve`: run the server until it is told to stop, on this machine or on a cluster."""
+"""`turnout serve`: run the server until it is stopped, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def serve(
     address = cluster or settings.ray.address
     stays = cluster is None or wait
     server = _start_here(out, settings) if address is None else _start_there(out, settings, address)
-    told = _told_to_end() if stays else None  # before anything says that it serves
+    stopped = _stop_signal() if stays else None  # before anything says that it serves
     out.print(f"serving {', '.join(settings.pools)}" + ("; Ctrl-C stops" if stays else ""))
     out.print(f"  gRPC  {server.grpc_address}")
     out.print(f"  HTTP  {server.http_url}/v1")
@@ -61,13 +61,13 @@ def serve(
         out.print(f"  store {server.store.url}, root key in {server.store.root_key_file} (see `turnout cache`)")
     for note in _notes(server):
         out.print(f"  note  {note}")
-    if told is None:
-        out.print(f"it goes on; `turnout serve --cluster {cluster} --stop` ends it")
+    if stopped is None:
+        out.print(f"it keeps running; `turnout serve --cluster {cluster} --stop` ends it")
         from deployments.cluster import leave
 
         leave()
         return
-    _stay(out, server, told)
+    _stay(out, server, stopped)
 
 
 def _start_here(out: Console, settings: TurnoutConfig) -> RunningServer:
@@ -97,17 +97,17 @@ def _notes(server: RunningServer) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _told_to_end() -> threading.Event:
+def _stop_signal() -> threading.Event:
     """Set by Ctrl-C and by SIGTERM from now on."""
-    told = threading.Event()
+    stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: told.set())
-    return told
+        signal.signal(number, lambda *_: stopped.set())
+    return stopped
 
 
-def _stay(out: Console, server: RunningServer, told: threading.Event) -> None:
+def _stay(out: Console, server: RunningServer, stopped: threading.Event) -> None:
     try:
-        told.wait()
+        stopped.wait()
     finally:
         with out.status("stopping"):
             server.stop()

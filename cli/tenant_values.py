@@ -53,7 +53,7 @@ def _limit_value(name: str, text: str) -> Any:
 
 
 def key_id(given: str) -> str:
-    """The id of a key, or of the whole key, which somebody may paste; its secret is not repeated."""
+    """The id of a key, or of the whole key, which a user may paste; its secret is not repeated."""
     from deployments.access.keys import parse_key
 
     parsed = parse_key(given)

@@ -48,7 +48,7 @@ OwnMatrices = Annotated[
 ExitLayer = Annotated[int | None, typer.Option(min=1, help="Layers before the exit; absent: a quarter of the model's.")]
 Answers = Annotated[int, typer.Option(min=1, help="Answers that a step learns from.")]
 Hard = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Weight of the token the model drew, beside its probabilities.")
+    float, typer.Option(min=0.0, max=1.0, help="Weight of the token the model drew, relative to its probabilities.")
 ]
 
 
@@ -98,7 +98,7 @@ def redrafter(
     blocks: Blocks = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Train the head of the drafter redrafter: a recurrent cell over drafted tokens beside the last hidden state."""
+    """Train the head of the drafter redrafter: a recurrent cell over drafted tokens and the last hidden state."""
     from training.redrafter import ReDrafterRecipe
 
     schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}

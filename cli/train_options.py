@@ -15,7 +15,7 @@ SUFFIX = ".safetensors"
 Out = Annotated[
     Path,
     typer.Option(
-        help="File to write, NAME.safetensors, in the pool's folder of artifacts. A run goes on from NAME.run/."
+        help="File to write, NAME.safetensors, in the pool's folder of artifacts. A run continues from NAME.run/."
     ),
 ]
 Config = Annotated[Path | None, typer.Option(help="Configuration file; absent: the demo models.")]

@@ -162,7 +162,7 @@ def _check_one(**sources: Any) -> None:
     if not given:
         raise invalid("outcomes", "is missing; give --outcomes, --log or --demo")
     if len(given) > 1:
-        raise invalid(given[1], f"stands beside --{given[0]}; give one of them")
+        raise invalid(given[1], f"excludes --{given[0]}; give one of them")
 
 
 def _check_unset(outcomes: Path | None, **given: Any) -> None:
@@ -186,7 +186,7 @@ def _questions(data: Path | None, log: list[Path] | None, pool: str, count: int 
     from training.router_runs import file_questions, logged_questions, questions
 
     if data is not None and log:
-        raise invalid("log", "stands beside --data; give one of them")
+        raise invalid("log", "excludes --data; give one of them")
     if data is not None:
         return file_questions(data, count)
     if not log:

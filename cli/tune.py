@@ -47,7 +47,7 @@ def tune(
     count: Annotated[int, typer.Option(min=1, help="Prompts used.")] = 100,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, tokens.")] = 160,
     seed: Annotated[int, typer.Option(min=0, help="Of answers and of the search.")] = 0,
-    journal: Annotated[Path | None, typer.Option(help="File that keeps trials: a search cut off goes on.")] = None,
+    journal: Annotated[Path | None, typer.Option(help="File of trials: an interrupted search continues.")] = None,
     out: Annotated[
         str | None, typer.Option(help="Name of an artifact with the knob's curve at the best setting.")
     ] = None,
@@ -118,7 +118,7 @@ async def _search(
     path: Path | None,
     found: Callable[[Tried], None] | None,
 ) -> tuple[Tried, TurnoutError | None]:
-    """The best setting, of which `found` is told at once, and why no curve was written for it where one was to be."""
+    """Return the best setting, passed to `found` at once, and why its curve was not written, if one was asked for."""
     from experiments.tuning import Tuner
     from pool.local_pool import LocalPool
     from training.question_runs import Bench

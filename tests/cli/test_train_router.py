@@ -230,16 +230,16 @@ def test_logs_that_nothing_can_be_learnt_from_are_refused(run: Any, config: Path
         assert said in refused.err
         assert not out.exists()
     both = run("train", "outcomes", "--out", str(out), "--config", str(config), "--log", str(log), "--data", str(log))
-    assert "log: stands beside --data" in both.err
+    assert "log: excludes --data" in both.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--out", "x"), "outcomes: is missing; give --outcomes, --log or --demo"),
-        (("--out", "x", "--outcomes", "FILE", "--demo"), "demo: stands beside --outcomes; give one of them"),
-        (("--out", "x", "--outcomes", "FILE", "--log", "FILE"), "log: stands beside --outcomes; give one of them"),
-        (("--out", "x", "--log", "FILE", "--demo"), "demo: stands beside --log; give one of them"),
+        (("--out", "x", "--outcomes", "FILE", "--demo"), "demo: excludes --outcomes; give one of them"),
+        (("--out", "x", "--outcomes", "FILE", "--log", "FILE"), "log: excludes --outcomes; give one of them"),
+        (("--out", "x", "--log", "FILE", "--demo"), "demo: excludes --log; give one of them"),
         (("--out", "x", "--log", "none"), "log: cannot read none"),
         (("--out", "x", "--log", "LOG"), "log: has 19 prompts; at least 20 are needed"),
         (("--out", "a/x", "--outcomes", "FILE"), "or a file that ends in .safetensors; got 'a/x'"),
