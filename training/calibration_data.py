@@ -107,7 +107,7 @@ def read_questions(path: Path, count: int | None = None) -> QuestionSet:
 
     Args:
         path: the file.
-        count: only the first so many, prompts that stand there twice counted once.
+        count: only the first `count` prompts, duplicates counted once.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: unreadable, too few rows, or a row at fault, naming its line and field.

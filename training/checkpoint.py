@@ -1,4 +1,4 @@
-"""Training state on disk: written beside its place and renamed, so a reader never sees half of it."""
+"""Training state on disk: written to a temporary name and renamed, so that a reader never sees half of it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +29,9 @@ class Checkpoint:
     def save(self, path: Path) -> None:
         """Replace the file at `path` in one rename."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".partial")
-        torch.save({"model": self.model, "optimiser": self.optimiser, "progress": vars(self.progress)}, beside)
-        beside.replace(path)
+        partial = path.with_suffix(".partial")
+        torch.save({"model": self.model, "optimiser": self.optimiser, "progress": vars(self.progress)}, partial)
+        partial.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "Checkpoint":

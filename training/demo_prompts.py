@@ -13,7 +13,7 @@ from training.data.python_sources import read_sources
 from turnout.calls import ChatMessage
 
 PYTHON = "python"
-# As many of each as their texts are worth to whoever drafts; all that the demo models were taught is among them.
+# As many of each as their texts are worth to a drafter; all that the demo models were taught is among them.
 SHARES = {"arithmetic": 0.3, "edits": 0.2, "passages": 0.12, "templates": 0.12, "lists": 0.08, PYTHON: 0.18}
 _KINDS = {"arithmetic": arithmetic, "edits": edits, "passages": passages, "templates": templates, "lists": lists}
 _HELDOUT_SEED = 21
@@ -22,7 +22,7 @@ OPENING_CHARACTERS = 400  # about 128 tokens of the demo's tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text that a model goes on from.
+    """A text that a model continues.
 
     Attributes:
         text: what it reads.
@@ -61,7 +61,7 @@ def training_prompts(count: int, seed: str, shares: dict[str, float] | None = No
 
 
 def heldout_prompts(count: int) -> list[Prompt]:
-    """About so many prompts of the same kinds that no training sees; the same count gives the same prompts."""
+    """Make about `count` prompts of the same kinds that no training sees; the same count gives the same prompts."""
     found = []
     for kind, source in _KINDS.items():
         each = max(1, round(count * SHARES[kind] / len(source.DIFFICULTIES)))

@@ -51,9 +51,9 @@ class Answers:
     def save(self, path: Path) -> None:
         """Replace a safetensors file in one rename."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(path.name + ".partial")
-        save_file(vars(self), beside)
-        beside.replace(path)
+        partial = path.with_name(path.name + ".partial")
+        save_file(vars(self), partial)
+        partial.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Answers:
@@ -75,10 +75,10 @@ async def distil(
         model: stays as it is.
         source: prompts, and how they are answered; the same source gives the same answers.
         top: how many of the most probable tokens are kept at each place.
-        folder: where shards are kept: an interrupted run goes on after the last, and what has been answered once, by
+        folder: where shards are kept: an interrupted run continues after the last, and what has been answered once, by
             this model and in this way, is not answered again. None: nowhere.
         exit_layer: the layer behind which states are kept as well; None: none.
-        advance: told how many prompts of how many are answered.
+        advance: called with (answered prompts, all prompts).
     """
     count = len(source.prompts)
     shards = []

@@ -50,7 +50,7 @@ class GateReport:
         stopped: share of answers at or below it.
         accuracy_stopped: share of these that are right; None where there are none, which is null in a report.
         accuracy: share of all that are right.
-        against_all_rounds: tokens saved, and accuracy, beside running every round; None where they were not run.
+        against_all_rounds: tokens saved, and accuracy, relative to running every round; None where they were not run.
     """
 
     threshold: float

@@ -81,7 +81,7 @@ async def all_rounds(
         top: most probable tokens the entropy is taken over.
         rounds: the first answer's included.
         cue: words before each further round.
-        advance: told of progress.
+        advance: called with progress.
 
     Returns:
         For each prompt its rounds; fewer than `rounds` where the answer ran out of tokens.

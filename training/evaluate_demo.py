@@ -16,7 +16,7 @@ from training.export_demo import DEMO_FOLDER, write_json
 from training.recipe import SHIPPED
 
 EVALUATION = "evaluation.json"
-# Problems nobody looked at while recipes were chosen: training watches seed 1, recipes were judged on seeds 0 and 11.
+# Problems unseen while recipes were chosen: training watches seed 1, recipes were judged on seeds 0 and 11.
 EVALUATION_SEED = 12
 
 

@@ -22,7 +22,7 @@ class ExitRecipe:
 
     Attributes:
         layer: layers before the exit; None: a quarter of the model's.
-        hard: weight of the token that the model drew in the loss, beside its distribution's.
+        hard: weight of the token that the model drew in the loss, relative to its distribution's.
     """
 
     kind: ClassVar[str]

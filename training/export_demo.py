@@ -59,9 +59,9 @@ def training_facts(recipe: Recipe, progress: Progress, num_parameters: int) -> d
 
 def write_json(path: Path, content: object) -> None:
     """Replace the file at `path` in one rename."""
-    beside = path.with_name(path.name + ".partial")
-    beside.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    beside.replace(path)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def export(

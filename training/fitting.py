@@ -47,7 +47,7 @@ class Schedule:
         return self.learning_rate * rise * fall
 
     def batches_in(self, count: int) -> int:
-        """Whole batches in a pass over so many examples, at least one."""
+        """Number of whole batches in a pass over the examples, at least one."""
         return max(1, count // self.batch_size)
 
 
@@ -60,7 +60,7 @@ def fit(
     save_every: int = 200,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:
-    """Train a head in place; an interrupted run goes on where its checkpoint stands and ends the same bit for bit.
+    """Train a head in place; an interrupted run continues from its checkpoint and ends bit for bit the same.
 
     Args:
         head: what learns.
@@ -69,7 +69,7 @@ def fit(
         schedule: see there.
         checkpoint: file for the state; None: none is kept.
         save_every: steps between checkpoints; there is one at the end in any case.
-        on_step: told the number of finished steps and the last one's loss.
+        on_step: called with the number of finished steps and the last one's loss.
 
     Returns:
         Mean loss of the steps between checkpoints.

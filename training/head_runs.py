@@ -36,7 +36,7 @@ from turnout.types import SamplingParams
 
 Advance = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
 
-ROLE = "large"  # draft heads stand beside the model that verifies
+ROLE = "large"  # draft heads run with the model that verifies
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a run's outcome follows from, beside the model.
+    """All that a run's outcome follows from, besides the model.
 
     Attributes:
         recipe: the head.
@@ -144,8 +144,8 @@ async def train_head(target: Target, plan: Plan, folder: Path, advance: Advance 
     Args:
         target: the model.
         plan: what to do.
-        folder: what an interrupted run goes on from.
-        advance: told of progress.
+        folder: state from which an interrupted run continues.
+        advance: called with progress.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: the folder belongs to a run with another plan.
@@ -189,11 +189,11 @@ async def train_head(target: Target, plan: Plan, folder: Path, advance: Advance 
 
 
 async def _answers(target: Target, plan: Plan, source: Source, folder: Path, what: str, advance: Advance) -> Answers:
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         advance(what, done, total)
 
     layer = plan.recipe.exit_layer(target.model.num_layers)
-    return await distil(target.model, source, plan.recipe.soft_top, folder / "answers", layer, told)
+    return await distil(target.model, source, plan.recipe.soft_top, folder / "answers", layer, report)
 
 
 async def measure_rounds(target: Target, source: Source, kind: str, artifact: Path, **params: Any) -> SpeculationMeter:

@@ -82,7 +82,7 @@ class Task(Protocol):
         ...
 
     def settings(self) -> dict[str, Any]:
-        """What its drafter must know beside the head, in plain values."""
+        """What its drafter must know besides the head, in plain values."""
         ...
 
 
@@ -102,7 +102,7 @@ class Recipe(Protocol):
         ...
 
     def exit_layer(self, num_layers: int) -> int | None:
-        """The layer behind which it stands, of a model of so many; None: the last."""
+        """The layer that it reads, of a model of `num_layers`; None: the last."""
         ...
 
     def task(self, frozen: Frozen, width: int) -> Task:

@@ -30,9 +30,9 @@ async def mine_judgements(models: ModelPool, source: Source, index: int, answer_
     """Disagreements of draft and target, with whether the draft's token would have been right (paper #175).
 
     The procedure of AutoJudge: at the first place where the draft says something else than the target, the draft's
-    token is forced and the target finishes. Where its final answer stays the same the token is right, and one goes on
-    from the changed answer; else it is wrong, and one goes on behind it in the old answer. The example is the target's
-    hidden state at the forced token.
+    token is forced and the target finishes. Where its final answer stays the same the token is right, and mining
+    continues in the changed answer; else it is wrong, and mining continues behind it in the old answer. The example is
+    the target's hidden state at the forced token.
 
     Args:
         models: small drafts, large answers, both with the same noise: a token is a disagreement where match would

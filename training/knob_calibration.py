@@ -118,7 +118,7 @@ class Calibrator:
         method: its name.
         params: what stays the same; not the knob.
         num_points: settings of the knob that are tried, both ends included, at least 3.
-        advance: told which run of how many begins.
+        advance: called with (run that begins, runs in all).
         large: the large model alone on the same questions, where that has been run.
 
     Raises:
@@ -195,7 +195,7 @@ class Calibrator:
         return max(at for at, (point, run) in self._runs.items() if self._cost(target, point, run) <= target.budget)
 
     def _doubt(self, target: Target, chosen: float) -> str:
-        """A share that jumps over its target: what a setting between the two runs beside it gives is not known."""
+        """A share that jumps over its target: what a setting between its two neighbouring runs gives is not known."""
         if target.large_share is None:
             return ""
         shares = {position: point.large_share.value for position, (point, _) in self._runs.items()}
@@ -204,7 +204,7 @@ class Calibrator:
         below = max((at for at in shares if at <= chosen), default=min(shares))
         above = min((at for at in shares if at >= chosen), default=max(shares))
         return (
-            f"no run came within {CLOSE:g} of {target.large_share:g}: those beside it gave"
+            f"no run came within {CLOSE:g} of {target.large_share:g}: the neighbouring runs gave"
             f" {shares[below]:.3f} and {shares[above]:.3f}"
         )
 
@@ -274,7 +274,7 @@ class Calibrator:
     def _reference(self) -> Run:
         assert self.large is not None
         if not self.large.quality.sum():
-            raise invalid("data", "the large model answers none of it well: quality cannot be told relative to its own")
+            raise invalid("data", "the large model answers none of it well: quality relative to its own is undefined")
         return self.large
 
     def _choose(self, target: Target, grid: list[tuple[float, float]], edges: list[float]) -> float:
@@ -351,7 +351,7 @@ def drift_limit(counts: Floats, seed: int) -> float:
 
 
 class _Values:
-    """Keeps every value it is told."""
+    """Recorder that keeps every value."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -361,7 +361,7 @@ class _Values:
 
 
 def _counts(run: Run, edges: list[float]) -> Floats:
-    """[questions, bins] of what a run's recorders were told."""
+    """[questions, bins] of what a run's recorders saw."""
     rows = []
     for record in run.tallies:
         tally = record if isinstance(record, Tally) else Tally(edges)

@@ -35,8 +35,8 @@ ROWS = (1, 24)  # turns of the conversations that are read, in turn
 ROOM = 0.9  # of a model's longest sequence that they take at most
 ANCHOR_CELLS = 32
 DIFFERENCE_CELLS = 64
-SIGMAS = 5.0  # of an anchor's range: what is rarer is kept beside the streams
-LEAST_SPREAD = 1e-4  # of a channel, beside its layer's
+SIGMAS = 5.0  # of an anchor's range: rarer values are kept outside the streams
+LEAST_SPREAD = 1e-4  # of a channel, relative to its layer's
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ async def make_profiles(
         prompts: user messages.
         sampling: how the large model answers them.
         seed: of the answers.
-        advance: told of progress.
+        advance: called with progress.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: fewer than 8 prompts.

@@ -61,10 +61,10 @@ class Examples:
     def save(self, path: FilePath) -> None:
         """Replace an .npz file in one rename."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name("partial." + path.name)
+        partial = path.with_name("partial." + path.name)
         arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in vars(self).items()}
-        np.savez(beside, **arrays)
-        beside.replace(path)
+        np.savez(partial, **arrays)
+        partial.replace(path)
 
     @classmethod
     def load(cls, path: FilePath) -> Examples:

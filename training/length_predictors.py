@@ -92,7 +92,7 @@ async def train_disco(
         source: prompts; three quarters train, the rest is split between tuning and the report.
         recipe: the settings.
         folder: where an interrupted run finds what it had done; None: nowhere.
-        advance: told of progress.
+        advance: called with progress.
     """
 
     def mine(index: int) -> Awaitable[Examples]:

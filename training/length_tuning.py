@@ -22,7 +22,7 @@ class Costs:
 
     Attributes:
         draft: of one draft step.
-        verify: [depth + 1] of verifying a draft of so many tokens.
+        verify: [depth + 1] of verifying a draft, by its length in tokens.
     """
 
     draft: float
@@ -89,7 +89,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a threshold brings, beside what stands below and above it; speeds in tokens per unit of time.
+    """Gain of a threshold, and of those below and above it; speeds in tokens per unit of time.
 
     Attributes:
         threshold: least score to draft on.

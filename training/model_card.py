@@ -166,11 +166,11 @@ def write_card(demo: Path) -> str:
 
 
 def main(demo: Annotated[Path, typer.Option(help="Folder of the shipped models.")] = DEMO_FOLDER) -> None:
-    """Write the card beside the models."""
+    """Write the card next to the models."""
     path = demo / CARD
-    beside = path.with_name(CARD + ".partial")
-    beside.write_text(write_card(demo), encoding="utf-8")
-    beside.replace(path)
+    partial = path.with_name(CARD + ".partial")
+    partial.write_text(write_card(demo), encoding="utf-8")
+    partial.replace(path)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def llama_config(vocab_size: int = BYTE_VOCAB, **overrides: Any) -> LlamaConfig:
-    """A Llama of toy size unless told otherwise."""
+    """Make a Llama, of toy size by default."""
     settings: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": 64,

@@ -193,7 +193,7 @@ class Routed:
 
 
 def best_choices(extra: Floats, gain: Floats) -> tuple[Floats, Floats]:
-    """What the best choices between two answers cost and bring, beside always giving the first.
+    """Cost and gain of the best choices between two answers, relative to always giving the first.
 
     They begin with the cheaper answer to every prompt, whichever that is, and go over to the dearer one where it brings
     most for what it costs more, until all are dear.
@@ -243,7 +243,7 @@ def routing_report(routed: Routed, seed: int = 0) -> dict[str, Any]:
 
     Every point of `curve` says: to send this share of prompts to the large model, send those with a predicted worth
     above `threshold`; then `cost` is the mean relative to sending all, `quality` the mean reward, both with intervals,
-    beside which stand random routing's and the oracle's at the same cost (where that is beyond either model alone,
+    compared with random routing's and the oracle's at the same cost (where that is beyond either model alone,
     random routing's is that model's). Of the prompts that only the large model gets right, `hard_sent_small` is the
     share that the small one answers; of those that the small one gets right, `easy_sent_large` is the share that the
     large one answers; both with Wilson's intervals, and None where there are no such prompts. `hard` and `easy` say how

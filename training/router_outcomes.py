@@ -59,7 +59,7 @@ class Asked(BaseModel):
         if not given:
             raise invalid("prompt", "is missing; give prompt, messages or text")
         if len(given) > 1:
-            raise invalid(given[1], f"stands beside {given[0]}; give one of them")
+            raise invalid(given[1], f"excludes {given[0]}; give one of them")
         return self
 
     @property
@@ -95,7 +95,7 @@ class Outcome(Asked):
             if correct is None and samples is None:
                 raise invalid(f"correct_{role}", f"is missing; give correct_{role} or samples_{role}")
             if correct is not None and samples is not None:
-                raise invalid(f"correct_{role}", f"stands beside samples_{role}; give one of them")
+                raise invalid(f"correct_{role}", f"excludes samples_{role}; give one of them")
         return self
 
     @property

@@ -82,7 +82,7 @@ def file_questions(path: Path, count: int | None = None) -> list[Question]:
 
     Args:
         path: the file.
-        count: only the first so many.
+        count: only the first `count`.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: unreadable, a row at fault, or rows without an answer.
@@ -112,7 +112,7 @@ def logged_questions(paths: list[Path], pool: str, count: int | None = None) -> 
     Args:
         paths: files of the log.
         pool: whose requests.
-        count: only the last so many.
+        count: only the last `count`.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: unreadable, no entry of the pool, or a log without texts.
@@ -161,7 +161,7 @@ async def run_outcomes(
         sampling: how they answer.
         samples: answers of each model to each question.
         seed: of the noise; every answer's is derived from it.
-        advance: told of progress.
+        advance: called with progress.
     """
     slots, done = asyncio.Semaphore(AT_ONCE), 0
 

@@ -23,7 +23,7 @@ PICKS = 256
 
 
 def answered_by(rows: list[Outcome], role: Role) -> Floats | None:
-    """[n, most] chance that a request is answered, by number of samples: one is right among so many of those drawn.
+    """[n, most] chance that a request is answered, by number of samples: one is right among that many of those drawn.
 
     Args:
         rows: outcomes with samples.
@@ -44,7 +44,7 @@ def answered_by(rows: list[Outcome], role: Role) -> Floats | None:
 def shown_by(rows: list[Outcome], role: Role, rerank: Rerank) -> Floats | None:
     """[n, most] chance that the answer which the method `best_of` shows is right, by number of samples.
 
-    Over all ways to pick so many of those drawn, or over `PICKS` of them where there are more.
+    Over all ways to pick that many of those drawn, or over `PICKS` of them where there are more.
 
     Args:
         rows: outcomes with samples.
@@ -101,8 +101,8 @@ def allocated(table: Floats, predicted: Floats, average: int) -> dict[str, list[
 def allocation_report(rows: list[Outcome], role: Role, predicted: Floats, seed: int = 0) -> dict[str, Any] | None:
     """Adaptive against uniform best-of-k on samples that were drawn once (paper #45), as plain values.
 
-    A request counts as answered where one of its samples is right, averaged over all ways to pick so many of those
-    drawn; it gets at least one. That is what a perfect judge of answers would show: `majority` and `logprob` beside it
+    A request counts as answered where one of its samples is right, averaged over all ways to pick that many of those
+    drawn; it gets at least one. That is what a perfect judge of answers would show: `majority` and `logprob` next to it
     are what the method `best_of` shows, where the file tells. Budgets are samples a request.
 
     Args:

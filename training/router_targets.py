@@ -128,7 +128,7 @@ class WhichStrategy:
         if entropy is None:
             raise invalid(
                 "outcomes",
-                f"samples_{self.role} of prompt {row.key[:40]!r} lack entropy_bits, which strategies are told by",
+                f"samples_{self.role} of prompt {row.key[:40]!r} lack entropy_bits, which strategies are chosen by",
             )
         name = self.rule.label(row.reward(self.role), entropy)
         return [float(name == each) for each in self.labels]
@@ -147,7 +147,7 @@ class WhichStrategy:
             )
 
     def doubt(self, outcomes: Outcomes) -> str:
-        """Strategies are told by shares of right answers, which few answers make coarse."""
+        """Check that there are enough answers: strategies are chosen by shares of right ones, which few make coarse."""
         fewest = min(len(row.samples(self.role)) for row in outcomes.rows)
         if fewest >= STRATEGY_SAMPLES:
             return ""

@@ -60,7 +60,7 @@ class Recipe:
     seed: int = 0
 
     def schedule(self, count: int) -> Schedule:
-        """For so many training prompts."""
+        """Settings for a number of training prompts."""
         one = Schedule(
             steps=1,
             batch_size=self.batch_size,
@@ -86,7 +86,7 @@ async def read_prompts(models: ModelPool, prompts: list[list[int]], advance: Adv
     Args:
         models: the small one reads.
         prompts: token ids of each.
-        advance: told of progress.
+        advance: called with progress.
     """
     small, slots = models.small, asyncio.Semaphore(AT_ONCE)
     done = 0
@@ -140,7 +140,7 @@ def train_probe(
         inputs: [n, width] what the probe sees of each row's prompt; see `read_prompts`.
         target: what it is to predict.
         recipe: the settings.
-        advance: told of progress.
+        advance: called with progress.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: too few rows, rows without what is needed, labels all alike, or answers of other

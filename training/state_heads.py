@@ -66,7 +66,7 @@ async def train_state_head(
         recipe: the settings.
         mine: the examples of a prompt, none perhaps.
         folder: where an interrupted run finds what it had done; None: nowhere.
-        advance: told of progress.
+        advance: called with progress.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: too few prompts, labels all alike, or `folder` holds another run.

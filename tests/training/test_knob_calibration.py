@@ -288,7 +288,7 @@ async def test_a_share_that_jumps_over_its_target_is_warned_of() -> None:
     alike = QuestionSet((Question("1 2", None),) * 128, "agreement", "here", "0" * 32)
     made = Calibrator(bench(temperature=0.0), alike, "cascade", {"keep_cut": True}, num_points=5)
     assert (await made.measure(Target(large_share=0.3))).warning == (
-        "no run came within 0.01 of 0.3: those beside it gave 0.000 and 1.000"
+        "no run came within 0.01 of 0.3: the neighbouring runs gave 0.000 and 1.000"
     )
     assert (await calibrator().measure(Target(quality=0.9))).warning == ""
 

@@ -30,7 +30,7 @@ def line(**values) -> str:
             "line 1: correct_large: is missing; give correct_large or",
         ),
         (line(correct_small="perhaps"), "outcomes: line 1: correct_small: input should be a valid boolean"),
-        (line(samples_small=[{"reward": 1}]), "line 1: correct_small: stands beside samples_small; give one of them"),
+        (line(samples_small=[{"reward": 1}]), "line 1: correct_small: excludes samples_small; give one of them"),
         (line(correct_smal=True), "line 1: correct_smal: unknown; allowed here: correct_large, correct_small"),
         (line(correct_small=None, samples_small=[]), "line 1: samples_small: tuple should have at least 1 item"),
         (line(correct_small=None, samples_small=[{"reward": float("nan")}]), "line 1: samples_small.0.reward"),
