@@ -1,4 +1,4 @@
-"""What a choice among many replicas costs whoever makes it: `python -m scripts.choice_cost`, a JSON object.
+"""Cost of a choice among many replicas: `python -m scripts.choice_cost`, a JSON object.
 
 Times `PrefixRouter` on replicas that are made up, and reading and writing what replicas say of themselves as Serve's
 long poll does.
@@ -22,7 +22,7 @@ from turnout.types import SamplingParams
 
 FEW, MANY = 8, 1024
 ROUNDS = 7
-DIGESTS = 512  # `Held` remembers so many
+DIGESTS = 512  # as many as `Held` remembers
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def measure() -> dict[str, float]:
     """
     few, many = _seconds_of_choice(FEW), _seconds_of_choice(MANY)
     per_replica = (many - few) / (MANY - FEW)
-    told = [_stats(number) for number in range(MANY)]
-    blob = pickle.dumps(told)
+    stats = [_stats(number) for number in range(MANY)]
+    blob = pickle.dumps(stats)
 
     def hear() -> None:
         for each in pickle.loads(blob):
@@ -52,7 +52,7 @@ def measure() -> dict[str, float]:
         "base_s": max(few - FEW * per_replica, 0.0),
         "per_replica_s": per_replica,
         "hear_s": _fastest(hear) / MANY,
-        "byte_s": _fastest(lambda: pickle.dumps(told)) / len(blob),
+        "byte_s": _fastest(lambda: pickle.dumps(stats)) / len(blob),
         "stats_bytes": len(blob) / MANY,
     }
 

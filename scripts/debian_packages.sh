@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install programs that some tests drive, by the names Debian gives their packages and the programs in them. Where that
-# cannot be done it says so and goes on: the tests that need them are then left out, and name what is missing.
+# cannot be done it says so and continues: the tests that need them are then left out, and name what is missing.
 set -uo pipefail
 
 missing=()

@@ -16,15 +16,15 @@ def pages() -> dict[str, str]:
     return {"reference/http.md": "".join(_page(document(batches=True, keys=True)))}
 
 
-def _page(told: dict[str, Any]) -> Iterator[str]:
-    parts = told["components"]
-    yield f"# HTTP\n\n{told['info']['description']} A server has this as OpenAPI {told['openapi']} at `{PATH}`. Files "
+def _page(api: dict[str, Any]) -> Iterator[str]:
+    parts = api["components"]
+    yield f"# HTTP\n\n{api['info']['description']} A server has this as OpenAPI {api['openapi']} at `{PATH}`. Files "
     yield "and batches are there where the configuration has `batches`; where it has `access`, a key goes into "
     yield "`Authorization: Bearer KEY`. HEAD is answered wherever GET is. Bodies are not compressed: a "
     yield "`Content-Encoding` other than `identity` is refused with 415. The name of a model may contain slashes, "
     yield "plain or as `%2F`. In events, U+0085, U+2028 and U+2029 are escaped: each is one line for every reader."
     yield "\n\n| call | what it does |\n| --- | --- |\n"
-    found = [(method, path, each) for path, methods in told["paths"].items() for method, each in methods.items()]
+    found = [(method, path, each) for path, methods in api["paths"].items() for method, each in methods.items()]
     for method, path, each in found:
         yield f"| [`{method.upper()} {path}`](#{_anchor(method, path)}) | {each['summary']} |\n"
     for method, path, each in found:

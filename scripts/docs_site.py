@@ -1,6 +1,6 @@
 """Hook of mkdocs: adds the pages that are written at build time, and turns links between files into ones of the site.
 
-The README is the site's first page; runbooks stay in `ops`, beside the alerts, and are shown too.
+The README is the site's first page; runbooks stay in `ops`, next to the alerts, and are shown too.
 """
 
 from __future__ import annotations

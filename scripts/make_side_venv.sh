@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make or update a virtual environment beside ours, for programs that need other versions than ours: its folder is the
+# Make or update a second virtual environment, for programs that need other versions than ours: its folder is the
 # first argument, their requirements file the second. Nothing of ours is installed there. `make venv-peers` and `make
 # venv-foreign` call this.
 set -euo pipefail

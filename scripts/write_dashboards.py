@@ -45,7 +45,7 @@ def quantiles(metric: str) -> tuple[tuple[str, str], ...]:
 
 
 def cost(meter: str) -> str:
-    """What was spent on a meter, beside what the large model alone would have taken."""
+    """Cost on a meter, divided by that of the large model alone."""
     spent, alone = (
         f'sum by (model) (rate(turnout_cost_{meter}_total{{way="{way}"}}[$__rate_interval]))'
         for way in ("spent", "large_only")
@@ -58,7 +58,7 @@ def share(part: str, whole: str, by: str) -> str:
     return f"{rate(part, by)} / {rate(whole, by)}"
 
 
-BESIDE = "Beside the large model alone: below 1 is saved."
+RELATIVE = "Relative to the large model alone: below 1 is saved."
 
 SERVICE = (
     Panel("Requests", "reqps", ((rate("requests", "model, outcome"), "{{model}} {{outcome}}"),)),
@@ -110,9 +110,9 @@ DECODING = (
     Panel("Time in drafting", "percentunit", (
         (f"{DRAFTING} / ({DRAFTING} + {rate('verify_seconds', BY_DRAFTER)})", DRAFTER),
     )),
-    Panel("Cost: the paper's", "percentunit", ((cost("paper_tokens"), "{{model}}"),), BESIDE),
-    Panel("Cost: FLOPs", "percentunit", ((cost("flops"), "{{model}}"),), BESIDE),
-    Panel("Cost: wall clock", "percentunit", ((cost("wall_seconds"), "{{model}}"),), BESIDE),
+    Panel("Cost: the paper's", "percentunit", ((cost("paper_tokens"), "{{model}}"),), RELATIVE),
+    Panel("Cost: FLOPs", "percentunit", ((cost("flops"), "{{model}}"),), RELATIVE),
+    Panel("Cost: wall clock", "percentunit", ((cost("wall_seconds"), "{{model}}"),), RELATIVE),
     Panel(
         "Audits", "ops", ((rate("audits", "pool, result"), "{{pool}} {{result}}"),),
         "Lossless answers computed again by the large model alone. A mismatch is an alert.",

@@ -143,7 +143,7 @@ def send(pids: list[int], what: signal.Signals) -> None:
 
 
 def pause(pids: list[int], seconds: float) -> None:
-    """SIGSTOP, and SIGCONT after so many seconds, also when interrupted."""
+    """Send SIGSTOP, and SIGCONT after `seconds`, also when interrupted."""
     send(pids, signal.SIGSTOP)
     try:
         time.sleep(seconds)
@@ -243,8 +243,8 @@ class Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     actions = parser.add_subparsers(dest="action", required=True)
-    for action, told in (("list", "show the parts"), ("kill", "kill -9"), ("pause", "SIGSTOP, later SIGCONT")):
-        command = actions.add_parser(action, help=told)
+    for action, text in (("list", "show the parts"), ("kill", "kill -9"), ("pause", "SIGSTOP, later SIGCONT")):
+        command = actions.add_parser(action, help=text)
         if action != "list":
             command.add_argument("part", choices=PARTS)
             command.add_argument("--http", default="http://127.0.0.1:8000", help="of the server")

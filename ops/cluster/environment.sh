@@ -3,7 +3,7 @@
 # the same by itself.
 ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"
 
-# Nobody without ~/.ray/auth_token (or RAY_AUTH_TOKEN) can give this cluster code to run. Said on every node: what Ray
+# Only holders of ~/.ray/auth_token (or RAY_AUTH_TOKEN) can give this cluster code to run. Said on every node: what Ray
 # does when it is unset depends on files in the home folder.
 export RAY_AUTH_MODE=token
 export RAY_USAGE_STATS_ENABLED=0
