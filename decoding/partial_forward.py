@@ -51,6 +51,11 @@ class Depth:
             at = stop
         return spans
 
+    @property
+    def is_prefix(self) -> bool:
+        """Whether it is the first layers, whole, and not all: the others can run later."""
+        return self.last is not None and self == Depth(last=self.last)
+
     def runs(self, num_layers: int) -> float:
         """How much of a model that is, in layers."""
         last = num_layers if self.last is None else self.last

@@ -149,18 +149,6 @@ class DraftTree:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
         return depths
 
-    def fed_depths(self) -> list[int]:
-        """`depths`, then those of the extra rows."""
-        return self.depths() if self.extra is None else [*self.depths(), *self.extra.depths]
-
-    def fed_mask(self) -> torch.Tensor:
-        """bool [n + m, n + m]: what each fed row sees of the others; nodes see no extra rows."""
-        mask = self.ancestor_mask()
-        if self.extra is None:
-            return mask
-        unseen = torch.zeros(len(self), len(self.extra.tokens), dtype=torch.bool)
-        return torch.cat([torch.cat([mask, unseen], 1), self.extra.mask])
-
     def path(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node`."""
         nodes: list[int] = []

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from decoding.block import Block
 from decoding.decode_loop import Stretch
 from decoding.logits import History
-from decoding.model import Row
+from decoding.model import Row, Want
 from decoding.operations import Choose, Decode, Expand, Extend, Handlers, PartialForward, PrefillAhead, Read, Verify
+from decoding.partial_forward import Exit
 from decoding.read_spec import Decoded
 from decoding.sequence import Sequence
 from decoding.verifiers.base import Verdict, want_of
-from engine.scheduler.queued_operation import Work
+from engine.scheduler.queued_operation import QueuedOperation
 
 if TYPE_CHECKING:
     from engine.model import EngineModel
@@ -22,7 +24,9 @@ HANDLERS: Handlers[EngineModel] = Handlers()
 
 @HANDLERS.of(Extend)
 async def _extend(model: EngineModel, seq: Sequence, op: Extend) -> list[Row]:
-    return await model.batcher.submit(Work(await model.ready(seq), op.tokens, want=op.want, every=op.every))
+    first = -1 if op.every else len(op.tokens) - 1
+    block = Block.chain(op.tokens)
+    return await model.batcher.submit(QueuedOperation(await model.ready(seq), block, first_row=first, want=op.want))
 
 
 @HANDLERS.of(Decode)
@@ -30,19 +34,25 @@ async def _decode(model: EngineModel, seq: Sequence, op: Decode) -> Decoded:
     until = op.until.twins()
     stretch = Stretch(seq, until, model.name, model.num_parameters)
     if not stretch.stopped_by:
-        await model.batcher.submit(Work(await model.ready(seq), want=stretch.want, on_row=stretch.take))
+        work = QueuedOperation(await model.ready(seq), want=stretch.want, on_row=stretch.take)
+        await model.batcher.submit(work)
     return Decoded(stretch.segment, until.rules)
 
 
 @HANDLERS.of(Expand)
 async def _expand(model: EngineModel, seq: Sequence, op: Expand) -> list[Row]:
-    work = Work(await model.ready(seq), tree=op.tree, grows=True, first_node=op.start, want=op.want)
-    return await model.batcher.submit(work)
+    return await _run(model, seq, Block.of_tree(op.tree, op.start), op.want)
 
 
 @HANDLERS.of(PartialForward)
 async def _partial_forward(model: EngineModel, seq: Sequence, op: PartialForward) -> list[Row]:
-    return await model.batcher.submit(Work(await model.ready(seq), sketch=op.sketch, want=op.want))
+    return await _run(model, seq, Block.of_sketch(op.sketch), op.want, op.sketch.exit)
+
+
+async def _run(model: EngineModel, seq: Sequence, block: Block, want: Want, exit: Exit | None = None) -> list[Row]:
+    """Run the rows of a block from `resume` on, and read all of these."""
+    table = await model.ready(seq)
+    return await model.batcher.submit(QueuedOperation(table, block, True, block.resume, want, exit=exit))
 
 
 @HANDLERS.of(Read)
@@ -62,7 +72,9 @@ async def _choose(model: EngineModel, seq: Sequence, op: Choose) -> list[Row]:
 async def _verify(model: EngineModel, seq: Sequence, op: Verify) -> Verdict:
     table = await model.ready(seq)
     draft, want = op.draft, want_of(op.verifier, seq) | op.want
-    rows = await model.batcher.submit(Work(table, tree=draft, want=want, want_extra=op.want))
+    free = 0 if draft.extra is None else len(draft.extra.tokens)
+    work = QueuedOperation(table, Block.of_tree(draft), True, want=want, num_free=free, want_free=op.want)
+    rows = await model.batcher.submit(work)
     # No plan is made before this task has had its turn, so the tree's slots are as the forward left them.
     base = len(table)
     verdict = op.verifier.judge(seq, draft, rows, model.name)
@@ -72,4 +84,4 @@ async def _verify(model: EngineModel, seq: Sequence, op: Verify) -> Verdict:
 
 @HANDLERS.of(PrefillAhead)
 async def _prefill_ahead(model: EngineModel, seq: Sequence, op: PrefillAhead) -> None:
-    await model.batcher.submit(Work(await model.ready(seq), background=True))
+    await model.batcher.submit(QueuedOperation(await model.ready(seq), background=True))

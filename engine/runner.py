@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from decoding.block import Block
 from decoding.constraints.mask_prefetch import Ahead, spares_core
 from decoding.logits import History
 from decoding.model import Row, Want
 from decoding.partial_forward import WHOLE, Depth, Exit
 from decoding.readout import read
-from decoding.tree import DraftTree
 from engine.attention.layout import Int32, Layout, lay_out
 from engine.cache.paged_kv import KVStore
 from engine.cache.table import BlockTable
@@ -30,13 +30,13 @@ class Feed:
 
     Attributes:
         table: its cache; the tokens go after the cached ones.
-        tokens: what to feed; with `tree`, its rows from `cached_nodes` on are the last ones.
-        tree: the draft being verified or grown.
-        cached_nodes: the tree's first so many rows have their KV in the slots after the cached tokens.
+        tokens: what to feed; with `block`, its rows from `cached_rows` on are the last ones.
+        block: rows that stay apart from the cached tokens.
+        cached_rows: the block's first rows whose KV is in the slots after the cached tokens.
         reads: (index in `tokens`, whose row, what to read), in order.
         depth: the layers these tokens run through.
-        states: [tokens, hidden] what goes into the first of these layers, unless that is 0.
-        keeps_states: whether `states` becomes what comes out.
+        states: [tokens, hidden] what goes into the first of these layers, unless that is 0; where `keeps_states`, what
+            came out of the last one.
         exit: what stands between the last of these layers and the head, in place of the last norm.
         traced: layers whose output is wanted at every token.
         traces: what came out of those of them that ran: layer -> [tokens, hidden].
@@ -45,16 +45,25 @@ class Feed:
 
     table: BlockTable
     tokens: list[int]
-    tree: DraftTree | None = None
-    cached_nodes: int = 0
+    block: Block | None = None
+    cached_rows: int = 0
     reads: list[tuple[int, History, Want]] = field(default_factory=list)
     depth: Depth = WHOLE
     states: torch.Tensor | None = None
-    keeps_states: bool = False
     exit: Exit | None = None
     traced: frozenset[int] = frozenset()
     traces: dict[int, torch.Tensor] = field(default_factory=dict)
     partial: Partial | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many of the tokens are rows of the block."""
+        return 0 if self.block is None else len(self.block) - self.cached_rows
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a later forward may go on behind the layers of this one."""
+        return self.depth.is_prefix
 
 
 class Runner:
@@ -176,17 +185,18 @@ class Runner:
 
     def _lay_out(self, feeds: Sequence[Feed]) -> Layout:
         trees = {
-            index: (feed.tree.fed_mask()[feed.cached_nodes :], feed.tree.fed_depths()[feed.cached_nodes :])
+            index: (feed.block.seen()[feed.cached_rows :], feed.block.positions[feed.cached_rows :])
             for index, feed in enumerate(feeds)
-            if feed.tree is not None and not feed.tree.is_chain
+            if feed.block is not None and not feed.block.is_chain
         }
         return lay_out(
             [token for feed in feeds for token in feed.tokens],
             [len(feed.tokens) for feed in feeds],
-            [len(feed.table) + feed.cached_nodes for feed in feeds],
+            [len(feed.table) + feed.cached_rows for feed in feeds],
             [feed.table.block_array for feed in feeds],
             self.block_size,
             trees,
+            [feed.table.offset for feed in feeds],
         )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from engine.runner import Feed
-    from engine.scheduler.queued_operation import Work
+    from engine.scheduler.queued_operation import QueuedOperation
 
 
 R = TypeVar("R")
@@ -36,7 +36,7 @@ def spanned(models: ModelPool) -> ModelPool:
     return replace(models, models=seen)
 
 
-def forward_span(model: str, steps: Items[tuple[Work, Feed]]) -> Span | None:
+def forward_span(model: str, steps: Items[tuple[QueuedOperation, Feed]]) -> Span | None:
     """Begin the span of a forward pass; None where no traced request takes part in it."""
     if not tracing.enabled():
         return None

@@ -1,10 +1,12 @@
 """A ragged batch laid out flat on the host: which rows belong to whom, where they stand, where their keys go.
 
-Position and slot are separate: masks are made from positions, memory is addressed by slots.
+Index, position and slot are separate: the index of a key among those of its sequence says which rows see it, the
+position what its rotation is, the slot where it lies in memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,13 +23,15 @@ class Layout:
 
     Attributes:
         tokens: [T] token ids.
-        positions: [T] absolute positions: places in the sequence, or depths in a draft tree.
+        positions: [T] absolute positions: index of the row's key plus the sequence's offset; of rows of a block, whose
+            places may be any, the block's first index plus the place plus the offset.
         slots: [T] where each token's keys and values are written.
         starts: [B + 1] rows of sequence b are starts[b] to starts[b + 1].
         lengths: [B] keys each sequence has after this forward, its fed tokens included.
         blocks: [B, W] block tables, padded with 0. Key k lies in slot blocks[k // size] * size + k % size.
-        trees: sequence -> bool [k, n]: its last k fed tokens are the last of the n rows of a draft tree (the others are
-            its last keys before them), and what they see of these n; absent: plainly causal.
+        offsets: [B] what is added to an index to give a position: tokens of which no keys are kept.
+        trees: sequence -> bool [k, n]: its last k fed tokens are the last of the n rows of a block (the others are its
+            last keys before them), and what they see of these n; absent: plainly causal.
         block_size: tokens a block holds.
     """
 
@@ -37,6 +41,7 @@ class Layout:
     starts: Int32
     lengths: Int32
     blocks: Int32
+    offsets: Int64
     trees: dict[int, torch.Tensor] = field(default_factory=dict)
     block_size: int = 16
 
@@ -55,6 +60,11 @@ class Layout:
         """T."""
         return len(self.tokens)
 
+    @property
+    def places(self) -> Int64:
+        """[T] positions without the offsets: where rows stand among the keys of their sequences."""
+        return self.positions - np.repeat(self.offsets, self.counts)
+
 
 def lay_out(
     tokens: list[int],
@@ -62,7 +72,8 @@ def lay_out(
     cached: list[int],
     tables: list[Int32],
     block_size: int,
-    trees: dict[int, tuple[torch.Tensor, list[int]]],
+    trees: Mapping[int, tuple[torch.Tensor, Sequence[int]]],
+    offsets: Sequence[int] | None = None,
 ) -> Layout:
     """Work out every row's position and slot at once.
 
@@ -72,7 +83,8 @@ def lay_out(
         cached: [B] tokens each has in the cache already.
         tables: [B] each sequence's blocks, room for the fed tokens included.
         block_size: tokens a block holds.
-        trees: sequence -> (bool [k, n] as in `Layout.trees`, [k] depths below the root's children).
+        trees: sequence -> (bool [k, n] as in `Layout.trees`, [k] places after the tokens before the block).
+        offsets: [B] as in `Layout.offsets`; None: all 0.
     """
     fed = np.asarray(counts, dtype=np.int64)
     context = np.asarray(cached, dtype=np.int64)
@@ -87,11 +99,12 @@ def lay_out(
     owner = np.repeat(np.arange(len(counts)), fed)
     index = np.arange(len(tokens)) + (context - starts[:-1])[owner]
     slots = blocks[owner, index // block_size].astype(np.int64) * block_size + index % block_size
-    positions = index
-    for sequence, (mask, depths) in trees.items():
+    moved = np.zeros(len(counts), dtype=np.int64) if offsets is None else np.asarray(offsets, dtype=np.int64)
+    positions = index + moved[owner]
+    for sequence, (mask, places) in trees.items():
         end = int(starts[sequence + 1])
-        root = int(lengths[sequence]) - mask.shape[1] - 1
-        positions[end - len(depths) : end] = root + 1 + np.asarray(depths, dtype=np.int64)
+        base = int(lengths[sequence]) - mask.shape[1] + moved[sequence]
+        positions[end - len(places) : end] = base + np.asarray(places, dtype=np.int64)
     masks = {sequence: mask for sequence, (mask, _) in trees.items()}
     return Layout(
         np.asarray(tokens, dtype=np.int64),
@@ -100,6 +113,7 @@ def lay_out(
         starts,
         lengths.astype(np.int32),
         blocks,
+        moved,
         masks,
         block_size,
     )
@@ -118,6 +132,7 @@ def select(layout: Layout, sequences: Int64) -> tuple[Layout, Int64]:
         starts,
         layout.lengths[sequences],
         layout.blocks[sequences],
+        layout.offsets[sequences],
         {place: layout.trees[b] for place, b in enumerate(sequences.tolist()) if b in layout.trees},
         layout.block_size,
     )

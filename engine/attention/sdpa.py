@@ -25,7 +25,7 @@ class _Singles:
 
     rows: torch.Tensor
     blocks: torch.Tensor
-    positions: torch.Tensor
+    lengths: torch.Tensor
     width: int
     longest: int
     first_slot: int | None
@@ -40,10 +40,10 @@ class _Singles:
     def _build(self, window: int | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
         if self.first_slot is not None and (window is None or self.longest <= window):
             return None
-        column = torch.arange(width, device=self.positions.device)
-        seen = column <= self.positions[:, None]
+        column = torch.arange(width, device=self.lengths.device)
+        seen = column < self.lengths[:, None]
         if window is not None:
-            seen &= column > self.positions[:, None] - window
+            seen &= column >= self.lengths[:, None] - window
         return _additive(seen, dtype)[:, None, None, :]
 
 
@@ -59,7 +59,7 @@ class _Span:
     length: int
     blocks: torch.Tensor | None
     first_slot: int
-    positions: torch.Tensor
+    places: torch.Tensor
     tree: torch.Tensor | None
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
 
@@ -73,11 +73,11 @@ class _Span:
         whole = self.tree is None and self.length == self.count
         if whole and (window is None or self.length <= window):
             return None
-        device = self.positions.device
+        device = self.places.device
         seen = tree_mask(self.count, self.length, self.tree).to(device)
         if window is not None:
-            keys = torch.cat([torch.arange(self.length - self.count, device=device), self.positions])
-            seen &= keys[None, :] > self.positions[:, None] - window
+            keys = torch.cat([torch.arange(self.length - self.count, device=device), self.places])
+            seen &= keys[None, :] > self.places[:, None] - window
         return _additive(seen, dtype)
 
 
@@ -94,11 +94,11 @@ class SdpaStep:
         self._store = store
         self._block_size = layout.block_size
         self._slots = torch.from_numpy(layout.slots).to(device)
-        positions = torch.from_numpy(layout.positions).to(device)
+        places = torch.from_numpy(layout.places).to(device)
         counts = layout.counts
         spans = [b for b, count in enumerate(counts.tolist()) if count > 1 or b in layout.trees]
-        self._spans = [_span(layout, b, positions, device) for b in spans]
-        self._singles = [_single_rows(layout, group, positions, device) for group in _by_width(layout)]
+        self._spans = [_span(layout, b, places, device) for b in spans]
+        self._singles = [_single_rows(layout, group, device) for group in _by_width(layout)]
         self._uniform = len(self._singles) == 1 and not self._spans
 
     def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
@@ -147,7 +147,7 @@ class SdpaStep:
         return out[0].transpose(0, 1)
 
 
-def _single_rows(layout: Layout, group: list[int], positions: torch.Tensor, device: torch.device) -> _Singles:
+def _single_rows(layout: Layout, group: list[int], device: torch.device) -> _Singles:
     lengths = layout.lengths[group]
     width = int(-(-lengths.max() // layout.block_size))
     blocks = layout.blocks[group, :width]
@@ -155,14 +155,14 @@ def _single_rows(layout: Layout, group: list[int], positions: torch.Tensor, devi
     return _Singles(
         rows=rows,
         blocks=torch.from_numpy(blocks.astype(np.int64).reshape(-1)).to(device),
-        positions=positions[rows],
+        lengths=torch.from_numpy(lengths.astype(np.int64)).to(device),
         width=width,
         longest=int(lengths.max()),
         first_slot=_first_slot(blocks[0], layout.block_size) if len(group) == 1 else None,
     )
 
 
-def _span(layout: Layout, sequence: int, positions: torch.Tensor, device: torch.device) -> _Span:
+def _span(layout: Layout, sequence: int, places: torch.Tensor, device: torch.device) -> _Span:
     start, end = int(layout.starts[sequence]), int(layout.starts[sequence + 1])
     length = int(layout.lengths[sequence])
     blocks = layout.blocks[sequence, : -(-length // layout.block_size)]
@@ -174,7 +174,7 @@ def _span(layout: Layout, sequence: int, positions: torch.Tensor, device: torch.
         length=length,
         blocks=None if first is not None else torch.from_numpy(blocks.astype(np.int64)).to(device),
         first_slot=first or 0,
-        positions=positions[start:end],
+        places=places[start:end],
         tree=None if tree is None else tree.to(device),
     )
 

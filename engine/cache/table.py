@@ -13,7 +13,7 @@ from engine.cache.blocks import BlockPool, OutOfBlocksError
 from engine.cache.hashes import ContentHashes
 from engine.cache.origin import Origin
 from engine.cache.paged_kv import KVStore
-from engine.cache.uncommitted import Tail
+from engine.cache.uncommitted import ScratchKV
 from turnout.types import BlockHash
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 class BlockTable:
     """Where one sequence's keys and values lie in one model.
 
-    `tokens` are the tokens whose KV the blocks hold: a prefix of the sequence, possibly followed by hypothetical
-    tokens (a draft) that `reconcile` drops when the sequence went another way. Token i lies in slot
-    `blocks[i // size] * size + i % size`; its position need not be i while a draft tree is being verified.
-    `tail` is what lies in the slots after those of the tokens; blocks are found by `content`; `origin` is what caches
-    outside the pool have to do with it, `reused` what it takes over of KV that stood elsewhere. `cached_on_arrival`
-    counts prompt tokens found in the pool, not computed; `arrival` is its place in the order of first use; `promised`
-    are the blocks it was admitted for; `gave_way_at` is its length when it last gave its blocks up to another tenant.
+    `tokens` are the tokens whose KV the blocks hold: a prefix of the sequence, possibly followed by hypothetical ones
+    that `reconcile` drops when the sequence went another way. Token i lies in slot `blocks[i // size] * size + i %
+    size` and stands at position `offset` + i; `scratch` lies behind them. Blocks are found by `content`; `origin` is
+    what caches outside the pool have to do with it, `reused` what it takes over of KV that stood elsewhere.
+    `cached_on_arrival` counts prompt tokens found in the pool, not computed; `arrival` is its place in the order of
+    first use; `promised` are the blocks it was admitted for; `gave_way_at` is its length when it last gave its blocks
+    up to another tenant.
 
     Args:
         seq: whose cache this is.
@@ -48,14 +48,15 @@ class BlockTable:
         "content",
         "gave_way_at",
         "in_flight",
+        "offset",
         "origin",
         "pool",
         "promised",
         "released",
         "reused",
+        "scratch",
         "seq",
         "store",
-        "tail",
         "tokens",
     )
 
@@ -65,14 +66,13 @@ class BlockTable:
         self.store = store
         self.tokens: list[int] = []
         self.blocks: list[int] = []
-        self.tail = Tail()
+        self.scratch, self.offset = ScratchKV(), 0
         self.content = ContentHashes(seq, pool.block_size)
         self.origin = Origin()
         self.reused: Reused | None = None
         self.in_flight = self.released = False
-        self.cached_on_arrival = 0
+        self.cached_on_arrival = self.promised = self.gave_way_at = 0
         self.arrival: int | None = None
-        self.promised = self.gave_way_at = 0
         self._agreed = 0
         self._computed = False
         self._hashes: list[BlockHash] = []  # of the full blocks that are cached and agree with the sequence
@@ -200,7 +200,7 @@ class BlockTable:
     def filled(self, tokens: list[int]) -> None:
         """KV of these tokens, continuing the cached ones, has been computed."""
         self._computed = True
-        self.tail.forget()
+        self.scratch.forget()
         self.tokens.extend(tokens)
         self._publish_full_blocks()
 
@@ -226,7 +226,7 @@ class BlockTable:
     def truncate(self, length: int) -> None:
         """Forget cached tokens from `length` on, and give back blocks that hold none of the rest."""
         size = self.pool.block_size
-        self.tail.forget()
+        self.scratch.forget()
         del self.tokens[length:]
         self._agreed = min(self._agreed, length)
         keep = -(-length // size)

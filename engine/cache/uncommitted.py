@@ -1,66 +1,48 @@
-"""What lies in a cache behind a sequence's tokens: nodes of a growing draft tree, or of a sketch."""
+"""KV of rows that are not part of a sequence, behind that of its tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from decoding.partial_forward import Depth, Sketch
-from decoding.tree import DraftTree
-
-Nodes = tuple[tuple[int, int], ...]  # (token, parent) of each
+from decoding.block import Block
+from decoding.partial_forward import Depth
 
 
-@dataclass(frozen=True, slots=True)
-class Sketched:
-    """Through which layers tokens were run, and what came out: [n, hidden]."""
+class ScratchKV:
+    """KV of a block's rows, in the slots after those of a table's tokens, until anything else is done there."""
 
-    depth: Depth
-    states: torch.Tensor
-
-
-class Tail:
-    """Hypothetical tokens whose KV is in the slots after those of a table's tokens, until anything else is done."""
-
-    __slots__ = ("_nodes", "_sketched")
+    __slots__ = ("_block", "_states")
 
     def __init__(self) -> None:
-        self._nodes: Nodes = ()
-        self._sketched: Sketched | None = None
+        self.forget()
 
     def forget(self) -> None:
-        """The slots are given back or written to."""
-        self._nodes = ()
-        self._sketched = None
+        """Note that the slots are given back or written to."""
+        self._block: Block | None = None
+        self._states: torch.Tensor | None = None
 
-    def grown(self, tree: DraftTree) -> None:
-        """All nodes of a tree are there."""
-        self._nodes = tuple(zip(tree.tokens, tree.parents, strict=True))
-        self._sketched = None
+    def hold(self, block: Block, first: int, states: torch.Tensor | None) -> None:
+        """Note that the rows of a block are there.
 
-    def holds(self, tree: DraftTree, count: int) -> bool:
-        """Whether the first so many nodes of a growing tree are there."""
-        before = tuple(zip(tree.tokens[:count], tree.parents[:count], strict=True))
-        return not before or (self._sketched is None and self._nodes[:count] == before)
+        Args:
+            block: which.
+            first: its first row that was run now.
+            states: [n - first, hidden] what came out of its layers, where a later forward may continue from there.
+        """
+        if first and states is not None and self._states is not None:
+            states = torch.cat([self._states[:first], states])
+        self._block, self._states = block, states
 
-    def sketched(self, sketch: Sketch, first: int, states: torch.Tensor) -> None:
-        """Tokens of a sketch from so many on were run, and these states came out, [n, hidden]."""
-        if first and self._sketched is not None:
-            states = torch.cat([self._sketched.states[:first], states])
-        self._nodes = tuple(zip(sketch.tokens, sketch.parents, strict=True))
-        self._sketched = Sketched(sketch.depth, states)
+    def holds(self, block: Block) -> bool:
+        """Whether the rows before `block.resume` are there, run through the same layers."""
+        return not block.resume or (self._block is not None and self._block.begins_like(block, block.resume))
 
-    def holds_sketch(self, sketch: Sketch) -> bool:
-        """Whether the tokens before a sketch's start are there, run through the same layers."""
-        held = self._sketched
-        before = tuple(zip(sketch.tokens, sketch.parents, strict=True))[: sketch.start]
-        return not before or (held is not None and held.depth == sketch.depth and self._nodes[: len(before)] == before)
+    def states_of(self, tokens: tuple[int, ...]) -> tuple[Depth, torch.Tensor] | None:
+        """The layers that still have to run for a chain of n tokens, and the states [n, hidden] that go into them.
 
-    def resumable(self, tokens: tuple[int, ...]) -> Sketched | None:
-        """The states of these tokens in a row, if all of them were run through the first layers and no others."""
-        held = self._sketched
-        chain = tuple((token, index - 1) for index, token in enumerate(tokens))
-        if held is None or held.depth != Depth(last=held.depth.last) or self._nodes[: len(chain)] != chain:
+        None: the chain is not there, or it was not run through exactly the first layers.
+        """
+        held, states = self._block, self._states
+        if held is None or states is None or not held.begins_like(Block.chain(tokens, held.layers), len(tokens)):
             return None
-        return Sketched(held.depth, held.states[: len(chain)])
+        return Depth(first=held.layers.last or 0), states[: len(tokens)]

@@ -111,6 +111,7 @@ def pack_step(layout: Layout, depth: Depth, states: torch.Tensor | None) -> list
         layout.starts,
         layout.lengths,
         layout.blocks,
+        layout.offsets,
         integers(*layout.trees),
         integers(*(bound for group in depth.groups for bound in group)),
         *(mask.numpy() for mask in layout.trees.values()),
@@ -121,11 +122,10 @@ def pack_step(layout: Layout, depth: Depth, states: torch.Tensor | None) -> list
 def unpack_step(arrays: list[Array]) -> tuple[Layout, Depth, torch.Tensor | None]:
     """The other way round; states are float32 on the CPU."""
     block_size, first, last, has_states, *skipped = arrays[0].tolist()
-    parts, (sequences, bounds), rest = arrays[1:7], (each.tolist() for each in arrays[7:9]), arrays[9:]
+    parts, (sequences, bounds), rest = arrays[1:8], (each.tolist() for each in arrays[8:10]), arrays[10:]
     states = torch.from_numpy(rest.pop()) if has_states else None
     trees = {b: torch.from_numpy(mask) for b, mask in zip(sequences, rest, strict=True)}
     groups = tuple(zip(bounds[::2], bounds[1::2], strict=True))
     depth = Depth(first, None if last < 0 else last, frozenset(skipped), groups)
-    tokens, positions, slots, starts, lengths, blocks = parts
-    layout = Layout(tokens, positions, slots, starts, lengths, blocks, trees, block_size)
-    return layout, depth, states
+    tokens, positions, slots, starts, lengths, blocks, offsets = parts
+    return Layout(tokens, positions, slots, starts, lengths, blocks, offsets, trees, block_size), depth, states

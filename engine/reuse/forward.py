@@ -150,8 +150,7 @@ class ReusingRunner(Runner):
         reused, feed = partial.reused, partial.feed
         places = np.flatnonzero(~np.isnan(reused.deviations))
         reused.again = []
-        nodes = len(feed.tree.fed_tokens) if feed.tree is not None else 0
-        if nodes or not len(places):
+        if feed.num_rows or not len(places):
             return
         length = len(feed.table) + len(feed.tokens)
         position = torch.tensor([length - 1], device=self.device)

@@ -59,6 +59,7 @@ def pick(layout: Layout, again: Mapping[int, Again], kept: Mapping[int, Bools]) 
     """
     number = layout.num_tokens
     added: list[Again] = []
+    moved: list[Int64] = []  # their positions
     chosen: list[Int64] = []
     counts: list[int] = []
     trees: dict[int, torch.Tensor] = {}
@@ -74,6 +75,7 @@ def pick(layout: Layout, again: Mapping[int, Again], kept: Mapping[int, Bools]) 
             chosen.append(number + np.arange(len(more.places), dtype=np.int64))
             number += len(more.places)
             added.append(more)
+            moved.append(more.places + layout.offsets[sequence])
             keys = np.concatenate([more.places, keys])
         chosen.append(rows)
         tree = _mask(keys, length, layout.trees.get(sequence))
@@ -86,11 +88,12 @@ def pick(layout: Layout, again: Mapping[int, Again], kept: Mapping[int, Bools]) 
     filled = np.asarray(counts) > 0
     picked = Layout(
         np.concatenate([layout.tokens, *(more.tokens for more in added)])[names],
-        np.concatenate([layout.positions, *(more.places for more in added)])[names],
+        np.concatenate([layout.positions, *moved])[names],
         np.concatenate([layout.slots, *(more.slots for more in added)])[names],
         np.append(starts[:-1][filled], starts[-1]),
         layout.lengths[filled],
         layout.blocks[filled],
+        layout.offsets[filled],
         trees,
         layout.block_size,
     )

@@ -150,8 +150,7 @@ class Reused:
         """What of a feed need not be computed, and what is computed along with it; None: nothing of either."""
         table = feed.table
         start = len(table)
-        nodes = len(feed.tree.fed_tokens) - feed.cached_nodes if feed.tree is not None else 0
-        end = start + len(feed.tokens) - nodes
+        end = start + len(feed.tokens) - feed.num_rows
         if start < self._end:  # the cache was dropped since: whatever was known of it is void
             self._forget()
         if feed.traced or feed.depth != WHOLE:
@@ -162,7 +161,7 @@ class Reused:
         if spans:
             self._end = min(end, max(span.start + span.length for span in self.spans))
             return Partial(self, feed, spans, [], watches=end >= len(table.seq) and self._corrects)
-        single = len(feed.tokens) == 1 and feed.tree is None and end == len(table.seq)
+        single = len(feed.tokens) == 1 and feed.block is None and end == len(table.seq)
         if single and self._corrects and not np.isnan(self.deviations).all():
             return Partial(self, feed, [], self.again, watches=True)
         return None

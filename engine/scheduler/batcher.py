@@ -14,7 +14,7 @@ from engine.cache.table import BlockTable
 from engine.costs.forward import Forward, StepTime
 from engine.device import Device, Member
 from engine.executor import Forwards, Outcome
-from engine.runner import Feed, Runner
+from engine.runner import Runner
 from engine.scheduler.coscheduling import Arrivals, Prospect, prospect_of
 from engine.scheduler.policy import Limits, Load, is_decode, load_of
 from engine.scheduler.queue import WaitingWork
@@ -248,7 +248,7 @@ class Batcher:
                 continue
             work.meter(feed, self.name, self.num_parameters, self.runner.plan.num_layers)
             work.keep_traces(feed, outcome)
-            _enter(work, feed, self.runner.plan.keeps_trees)
+            work.enter(feed, self.runner.plan.keeps_trees)
             if len(feed.tokens) < work.remaining:
                 work.rows.extend(outcome)
             elif work.on_row is None:
@@ -290,20 +290,6 @@ def _reading_seconds(steps: Steps, seconds: float, times: StepTime) -> float:
 
 def _fed(steps: Steps) -> Fed:
     return Fed(len(steps), sum(len(feed.tokens) for _, feed in steps))
-
-
-def _enter(work: Work, feed: Feed, keeps_trees: bool) -> None:
-    """Let the cache know what was computed."""
-    if feed.tree is None:
-        feed.table.filled(feed.tokens)
-        return
-    if work.sketch is not None:
-        assert feed.states is not None
-        feed.table.tail.sketched(work.sketch, feed.cached_nodes, feed.states)
-        return
-    feed.table.filled(feed.tokens[: len(feed.tokens) - len(feed.tree.fed_tokens) + feed.cached_nodes])
-    if work.grows and (keeps_trees or feed.tree.is_chain):
-        feed.table.tail.grown(feed.tree)
 
 
 def _land(steps: Steps) -> None:

@@ -296,4 +296,4 @@ def _needed(work: Work) -> int:
 
 def _length(work: Work, tokens: int) -> int:
     """Slots of its cache that are used when so many more tokens are fed."""
-    return len(work.table) + work.cached_nodes + tokens
+    return len(work.table) + work.cached_rows + tokens

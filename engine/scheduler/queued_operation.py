@@ -1,4 +1,4 @@
-"""One awaited operation on a model: what its cache lacks, what a step feeds of it, and what is read back."""
+"""An operation that waits for forwards: what its cache lacks, what a step feeds of it, and what is read back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from decoding.block import Block
 from decoding.logits import History
 from decoding.model import Row, Want
-from decoding.partial_forward import WHOLE, Depth, Sketch
-from decoding.tree import DraftTree
+from decoding.partial_forward import WHOLE, Exit
 from engine.cache.table import BlockTable
 from engine.runner import Feed
 from turnout.tracing import current
@@ -20,27 +20,31 @@ from turnout.tracing import current
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+NO_ROWS = Block.chain(())
+
 
 @dataclass(slots=True, eq=False)
-class Work:
-    """One awaited operation: bring the cache up to the sequence plus `extra`, and read rows.
+class QueuedOperation:
+    """An awaited operation: bring the cache up to the sequence, run the rows of a block after it, and read some rows.
 
     Attributes:
         table: whose cache.
-        extra: hypothetical tokens after the sequence (a draft path, a continuation to score).
-        tree: a draft tree after the sequence; excludes `extra`.
-        grows: the tree is only drafted on: its nodes from `first_node` on are fed and read, and not the root.
-        first_node: see `grows`; nodes before it need not be fed again where they are still cached.
-        sketch: tokens to run through some layers only; excludes `extra` and `tree`.
+        block: the rows.
+        apart: they are run in one forward, and stay behind the cached tokens, in scratch slots. False: they are a chain
+            through all layers, which is cached like the tokens of the sequence, and fed in parts if need be.
+        first_row: the first row to read, all after it are read too; -1: the last token before the block.
         want: what to read; None reads nothing.
-        want_extra: what to read after a tree's extra rows.
-        every: read after the sequence's last token and after each of `extra`, not only after the last.
+        num_free: the last rows of the block that are no candidates: constraints do not hold for them.
+        want_free: what to read after these.
+        exit: what stands in place of the last norm, for what is read.
         background: fills leftover budget only, and stops before the sequence's last token.
         on_row: takes the row after the sequence's last token and makes the sequence longer; True: read the next one.
-            Rows are then handed over as they come, without waking whoever waits, until it returns False.
+            Rows are then handed over as they come, without waking the waiting task, until it returns False.
         future: gets the rows.
+        rows: those read so far.
         traces: hidden states that the first row is to have of the tokens before it, as far as these are computed.
         traced: cached length at their end.
+        cached_rows: rows of the block that are cached, as of the last `refresh`.
         remaining: tokens still to feed, as of the last `refresh`.
         order: place in the order of submission, or of the last token of a stretch.
         overtaken: operations submitted after it that started before it.
@@ -48,21 +52,20 @@ class Work:
     """
 
     table: BlockTable
-    extra: tuple[int, ...] = ()
-    tree: DraftTree | None = None
-    grows: bool = False
-    first_node: int = 0
-    sketch: Sketch | None = None
+    block: Block = NO_ROWS
+    apart: bool = False
+    first_row: int = -1
     want: Want | None = None
-    want_extra: Want = Want(draw=None)
-    every: bool = False
+    num_free: int = 0
+    want_free: Want = Want(draw=None)
+    exit: Exit | None = None
     background: bool = False
     on_row: Callable[[Row], bool] | None = None
     future: asyncio.Future[list[Row]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     rows: list[Row] = field(default_factory=list)
     traces: list[dict[int, torch.Tensor]] = field(default_factory=list)
     traced: int = 0
-    cached_nodes: int = 0
+    cached_rows: int = 0
     remaining: int = 0
     order: int = 0
     overtaken: int = 0
@@ -80,17 +83,8 @@ class Work:
 
     @property
     def atomic(self) -> int:
-        """Tokens at the end that are fed together."""
-        if self.grows or self.sketch is not None:
-            return self.num_nodes - self.cached_nodes
-        return 1 + self.num_nodes
-
-    @property
-    def num_nodes(self) -> int:
-        """Rows of the tree, the extra ones included, or of the sketch."""
-        if self.sketch is not None:
-            return len(self.sketch.tokens)
-        return len(self.tree.fed_tokens) if self.tree is not None else 0
+        """Tokens at the end that are fed together: rows, and the token before them where it is read with them."""
+        return len(self.block) - self.cached_rows + (self.first_row < 0) if self.apart else 1
 
     @property
     def cached(self) -> int:
@@ -117,21 +111,21 @@ class Work:
         return min((found * pool.block_size + elsewhere) / len(table.seq), 1.0)
 
     @property
-    def target_length(self) -> int:
-        """Cached length once this is done (tree nodes are not cached tokens)."""
-        if self.sketch is not None:
-            return self.sketch.base
-        return len(self.table.seq) - 1 if self.background else len(self.table.seq) + len(self.extra)
+    def base(self) -> int:
+        """Tokens of the sequence before the block."""
+        if self.block.base is not None:
+            return self.block.base
+        return len(self.table.seq) - self.background
 
     @property
     def total(self) -> int:
         """Slots it needs at its end, the sequence's own included."""
-        return self.target_length + self.num_nodes
+        return self.base + len(self.block)
 
     @property
     def first_read(self) -> int:
-        """Index of the first token, of the sequence and `extra`, after which a row is still to be read."""
-        return len(self.table.seq) - 1 + len(self.rows) if self.every else self.target_length - 1
+        """Index of the first token, of the sequence and the block, after which a row is still to be read."""
+        return self.base + self.first_row + len(self.rows)
 
     def estimate(self) -> None:
         """Set what is missing of a sequence that has not been admitted: everything but what is cached now."""
@@ -139,106 +133,70 @@ class Work:
 
     def refresh(self) -> None:
         """Recompute what is missing: caches may have been shared, shortened or preempted since."""
-        table = self.table
+        table, block = self.table, self.block
         table.adopt_prefix()
-        if self.background:
-            table.reconcile()
-            self.remaining = max(self.target_length - len(table), 0)
-            return
-        if self.sketch is not None:
-            kept = table.reconcile(compute_from=self.sketch.base)
-            whole = kept == self.sketch.base and table.tail.holds_sketch(self.sketch)
-            self.cached_nodes = self.sketch.start if whole else 0
-            self.remaining = self.total - kept - self.cached_nodes
-            return
-        if self.grows:
-            assert self.tree is not None
-            kept = table.reconcile()
-            whole = kept == len(table.seq)
-            self.cached_nodes = self.first_node if whole and table.tail.holds(self.tree, self.first_node) else 0
-            self.remaining = self.total - kept - self.cached_nodes
-            return
-        self.remaining = self.total - table.reconcile(self.extra, compute_from=self.first_read)
+        last = self.base if self.apart else self.total  # rows apart from the sequence's cache are no part of its tokens
+        read_from = None if self.want is None else min(self.first_read, last)
+        kept = table.reconcile(() if self.apart else block.tokens, compute_from=read_from)
+        self.cached_rows = block.resume if kept == self.base and table.scratch.holds(block) else 0
+        self.remaining = max(self.total - kept - self.cached_rows, 0)
 
     def feed(self, count: int) -> Feed:
-        """The next `count` of the remaining tokens, with the draft tree at their end, and what to read of them."""
-        table, seq = self.table, self.table.seq
-        start = len(table)
-        if self.sketch is not None:
-            return self._sketch_feed(self.sketch, count)
-        tokens = seq.tokens[start : start + count]
-        if self.extra:
-            tokens += self.extra[max(start - len(seq), 0) :][: count - len(tokens)]
-        last = count == self.remaining
-        tree = self.tree if last else None
-        if tree is not None:
-            tokens += tree.fed_tokens[self.cached_nodes :]
-        feed = Feed(table, tokens, tree, self.cached_nodes, self._reads(start, len(tokens), last))
+        """The next `count` of the remaining tokens, with the rows that are run apart, and what to read of them.
+
+        Tokens before rows that run through some layers only are fed in a forward of their own, through all layers.
+        """
+        table, block, base = self.table, self.block, self.base
+        start, last = len(table), count == self.remaining
+        tokens = table.seq.tokens[start : min(start + count, base)]
+        if not self.apart:
+            tokens += block.tokens[max(start - base, 0) :][: count - len(tokens)]
+            feed = Feed(table, tokens)
+        elif last and (start == base or block.layers == WHOLE):
+            tokens += block.tokens[self.cached_rows :]
+            feed = Feed(table, tokens, block, self.cached_rows, exit=self.exit)
+            feed.depth, feed.states = block.layers, block.states
+            if self.first_row < 0 and block.is_chain and start == base - 1:
+                held = table.scratch.states_of((table.seq.tokens[-1], *block.tokens))
+                feed.depth, feed.states = held or (feed.depth, feed.states)
+        else:
+            feed = Feed(table, tokens)
+        feed.reads = self._reads(start + feed.cached_rows, len(tokens))
         if self.want is not None and not self.rows and (len(tokens) > 1 or not last or self.traces):
             feed.traced = self.want.before  # of a single token that is read, nothing is before it
-        if tree is not None and tree.is_chain and not self.grows and start == len(seq) - 1:
-            held = table.tail.resumable((seq.tokens[-1], *tree.tokens))
-            if held is not None:
-                feed.depth, feed.states = Depth(first=held.depth.last or 0), held.states
         if table.reused is not None:
             feed.partial = table.reused.part(feed)
         return feed
 
-    def _sketch_feed(self, sketch: Sketch, count: int) -> Feed:
-        """What the base lacks goes through all layers, in a forward of its own; then the sketch."""
-        table, seq = self.table, self.table.seq
-        start = len(table)
-        if start < sketch.base:
-            return Feed(table, seq.tokens[start : min(start + count, sketch.base)])
-        first = self.cached_nodes
-        tree = DraftTree(sketch.tokens, sketch.parents, "")
-        real = len(seq) - sketch.base  # so many tokens of every path are the sequence's own
-        chain = tree.is_chain
-
-        def history(node: int) -> History:
-            path = range(node + 1) if chain else tree.path(node)
-            return History(seq, tuple(sketch.tokens[each] for each in path[real:]))
-
-        reads = [
-            (node - first, history(node), self.want)
-            for node in range(sketch.start, len(sketch.tokens))
-            if self.want is not None
-        ]
-        return Feed(
-            table,
-            list(sketch.tokens[first:]),
-            tree,
-            first,
-            reads,
-            depth=sketch.depth,
-            states=sketch.states,
-            keeps_states=True,
-            exit=sketch.exit,
-        )
-
-    def _reads(self, start: int, fed: int, last: bool) -> list[tuple[int, History, Want]]:
-        want, seq = self.want, self.table.seq
-        if want is None or (not last and (self.tree is not None or not self.every)):
+    def _reads(self, start: int, fed: int) -> list[tuple[int, History, Want]]:
+        """What to read of the tokens from `start` on, of the sequence and the block."""
+        if self.want is None:
             return []
-        if self.tree is not None:
-            return self._tree_reads(self.tree, want, fed)
-        if not self.every:
-            return [(fed - 1, History(seq, self.extra), want)]
         return [
-            (index - start, History(seq, self.extra[: index - len(seq) + 1]), want)
+            (index - start, *self._read_at(index - self.base, self.want))
             for index in range(max(self.first_read, start), start + fed)
         ]
 
-    def _tree_reads(self, tree: DraftTree, want: Want, fed: int) -> list[tuple[int, History, Want]]:
-        seq, first = self.table.seq, fed - self.num_nodes
-        nodes = [
-            (first + i, History(seq, tuple(tree.tokens[node] for node in tree.path(i))), want)
-            for i in range(self.first_node, len(tree))
-        ]
-        if self.grows:
-            return nodes
-        extra = [(index, History(seq, free=True), self.want_extra) for index in range(first + len(tree), fed)]
-        return [(first - 1, History(seq), want), *nodes, *extra]
+    def _read_at(self, row: int, want: Want) -> tuple[History, Want]:
+        seq, block = self.table.seq, self.block
+        if row >= len(block) - self.num_free:
+            return History(seq, free=True), self.want_free
+        return History(seq, block.path(row)[len(seq) - self.base :]), want
+
+    def enter(self, feed: Feed, keeps_trees: bool) -> None:
+        """Let the cache know what was computed.
+
+        Args:
+            feed: it.
+            keeps_trees: whether a later forward can see the rows of a block that is no chain.
+        """
+        table, block = self.table, feed.block
+        if own := feed.tokens[: len(feed.tokens) - feed.num_rows]:
+            table.filled(own)
+        if block is not None and (keeps_trees or block.is_chain):
+            table.scratch.hold(block, feed.cached_rows, feed.states if feed.keeps_states else None)
+        else:
+            table.scratch.forget()
 
     def keep_traces(self, feed: Feed, rows: list[Row]) -> None:
         """Gather what `Want.before` asks for, and give it to the first row; the cache is as before the forward."""
@@ -272,3 +230,6 @@ class Work:
             meter.spared_tokens += feed.partial.spared
         meter.cached_tokens = table.cached_on_arrival
         meter.fetched_tokens = table.origin.on_arrival
+
+
+Work = QueuedOperation  # its name in the modules that schedule it

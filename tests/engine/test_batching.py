@@ -11,7 +11,7 @@ from decoding.model import Want
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.match import MatchVerifier
-from engine.scheduler.queued_operation import Work
+from engine.scheduler.queued_operation import QueuedOperation
 from pool.local_pool import LocalPool
 from tests.engine.harness import (
     answer,
@@ -187,7 +187,7 @@ async def test_rows_of_every_position_are_read_once_though_the_cache_was_lost_be
     seq = Sequence([2, 3], SamplingParams(), seed=0)
     extra = tuple(range(4, 20))
     reading = asyncio.create_task(model.extend(seq, extra, Want(draw=None, logits=True), every=True))
-    work: Work | None = None
+    work: QueuedOperation | None = None
     while work is None or len(work.rows) < 5:
         await asyncio.sleep(0)
         work = next(iter(model.batcher._waiting), work)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decoding.block import Block
 from decoding.sequence import Sequence
-from decoding.tree import DraftTree
 from engine.model import EngineModel
 from engine.scheduler.ordering import arranged, note_started
 from engine.scheduler.policy import Limits, plan_step
-from engine.scheduler.queued_operation import Work
+from engine.scheduler.queued_operation import QueuedOperation
 from tests.engine.harness import twins
 from tests.engine.step_times import Clock, LinearTime
 from training.random_models import llama_config
@@ -199,7 +199,7 @@ async def test_hit_rates_are_what_the_pool_has() -> None:
         ([7], 0.0),
     ):
         seq = sequence(tokens)
-        assert Work(model._table(seq)).hit_rate == pytest.approx(expected)
+        assert QueuedOperation(model._table(seq)).hit_rate == pytest.approx(expected)
         model.release(seq)
     await model.close()
 
@@ -210,7 +210,7 @@ async def test_what_is_found_behind_a_gap_does_not_count() -> None:
     seq, again = sequence([*known, 3]), sequence([*known, 5])
     await model.extend(seq)
     model.pool.unpublish(model._table(seq).blocks[2])
-    assert Work(model._table(again)).hit_rate == pytest.approx(32 / 321)
+    assert QueuedOperation(model._table(again)).hit_rate == pytest.approx(32 / 321)
     for each in (seq, again):
         model.release(each)
     await model.close()
@@ -224,8 +224,8 @@ async def test_a_prompt_that_got_no_room_in_its_step_has_started() -> None:
     older, younger = sequence([*known[:64], 4]), sequence([*known, 5])
     # The younger one is worth more; then there is room for 8 tokens, and the draft cannot be cut.
     model.batcher.limits = replace(model.batcher.limits, order="hit_rate", token_budget=9)
-    draft = DraftTree.chain([6] * 8, "draft")
-    works = [Work(model._table(older), tree=draft), Work(model._table(younger))]
+    draft = Block.chain((6,) * 8)
+    works = [QueuedOperation(model._table(older), block=draft, apart=True), QueuedOperation(model._table(younger))]
     for work in works:
         model.batcher._waiting.add(work)
     assert [work for work, _ in model.batcher._planner.plan()] == [works[1]]

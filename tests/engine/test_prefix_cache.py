@@ -15,7 +15,7 @@ from engine.cache.blocks import BlockPool, OutOfBlocksError
 from engine.cache.hashes import ContentHashes
 from engine.cache.table import BlockTable
 from engine.model import EngineModel
-from engine.scheduler.queued_operation import Work
+from engine.scheduler.queued_operation import QueuedOperation
 from tests.engine.harness import Reference, twins
 from tests.properties import cases
 from training.random_models import llama_config
@@ -216,7 +216,7 @@ async def test_hashes_of_a_waiting_prompt_are_computed_once(
     assert len(table.content.first(20)) == 20
     monkeypatch.setattr(ContentHashes, "of", lambda *_: pytest.fail("hashed again"))
     assert table.match_prefix() == []
-    work = Work(table)
+    work = QueuedOperation(table)
     work.estimate()
     assert (work.remaining, len(table.content.first(20))) == (320, 20)
     model.release(seq)

@@ -242,7 +242,7 @@ async def test_partial_forwards_share_steps_with_everything_else() -> None:
         logits(model, lossy),
     )
     mixed = [feeds for feeds in seen if any(feed.partial for feed in feeds) and len(feeds) > 2]
-    assert any(any(feed.tree is not None for feed in feeds) for feeds in mixed)
+    assert any(any(feed.block is not None for feed in feeds) for feeds in mixed)
     assert any(sum(len(feed.tokens) == 1 for feed in feeds) >= 3 for feeds in mixed)
     for seq in (*running, drafting):
         for place in range(seq.num_prompt_tokens, len(seq)):

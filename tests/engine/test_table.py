@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from decoding.block import Block
 from decoding.logits import History
 from decoding.model import Want
 from decoding.sequence import Sequence
@@ -45,7 +46,8 @@ class Lab:
         fed = tokens + (list(tree.tokens) if tree is not None else [])
         table.reserve(len(table) + len(fed))
         reads = [(i, History(table.seq), Want(draw=None, logits=True)) for i in range(len(fed))]
-        rows = self.model.batcher.runner.run([Feed(table, fed, tree, reads=reads)])[0]
+        block = None if tree is None else Block.of_tree(tree)
+        rows = self.model.batcher.runner.run([Feed(table, fed, block, reads=reads)])[0]
         table.filled(tokens)
         return torch.stack([row.logits for row in rows if row.logits is not None])
 
