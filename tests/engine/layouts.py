@@ -24,6 +24,7 @@ class Batch:
         counts: tokens each sequence feeds.
         cached: tokens each has in the cache.
         trees: sequence -> parents of its tree's nodes, its last fed tokens.
+        offsets: of each sequence; none: all 0.
     """
 
     counts: tuple[int, ...]
@@ -34,6 +35,7 @@ class Batch:
     dim: int = 16
     block_size: int = 4
     seed: int = 0
+    offsets: tuple[int, ...] | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -56,7 +58,7 @@ class Batch:
             tree = DraftTree((0,) * len(parents), parents, "draft")
             trees[sequence] = (tree.ancestor_mask(), tree.depths())
         tokens = rng.integers(0, 50, sum(self.counts)).tolist()
-        return lay_out(tokens, list(self.counts), list(self.cached), tables, self.block_size, trees)
+        return lay_out(tokens, list(self.counts), list(self.cached), tables, self.block_size, trees, self.offsets)
 
     def store(self, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> KVStore:
         """One layer of random keys and values."""

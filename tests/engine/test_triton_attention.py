@@ -93,6 +93,14 @@ def test_any_batch(
     assert_equals_torch(interpreted, batch, Scores(0.3, window, softcap), processors)
 
 
+def test_an_offset_moves_no_key_that_is_read(interpreted: remote.Call) -> None:
+    out, cache = interpreted(remote.attend, RAGGED.layout(), RAGGED.store(), *RAGGED.inputs(), PLAIN, 1)
+    moved = replace(RAGGED, offsets=(7, 0, 100, 3, 64)).layout()
+    got, written = interpreted(remote.attend, moved, RAGGED.store(), *RAGGED.inputs(), PLAIN, 1)
+    assert torch.equal(got, out)
+    assert torch.equal(written, cache)
+
+
 def test_half_precision_is_as_close_as_its_rounding(interpreted: remote.Call) -> None:
     dtype = torch.float16
     batch = replace(RAGGED, dim=64)
