@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,9 +66,8 @@ class Block:
     @classmethod
     def of_sketch(cls, sketch: Sketch) -> Block:
         """The tokens of a partial forward."""
-        tree = DraftTree(sketch.tokens, sketch.parents, "")
-        mask = None if tree.is_chain else tree.ancestor_mask()
-        return cls(tree.tokens, tuple(tree.depths()), mask, sketch.depth, sketch.states, sketch.start, base=sketch.base)
+        rows = cls.of_tree(DraftTree(sketch.tokens, sketch.parents, ""), sketch.start)
+        return replace(rows, layers=sketch.depth, states=sketch.states, base=sketch.base)
 
     def __len__(self) -> int:
         return len(self.tokens)
