@@ -122,7 +122,8 @@ class Runner:
         step = self.plan.backend.step(layout, self.store)
         starts = layout.starts.tolist()
         places = [starts[i] + index for i, feed in enumerate(feeds) for index, _, _ in feed.reads]
-        # Sent to the device now: after the layers, the copy would wait for them. Nobody waits for one of pinned memory.
+        # Sent to the device now: after the layers, the copy would wait for them. The host does not wait: the
+        # memory is pinned.
         picked = torch.tensor(places, dtype=torch.int64, pin_memory=self.device.type == "cuda")
         picked = picked.to(self.device, non_blocking=True)
         states = None if depth.first == 0 else torch.cat([feed.states for feed in feeds if feed.states is not None])
@@ -211,6 +212,6 @@ def _leave(feeds: Sequence[Feed], hidden: torch.Tensor, picked: torch.Tensor, no
 
 
 def tapped(feeds: Sequence[Feed]) -> frozenset[int]:
-    """Layers whose output somebody wants."""
+    """Layers whose output is wanted."""
     wanted = [want.hidden for feed in feeds for _, _, want in feed.reads if want.hidden]
     return frozenset(layer for layers in (*wanted, *(feed.traced for feed in feeds)) for layer in layers if layer >= 0)

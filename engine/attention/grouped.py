@@ -32,7 +32,7 @@ class _Part:
         rows: int64 [batch * fed] of the whole batch, those of a sequence together.
         blocks: int64 [batch * width] where the keys lie.
         batch: sequences, each with keys of its own; 1 for a prefix, whatever the number of sequences.
-        keys: of them the leading so many count, where `seen` does not say it.
+        keys: how many of the leading ones count, where `seen` does not say it.
         seen: bool [batch, fed, keys]; None: every row sees every key.
     """
 

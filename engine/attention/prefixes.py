@@ -72,7 +72,7 @@ def find_prefixes(layout: Layout, least_keys: int = LEAST_KEYS, least_spared: in
     whole = _whole_blocks(layout)
     depth = max(-(-least_keys // size), 1)
     sharing = np.flatnonzero(whole >= depth)
-    # Whoever shares so many blocks has the same block in the last of these places.
+    # Sequences that share that many blocks have the same block in the last of these places.
     if len(sharing) < 2 or len(set(layout.blocks[sharing, depth - 1].tolist())) == len(sharing):
         return None
     order, common = _sorted(layout, sharing, whole)

@@ -11,7 +11,7 @@ from torch import nn
 from turnout.errors import Code, TurnoutError
 
 NAME = "turnout_paged"
-# What attention modules pass on beside the arguments below, and what the step knows or does not need.
+# What attention modules pass on in addition to the arguments below, and what the step knows or does not need.
 WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "cache_position"})
 
 

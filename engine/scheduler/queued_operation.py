@@ -98,7 +98,7 @@ class QueuedOperation:
 
     @property
     def running(self) -> bool:
-        """Whether the answer has begun: somebody may be reading it as it comes."""
+        """Whether the answer has begun: it may be read as it comes."""
         return bool(self.table.seq.generated)
 
     @property
