@@ -147,9 +147,7 @@ class StickyConfig(Section):
 class RouteLogConfig(Section):
     """A file with one JSON line per routed request."""
 
-    path: Annotated[
-        str, Field(min_length=1, description="the file; with several replicas on a node each adds its process id")
-    ]
+    path: Annotated[str, Field(min_length=1, description="the file; several replicas on a node add their process id")]
     max_bytes: Annotated[int, Field(ge=4096, description="size at which a new file is begun, bytes")] = 64 << 20
     backups: Annotated[int, Field(ge=1, le=1000, description="full files kept: PATH.1 is the newest")] = 5
     texts: Annotated[bool, Field(description="write prompts and answers too")] = False
