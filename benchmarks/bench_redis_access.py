@@ -23,7 +23,7 @@ from benchmarks.harness import Goal, Report, Side, blocking, command_line, note,
 from experiments.statistics import Interval
 from kvstore.redis.embedded import EmbeddedServer
 from kvstore.redis.executables import find_server, read_version
-from kvstore.redis.nodes import Address, Opener, parse_url
+from kvstore.redis.nodes import Address, Connector, parse_url
 from kvstore.redis.redis_store import RedisStore
 
 SIZES = (64 << 10, 256 << 10, 1 << 20)
@@ -57,10 +57,10 @@ class Bench:
 
     def __init__(self, address: Address, total: int) -> None:
         self.store = RedisStore(address, connections=1)
-        opener, endpoint = Opener(address.access), address.endpoints[0]
-        self.client: Any = opener.client(endpoint, 60.0)
+        connector, endpoint = Connector(address.access), address.endpoints[0]
+        self.client: Any = connector.client(endpoint, 60.0)
         # hiredis copies a value to pack it; redis-py's own packer sends a large one as it is.
-        self.packs_in_python: Any = opener.client(endpoint, 60.0)
+        self.packs_in_python: Any = connector.client(endpoint, 60.0)
         options = self.packs_in_python.connection_pool.connection_kwargs
         options["command_packer"] = PythonRespSerializer(6000, self.client.get_encoder().encode)
         self.total = total

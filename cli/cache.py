@@ -18,7 +18,7 @@ from turnout.errors import Code, TurnoutError, invalid
 from turnout.standard_streams import read_stdin
 
 if TYPE_CHECKING:
-    from kvstore.admin import Desk, Report
+    from kvstore.admin import Report, StoreAdmin
     from kvstore.tenants.registry import Prefix
     from turnout.config import TurnoutConfig
     from turnout.types import SharingPolicy
@@ -155,13 +155,13 @@ def register_public(
 
 
 @contextmanager
-def _open(config: TurnoutConfig, url: str, root_key_file: Path | None) -> Iterator[Desk]:
+def _open(config: TurnoutConfig, url: str, root_key_file: Path | None) -> Iterator[StoreAdmin]:
     """The configured store, or the one that the options name.
 
     Raises:
         TurnoutError: none is named, it does not answer, or it has another root key.
     """
-    from kvstore.admin import Desk
+    from kvstore.admin import StoreAdmin
     from kvstore.base import StoreFault
     from kvstore.build import address_of, open_keyring
     from kvstore.redis.checks import check_address
@@ -181,7 +181,7 @@ def _open(config: TurnoutConfig, url: str, root_key_file: Path | None) -> Iterat
         raise TurnoutError(Code.UNAVAILABLE, f"url: no store answers at {address}", "url")
     store = RedisStore(address)
     try:
-        yield Desk(settings, store, open_keyring(settings))
+        yield StoreAdmin(settings, store, open_keyring(settings))
     except StoreFault as fault:
         raise TurnoutError(Code.UNAVAILABLE, f"url: the store at {address} does not answer: {fault}", "url") from None
     finally:

@@ -58,7 +58,7 @@ class Report:
     models: list[dict[str, Any]]
 
 
-class Desk:
+class StoreAdmin:
     """Operations on one store. Every method does I/O and raises `StoreFault` where Redis does not answer.
 
     Args:

@@ -79,7 +79,7 @@ class ByteStore(Protocol):
         """Name the servers that are known and answer, as in "valkey 9.1.2 (embedded)"."""
         ...
 
-    def distrust(self) -> None:
+    def reset_connections(self) -> None:
         """Say that a value was not the one of its key: a connection may be an answer behind, so all are made anew."""
         ...
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.counts import Counts
-from kvstore.encodings import Forms
+from kvstore.encodings import Encodings
 from kvstore.keys import ROOT_KEY_BYTES, Keyring, load_root_key
 from kvstore.lookup.admission import Doorkeeper
 from kvstore.lookup.controller import Controller
 from kvstore.lookup.fetcher import Fetcher
 from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import HostMemory
-from kvstore.lookup.reader import Means
-from kvstore.lookup.writer import Shelf, Writer
-from kvstore.maintenance import Office, Upkeep
+from kvstore.lookup.reader import ReadContext
+from kvstore.lookup.writer import RemoteTier, Writer
+from kvstore.maintenance import Maintenance, MaintenanceContext
 from kvstore.redis.checks import check_address
 from kvstore.redis.nodes import Address, TlsFiles, parse_url
 from kvstore.redis.redis_store import RedisStore
@@ -51,7 +51,7 @@ class SharedStore:
         stores: by model.
         tenancy: whose tokens are whose.
         writer: of all stores.
-        upkeep: of all stores; None: there is no Redis.
+        maintenance: of all stores; None: there is no Redis.
         store: Redis; None: there is none.
         owns_store: whether it is closed with this.
         pools: threads that the stores use.
@@ -62,7 +62,7 @@ class SharedStore:
         stores: Mapping[str, PrefixStore],
         tenancy: Tenancy,
         writer: Writer,
-        upkeep: Upkeep | None,
+        maintenance: Maintenance | None,
         store: ByteStore | None,
         owns_store: bool,
         pools: Sequence[Executor],
@@ -70,7 +70,7 @@ class SharedStore:
         self._stores = stores
         self._tenancy = tenancy
         self._writer = writer
-        self._upkeep = upkeep
+        self.maintenance = maintenance
         self._store = store
         self._owns_store = owns_store
         self._pools = pools
@@ -105,9 +105,9 @@ class SharedStore:
 
     def refresh(self) -> None:
         """Read what is registered now rather than within seconds. Blocks; a Redis that is away changes nothing."""
-        if self._upkeep is not None:
+        if self.maintenance is not None:
             try:
-                self._upkeep.refresh()
+                self.maintenance.refresh()
             except StoreFault as fault:
                 log.warning("prefix store: what is registered could not be read: %s", fault)
 
@@ -117,8 +117,8 @@ class SharedStore:
             return
         self._closed = True
         self._writer.close()
-        if self._upkeep is not None:
-            self._upkeep.stop()
+        if self.maintenance is not None:
+            self.maintenance.stop()
         if self._store is not None and self._owns_store:
             self._store.close()
         for pool in self._pools:
@@ -211,7 +211,7 @@ class _Parts:
     config: KVStoreConfig
     keyring: Keyring
     memory: HostMemory
-    shelf: Shelf | None
+    remote: RemoteTier | None
     writer: Writer
     readers: Executor
     decoders: Executor
@@ -231,55 +231,57 @@ def _assemble(
     memory, sealer = HostMemory(config.host_memory_bytes), Sealer(keyring)
     registry = None if store is None else Registry(store, sealer, tokenizer, encode)
     tenancy = Tenancy(config.tenants, config.quota_bytes, registry)
-    shelf = None if store is None else _shelf(config, store, keyring, tenancy, clock)
-    writer = Writer(memory, shelf, config.write_queue, tenancy.may_write, clock)
+    remote = None if store is None else _remote(config, store, keyring, tenancy, clock)
+    writer = Writer(memory, remote, config.write_queue, tenancy.may_write, clock)
     readers = ThreadPoolExecutor(config.connections, "kv-read")
     decoders = ThreadPoolExecutor(DECODERS, "kv-decode")
-    parts = _Parts(config, keyring, memory, shelf, writer, readers, decoders, clock)
+    parts = _Parts(config, keyring, memory, remote, writer, readers, decoders, clock)
     stores = {name: _store(name, layout, parts) for name, layout in models.items()}
-    upkeep = None
-    if shelf is not None and registry is not None:
-        accounts = Accounts(shelf.store, keyring, sealer)
-        office = Office(shelf.store, keyring, sealer, registry, tenancy, shelf.quotas, accounts, tokenizer)
-        upkeep = Upkeep(office, list(stores.values()), clock)
-        _begin(upkeep)
-    return SharedStore(stores, tenancy, writer, upkeep, store, owns_store, (readers, decoders))
+    maintenance = None
+    if remote is not None and registry is not None:
+        accounts = Accounts(remote.store, keyring, sealer)
+        context = MaintenanceContext(
+            remote.store, keyring, sealer, registry, tenancy, remote.quotas, accounts, tokenizer
+        )
+        maintenance = Maintenance(context, list(stores.values()), clock)
+        _begin(maintenance)
+    return SharedStore(stores, tenancy, writer, maintenance, store, owns_store, (readers, decoders))
 
 
-def _shelf(
+def _remote(
     config: KVStoreConfig, store: ByteStore, keyring: Keyring, tenancy: Tenancy, clock: Callable[[], float]
-) -> Shelf:
+) -> RemoteTier:
     ttl_ms = int(1000 * config.ttl_s)
     quotas = Quotas(store, keyring, tenancy.limit, ttl_ms)
     locks = ComputeLocks(store, clock)
-    return Shelf(store, quotas, locks, ttl_ms, config.fetch_timeout_s)
+    return RemoteTier(store, quotas, locks, ttl_ms, config.fetch_timeout_s)
 
 
 def _store(name: str, layout: ModelLayout, parts: _Parts) -> PrefixStore:
-    config, shelf, clock = parts.config, parts.shelf, parts.clock
-    forms = Forms(parts.keyring, layout, config.codecs, config.chunk_tokens)
+    config, remote, clock = parts.config, parts.remote, parts.clock
+    encodings = Encodings(parts.keyring, layout, config.codecs, config.chunk_tokens)
     counts = Counts()
     controller = Controller(clock)
     doorkeeper = Doorkeeper(config.admission, config.admission_window_s, clock=clock)
-    means = None
-    if shelf is not None:
-        means = Means(shelf.store, forms, controller, counts, parts.decoders, shelf.ttl_ms, clock)
+    context = None
+    if remote is not None:
+        context = ReadContext(remote.store, encodings, controller, counts, parts.decoders, remote.ttl_ms, clock)
     fetcher = Fetcher(
         parts.memory,
-        means,
+        context,
         parts.readers,
-        shelf.locks if shelf is not None else None,
+        remote.locks if remote is not None else None,
         doorkeeper,
         config.fetch_timeout_s,
         config.residual_tokens,
         clock,
     )
-    return PrefixStore(name, forms, fetcher, parts.writer, doorkeeper, counts, controller, parts.memory, shelf)
+    return PrefixStore(name, encodings, fetcher, parts.writer, doorkeeper, counts, controller, parts.memory, remote)
 
 
-def _begin(upkeep: Upkeep) -> None:
+def _begin(maintenance: Maintenance) -> None:
     try:
-        upkeep.introduce()
+        maintenance.introduce()
     except StoreFault as fault:
         log.warning("prefix store: Redis does not answer (%s); it is tried again", fault)
-    upkeep.start()
+    maintenance.start()

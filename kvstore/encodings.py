@@ -14,13 +14,13 @@ from kvstore.keys import Chain, Keyring, Link, fingerprint, redis_key
 from kvstore.layout import choose_chunk_tokens, layer_groups
 from kvstore.lookup.memory import EXACT
 from kvstore.types import ModelLayout
-from kvstore.value import OVERHEAD_BYTES, form_name, open_into, seal
+from kvstore.value import OVERHEAD_BYTES, encoding_name, open_into, seal
 from turnout.types import Sharing
 
-SLABS_KEPT = 8
+BUFFERS_KEPT = 8
 
 
-class Slabs:
+class BufferPool:
     """Buffers for values on their way, used again and again. Any thread may call."""
 
     def __init__(self, num_bytes: int) -> None:
@@ -33,15 +33,15 @@ class Slabs:
         with self._lock:
             return self._free.pop() if self._free else bytearray(self.num_bytes)
 
-    def give(self, slab: bytearray) -> None:
+    def give(self, buffer: bytearray) -> None:
         """Nobody uses it any more."""
         with self._lock:
-            if len(self._free) < SLABS_KEPT:
-                self._free.append(slab)
+            if len(self._free) < BUFFERS_KEPT:
+                self._free.append(buffer)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Encoding:
     """A codec as the store uses it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Form:
         return sum(self.sizes)
 
 
-class Forms:
+class Encodings:
     """Chunks of one model as values.
 
     Args:
@@ -72,7 +72,7 @@ class Forms:
         chunk_tokens: of a chunk; None: chosen for the model.
 
     Attributes:
-        forms: lossless codecs first, then as configured.
+        all: lossless codecs first, then as configured.
         groups: shapes of a chunk's values.
 
     Raises:
@@ -88,8 +88,8 @@ class Forms:
         self.fingerprint = fingerprint({**layout.fingerprint_parts, "chunk_tokens": self.chunk_tokens})
         self.groups = layer_groups(layout, self.chunk_tokens)
         loaded = [load_codec(name, layout.profiles) for name in dict.fromkeys(codecs)]
-        self.forms = [self._form(codec) for codec in sorted(loaded, key=lambda codec: not codec.lossless)]
-        self.slabs = Slabs(max((size for form in self.forms for size in form.sizes), default=0))
+        self.all = [self._encoding(codec) for codec in sorted(loaded, key=lambda codec: not codec.lossless)]
+        self.buffers = BufferPool(max((size for encoding in self.all for size in encoding.sizes), default=0))
 
     @property
     def chunk_size(self) -> tuple[int, int, int, int, int]:
@@ -105,17 +105,17 @@ class Forms:
         """Digests of a sequence that is yet to come."""
         return Chain(self.keyring, self.fingerprint, self.chunk_tokens, sharing)
 
-    def readable(self, lossy: bool) -> list[Form]:
+    def readable(self, lossy: bool) -> list[Encoding]:
         """What a request of the quality class may read, best first."""
-        return [form for form in self.forms if lossy or form.codec.lossless]
+        return [encoding for encoding in self.all if lossy or encoding.codec.lossless]
 
-    def keys(self, link: Link, form: Form) -> list[bytes]:
+    def keys(self, link: Link, encoding: Encoding) -> list[bytes]:
         """Where a chunk's values lie, group by group."""
-        return [redis_key(self.keyring, self.fingerprint, link, form.name, i) for i in range(len(self.groups))]
+        return [redis_key(self.keyring, self.fingerprint, link, encoding.name, i) for i in range(len(self.groups))]
 
     def entries(self, link: Link) -> list[tuple[bytes, int]]:
-        """A chunk's values in every form: where each lies, and its bytes at most."""
-        return [entry for form in self.forms for entry in zip(self.keys(link, form), form.sizes, strict=True)]
+        """A chunk's values in every encoding: where each lies, and its bytes at most."""
+        return [entry for encoding in self.all for entry in zip(self.keys(link, encoding), encoding.sizes, strict=True)]
 
     def empty_chunk(self) -> torch.Tensor:
         """Memory for a chunk."""
@@ -126,7 +126,7 @@ class Forms:
         shape = self.groups[group]
         return kv[shape.first_layer : shape.first_layer + shape.layers]
 
-    def open(self, link: Link, form: Form, group: int, value: memoryview, kv: torch.Tensor) -> None:
+    def open(self, link: Link, encoding: Encoding, group: int, value: memoryview, kv: torch.Tensor) -> None:
         """Check a value, decrypt and decode it into its layers of `kv`.
 
         Raises:
@@ -134,26 +134,26 @@ class Forms:
             ValueError: it is, but the codec cannot read it.
         """
         shape, out = self.groups[group], self.part(kv, group)
-        key = redis_key(self.keyring, self.fingerprint, link, form.name, group)
-        slab = self.slabs.take()
+        key = redis_key(self.keyring, self.fingerprint, link, encoding.name, group)
+        buffer = self.buffers.take()
         try:
-            room = landing(form.codec, shape, out, memoryview(slab))
-            length = open_into(self.keyring, link.namespace, key, form.codec, shape, value, room)
-            form.codec.decode(room[:length], shape, out)
+            room = landing(encoding.codec, shape, out, memoryview(buffer))
+            length = open_into(self.keyring, link.namespace, key, encoding.codec, shape, value, room)
+            encoding.codec.decode(room[:length], shape, out)
         finally:
-            self.slabs.give(slab)
+            self.buffers.give(buffer)
 
-    def close(self, link: Link, form: Form, group: int, kv: torch.Tensor, slab: bytearray) -> memoryview:
-        """Encode and encrypt the layers of one value; the result lies in `slab`.
+    def close(self, link: Link, encoding: Encoding, group: int, kv: torch.Tensor, buffer: bytearray) -> memoryview:
+        """Encode and encrypt the layers of one value; the result lies in `buffer`.
 
         Raises:
             ValueError: the codec refuses what `kv` holds.
         """
         shape = self.groups[group]
-        key = redis_key(self.keyring, self.fingerprint, link, form.name, group)
-        payload = filled_up(form.codec, shape, form.codec.encode(self.part(kv, group), shape))
-        return seal(self.keyring, link, key, form.codec, shape, payload, memoryview(slab))
+        key = redis_key(self.keyring, self.fingerprint, link, encoding.name, group)
+        payload = filled_up(encoding.codec, shape, encoding.codec.encode(self.part(kv, group), shape))
+        return seal(self.keyring, link, key, encoding.codec, shape, payload, memoryview(buffer))
 
-    def _form(self, codec: Codec) -> Form:
+    def _encoding(self, codec: Codec) -> Encoding:
         sizes = tuple(codec.max_bytes(shape) + OVERHEAD_BYTES for shape in self.groups)
-        return Form(codec, form_name(codec), EXACT if codec.lossless else codec.name, sizes)
+        return Encoding(codec, encoding_name(codec), EXACT if codec.lossless else codec.name, sizes)

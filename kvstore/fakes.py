@@ -111,7 +111,7 @@ class MemoryByteStore:
         """As `ByteStore`: no server."""
         return []
 
-    def distrust(self) -> None:
+    def reset_connections(self) -> None:
         """There are no connections."""
 
     def health(self) -> Literal["ok", "degraded", "off"]:
@@ -192,9 +192,9 @@ class PassOn:
         """As `ByteStore`."""
         return self._inner.servers(deadline)
 
-    def distrust(self) -> None:
+    def reset_connections(self) -> None:
         """As `ByteStore`."""
-        self._inner.distrust()
+        self._inner.reset_connections()
 
     def health(self) -> Literal["ok", "degraded", "off"]:
         """Of the store behind it."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from kvstore.redis.nodes import Endpoint
+from kvstore.redis.nodes import NodeAddress
 
 Trouble = Literal["none", "truncate", "dribble", "delay", "flip", "cut", "desync", "swap", "stall"]
 BLOCK_BYTES = 256 << 10
@@ -45,11 +45,11 @@ class FaultyServer:
         target: the real server.
     """
 
-    def __init__(self, target: Endpoint) -> None:
+    def __init__(self, target: NodeAddress) -> None:
         self._target = target
         self._spoil = Spoil()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
+        self.endpoint = NodeAddress("127.0.0.1", self._listener.getsockname()[1])
         self.accepted = 0
         self._pairs: list[_Pair] = []
         self._lock = threading.Lock()
@@ -116,7 +116,7 @@ class FaultyServer:
             pair.start()
 
 
-def _connect(target: Endpoint) -> socket.socket:
+def _connect(target: NodeAddress) -> socket.socket:
     if not target.path:
         return socket.create_connection((target.host, target.port))
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -257,7 +257,7 @@ class Chain:
 def redis_key(keyring: Keyring, fingerprint: bytes, link: Link, codec: str, group: int) -> bytes:
     """Where a chunk's value lies in Redis: `to1:<namespace>:<model>:<codec>:<layer group>:<digest>`.
 
-    `codec` is what `kvstore.value.form_name` calls it.
+    `codec` is what `kvstore.value.encoding_name` calls it.
 
     No {hash tag}: a cluster spreads the values over its nodes.
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 
 from kvstore.base import ByteStore, StoreFault
-from kvstore.encodings import Forms
+from kvstore.encodings import Encodings
 from kvstore.keys import Keyring, Link
 from kvstore.store import PrefixStore
 from kvstore.tenants.encrypted_document import Sealer
@@ -35,8 +35,8 @@ VERDICTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Office:
-    """What upkeep works with."""
+class MaintenanceContext:
+    """What maintenance works with."""
 
     store: ByteStore
     keyring: Keyring
@@ -48,19 +48,19 @@ class Office:
     tokenizer: str
 
 
-class Upkeep:
+class Maintenance:
     """The thread, and what it does; each task can be run by itself.
 
     Args:
-        office: what it works with.
+        context: what it works with.
         stores: of all models.
         clock: monotonic, seconds.
     """
 
     def __init__(
-        self, office: Office, stores: Sequence[PrefixStore], clock: Callable[[], float] = time.monotonic
+        self, context: MaintenanceContext, stores: Sequence[PrefixStore], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._office = office
+        self.context = context
         self._stores = stores
         self._clock = clock
         self._stop = Event()
@@ -68,7 +68,7 @@ class Upkeep:
         self._kept: dict[Namespace, dict[bytes, int]] = {}
         self._due = dict.fromkeys((self.refresh, self.settle_accounts, self.keep, self.sweep), 0.0)
         self._swept = 0
-        self._thread = Thread(target=self._work, name="kv-upkeep", daemon=True)
+        self._thread = Thread(target=self._work, name="kv-maintenance", daemon=True)
 
     def introduce(self) -> None:
         """Check the root key, say which models and namespaces there are, read what is registered and what serves it.
@@ -77,13 +77,13 @@ class Upkeep:
             TurnoutError: Redis was filled under another root key.
             StoreFault: it does not answer.
         """
-        office, deadline = self._office, self._deadline()
-        check_root_key(office.store, office.sealer, deadline)
+        context, deadline = self.context, self._deadline()
+        check_root_key(context.store, context.sealer, deadline)
         for each in self._stores:
-            enrol(office.store, office.sealer, each.name, each.forms, office.tokenizer, deadline)
-        office.registry.refresh(deadline)
-        office.accounts.name(self._namespaces(), deadline, again=True)
-        servers = tuple(office.store.servers(deadline))
+            enrol(context.store, context.sealer, each.name, each.encodings, context.tokenizer, deadline)
+        context.registry.refresh(deadline)
+        context.accounts.name(self._namespaces(), deadline, again=True)
+        servers = tuple(context.store.servers(deadline))
         for each in self._stores:
             each.servers = servers
         self._ours = True
@@ -97,7 +97,7 @@ class Upkeep:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(2 * TIMEOUT_S)
-        if self._ours and self._office.store.health() != "off":
+        if self._ours and self.context.store.health() != "off":
             try:
                 self.settle_accounts()
             except StoreFault:
@@ -105,14 +105,14 @@ class Upkeep:
 
     def refresh(self) -> None:
         """Read what is registered, and keep it if that is new."""
-        if self._office.registry.refresh(self._deadline()):
+        if self.context.registry.refresh(self._deadline()):
             self.keep()
 
     def settle_accounts(self) -> None:
         """Add to the accounts what was counted since the last time."""
-        self._office.accounts.name(self._namespaces(), self._deadline())
+        self.context.accounts.name(self._namespaces(), self._deadline())
         for each in self._stores:
-            self._office.accounts.add(each.name, each.counts.tenants(), self._deadline())
+            self.context.accounts.add(each.name, each.counts.tenants(), self._deadline())
 
     def keep(self) -> None:
         """Take away the time limit of chunks of registered prefixes, and give it back to those of others.
@@ -120,31 +120,31 @@ class Upkeep:
         Introduces us again to an emptied Redis first.
         """
         self.introduce()
-        office, kept = self._office, self._kept_keys()
+        context, kept = self.context, self._kept_keys()
         for namespace, keys in self._kept.items():
             if gone := sorted(keys.keys() - kept.get(namespace, {}).keys()):
-                office.store.touch(gone, office.quotas.ttl_ms, self._deadline())
+                context.store.touch(gone, context.quotas.ttl_ms, self._deadline())
         self._kept = kept
         for namespace, keys in kept.items():
-            there = office.store.touch(list(keys), None, self._deadline())
+            there = context.store.touch(list(keys), None, self._deadline())
             used = [(key, size if is_there else 0) for (key, size), is_there in zip(keys.items(), there, strict=True)]
-            office.quotas.record(namespace, [], used, self._deadline())  # the index forgets what nobody uses
+            context.quotas.record(namespace, [], used, self._deadline())  # the index forgets what nobody uses
 
     def _kept_keys(self) -> dict[Namespace, dict[bytes, int]]:
         """Keys of the chunks of all registered prefixes, as prompts that begin with them make them; bytes at most.
 
         The beginnings of all prefixes come before what follows them: over a quota the last go first.
         """
-        office, stores = self._office, self._stores
+        context, stores = self.context, self._stores
         links = [
-            (link, each.forms)
-            for prefix in office.registry.prefixes
+            (link, each.encodings)
+            for prefix in context.registry.prefixes
             for each in stores
-            for link in _links(office, each.forms, prefix)
+            for link in _links(context, each.encodings, prefix)
         ]
         found: dict[Namespace, dict[bytes, int]] = {}
-        for link, forms in sorted(links, key=lambda each: each[0].index):
-            found.setdefault(link.namespace, {}).update(forms.entries(link))
+        for link, encodings in sorted(links, key=lambda each: each[0].index):
+            found.setdefault(link.namespace, {}).update(encodings.entries(link))
         return found
 
     def sweep(self) -> None:
@@ -153,14 +153,14 @@ class Upkeep:
         if not namespaces:
             return
         self._swept = (self._swept + 1) % len(namespaces)
-        drift = self._office.quotas.sweep(namespaces[self._swept], self._deadline())
+        drift = self.context.quotas.sweep(namespaces[self._swept], self._deadline())
         for each in self._stores:
             each.drift = drift
 
     def _namespaces(self) -> list[Namespace]:
         tenants = {tenant for each in self._stores for tenant in each.counts.tenants()}
-        homes = [self._office.tenancy.home(tenant) for tenant in sorted(tenants)]
-        return list(dict.fromkeys([*self._office.tenancy.namespaces(), *homes, *self._office.quotas.namespaces]))
+        homes = [self.context.tenancy.home(tenant) for tenant in sorted(tenants)]
+        return list(dict.fromkeys([*self.context.tenancy.namespaces(), *homes, *self.context.quotas.namespaces]))
 
     def _work(self) -> None:
         refused = 0  # times in a row that the root key was another one: a spoilt answer looks like that too
@@ -169,7 +169,7 @@ class Upkeep:
                 self._tick()
                 refused = 0
             except StoreFault as fault:
-                log.debug("prefix store: upkeep: %s", fault)
+                log.debug("prefix store: maintenance: %s", fault)
             except TurnoutError as error:
                 refused += 1
                 self._due[self.keep] = 0.0  # which looks again
@@ -178,26 +178,28 @@ class Upkeep:
                     for each in self._stores:
                         each.counts.fault("root_key")
             except Exception:
-                log.exception("upkeep of the prefix store failed")
+                log.exception("maintenance of the prefix store failed")
 
     def _tick(self) -> None:
         if not self._ours:
             self.introduce()
             log.info("prefix store: Redis answers")
-        keep_s = min(KEEP_S, self._office.quotas.ttl_ms / 3000)  # whoever reads a chunk gives it a time limit again
+        keep_s = min(KEEP_S, self.context.quotas.ttl_ms / 3000)  # whoever reads a chunk gives it a time limit again
         periods = (REFRESH_S, ACCOUNTS_S, keep_s, SWEEP_S)
         for (task, due), period in zip(list(self._due.items()), periods, strict=True):
             now = self._clock()
             if now >= due and not self._stop.is_set():
                 self._due[task] = now + period
                 task()
-        if self._office.store.health() != "ok":
-            self._office.store.count_prefix([b"to1:{reg}:root"], self._deadline())  # lets a breaker close again
+        if self.context.store.health() != "ok":
+            self.context.store.count_prefix([b"to1:{reg}:root"], self._deadline())  # lets a breaker close again
 
     def _deadline(self) -> float:
         return self._clock() + TIMEOUT_S
 
 
-def _links(office: Office, forms: Forms, prefix: Prefix) -> list[Link]:
-    tokens = office.registry.tokens_of(prefix)
-    return forms.chain(office.tenancy.sharing_of(prefix, tokens)).links(tokens, len(tokens) // forms.chunk_tokens)
+def _links(context: MaintenanceContext, encodings: Encodings, prefix: Prefix) -> list[Link]:
+    tokens = context.registry.tokens_of(prefix)
+    return encodings.chain(context.tenancy.sharing_of(prefix, tokens)).links(
+        tokens, len(tokens) // encodings.chunk_tokens
+    )

@@ -6,13 +6,13 @@ import asyncio
 import logging
 
 from kvstore.counts import Counts
-from kvstore.encodings import Forms
+from kvstore.encodings import Encodings
 from kvstore.keys import Chain, Link
 from kvstore.lookup.admission import Doorkeeper
 from kvstore.lookup.controller import Controller
 from kvstore.lookup.fetcher import Fetcher
 from kvstore.lookup.memory import HostMemory
-from kvstore.lookup.writer import Shelf, Writer
+from kvstore.lookup.writer import RemoteTier, Writer
 from kvstore.types import Found, Health, ModelLayout, Offer, StoreStats, TenantCounts, Wanted
 from turnout.types import Sharing
 
@@ -28,49 +28,49 @@ class PrefixStore:
 
     Args:
         name: of the model, for the log.
-        forms: how its chunks are kept.
+        encodings: how its chunks are kept.
         fetcher: finds them.
         writer: stores them.
         doorkeeper: says which are worth it.
         counts: of this model.
         controller: of the link.
         memory: the host tier.
-        shelf: Redis; None: there is none.
+        remote: Redis; None: there is none.
     """
 
     def __init__(
         self,
         name: str,
-        forms: Forms,
+        encodings: Encodings,
         fetcher: Fetcher,
         writer: Writer,
         doorkeeper: Doorkeeper,
         counts: Counts,
         controller: Controller,
         memory: HostMemory,
-        shelf: Shelf | None,
+        remote: RemoteTier | None,
     ) -> None:
         self.name = name
-        self.forms = forms
+        self.encodings = encodings
         self.counts = counts
         self.controller = controller
         self.drift = 0.0
         self.servers: tuple[str, ...] = ()
-        self._fetcher = fetcher
+        self.fetcher = fetcher
         self._writer = writer
         self._doorkeeper = doorkeeper
-        self._memory = memory
-        self._shelf = shelf
+        self.memory = memory
+        self._remote = remote
         self._closed = False
 
     @property
     def chunk_tokens(self) -> int:
         """Tokens in a chunk: a multiple of the engine's block."""
-        return self.forms.chunk_tokens
+        return self.encodings.chunk_tokens
 
     def chain(self, sharing: Sharing) -> Chain:
         """Digests of a sequence that is yet to come."""
-        return self.forms.chain(sharing)
+        return self.encodings.chain(sharing)
 
     async def fetch(self, wanted: Wanted) -> Found:
         """Find chunks that continue what is held; none on any fault, and within the configured time.
@@ -80,7 +80,7 @@ class PrefixStore:
         Raises:
             asyncio.CancelledError: and nothing else.
         """
-        size, block = self.chunk_tokens, self.forms.layout.block_size
+        size, block = self.chunk_tokens, self.encodings.layout.block_size
         nothing = Found(wanted.held // size * size, [])
         if self._closed:
             return nothing
@@ -90,9 +90,9 @@ class PrefixStore:
             links = wanted.chain.links(wanted.tokens, count)[:count]
             self._doorkeeper.sight(links)
             links = links[wanted.held // size :]
-            found = await self._fetcher.look_up(wanted, links, size) if links else nothing
+            found = await self.fetcher.look_up(wanted, links, size) if links else nothing
             self.counts.looked_up(wanted.tenant, len(links), found.tiers, size)
-            self._writer.use(self.forms, self.counts, links[: len(found.tiers)])
+            self._writer.use(self.encodings, self.counts, links[: len(found.tiers)])
         except Exception:
             self.counts.fault("internal")
             log.exception("%s: looking up a prefix failed", self.name)
@@ -104,7 +104,7 @@ class PrefixStore:
 
         Does no I/O.
         """
-        if self._closed or not (self._shelf is not None or self._memory.max_bytes):
+        if self._closed or not (self._remote is not None or self.memory.max_bytes):
             return False
         return self._doorkeeper.wants(link)
 
@@ -114,11 +114,11 @@ class PrefixStore:
             self.counts.drop("closed")
             offer.done()
             return False
-        return self._writer.offer(self.forms, self.counts, offer)
+        return self._writer.offer(self.encodings, self.counts, offer)
 
     def health(self) -> Health:
         """Of Redis: ok, degraded (some node is left alone) or off (none, or none that answers)."""
-        return "off" if self._shelf is None else self._shelf.store.health()
+        return "off" if self._remote is None else self._remote.store.health()
 
     def stats(self) -> StoreStats:
         """What was counted so far."""
@@ -132,7 +132,7 @@ class PrefixStore:
             writes=counts.writes,
             bytes_read=counts.bytes_read,
             bytes_written=counts.bytes_written,
-            memory_bytes=self._memory.num_bytes,
+            memory_bytes=self.memory.num_bytes,
             regret_s=counts.regret_s,
             waits_s=counts.waits_s,
             drift=self.drift,

@@ -47,7 +47,7 @@ class ValueRefused(Exception):  # noqa: N818  (a refusal is a miss, not an error
         self.reason: Reason = reason
 
 
-def form_name(codec: Codec) -> str:
+def encoding_name(codec: Codec) -> str:
     """What keys call a codec's values: other names where values or what is needed to read them are others.
 
     Nothing is written over what is there, so what only a later or an earlier version reads must lie elsewhere.

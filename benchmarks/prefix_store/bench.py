@@ -20,7 +20,7 @@ from benchmarks.prefix_store import decisions, first_token, outage, stampede, wr
 from benchmarks.prefix_store.page import Results, Run, to_markdown
 from benchmarks.prefix_store.workbench import Workbench
 from experiments.machine import describe
-from kvstore.encodings import Forms
+from kvstore.encodings import Encodings
 from kvstore.keys import Keyring, write_root_key
 from kvstore.redis.embedded import EmbeddedServer
 from turnout.free_ports import free_port
@@ -96,7 +96,7 @@ async def measure(checkpoint: Path, model: str, folder: Path, size: Size) -> Res
             choices = await decisions.measure(
                 server.socket_url, root, bench.layout, bench.seconds, size.prefix, size.trials
             )
-            forms = Forms(Keyring(root), bench.layout, ("raw",))
+            forms = Encodings(Keyring(root), bench.layout, ("raw",))
             run = Run(machine, model, size.prefix, size.rounds, size.requests, forms.chunk_tokens, forms.raw_bytes)
         finally:
             await bench.close()

@@ -189,14 +189,14 @@ class _Bench:
         """Store the prompt's chunks; how many there are."""
         async with self._opened(self._redis) as (stores, store):
             links = store.chain(SHARING).links(self._tokens, len(self._tokens) // store.chunk_tokens)
-            kv = torch.randn(store.forms.chunk_size).to(self._layout.dtype)
+            kv = torch.randn(store.encodings.chunk_size).to(self._layout.dtype)
             for link in links:
                 store.offer(Offer(link, "decisions", lambda: kv, lambda: None))
                 # One after the other: the queue is as short as configured.
                 if not await store.settle():
                     raise TimeoutError("a chunk was not written in time")
             written = store.stats().writes
-            if written != len(links) * len(store.forms.groups):
+            if written != len(links) * len(store.encodings.groups):
                 raise RuntimeError(f"{written} values written of {len(links)} chunks")
             await asyncio.to_thread(stores.settle)
             return len(links)
@@ -210,7 +210,7 @@ class _Bench:
             slow.arrivals.clear()
             began = time.monotonic()
             count = await self._fetch(store, _endless)
-            arrivals = _chunk_arrivals(slow.arrivals, began, time.monotonic(), len(store.forms.groups))
+            arrivals = _chunk_arrivals(slow.arrivals, began, time.monotonic(), len(store.encodings.groups))
             if count != len(arrivals):
                 raise RuntimeError(f"{count} of {len(arrivals)} chunks were read at once")
             size = store.chunk_tokens

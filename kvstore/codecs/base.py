@@ -81,19 +81,19 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
-def landing(codec: Codec, shape: ChunkShape, out: torch.Tensor, slab: memoryview) -> memoryview:
+def landing(codec: Codec, shape: ChunkShape, out: torch.Tensor, buffer: memoryview) -> memoryview:
     """Where a value's payload is put before `codec.decode` makes `out` of it.
 
     Args:
         codec: of the value.
         shape: of the chunk.
         out: the chunk's tensor.
-        slab: room for the largest payload.
+        buffer: room for the largest payload.
 
     Returns:
-        `out`'s own bytes where the codec leaves them as they are, which saves a copy; else the slab's first bytes.
+        `out`'s own bytes where the codec leaves them as they are, which saves a copy; else the buffer's first bytes.
     """
-    return bytes_of(out) if getattr(codec, "in_place", False) else slab[: codec.max_bytes(shape)]
+    return bytes_of(out) if getattr(codec, "in_place", False) else buffer[: codec.max_bytes(shape)]
 
 
 def filled_up(codec: Codec, shape: ChunkShape, payload: memoryview) -> memoryview:

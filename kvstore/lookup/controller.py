@@ -21,12 +21,12 @@ MOST_STEPS = 64  # numbers of chunks that are compared
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A form in which chunks are stored: a codec.
+    """A encoding in which chunks are stored: a codec.
 
     Attributes:
         codec: its name.
         chunk_bytes: expected size of an encoded chunk.
-        available: chunks found in this form, from the first wanted one on.
+        available: chunks found in this encoding, from the first wanted one on.
     """
 
     codec: str
@@ -62,7 +62,7 @@ class Decision:
     """What to do next.
 
     Attributes:
-        codec: the form to fetch; "" where nothing is fetched.
+        codec: the encoding to fetch; "" where nothing is fetched.
         chunks: how many to fetch; 0: compute.
         expected_s: estimate of everything, what has elapsed included.
         patience_s: longest wait for the next chunk: then it is given up.
@@ -155,9 +155,9 @@ class Controller:
             return (self._trip or 0.0) + queue + max(transfer, decode) * chunks + min(transfer, decode)
 
     def decide(self, ask: Ask) -> Decision:
-        """How many chunks to fetch and in which form.
+        """How many chunks to fetch and in which encoding.
 
-        Of the forms that meet the target the best is taken, else the fastest; what is estimated to take longer than
+        Of the encodings that meet the target the best is taken, else the fastest; what is estimated to take longer than
         the budget is none. A link whose speed is not known is tried with one chunk.
         """
         compute = ask.elapsed_s + ask.rest(0)
@@ -178,7 +178,7 @@ class Controller:
         return Decision(level.codec, chunks, total, min(patience, ask.budget_s), compute, other, unknown)
 
     def _best(self, ask: Ask, level: Level) -> tuple[float, int, Level] | None:
-        """The number of chunks that is fastest in this form, and its estimate."""
+        """The number of chunks that is fastest in this encoding, and its estimate."""
         most = level.available
         step = max(1, most // MOST_STEPS)
         found: tuple[float, int, Level] | None = None
@@ -193,7 +193,7 @@ class Controller:
 
 
 def _choose(ask: Ask, best: list[tuple[float, int, Level]], compute: float) -> tuple[float, int, Level] | None:
-    """Among the forms: the first that meets the target, else the first that is about as fast as the fastest."""
+    """Among the encodings: the first that meets the target, else the first that is about as fast as the fastest."""
     faster = [each for each in best if each[0] < compute]
     if not faster:
         return None
@@ -211,7 +211,7 @@ def _may_explore(ask: Ask) -> bool:
 
 
 def _explore(ask: Ask, compute: float) -> Decision:
-    """One chunk in the smallest form, for no longer than a fraction of what computing takes."""
+    """One chunk in the smallest encoding, for no longer than a fraction of what computing takes."""
     level = min((each for each in ask.levels if each.available), key=lambda each: each.chunk_bytes)
     patience = max(WORTH * ask.rest(0), LEAST_PATIENCE_S)
     if ask.target_s is not None and compute < ask.target_s:

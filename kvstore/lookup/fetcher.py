@@ -15,11 +15,11 @@ from kvstore.base import StoreFault
 from kvstore.keys import Link
 from kvstore.lookup.admission import Doorkeeper
 from kvstore.lookup.controller import Decision, regret
-from kvstore.lookup.gate import Worth
+from kvstore.lookup.gate import LookupGate
 from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import EXACT, HostMemory
-from kvstore.lookup.reader import Means, Run
-from kvstore.lookup.single_flight import Flights, Slot, Wake
+from kvstore.lookup.reader import ReadContext, Run
+from kvstore.lookup.single_flight import SingleFlight, Slot, Wake
 from kvstore.types import Found, Tier, Wanted
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Fetcher:
 
     Args:
         memory: the host tier.
-        means: for reading from Redis; None: there is none.
+        context: for reading from Redis; None: there is none.
         readers: threads that do I/O.
         locks: of this process; None: there is no Redis.
         doorkeeper: says which chunks would be stored if they were computed.
@@ -100,7 +100,7 @@ class Fetcher:
     def __init__(
         self,
         memory: HostMemory,
-        means: Means | None,
+        context: ReadContext | None,
         readers: Executor,
         locks: ComputeLocks | None,
         doorkeeper: Doorkeeper,
@@ -109,15 +109,15 @@ class Fetcher:
         clock: Callable[[], float],
     ) -> None:
         self._memory = memory
-        self._means = means
+        self._context = context
         self._readers = readers
-        self._locks = locks
+        self.locks = locks
         self._doorkeeper = doorkeeper
         self._budget = budget_s
         self._residual = residual_tokens
         self._clock = clock
-        self._worth = Worth()
-        self.flights = Flights()
+        self.gate = LookupGate()
+        self.reads = SingleFlight()
 
     async def look_up(self, wanted: Wanted, links: list[Link], chunk_tokens: int) -> Found:
         """The consecutive chunks at the start of `links`, which begin with the one that holds the first token wanted.
@@ -128,11 +128,11 @@ class Fetcher:
         began = self._clock()
         up = _LookUp(wanted, links, began + self._budget, chunk_tokens)
         self._from_memory(up)
-        if self._means is not None and up.hole < len(links) and self._means.store.health() != "off":
+        if self._context is not None and up.hole < len(links) and self._context.store.health() != "off":
             held = up.hole
-            if self._doorkeeper.knows(links[held]) or self._worth.pays(wanted.tenant, up.rest_s(held)):
+            if self._doorkeeper.knows(links[held]) or self.gate.pays(wanted.tenant, up.rest_s(held)):
                 await self._from_redis(up)
-                self._worth.looked(wanted.tenant, up.hole > held, self._clock() - began)
+                self.gate.looked(wanted.tenant, up.hole > held, self._clock() - began)
                 await self._from_others(up, began)
         taken = up.usable(self._residual)
         return Found(
@@ -143,8 +143,8 @@ class Fetcher:
         )
 
     def _from_memory(self, up: _LookUp) -> None:
-        lossy = () if self._means is None or not up.wanted.lossy else self._means.forms.readable(True)
-        qualities = list(dict.fromkeys([EXACT, *(form.quality for form in lossy)]))
+        lossy = () if self._context is None or not up.wanted.lossy else self._context.encodings.readable(True)
+        qualities = list(dict.fromkeys([EXACT, *(encoding.quality for encoding in lossy)]))
         held = self._memory.get(up.links, qualities)
         up.got = [None if each is None else (*each, "memory") for each in held]
 
@@ -156,10 +156,10 @@ class Fetcher:
 
     async def _pass(self, up: _LookUp) -> bool:
         """One round of reading; True where a read that was shared was left, so that it may be tried again."""
-        assert self._means is not None
+        assert self._context is not None
         places = [place for place, each in enumerate(up.got) if each is None]
         lossy = up.wanted.lossy
-        claims = dict(zip(places, self.flights.claim([up.links[p].digest for p in places], lossy), strict=True))
+        claims = dict(zip(places, self.reads.claim([up.links[p].digest for p in places], lossy), strict=True))
         own = [place for place in places if claims[place][1]]
         run: Run | None = None
         try:
@@ -172,7 +172,7 @@ class Fetcher:
             for place in own:
                 slot = claims[place][0]
                 slot.settle("left")
-                self.flights.land(up.links[place].digest, lossy, slot)
+                self.reads.land(up.links[place].digest, lossy, slot)
             self._collect(up, places, claims)
         if run is not None:
             up.fault |= run.fault
@@ -188,11 +188,11 @@ class Fetcher:
         return not mine and slot.state in ("left", "missing")
 
     def _start(self, up: _LookUp, own: list[int], slots: list[Slot]) -> Run:
-        assert self._means is not None
+        assert self._context is not None
         rest = [up.rest_s(place) for place in own]
         rest.append(up.rest_s(own[-1] + 1))
         links = [up.links[place] for place in own]
-        run = Run(self._means, links, slots, up.wanted.lossy, rest, up.deadline, up.wake)
+        run = Run(self._context, links, slots, up.wanted.lossy, rest, up.deadline, up.wake)
         with suppress(RuntimeError):  # the store is being closed: nothing will come
             self._readers.submit(run)
             return run
@@ -235,11 +235,11 @@ class Fetcher:
             started = self._clock()
             await self._wait_for_chunks(up)
             waited = self._clock() - started
-        assert self._means is not None
+        assert self._context is not None
         if up.decision is not None:
             actual = self._clock() - began - waited + up.rest_s(up.hole)
             missed = regret(up.decision, actual)
-            self._means.counts.outcome(missed, waited)
+            self._context.counts.outcome(missed, waited)
             log.debug(
                 "prefix store: %d of %d chunks, %.4f s, waited %.4f s; expected %.4f, came to %.4f, regret %.4f s",
                 up.hole, len(up.got), self._clock() - began, waited, up.decision.expected_s, actual, missed,
@@ -247,15 +247,15 @@ class Fetcher:
 
     def _may_be_computed_elsewhere(self, up: _LookUp) -> bool:
         """Whether the first missing chunk is one that processes take turns to compute."""
-        if not up.absent or up.fault or self._locks is None:
+        if not up.absent or up.fault or self.locks is None:
             return False
         link = up.links[up.hole]
-        return self._doorkeeper.expects(link) and not self._locks.holds(link.digest)
+        return self._doorkeeper.expects(link) and not self.locks.holds(link.digest)
 
     async def _take_lock(self, up: _LookUp, hole: int) -> bool:
         """False: another process computes the chunk."""
-        assert self._locks is not None
-        locks, digests = self._locks, [link.digest for link in up.links[hole:]]
+        assert self.locks is not None
+        locks, digests = self.locks, [link.digest for link in up.links[hole:]]
         deadline = min(up.deadline, self._clock() + max(LOCK_WAIT_S, LOCK_WORTH * up.rest_s(hole)))
 
         def free(future: Future[bool]) -> None:
@@ -300,8 +300,8 @@ class Fetcher:
                 poll = min(2 * poll, MOST_POLL_S)
 
     def _patience(self, up: _LookUp) -> float:
-        assert self._means is not None
-        controller, forms = self._means.controller, self._means.forms
+        assert self._context is not None
+        controller, encodings = self._context.controller, self._context.encodings
         left = len(up.got) - up.hole
-        transfer = left * forms.raw_bytes / (controller.bandwidth or float("inf"))
+        transfer = left * encodings.raw_bytes / (controller.bandwidth or float("inf"))
         return controller.trip_s + transfer + max(PATIENCE * up.rest_s(up.hole), STEPS * up.step_s(up.hole))

@@ -22,7 +22,7 @@ class _Record:
     left_out: int = 0
 
 
-class Worth:
+class LookupGate:
     """Compares what a look-up takes with the computing it may save. For one event loop.
 
     A look-up takes a round trip, two changes of thread, and, where many prompts come together, their common forward.

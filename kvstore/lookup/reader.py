@@ -16,9 +16,9 @@ from threading import Condition
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.counts import Counts
-from kvstore.encodings import Form, Forms
+from kvstore.encodings import Encoding, Encodings
 from kvstore.keys import Link
-from kvstore.lookup.availability import Supply
+from kvstore.lookup.availability import Availability
 from kvstore.lookup.controller import Ask, Controller, Decision, Level
 from kvstore.lookup.single_flight import Slot
 from kvstore.lookup.transfer import LOOK_S, Chunk, Staging, Transfer
@@ -35,27 +35,27 @@ NOT_REMOVED = frozenset({"version", "codec", "internal"})  # another process of 
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class ReadContext:
     """What every read of a model uses."""
 
     store: ByteStore
-    forms: Forms
+    encodings: Encodings
     controller: Controller
     counts: Counts
     decoders: Executor
     ttl_ms: int
     clock: Callable[[], float] = time.monotonic
 
-    def expected_bytes(self, form: Form) -> int:
+    def expected_bytes(self, encoding: Encoding) -> int:
         """Of a chunk's values."""
-        return self.controller.chunk_bytes(form.codec.name, self.forms.raw_bytes, form.most_bytes)
+        return self.controller.chunk_bytes(encoding.codec.name, self.encodings.raw_bytes, encoding.most_bytes)
 
 
 class Run:
     """One run of chunks, read in order until the controller, a fault or the requester ends it.
 
     Args:
-        means: what it works with.
+        context: what it works with.
         links: the chunks, in order.
         slots: of the chunks; every one is settled when the run has ended.
         lossy: whether lossy codecs may be used.
@@ -73,7 +73,7 @@ class Run:
 
     def __init__(
         self,
-        means: Means,
+        context: ReadContext,
         links: Sequence[Link],
         slots: Sequence[Slot],
         lossy: bool,
@@ -81,16 +81,16 @@ class Run:
         deadline: float,
         wake: Callable[[], None],
     ) -> None:
-        self.means = means
+        self.context = context
         self._links = links
         self._slots = slots
         self._lossy = lossy
         self._rest = rest
         self._wake = wake
-        self._began = means.clock()
-        self.staging = Staging(means.forms.slabs)
+        self._began = context.clock()
+        self.staging = Staging(context.encodings.buffers)
         self._lock = Condition()
-        self._supply = Supply()
+        self._availability = Availability()
         self._left = False
         self._broken = False
         self._ended = False
@@ -107,7 +107,7 @@ class Run:
     @property
     def stopping(self) -> bool:
         """Whether nothing more is to be read."""
-        return self._left or self._broken or self.means.clock() >= self.deadline
+        return self._left or self._broken or self.context.clock() >= self.deadline
 
     def leave(self, stalled: bool = False) -> None:
         """Nobody waits for it any more: it ends soon, and what is not there yet is left to others.
@@ -119,8 +119,8 @@ class Run:
         for slot in self._slots:
             slot.settle("left")
         if stalled:
-            waited = self.means.clock() - self._began
-            self.means.controller.stalled(self.means.forms.raw_bytes, waited)
+            waited = self.context.clock() - self._began
+            self.context.controller.stalled(self.context.encodings.raw_bytes, waited)
 
     def __call__(self) -> None:
         """Read; blocks, and ends by the deadline."""
@@ -129,10 +129,10 @@ class Run:
                 self._read_all()
         except StoreFault as fault:
             self.fault = True
-            self.means.counts.fault(fault.kind)
+            self.context.counts.fault(fault.kind)
         except Exception:
             self.fault = True
-            self.means.counts.fault("internal")
+            self.context.counts.fault("internal")
             log.exception("reading from the prefix store failed")
         finally:
             with self._lock:
@@ -149,57 +149,57 @@ class Run:
             slot.settle("left" if self._left else "missing")
         self._wake()
         if spoilt:
-            _remove(self.means, spoilt)
+            _remove(self.context, spoilt)
 
     def _read_all(self) -> None:
         """Decide and read until there is nothing more to fetch."""
-        self._supply.probe(self.means, self._links, self._lossy, self.deadline)
-        self.stored = self._supply.most
+        self._availability.probe(self.context, self._links, self._lossy, self.deadline)
+        self.stored = self._availability.most
         done = 0
         while not self.stopping:
             decision = self._decide(done)
             if self.decision is None:
                 self.decision = decision
             if decision.chunks:
-                form = self._supply.form(decision.codec)
-                transfer = self._read(form, done, decision)
-                done += transfer.values // len(self.means.forms.groups)
+                encoding = self._availability.encoding(decision.codec)
+                transfer = self._read(encoding, done, decision)
+                done += transfer.values // len(self.context.encodings.groups)
                 if not transfer.stopped and transfer.values < transfer.asked:
-                    self._supply.cut(form, done)  # the next one is not there, or did not come in time
-            if not decision.chunks or self._supply.is_refused:
+                    self._availability.cut(encoding, done)  # the next one is not there, or did not come in time
+            if not decision.chunks or self._availability.is_refused:
                 refused = self._first_refused()
                 if refused is None:
                     return
                 done = refused
 
     def _first_refused(self) -> int | None:
-        """Where to go on in another form, once everything that came is decoded; None: nothing was refused."""
-        if len(self._supply) == 1:
+        """Where to go on in another encoding, once everything that came is decoded; None: nothing was refused."""
+        if len(self._availability) == 1:
             return None
         with self._lock:
             while self._decoding and not self.stopping:
                 self._lock.wait(LOOK_S)
-        refused = self._supply.take_refused()
+        refused = self._availability.take_refused()
         if refused is not None:
-            self.means.store.distrust()
+            self.context.store.reset_connections()
         return refused
 
     def _decide(self, done: int) -> Decision:
-        means, now = self.means, self.means.clock()
+        context, now = self.context, self.context.clock()
         levels = [
-            Level(form.codec.name, means.expected_bytes(form), count)
-            for form, count in self._supply.after(done).items()
+            Level(encoding.codec.name, context.expected_bytes(encoding), count)
+            for encoding, count in self._availability.after(done).items()
         ]
         ask = Ask(
             levels=levels,
-            raw_bytes=means.forms.raw_bytes,
+            raw_bytes=context.encodings.raw_bytes,
             rest=lambda chunks: self._rest[done + chunks],
             elapsed_s=now - self._began,
             target_s=GOOD_SHARE * self._rest[0],
             budget_s=max(0.0, self.deadline - now),
             own_bytes=self._own_bytes,
         )
-        decision = means.controller.decide(ask)
+        decision = context.controller.decide(ask)
         if decision.chunks:
             self._patience = decision.patience_s
             self.limit = min(self.deadline, now + self._patience)
@@ -211,87 +211,93 @@ class Run:
         )  # fmt: skip
         return decision
 
-    def _read(self, form: Form, done: int, decision: Decision) -> Transfer:
-        """Read chunks in one form."""
-        means = self.means
+    def _read(self, encoding: Encoding, done: int, decision: Decision) -> Transfer:
+        """Read chunks in one encoding."""
+        context = self.context
         links = self._links[done : done + decision.chunks]
-        keys = [key for link in links for key in means.forms.keys(link, form)]
-        transfer = Transfer(self, form, done, len(keys))
-        self._own_bytes = means.expected_bytes(form) * len(links)
-        means.controller.queue(self._own_bytes)
+        keys = [key for link in links for key in context.encodings.keys(link, encoding)]
+        transfer = Transfer(self, encoding, done, len(keys))
+        self._own_bytes = context.expected_bytes(encoding) * len(links)
+        context.controller.queue(self._own_bytes)
         # Of a link that is only being tried, the estimate is no estimate: it may take what computing would.
         expected_s = decision.compute_s if decision.explores else decision.expected_s
-        most = max(LEAST_READ_S, HASTE * (expected_s - (means.clock() - self._began)))
-        deadline = min(self.deadline, means.clock() + most)
+        most = max(LEAST_READ_S, HASTE * (expected_s - (context.clock() - self._began)))
+        deadline = min(self.deadline, context.clock() + most)
         try:
-            means.store.read(keys, transfer.place, transfer.done, means.ttl_ms, deadline)
+            context.store.read(keys, transfer.place, transfer.done, context.ttl_ms, deadline)
         finally:
-            means.controller.queue(-self._own_bytes)
+            context.controller.queue(-self._own_bytes)
             self._own_bytes = 0
             transfer.end()
         return transfer
 
-    def goes_on(self, form: Form, done: int) -> bool:
-        """After `done` chunks: whether the next should come in the same form too."""
-        if self.stopping or self._supply.is_refused or done >= len(self._links):
+    def goes_on(self, encoding: Encoding, done: int) -> bool:
+        """After `done` chunks: whether the next should come in the same encoding too."""
+        if self.stopping or self._availability.is_refused or done >= len(self._links):
             return False
-        return self._decide(done).codec == form.codec.name
+        return self._decide(done).codec == encoding.codec.name
 
-    def spoil(self, form: Form, index: int, group: int) -> None:
+    def spoil(self, encoding: Encoding, index: int, group: int) -> None:
         """A value is of no use to anybody: it is removed when the run has ended."""
         with self._lock:
-            self._spoilt.append(self.means.forms.keys(self._links[index], form)[group])
+            self._spoilt.append(self.context.encodings.keys(self._links[index], encoding)[group])
 
-    def decode(self, form: Form, index: int, group: int, value: memoryview, slab: bytearray, chunk: Chunk) -> None:
-        """Have a value, which lies in `slab`, decoded beside the transfer."""
+    def decode(
+        self, encoding: Encoding, index: int, group: int, value: memoryview, buffer: bytearray, chunk: Chunk
+    ) -> None:
+        """Have a value, which lies in `buffer`, decoded beside the transfer."""
         with self._lock:
             self._decoding += 1
         try:
-            self.means.decoders.submit(self._decode, form, index, group, value, slab, chunk)
+            self.context.decoders.submit(self._decode, encoding, index, group, value, buffer, chunk)
         except RuntimeError:  # the store is being closed
-            self._decoded(slab)
+            self._decoded(buffer)
 
-    def _decode(self, form: Form, index: int, group: int, value: memoryview, slab: bytearray, chunk: Chunk) -> None:
-        means, began = self.means, self.means.clock()
+    def _decode(
+        self, encoding: Encoding, index: int, group: int, value: memoryview, buffer: bytearray, chunk: Chunk
+    ) -> None:
+        context, began = self.context, self.context.clock()
         try:
             if not self._left:
-                means.forms.open(self._links[index], form, group, value, chunk.kv)
-                means.controller.decoded(form.codec.name, means.forms.groups[group].raw_bytes, means.clock() - began)
-                self._place(form, index, chunk)
+                context.encodings.open(self._links[index], encoding, group, value, chunk.kv)
+                context.controller.decoded(
+                    encoding.codec.name, context.encodings.groups[group].raw_bytes, context.clock() - began
+                )
+                self._place(encoding, index, chunk)
         except ValueRefused as refusal:
-            self._refuse(form, index, group, refusal.reason)
+            self._refuse(encoding, index, group, refusal.reason)
         except ValueError:
-            self._refuse(form, index, group, "codec")
+            self._refuse(encoding, index, group, "codec")
         except Exception:
             log.exception("decoding a value of the prefix store failed")
-            self._refuse(form, index, group, "internal")
+            self._refuse(encoding, index, group, "internal")
         finally:
-            self._decoded(slab)
+            self._decoded(buffer)
 
-    def _decoded(self, slab: bytearray) -> None:
-        self.staging.give(slab)
+    def _decoded(self, buffer: bytearray) -> None:
+        self.staging.give(buffer)
         with self._lock:
             self._decoding -= 1
             self._lock.notify_all()
         self._finish()
 
-    def _place(self, form: Form, index: int, chunk: Chunk) -> None:
+    def _place(self, encoding: Encoding, index: int, chunk: Chunk) -> None:
         """A value is in its place; with the last of its chunk, the chunk is there."""
         with self._lock:
             chunk.left -= 1
             complete = chunk.left == 0
-            self.limit = max(self.limit, min(self.deadline, self.means.clock() + self._patience))
+            self.limit = max(self.limit, min(self.deadline, self.context.clock() + self._patience))
         if complete:
-            self._slots[index].settle("done", chunk.kv, form.quality)
+            self._slots[index].settle("done", chunk.kv, encoding.quality)
             self._wake()
 
-    def _refuse(self, form: Form, index: int, group: int, reason: str) -> None:
-        before = self.means.counts.fault(reason)
+    def _refuse(self, encoding: Encoding, index: int, group: int, reason: str) -> None:
+        before = self.context.counts.fault(reason)
         level = logging.DEBUG if before else logging.WARNING
         log.log(level, "prefix store: a value was refused (%s); it is computed instead", reason)
         if reason not in NOT_REMOVED:
-            self.spoil(form, index, group)
-        if self._supply.refuse(form, index):
+            self.spoil(encoding, index, group)
+        if self._availability.refuse(encoding, index):
             return
         self._broken = True
         for slot in self._slots[index:]:
@@ -299,8 +305,8 @@ class Run:
         self._wake()
 
 
-def _remove(means: Means, keys: list[bytes]) -> None:
+def _remove(context: ReadContext, keys: list[bytes]) -> None:
     """Values that were refused would be refused for ever: nothing is written over what is there."""
-    means.store.distrust()
+    context.store.reset_connections()
     with suppress(StoreFault):
-        means.store.delete(keys, means.clock() + REMOVE_S)
+        context.store.delete(keys, context.clock() + REMOVE_S)

@@ -76,7 +76,7 @@ class Slot:
         return True
 
 
-class Flights:
+class SingleFlight:
     """The chunks that are being read in this process. Any thread may call."""
 
     def __init__(self) -> None:

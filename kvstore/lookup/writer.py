@@ -13,7 +13,7 @@ import torch
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.counts import Counts
-from kvstore.encodings import Form, Forms
+from kvstore.encodings import Encoding, Encodings
 from kvstore.keys import Link
 from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import HostMemory
@@ -29,7 +29,7 @@ MOST_USED = 10_000  # chunks of which it is known when Redis was told
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class RemoteTier:
     """Redis as the writer uses it.
 
     Attributes:
@@ -50,14 +50,14 @@ class Shelf:
 @dataclass(frozen=True, slots=True)
 class _Job:
     offer: Offer
-    forms: Forms
+    encodings: Encodings
     counts: Counts
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class _Touch:
     links: tuple[Link, ...]
-    forms: Forms
+    encodings: Encodings
     counts: Counts
 
 
@@ -66,7 +66,7 @@ class Writer:
 
     Args:
         memory: the host tier.
-        shelf: Redis; None: there is none.
+        remote: Redis; None: there is none.
         capacity: offers that wait; more are refused.
         may_write: whether a tenant may store anything.
         clock: monotonic, seconds.
@@ -75,41 +75,41 @@ class Writer:
     def __init__(
         self,
         memory: HostMemory,
-        shelf: Shelf | None,
+        remote: RemoteTier | None,
         capacity: int,
         may_write: Callable[[str], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._memory = memory
         self._may_write = may_write
-        self._shelf = shelf
+        self._remote = remote
         self._capacity = capacity
         self._clock = clock
         self._jobs: deque[_Job] = deque()
-        self._uses: deque[_Use] = deque()
+        self._uses: deque[_Touch] = deque()
         self._told: OrderedDict[bytes, float] = OrderedDict()
         self._changed = Condition()
         self._busy = False
         self._closed = False
-        self._slabs: dict[int, bytearray] = {}
+        self._buffers: dict[int, bytearray] = {}
         self._thread: Thread | None = None
 
-    def offer(self, forms: Forms, counts: Counts, offer: Offer) -> bool:
+    def offer(self, encodings: Encodings, counts: Counts, offer: Offer) -> bool:
         """Take an offer, or drop it where the queue is full: then `done` has been called."""
         with self._changed:
             reason = "closed" if self._closed else "queue" if len(self._jobs) >= self._capacity else ""
             if not reason:
-                self._jobs.append(_Job(offer, forms, counts))
+                self._jobs.append(_Job(offer, encodings, counts))
                 self._start()
                 return True
         counts.drop(reason)
         _finish(offer)
         return False
 
-    def use(self, forms: Forms, counts: Counts, links: Sequence[Link]) -> None:
+    def use(self, encodings: Encodings, counts: Counts, links: Sequence[Link]) -> None:
         """These chunks were found: have Redis keep them, whichever tier they came from; soon, and not too often."""
         with self._changed:
-            if self._shelf is None or self._closed or len(self._uses) >= self._capacity:
+            if self._remote is None or self._closed or len(self._uses) >= self._capacity:
                 return
             now = self._clock()
             due = [link for link in links if now - self._told.get(link.digest, float("-inf")) >= USE_EVERY_S]
@@ -119,7 +119,7 @@ class Writer:
             while len(self._told) > MOST_USED:
                 self._told.popitem(last=False)
             if due:
-                self._uses.append(_Use(tuple(due), forms, counts))
+                self._uses.append(_Touch(tuple(due), encodings, counts))
                 self._start()
 
     def settle(self, timeout_s: float) -> bool:
@@ -171,18 +171,18 @@ class Writer:
                 job.counts.fault("internal")
                 log.exception("writing to the prefix store failed")
 
-    def _keep(self, use: _Use) -> None:
+    def _keep(self, use: _Touch) -> None:
         """Renew the life of chunks in Redis, and their place in the quota index."""
-        shelf = self._shelf
-        assert shelf is not None
-        deadline = self._clock() + shelf.timeout_s
+        remote = self._remote
+        assert remote is not None
+        deadline = self._clock() + remote.timeout_s
         for namespace in dict.fromkeys(link.namespace for link in use.links):
             links = [link for link in use.links if link.namespace == namespace]
-            entries = [entry for link in links for entry in use.forms.entries(link)]
+            entries = [entry for link in links for entry in use.encodings.entries(link)]
             # the end of a prompt is evicted first
-            there = shelf.store.touch([key for key, _ in entries[::-1]], shelf.ttl_ms, deadline)[::-1]
+            there = remote.store.touch([key for key, _ in entries[::-1]], remote.ttl_ms, deadline)[::-1]
             used = [(key, size if is_there else 0) for (key, size), is_there in zip(entries, there, strict=True)]
-            shelf.quotas.record(namespace, [], used, deadline)  # the index forgets what nobody uses
+            remote.quotas.record(namespace, [], used, deadline)  # the index forgets what nobody uses
 
     def _store(self, job: _Job) -> None:
         """Read the chunk, and put it where it belongs."""
@@ -195,66 +195,66 @@ class Writer:
             job.counts.drop("quota")
         else:
             self._memory.put(offer.link, kv, before=offer.before)
-        shelf = self._shelf
-        if shelf is None:
+        remote = self._remote
+        if remote is None:
             return
-        deadline = self._clock() + shelf.timeout_s
+        deadline = self._clock() + remote.timeout_s
         try:
             if kv is not None:
-                self._to_redis(shelf, job, kv, deadline)
+                self._to_redis(remote, job, kv, deadline)
         except StoreFault as fault:
             job.counts.fault(fault.kind)
             job.counts.drop("unreachable" if fault.kind in ("unreachable", "open") else "fault")
         finally:
-            shelf.locks.ended(offer.link.digest, deadline)
+            remote.locks.ended(offer.link.digest, deadline)
 
-    def _to_redis(self, shelf: Shelf, job: _Job, kv: torch.Tensor, deadline: float) -> None:
-        """Write the chunk in every form, if it may be written."""
-        offer, forms, counts = job.offer, job.forms, job.counts
+    def _to_redis(self, remote: RemoteTier, job: _Job, kv: torch.Tensor, deadline: float) -> None:
+        """Write the chunk in every encoding, if it may be written."""
+        offer, encodings, counts = job.offer, job.encodings, job.counts
         namespace = offer.link.namespace
-        if shelf.store.health() == "off":
+        if remote.store.health() == "off":
             counts.drop("unreachable")
             return
-        size = sum(form.most_bytes for form in forms.forms)
-        if not shelf.quotas.may_write(namespace, size):
+        size = sum(encoding.most_bytes for encoding in encodings.all)
+        if not remote.quotas.may_write(namespace, size):
             counts.drop("quota")
             return
-        shelf.locks.ahead(offer.link.digest, deadline)
+        remote.locks.ahead(offer.link.digest, deadline)
         written: list[tuple[bytes, int]] = []
-        for form in forms.forms:
+        for encoding in encodings.all:
             try:
-                written += self._write_form(shelf, job, form, kv, deadline)
+                written += self._write_encoding(remote, job, encoding, kv, deadline)
             except ValueError as error:
                 counts.fault("codec")
-                log.warning("prefix store: codec %s refused a chunk: %s", form.codec.name, error)
+                log.warning("prefix store: codec %s refused a chunk: %s", encoding.codec.name, error)
         if written:
             ancestors = [link for link in offer.before if link.namespace == namespace]
-            used = [(key, 0) for link in ancestors for key, _ in forms.entries(link)]
+            used = [(key, 0) for link in ancestors for key, _ in encodings.entries(link)]
             try:
-                shelf.quotas.record(namespace, written, used, deadline)
+                remote.quotas.record(namespace, written, used, deadline)
             except StoreFault as fault:  # the values are there; the index lacks them until they are used, or expire
                 counts.fault(fault.kind)
 
-    def _write_form(
-        self, shelf: Shelf, job: _Job, form: Form, kv: torch.Tensor, deadline: float
+    def _write_encoding(
+        self, remote: RemoteTier, job: _Job, encoding: Encoding, kv: torch.Tensor, deadline: float
     ) -> list[tuple[bytes, int]]:
         """Write the values that are not there yet; their keys and sizes."""
         link = job.offer.link
-        keys = job.forms.keys(link, form)
-        there = shelf.store.count_prefix(keys, deadline)
-        ttl_ms = max(shelf.ttl_ms - DEPTH_TTL_MS * min(link.index, MOST_DEPTH), 1)
+        keys = job.encodings.keys(link, encoding)
+        there = remote.store.count_prefix(keys, deadline)
+        ttl_ms = max(remote.ttl_ms - DEPTH_TTL_MS * min(link.index, MOST_DEPTH), 1)
         written = []
         for group in range(there, len(keys)):
-            value = job.forms.close(link, form, group, kv, self._slab(job.forms.slabs.num_bytes))
-            if shelf.store.write(keys[group], [value], ttl_ms, deadline):
+            value = job.encodings.close(link, encoding, group, kv, self._buffer(job.encodings.buffers.num_bytes))
+            if remote.store.write(keys[group], [value], ttl_ms, deadline):
                 written.append((keys[group], len(value)))
                 job.counts.wrote(job.offer.tenant, len(value))
         return written
 
-    def _slab(self, size: int) -> bytearray:
-        if size not in self._slabs:  # one size for each model
-            self._slabs[size] = bytearray(size)
-        return self._slabs[size]
+    def _buffer(self, size: int) -> bytearray:
+        if size not in self._buffers:  # one size for each model
+            self._buffers[size] = bytearray(size)
+        return self._buffers[size]
 
 
 def _finish(offer: Offer) -> None:

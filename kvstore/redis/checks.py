@@ -13,7 +13,7 @@ import redis
 
 from kvstore.base import StoreFault
 from kvstore.redis.executables import ServerVersion, version_in_info
-from kvstore.redis.nodes import URL_FIELD, Address, Endpoint, Opener
+from kvstore.redis.nodes import URL_FIELD, Address, Connector, NodeAddress
 from kvstore.redis.resp import Reply
 from kvstore.redis.rights import ALL_NEEDED, IN_SCRIPTS, KEY_PATTERN, words_needed
 from kvstore.redis.topology import OneServer, Topology, learn
@@ -52,18 +52,18 @@ def check_address(address: Address, timeout_s: float = 2.0) -> Checked:
         TurnoutError: what will not mend itself: wrong user, password or right, TLS refused, a version too old, a
             server that is not what the URL says.
     """
-    opener = Opener(address.access)
+    connector = Connector(address.access)
     deadline = time.monotonic() + timeout_s
 
-    def ask(endpoint: Endpoint, raw: bytes, until: float) -> Reply:
-        connection = opener(endpoint, min(until, deadline))
+    def ask(endpoint: NodeAddress, raw: bytes, until: float) -> Reply:
+        connection = connector(endpoint, min(until, deadline))
         try:
             connection.send([raw], 1, min(until, deadline))
             return connection.reply(min(until, deadline))
         finally:
             connection.close()
 
-    topology = learn(address, opener, ask)
+    topology = learn(address, connector, ask)
     try:
         nodes = _nodes(topology)
     except StoreFault as fault:
@@ -73,8 +73,8 @@ def check_address(address: Address, timeout_s: float = 2.0) -> Checked:
     reached = False
     for endpoint in nodes:
         try:
-            opener(endpoint, deadline).close()
-            found = _Server(opener, endpoint, max(deadline - time.monotonic(), 0.1), address)
+            connector(endpoint, deadline).close()
+            found = _Server(connector, endpoint, max(deadline - time.monotonic(), 0.1), address)
             reached = True
             versions += [str(found.version)] if found.version is not None else []
             warnings += found.warnings()
@@ -83,7 +83,7 @@ def check_address(address: Address, timeout_s: float = 2.0) -> Checked:
     return Checked(reached, tuple(dict.fromkeys(warnings)), tuple(versions))
 
 
-def _nodes(topology: Topology) -> list[Endpoint]:
+def _nodes(topology: Topology) -> list[NodeAddress]:
     if not isinstance(topology, OneServer):
         topology.node_of(b"")
     return topology.nodes()
@@ -119,10 +119,10 @@ class _Server:
         StoreFault: it went away meanwhile.
     """
 
-    def __init__(self, opener: Opener, endpoint: Endpoint, timeout_s: float, address: Address) -> None:
+    def __init__(self, connector: Connector, endpoint: NodeAddress, timeout_s: float, address: Address) -> None:
         self._endpoint = endpoint
         self._address = address
-        self._client = opener.client(endpoint, timeout_s)
+        self._client = connector.client(endpoint, timeout_s)
         try:
             self._info: dict[str, Any] | None = self._read_info()
             self._try_commands()

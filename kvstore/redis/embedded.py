@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from kvstore.base import StoreFault
 from kvstore.redis.executables import ServerVersion, find_server, read_version
-from kvstore.redis.nodes import SOCKET, Access, Address, Opener, parse_url
+from kvstore.redis.nodes import SOCKET, Access, Address, Connector, parse_url
 from kvstore.redis.resp import ErrorReply, command
 from kvstore.redis.rights import rules_without_eval
 from kvstore.scripts import SCRIPTS
@@ -177,12 +177,12 @@ class EmbeddedServer:
 
     def _load_scripts(self, loader: Access, startup_s: float) -> None:
         """Wait for its first answer, give it the store's scripts, and remove the user who may do that."""
-        opener = Opener(loader)
+        connector = Connector(loader)
         commands = [command("SCRIPT", "LOAD", text) for text in SCRIPTS] + [command("ACL", "DELUSER", LOADER)]
         deadline = time.monotonic() + startup_s
         while time.monotonic() < deadline and self.running:
             try:
-                connection = opener(self._address.endpoints[0], deadline)
+                connection = connector(self._address.endpoints[0], deadline)
             except StoreFault:
                 time.sleep(0.003)
                 continue

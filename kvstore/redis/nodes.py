@@ -37,7 +37,7 @@ ALLOWED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class NodeAddress:
     """One server: host and port, or the path of a unix socket."""
 
     host: str = ""
@@ -91,7 +91,7 @@ class Address:
     """
 
     kind: Kind
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[NodeAddress, ...]
     access: Access = Access()
     service: str = ""
 
@@ -137,7 +137,7 @@ def parse_url(url: str, *, password_file: str | None = None, tls: TlsFiles | Non
     if base == "unix":
         if hosts or not split.path:
             raise invalid(URL_FIELD, "a unix socket is unix:///path/of/the/socket")
-        return Address(kind, (Endpoint(path=unquote(split.path)),), access)
+        return Address(kind, (NodeAddress(path=unquote(split.path)),), access)
     endpoints = tuple(_endpoint(part, DEFAULT_PORTS[kind]) for part in hosts.split(","))
     if kind == "single" and len(endpoints) > 1:
         raise invalid(URL_FIELD, "names several servers; write redis+cluster:// or redis+sentinel://")
@@ -175,7 +175,7 @@ def _database(kind: Kind, split: SplitResult, query: dict[str, str]) -> int:
     return int(text or 0)
 
 
-def _endpoint(part: str, default_port: int) -> Endpoint:
+def _endpoint(part: str, default_port: int) -> NodeAddress:
     host, colon, port = part.rpartition(":") if not part.endswith("]") else (part, "", "")
     if not colon:
         host, port = host or port, str(default_port)
@@ -184,10 +184,10 @@ def _endpoint(part: str, default_port: int) -> Endpoint:
     host = unquote(host).removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise invalid(URL_FIELD, f"every server is host:port, an IPv6 host in brackets{HINT}")
-    return Endpoint(host, int(port))
+    return NodeAddress(host, int(port))
 
 
-class Opener:
+class Connector:
     """Opens connections to the nodes of an address.
 
     Args:
@@ -201,7 +201,7 @@ class Opener:
         self.access = access
         self._context = None if access.tls is None else _tls_context(access.tls)
 
-    def __call__(self, endpoint: Endpoint, deadline: float) -> Connection:
+    def __call__(self, endpoint: NodeAddress, deadline: float) -> Connection:
         """Connect and log in.
 
         Raises:
@@ -217,7 +217,7 @@ class Opener:
             raise
         return connection
 
-    def client(self, endpoint: Endpoint, timeout_s: float) -> Any:
+    def client(self, endpoint: NodeAddress, timeout_s: float) -> Any:
         """A client of redis-py for what is not on a request's path: checks, administration, measurements.
 
         Its timeout counts for each receive, so it bounds nothing in total.
@@ -248,7 +248,7 @@ class Opener:
             "ssl_check_hostname": True,
         }
 
-    def _connect(self, endpoint: Endpoint, deadline: float) -> socket.socket:
+    def _connect(self, endpoint: NodeAddress, deadline: float) -> socket.socket:
         try:
             if endpoint.path:
                 connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -262,7 +262,7 @@ class Opener:
         except OSError as error:
             raise StoreFault("unreachable", f"{endpoint} cannot be reached: {error.strerror or error}") from error
 
-    def _encrypt(self, connected: socket.socket, endpoint: Endpoint, deadline: float) -> socket.socket:
+    def _encrypt(self, connected: socket.socket, endpoint: NodeAddress, deadline: float) -> socket.socket:
         context = self._context
         assert context is not None
         connected.settimeout(remaining(deadline))

@@ -118,12 +118,12 @@ class Pool:
             connection.close()
         self.breaker.settle(loan.era, _outcome(fault))
 
-    def distrust(self) -> None:
+    def reset_connections(self) -> None:
         """Use none of the present connections again; calls in progress end as they would."""
         with self._free:
             idle, self._idle = self._idle, []
             for connection in self._lent:
-                connection.distrust()
+                connection.discard()
         for connection in idle:
             connection.close()
 

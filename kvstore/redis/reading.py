@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from kvstore.base import StoreFault
-from kvstore.redis.nodes import Endpoint
+from kvstore.redis.nodes import NodeAddress
 from kvstore.redis.pool import Refused
 from kvstore.redis.resp import Connection, ErrorReply, Reply, per_key
 from kvstore.redis.routes import ASKING, CIRCLE, MAX_REDIRECTS, Routes, Turn
@@ -78,7 +78,7 @@ class Lane:
 
 
 def _receive(
-    connection: Connection, endpoint: Endpoint, index: int, place: Place, sizes: Sizes, deadline: float
+    connection: Connection, endpoint: NodeAddress, index: int, place: Place, sizes: Sizes, deadline: float
 ) -> Redirect | bool:
     size = connection.bulk_size(deadline)
     if size is None:
@@ -166,7 +166,7 @@ class Reading:
                     return taken
                 if not self._complete():
                     # Perhaps it was not the value of its key: then what follows on this connection is not either.
-                    lane.turn.connection.distrust()
+                    lane.turn.connection.discard()
                     return False
         return False
 

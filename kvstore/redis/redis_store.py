@@ -125,12 +125,12 @@ class RedisStore:
         """ok; degraded: some node's breaker is open; off: nothing can be reached."""
         return self._routes.health()
 
-    def distrust(self) -> None:
+    def reset_connections(self) -> None:
         """Say that a value was not the one of its key, found after `read` had returned: connections are made anew.
 
         The server may be a command behind in its answers, which nothing but a seal can tell.
         """
-        self._routes.distrust()
+        self._routes.reset_connections()
 
     def close(self) -> None:
         """Close connections; calls in progress end with a fault."""

@@ -93,7 +93,7 @@ class Connection:
         """Whether the next command would get its own reply."""
         return not self._faulty and not self.pending and self._start == self._end
 
-    def distrust(self) -> None:
+    def discard(self) -> None:
         """Never use it again, though nothing was wrong that could be seen here."""
         self._faulty = True
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from kvstore.base import StoreFault
 from kvstore.redis.breaker import Breaker
-from kvstore.redis.nodes import Address, Endpoint, Opener
+from kvstore.redis.nodes import Address, Connector, NodeAddress
 from kvstore.redis.pool import HARMLESS, Loan, Pool, Refused
 from kvstore.redis.resp import Connection, ErrorReply, Reply, command
 from kvstore.redis.topology import Redirect, learn
@@ -32,7 +32,7 @@ class Turn:
         StoreFault: there is none to be had.
     """
 
-    def __init__(self, routes: Routes, endpoint: Endpoint, deadline: float) -> None:
+    def __init__(self, routes: Routes, endpoint: NodeAddress, deadline: float) -> None:
         self._routes = routes
         self.endpoint = endpoint
         self._pool = routes.pool(endpoint)
@@ -65,27 +65,27 @@ class Routes:
     """
 
     def __init__(self, address: Address, connections: int, breaker: Callable[[Callable[[], bool]], Breaker]) -> None:
-        self._opener = Opener(address.access)
+        self._connector = Connector(address.access)
         self._connections = connections
         self._breaker = breaker
         self._lock = threading.Lock()
-        self._pools: dict[Endpoint, Pool] = {}
+        self._pools: dict[NodeAddress, Pool] = {}
         self._closed = False
         self._lost = False
-        self.topology = learn(address, self._opener, self.ask)
+        self.topology = learn(address, self._connector, self.ask)
 
-    def pool(self, endpoint: Endpoint) -> Pool:
+    def pool(self, endpoint: NodeAddress) -> Pool:
         """The connections to a node."""
         with self._lock:
             pool = self._pools.get(endpoint)
             if pool is None:
-                pool = Pool(lambda deadline: self._opener(endpoint, deadline), self._connections, self._breaker)
+                pool = Pool(lambda deadline: self._connector(endpoint, deadline), self._connections, self._breaker)
                 self._pools[endpoint] = pool
                 if self._closed:
                     pool.close()
             return pool
 
-    def node_of(self, key: bytes) -> Endpoint:
+    def node_of(self, key: bytes) -> NodeAddress:
         """The node of a key.
 
         Raises:
@@ -99,7 +99,7 @@ class Routes:
         self._lost = False
         return endpoint
 
-    def noted(self, endpoint: Endpoint, fault: BaseException | None) -> None:
+    def noted(self, endpoint: NodeAddress, fault: BaseException | None) -> None:
         """Let the topology hear of a node's fault."""
         if isinstance(fault, StoreFault) and not (isinstance(fault, Refused) and fault.reply.code in HARMLESS):
             self.topology.failed(endpoint)
@@ -135,13 +135,13 @@ class Routes:
                     if isinstance(reply, ErrorReply) and reply.code != allow:
                         raise Refused(reply)
                     if may_be and reply not in may_be:
-                        connection.distrust()
+                        connection.discard()
                         raise StoreFault("broken", "a reply that this command never gets")
                     return reply
             endpoint, asking = self.follow(redirect), redirect.asking
         raise StoreFault("broken", CIRCLE)
 
-    def follow(self, redirect: Redirect) -> Endpoint:
+    def follow(self, redirect: Redirect) -> NodeAddress:
         """Where a redirect points; a move for good is noted."""
         if not redirect.asking:
             self.topology.moved(redirect)
@@ -162,7 +162,7 @@ class Routes:
         return results
 
     @contextmanager
-    def turn(self, endpoint: Endpoint, deadline: float) -> Iterator[Connection]:
+    def turn(self, endpoint: NodeAddress, deadline: float) -> Iterator[Connection]:
         """A node's connection for one exchange; what is raised meanwhile is that node's fault."""
         turn = Turn(self, endpoint, deadline)
         try:
@@ -182,12 +182,12 @@ class Routes:
             return "off"
         return "degraded" if self._lost or any(state != "closed" for state in states) else "ok"
 
-    def distrust(self) -> None:
+    def reset_connections(self) -> None:
         """Use none of the present connections again."""
         with self._lock:
             pools = list(self._pools.values())
         for pool in pools:
-            pool.distrust()
+            pool.reset_connections()
 
     def close(self) -> None:
         """Close all connections."""
@@ -197,7 +197,7 @@ class Routes:
         for pool in pools:
             pool.close()
 
-    def ask(self, endpoint: Endpoint, raw: bytes, deadline: float) -> Reply:
+    def ask(self, endpoint: NodeAddress, raw: bytes, deadline: float) -> Reply:
         """Send one command to a node; an error reply is returned.
 
         Raises:
@@ -248,14 +248,14 @@ class Routes:
 
     def grouped(
         self, indexes: Sequence[int], keys: Sequence[bytes], results: list[Reply | StoreFault]
-    ) -> dict[Endpoint, list[int]]:
+    ) -> dict[NodeAddress, list[int]]:
         """Indexes by node, the nodes always in the same order.
 
         Two calls that hold one node's last connection each, and wait for the other's, cannot meet this way. A key
         whose node is unknown gets its fault in `results`.
         """
-        groups: dict[Endpoint, list[int]] = {}
-        last: Endpoint | None = None
+        groups: dict[NodeAddress, list[int]] = {}
+        last: NodeAddress | None = None
         group: list[int] = []
         for i in indexes:
             try:
@@ -290,7 +290,7 @@ class Routes:
                 results[i] = wrong = Refused(reply)
             else:
                 # Another command's reply: every later one would be too.
-                turn.connection.distrust()
+                turn.connection.discard()
                 results[i] = wrong = StoreFault("broken", "a reply that is no number")
         turn.end(wrong)
         return left

@@ -15,7 +15,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from kvstore.base import FaultKind, StoreFault
-from kvstore.redis.nodes import Address, Endpoint, Opener
+from kvstore.redis.nodes import Address, Connector, NodeAddress
 from kvstore.redis.resp import ErrorReply, Reply, command
 from turnout.errors import invalid
 
@@ -36,11 +36,11 @@ class Redirect:
     """
 
     slot: int
-    endpoint: Endpoint
+    endpoint: NodeAddress
     asking: bool
 
     @classmethod
-    def of(cls, reply: Reply, asked: Endpoint) -> Redirect | None:
+    def of(cls, reply: Reply, asked: NodeAddress) -> Redirect | None:
         """Read `MOVED slot host:port` and `ASK slot host:port`; None: it is something else."""
         if not isinstance(reply, ErrorReply) or reply.code not in {"MOVED", "ASK"}:
             return None
@@ -51,17 +51,17 @@ class Redirect:
         if not port.isdigit():
             return None
         # A node that does not know its own name means the one that was asked.
-        return cls(int(words[1]), Endpoint(host or asked.host, int(port)), words[0] == "ASK")
+        return cls(int(words[1]), NodeAddress(host or asked.host, int(port)), words[0] == "ASK")
 
 
 class Topology(Protocol):
     """Knows the nodes. Thread-safe."""
 
-    def nodes(self) -> list[Endpoint]:
+    def nodes(self) -> list[NodeAddress]:
         """The nodes known now; none before the first look-up succeeded."""
         ...
 
-    def node_of(self, key: bytes) -> Endpoint:
+    def node_of(self, key: bytes) -> NodeAddress:
         """The node of a key.
 
         Raises:
@@ -73,7 +73,7 @@ class Topology(Protocol):
         """A node said that a slot is elsewhere for good."""
         ...
 
-    def failed(self, endpoint: Endpoint) -> None:
+    def failed(self, endpoint: NodeAddress) -> None:
         """A node failed: perhaps another has taken its place. Returns at once."""
         ...
 
@@ -85,21 +85,21 @@ class OneServer:
         endpoint: of it.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: NodeAddress) -> None:
         self._endpoint = endpoint
 
-    def nodes(self) -> list[Endpoint]:
+    def nodes(self) -> list[NodeAddress]:
         """That server."""
         return [self._endpoint]
 
-    def node_of(self, key: bytes) -> Endpoint:
+    def node_of(self, key: bytes) -> NodeAddress:
         """That server."""
         return self._endpoint
 
     def moved(self, redirect: Redirect) -> None:
         """A server outside a cluster does not say so."""
 
-    def failed(self, endpoint: Endpoint) -> None:
+    def failed(self, endpoint: NodeAddress) -> None:
         """There is no other."""
 
 
@@ -150,10 +150,10 @@ class SentinelMaster:
 
     Args:
         address: of the sentinels.
-        opener: for the TLS settings.
+        connector: for the TLS settings.
     """
 
-    def __init__(self, address: Address, opener: Opener) -> None:
+    def __init__(self, address: Address, connector: Connector) -> None:
         self._service = address.service
         self._who = address.access.who
         options: dict[str, Any] = {
@@ -161,21 +161,21 @@ class SentinelMaster:
             "socket_connect_timeout": LOOKUP_S,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
-            **opener.tls_options(),
+            **connector.tls_options(),
         }
         listed = [(endpoint.host, endpoint.port) for endpoint in address.endpoints]
         sentinel: Any = Sentinel  # not typed by redis-py
         known = {"username": address.access.user, "password": address.access.password}
         ways = [options, *([options | known] if address.access.password is not None else [])]
         self._ways = [sentinel(listed, sentinel_kwargs=each) for each in ways]
-        self._master: Endpoint | None = None
+        self._master: NodeAddress | None = None
         self._lookup = _Lookup(self._find)
 
-    def nodes(self) -> list[Endpoint]:
+    def nodes(self) -> list[NodeAddress]:
         """The master."""
         return [] if self._master is None else [self._master]
 
-    def node_of(self, key: bytes) -> Endpoint:
+    def node_of(self, key: bytes) -> NodeAddress:
         """The master."""
         if self._master is None:
             self._lookup.now()
@@ -186,7 +186,7 @@ class SentinelMaster:
     def moved(self, redirect: Redirect) -> None:
         """A server outside a cluster does not say so."""
 
-    def failed(self, endpoint: Endpoint) -> None:
+    def failed(self, endpoint: NodeAddress) -> None:
         """Ask the sentinels again, aside."""
         self._lookup.aside()
 
@@ -201,7 +201,7 @@ class SentinelMaster:
                     raise StoreFault("unreachable", message) from error
                 denied = error
             else:
-                self._master = Endpoint(host, int(port))
+                self._master = NodeAddress(host, int(port))
                 return
             finally:
                 for each in sentinels.sentinels:
@@ -222,17 +222,17 @@ class Cluster:
         ask: send one command to a node, by a deadline; its reply.
     """
 
-    def __init__(self, seeds: Sequence[Endpoint], ask: Callable[[Endpoint, bytes, float], Reply]) -> None:
+    def __init__(self, seeds: Sequence[NodeAddress], ask: Callable[[NodeAddress, bytes, float], Reply]) -> None:
         self._seeds = tuple(seeds)
         self._ask = ask
-        self._slots: list[Endpoint | None] = []
+        self._slots: list[NodeAddress | None] = []
         self._lookup = _Lookup(self._find)
 
-    def nodes(self) -> list[Endpoint]:
+    def nodes(self) -> list[NodeAddress]:
         """The nodes that hold slots."""
         return sorted({endpoint for endpoint in self._slots if endpoint is not None}, key=str)
 
-    def node_of(self, key: bytes) -> Endpoint:
+    def node_of(self, key: bytes) -> NodeAddress:
         """The node of the key's slot."""
         if not self._slots:
             self._lookup.now()
@@ -249,7 +249,7 @@ class Cluster:
             self._slots[redirect.slot] = redirect.endpoint
         self._lookup.aside()
 
-    def failed(self, endpoint: Endpoint) -> None:
+    def failed(self, endpoint: NodeAddress) -> None:
         """Ask the others, aside, who has taken its place."""
         self._lookup.aside()
 
@@ -279,13 +279,13 @@ def _graver(one: StoreFault | None, other: StoreFault) -> StoreFault:
     return one if one is not None and one.kind == "refused" else other
 
 
-def _slots_of(reply: Reply, asked: Endpoint) -> list[Endpoint | None]:
+def _slots_of(reply: Reply, asked: NodeAddress) -> list[NodeAddress | None]:
     """Read CLUSTER SLOTS: rows of first slot, last slot, master, replicas; empty: not readable or nothing covered."""
-    slots: list[Endpoint | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+    slots: list[NodeAddress | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
     rows: Any = reply if isinstance(reply, list) else []
     try:
         for first, last, (host, port, *_), *_ in rows:
-            endpoint = Endpoint((host or b"").decode() or asked.host, int(port))
+            endpoint = NodeAddress((host or b"").decode() or asked.host, int(port))
             if not 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
                 return []
             slots[first : last + 1] = [endpoint] * (last + 1 - first)
@@ -294,7 +294,7 @@ def _slots_of(reply: Reply, asked: Endpoint) -> list[Endpoint | None]:
     return slots if any(slots) else []
 
 
-def learn(address: Address, opener: Opener, ask: Callable[[Endpoint, bytes, float], Reply]) -> Topology:
+def learn(address: Address, connector: Connector, ask: Callable[[NodeAddress, bytes, float], Reply]) -> Topology:
     """The topology of an address.
 
     Raises:
@@ -303,7 +303,7 @@ def learn(address: Address, opener: Opener, ask: Callable[[Endpoint, bytes, floa
     if address.kind == "cluster":
         return Cluster(address.endpoints, ask)
     if address.kind == "sentinel":
-        return SentinelMaster(address, opener)
+        return SentinelMaster(address, connector)
     if len(address.endpoints) != 1:
         raise invalid("kvstore.url", "names several servers; write redis+cluster:// or redis+sentinel://")
     return OneServer(address.endpoints[0])

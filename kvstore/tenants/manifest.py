@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from kvstore.base import ByteStore, StoreFault
-from kvstore.encodings import Forms
+from kvstore.encodings import Encodings
 from kvstore.scripts import ALL_FIELDS, CLAIM, ENROL, GET
 from kvstore.tenants.encrypted_document import SealBroken, Sealer
 from turnout.errors import TurnoutError, invalid
@@ -26,7 +26,7 @@ class Enrolled:
         fingerprint: of the model, hexadecimal.
         chunk_tokens: tokens in a chunk.
         groups: values of a chunk.
-        codecs: names of the forms, as keys have them.
+        codecs: names of the encodings, as keys have them.
         tokenizer: digest of its tokenizer.
     """
 
@@ -70,7 +70,7 @@ def wrong_root_key() -> TurnoutError:
     )
 
 
-def enrol(store: ByteStore, sealer: Sealer, name: str, forms: Forms, tokenizer: str, deadline: float) -> None:
+def enrol(store: ByteStore, sealer: Sealer, name: str, encodings: Encodings, tokenizer: str, deadline: float) -> None:
     """Say that chunks of a model are kept.
 
     Raises:
@@ -78,13 +78,13 @@ def enrol(store: ByteStore, sealer: Sealer, name: str, forms: Forms, tokenizer: 
     """
     model = Enrolled(
         name=name,
-        fingerprint=forms.fingerprint.hex(),
-        chunk_tokens=forms.chunk_tokens,
-        groups=len(forms.groups),
-        codecs=tuple(form.name for form in forms.forms),
+        fingerprint=encodings.fingerprint.hex(),
+        chunk_tokens=encodings.chunk_tokens,
+        groups=len(encodings.groups),
+        codecs=tuple(encoding.name for encoding in encodings.all),
         tokenizer=tokenizer,
     )
-    tag = base64.urlsafe_b64encode(forms.fingerprint[:8]).rstrip(b"=")
+    tag = base64.urlsafe_b64encode(encodings.fingerprint[:8]).rstrip(b"=")
     sealed = sealer.seal(MODELS + tag, json.dumps(asdict(model)).encode())
     store.script(ENROL, [MODELS], [tag, sealed], deadline)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from kvstore.redis.embedded import EmbeddedServer
-from kvstore.redis.nodes import Opener, parse_url
+from kvstore.redis.nodes import Connector, parse_url
 from kvstore.redis.rights import TOLERATED
 
 
@@ -13,7 +13,7 @@ def admin_client(server: EmbeddedServer) -> closing:
     """A client of redis-py with all rights."""
     assert server.admin_url is not None
     address = parse_url(server.admin_url)
-    return closing(Opener(address.access).client(address.endpoints[0], 5))
+    return closing(Connector(address.access).client(address.endpoints[0], 5))
 
 
 def denied(server: EmbeddedServer) -> set[str]:

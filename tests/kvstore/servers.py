@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from kvstore.redis import embedded
-from kvstore.redis.nodes import Access, Endpoint, Opener
+from kvstore.redis.nodes import Access, Connector, NodeAddress
 from kvstore.redis.rights import rules
 from turnout import free_ports
 
@@ -56,7 +56,7 @@ class RedisProcess:
     def __init__(self, folder: Path, *settings: str, sentinel: bool = False, restricted: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.endpoint = Endpoint("127.0.0.1", free_port())
+        self.endpoint = NodeAddress("127.0.0.1", free_port())
         self.socket = folder / "s"
         self._sentinel = sentinel
         self._admin = {"user": "admin", "password": "hidden"} if restricted else {}
@@ -88,7 +88,7 @@ class RedisProcess:
 
     def client(self, **access: Any) -> Any:
         """A client of redis-py."""
-        return Opener(Access(**access or self._admin)).client(self.endpoint, 5.0)
+        return Connector(Access(**access or self._admin)).client(self.endpoint, 5.0)
 
     def pause(self) -> None:
         """Stop it with SIGSTOP."""
@@ -253,13 +253,13 @@ class TlsFront:
         files: whose certificate it shows; clients must show one of the same authority.
     """
 
-    def __init__(self, target: Endpoint, files: Certificates) -> None:
+    def __init__(self, target: NodeAddress, files: Certificates) -> None:
         self._target = target
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.ca)
         self._context.load_cert_chain(files.server_cert, files.server_key)
         self._context.verify_mode = ssl.CERT_REQUIRED
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
+        self.endpoint = NodeAddress("127.0.0.1", self._listener.getsockname()[1])
         self._closed = False
         threading.Thread(target=self._accept, name="tls-front", daemon=True).start()
 

@@ -15,7 +15,7 @@ import pytest
 from kvstore.redis import embedded
 from kvstore.redis.checks import check_address
 from kvstore.redis.executables import read_version
-from kvstore.redis.nodes import Access, Address, Endpoint, Opener, TlsFiles, parse_url
+from kvstore.redis.nodes import Access, Address, Connector, NodeAddress, TlsFiles, parse_url
 from kvstore.redis.rights import rules, rules_without_eval, words_needed
 from kvstore.scripts import SCRIPTS
 from tests.kvstore.servers import (
@@ -47,21 +47,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
 
 
 GOOD = [
-    ("redis://h", Address("single", (Endpoint("h", 6379),))),
-    ("redis://h:1/3", Address("single", (Endpoint("h", 1),), Access(database=3))),
-    ("redis://h:1?db=2", Address("single", (Endpoint("h", 1),), Access(database=2))),
-    ("redis://:p%40s%2F@h", Address("single", (Endpoint("h", 6379),), Access(password="p@s/"))),
-    ("redis://u:p:q@[::1]:7", Address("single", (Endpoint("::1", 7),), Access("u", "p:q"))),
-    ("redis://[::1]", Address("single", (Endpoint("::1", 6379),))),
-    ("rediss://h:1", Address("single", (Endpoint("h", 1),), Access(tls=TlsFiles()))),
-    ("unix:///run/a%20b.sock?db=1", Address("single", (Endpoint(path="/run/a b.sock"),), Access(database=1))),
-    ("unix://u:p@/run/s", Address("single", (Endpoint(path="/run/s"),), Access("u", "p"))),
+    ("redis://h", Address("single", (NodeAddress("h", 6379),))),
+    ("redis://h:1/3", Address("single", (NodeAddress("h", 1),), Access(database=3))),
+    ("redis://h:1?db=2", Address("single", (NodeAddress("h", 1),), Access(database=2))),
+    ("redis://:p%40s%2F@h", Address("single", (NodeAddress("h", 6379),), Access(password="p@s/"))),
+    ("redis://u:p:q@[::1]:7", Address("single", (NodeAddress("::1", 7),), Access("u", "p:q"))),
+    ("redis://[::1]", Address("single", (NodeAddress("::1", 6379),))),
+    ("rediss://h:1", Address("single", (NodeAddress("h", 1),), Access(tls=TlsFiles()))),
+    ("unix:///run/a%20b.sock?db=1", Address("single", (NodeAddress(path="/run/a b.sock"),), Access(database=1))),
+    ("unix://u:p@/run/s", Address("single", (NodeAddress(path="/run/s"),), Access("u", "p"))),
     (
         "redis+sentinel://u:p@a,b:5/name",
-        Address("sentinel", (Endpoint("a", 26379), Endpoint("b", 5)), Access("u", "p"), "name"),
+        Address("sentinel", (NodeAddress("a", 26379), NodeAddress("b", 5)), Access("u", "p"), "name"),
     ),
-    ("rediss+cluster://a:1,b:2", Address("cluster", (Endpoint("a", 1), Endpoint("b", 2)), Access(tls=TlsFiles()))),
-    ("redis+cluster://[::1]:1,[::2]:2", Address("cluster", (Endpoint("::1", 1), Endpoint("::2", 2)))),
+    (
+        "rediss+cluster://a:1,b:2",
+        Address("cluster", (NodeAddress("a", 1), NodeAddress("b", 2)), Access(tls=TlsFiles())),
+    ),
+    ("redis+cluster://[::1]:1,[::2]:2", Address("cluster", (NodeAddress("::1", 1), NodeAddress("::2", 2)))),
 ]
 BAD = [
     ("http://h", "scheme 'http' is not known; allowed: off, embedded, redis://"),
@@ -336,6 +339,6 @@ def test_tls_that_fails_says_what_to_change(tmp_path: Path, server: RedisProcess
 
 
 def test_the_client_of_redis_py_reaches_the_same_server(server: RedisProcess) -> None:
-    with closing(Opener(Access("store", "hidden")).client(server.endpoint, 1.0)) as client:
+    with closing(Connector(Access("store", "hidden")).client(server.endpoint, 1.0)) as client:
         assert client.set("to1:x", "1", px=100) is True
         assert client.get("to1:x") == b"1"

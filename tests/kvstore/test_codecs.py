@@ -143,10 +143,10 @@ def test_raw_copies_nothing(dtype: torch.dtype) -> None:
 
 
 def test_other_codecs_land_in_the_slab() -> None:
-    slab = memoryview(bytearray(SHAPE.raw_bytes))
+    buffer = memoryview(bytearray(SHAPE.raw_bytes))
     for name in LOSSY:
-        place = landing(codec(name), SHAPE, some_kv(SHAPE), slab)
-        assert place.obj is slab.obj
+        place = landing(codec(name), SHAPE, some_kv(SHAPE), buffer)
+        assert place.obj is buffer.obj
         assert place.nbytes == codec(name).max_bytes(SHAPE)
 
 

@@ -16,7 +16,7 @@ import pytest
 from kvstore.redis import executables
 from kvstore.redis.embedded import LONGEST_SOCKET, EmbeddedServer
 from kvstore.redis.executables import ServerVersion, find_server, find_servers, read_version, version_in_info
-from kvstore.redis.nodes import Opener, parse_url
+from kvstore.redis.nodes import Connector, parse_url
 from kvstore.redis.redis_store import RedisStore
 from tests.kvstore.rights import admin_client
 from tests.kvstore.servers import free_port, until
@@ -108,7 +108,7 @@ def test_it_ends_with_an_owner_that_is_killed(tmp_path: Path) -> None:
 def test_it_ends_though_it_was_stopped_by_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.redis.embedded.STOP_S", 0.2)
     server = EmbeddedServer(tmp_path, 16 << 20)
-    client = Opener(server.address.access).client(server.address.endpoints[0], 5)
+    client = Connector(server.address.access).client(server.address.endpoints[0], 5)
     pid = client.info("server")["process_id"]
     client.close()
     os.kill(pid, signal.SIGSTOP)
@@ -119,7 +119,7 @@ def test_it_ends_though_it_was_stopped_by_a_signal(tmp_path: Path, monkeypatch: 
 
 def test_the_owner_sees_that_it_crashed(tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path, 16 << 20) as server:
-        client = Opener(server.address.access).client(server.address.endpoints[0], 5)
+        client = Connector(server.address.access).client(server.address.endpoints[0], 5)
         os.kill(client.info("server")["process_id"], signal.SIGKILL)
         client.close()
         until(lambda: not server.running, 30)

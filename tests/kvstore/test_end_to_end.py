@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvstore.admin import Desk
+from kvstore.admin import StoreAdmin
 from kvstore.build import open_keyring, open_store
 from kvstore.keys import write_root_key
 from kvstore.redis.embedded import EmbeddedServer
@@ -166,7 +166,7 @@ async def test_groups_of_which_only_calls_tell_share_and_are_known_to_the_store(
         await pool.close()
     config = KVStoreConfig(**store)
     redis = open_store(config)
-    desk = Desk(config, redis, open_keyring(config))
+    desk = StoreAdmin(config, redis, open_keyring(config))
     [row] = [each for each in desk.report().namespaces if each.policy == "group"]
     assert (row.id, row.values >= 4) == ("team", True)
     assert desk.flush([desk.of_group("team")]) == row.values

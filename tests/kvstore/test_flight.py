@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 
 from kvstore.lookup.locks import ComputeLocks
-from kvstore.lookup.single_flight import Flights, Slot, Wake
+from kvstore.lookup.single_flight import SingleFlight, Slot, Wake
 from kvstore.redis.redis_store import RedisStore
 from tests.kvstore.prefixes import soon, until
 
@@ -16,7 +16,7 @@ KV = torch.zeros(1)
 
 
 def test_a_chunk_is_claimed_once_until_it_lands() -> None:
-    flights = Flights()
+    flights = SingleFlight()
     (first, mine), (other, also) = flights.claim([b"a", b"b"], lossy=False)
     assert (mine, also) == (True, True)
     assert flights.claim([b"a"], lossy=False) == [(first, False)]
@@ -28,7 +28,7 @@ def test_a_chunk_is_claimed_once_until_it_lands() -> None:
 
 
 def test_landing_an_old_slot_leaves_the_new_one() -> None:
-    flights = Flights()
+    flights = SingleFlight()
     old = flights.claim([b"a"], lossy=False)[0][0]
     flights.land(b"a", False, old)
     new = flights.claim([b"a"], lossy=False)[0][0]
@@ -37,7 +37,7 @@ def test_landing_an_old_slot_leaves_the_new_one() -> None:
 
 
 def test_lossy_requests_take_part_in_exact_reads_and_never_the_other_way_round() -> None:
-    flights = Flights()
+    flights = SingleFlight()
     exact = flights.claim([b"a"], lossy=False)[0][0]
     assert flights.claim([b"a"], lossy=True) == [(exact, False)]
     lossy = flights.claim([b"b"], lossy=True)[0][0]

@@ -41,9 +41,9 @@ async def test_a_value_that_was_refused_is_replaced(
     """A spoiled value is refused, read again and kept alive by every request, and nobody may write another."""
     engine = Engine(opened(store))
     await engine.serve(FOUR)
-    forms = engine.store.forms
+    encodings = engine.store.encodings
     link = engine.store.chain(Sharing.private("alice")).links(FOUR, 4)[1]
-    key = forms.keys(link, forms.forms[0])[0]
+    key = encodings.keys(link, encodings.all[0])[0]
     store.script(SET, [key], [spoil(store.script(GET, [key], [], soon()))], soon())
     assert len((await engine.find(FOUR)).chunks) == 1
     for _ in range(3):
@@ -57,9 +57,9 @@ async def test_what_is_refused_in_one_form_is_read_in_another(
     monkeypatch.setattr(reader, "REMOVE_S", 5.0)  # removed in one try, which a busy machine may take longer for
     engine = Engine(opened(store, codecs=("raw", "int8")))
     await engine.serve(FOUR)
-    forms = engine.store.forms
+    encodings = engine.store.encodings
     link = engine.store.chain(Sharing.private("alice")).links(FOUR, 4)[1]
-    key = forms.keys(link, forms.forms[0])[0]
+    key = encodings.keys(link, encodings.all[0])[0]
     store.script(SET, [key], [turned(store.script(GET, [key], [], soon()))], soon())
     found = await engine.find(FOUR, lossy=True)
     assert (len(found.chunks), found.lossy) == (4, True)
@@ -87,14 +87,16 @@ async def test_values_that_compress_differently_are_of_the_same_few_lengths(stor
     for seed in range(4):
         engine.compute(tokens(33, seed))
     assert await engine.store.settle()
-    forms = engine.store.forms
-    codec: Any = forms.forms[0].codec
-    most, usual = (bound(forms.groups[0]) for bound in (codec.max_bytes, codec.usual_bytes))
+    encodings = engine.store.encodings
+    codec: Any = encodings.all[0].codec
+    most, usual = (bound(encodings.groups[0]) for bound in (codec.max_bytes, codec.usual_bytes))
     size = "return redis.call('strlen', KEYS[1])"
     links = [
         link for seed in range(4) for link in engine.store.chain(Sharing.private("alice")).links(tokens(33, seed), 4)
     ]
-    lengths = {store.script(size, forms.keys(link, forms.forms[0]), [], soon()) - OVERHEAD_BYTES for link in links}
+    lengths = {
+        store.script(size, encodings.keys(link, encodings.all[0]), [], soon()) - OVERHEAD_BYTES for link in links
+    }
     assert lengths <= {*range(usual, most, -(-most // 16)), most}
 
 
@@ -129,13 +131,13 @@ class Confused:
 @pytest.mark.parametrize("reply", [b"x" * 60, 1, [b"a"], b""])
 async def test_upkeep_outlives_one_answer_that_is_not_its_own(store: RedisStore, opened: Any, reply: Any) -> None:
     confused = Confused(store, reply)
-    upkeep = opened(confused)._upkeep
-    assert upkeep is not None
+    maintenance = opened(confused).maintenance
+    assert maintenance is not None
     confused.left = 1
-    upkeep._due = dict.fromkeys(upkeep._due, 0.0)
+    maintenance._due = dict.fromkeys(maintenance._due, 0.0)
     await until(lambda: confused.done, 10.0)
-    await until(lambda: not upkeep._thread.is_alive() or min(upkeep._due.values()) > 0, 10.0)
-    assert upkeep._thread.is_alive()
+    await until(lambda: not maintenance._thread.is_alive() or min(maintenance._due.values()) > 0, 10.0)
+    assert maintenance._thread.is_alive()
 
 
 async def test_upkeep_goes_on_when_the_right_root_key_is_back(
@@ -150,4 +152,4 @@ async def test_upkeep_goes_on_when_the_right_root_key_is_back(
     store.script(SET, [CLAIMED], [right], soon())
     Registry(store, Sealer(Keyring(ROOT))).put(Prefix("p", "public", "", {"t": tuple(FOUR[:CHUNK])}), soon())
     await until(lambda: stores.sharing("alice", FOUR) != Sharing.private("alice"))
-    assert stores._upkeep._thread.is_alive()
+    assert stores.maintenance._thread.is_alive()

@@ -29,7 +29,7 @@ class Wall:
         return self.now
 
 
-class Desk:
+class StoreAdmin:
     """Quotas with a clock of their own, and values to go with them."""
 
     def __init__(self, store: ByteStore, limit: int | None) -> None:
@@ -56,7 +56,7 @@ def key(name: str) -> bytes:
 
 
 def test_bytes_and_values_are_counted_by_namespace(store: RedisStore) -> None:
-    desk = Desk(store, None)
+    desk = StoreAdmin(store, None)
     desk.write(["a", "b"])
     desk.write(["c"], BOB)
     assert desk.held() == Held(2 * SIZE, 2)
@@ -65,14 +65,14 @@ def test_bytes_and_values_are_counted_by_namespace(store: RedisStore) -> None:
 
 
 def test_writing_again_counts_once(store: RedisStore) -> None:
-    desk = Desk(store, None)
+    desk = StoreAdmin(store, None)
     for _ in range(3):
         desk.write(["a"])
     assert desk.held() == Held(SIZE, 1)
 
 
 def test_over_the_quota_the_oldest_of_the_same_namespace_go(store: RedisStore) -> None:
-    desk = Desk(store, 3 * SIZE)
+    desk = StoreAdmin(store, 3 * SIZE)
     desk.write(["x"], BOB)
     assert [desk.write([name]) for name in "abcde"] == [0, 0, 0, 1, 1]
     assert desk.there("abcdex") == "cdex"
@@ -81,7 +81,7 @@ def test_over_the_quota_the_oldest_of_the_same_namespace_go(store: RedisStore) -
 
 
 def test_what_was_used_lately_stays(store: RedisStore) -> None:
-    desk = Desk(store, 3 * SIZE)
+    desk = StoreAdmin(store, 3 * SIZE)
     for name in "abc":
         desk.write([name])
     desk.write(["d"], used=("a",))
@@ -89,20 +89,20 @@ def test_what_was_used_lately_stays(store: RedisStore) -> None:
 
 
 def test_what_is_used_but_not_there_is_not_counted(store: RedisStore) -> None:
-    desk = Desk(store, None)
+    desk = StoreAdmin(store, None)
     desk.write(["a"], used=("gone",))
     assert desk.held() == Held(SIZE, 1)
 
 
 def test_of_a_chain_the_tail_goes_first(store: RedisStore) -> None:
-    desk = Desk(store, 3 * SIZE)
+    desk = StoreAdmin(store, 3 * SIZE)
     for depth, name in enumerate("abcde"):
         desk.write([name], used=tuple("abcde"[:depth]))
     assert desk.there("abcde")[:2] == "ab"
 
 
 def test_what_expired_is_counted_no_more(store: RedisStore) -> None:
-    desk = Desk(store, None)
+    desk = StoreAdmin(store, None)
     desk.write(["a"])
     desk.wall.now += 61.0
     desk.write(["b"])
@@ -110,14 +110,14 @@ def test_what_expired_is_counted_no_more(store: RedisStore) -> None:
 
 
 def test_a_chunk_larger_than_the_quota_may_not_be_written(store: RedisStore) -> None:
-    assert not Desk(store, 0).quotas.may_write(ALICE, 1)
-    assert not Desk(store, 99).quotas.may_write(ALICE, 100)
-    assert Desk(store, 100).quotas.may_write(ALICE, 100)
-    assert Desk(store, None).quotas.may_write(ALICE, 1 << 40)
+    assert not StoreAdmin(store, 0).quotas.may_write(ALICE, 1)
+    assert not StoreAdmin(store, 99).quotas.may_write(ALICE, 100)
+    assert StoreAdmin(store, 100).quotas.may_write(ALICE, 100)
+    assert StoreAdmin(store, None).quotas.may_write(ALICE, 1 << 40)
 
 
 def test_a_sweep_finds_what_redis_dropped_and_mends_the_count(store: RedisStore) -> None:
-    desk = Desk(store, None)
+    desk = StoreAdmin(store, None)
     desk.write(list("abcdefgh"))
     assert desk.quotas.sweep(ALICE, soon()) == 0.0
     store.delete([key("b"), key("c"), key("h")], soon())
@@ -128,11 +128,11 @@ def test_a_sweep_finds_what_redis_dropped_and_mends_the_count(store: RedisStore)
 
 
 def test_a_sweep_of_nothing_finds_nothing(store: RedisStore) -> None:
-    assert Desk(store, None).quotas.sweep(ALICE, soon()) == 0.0
+    assert StoreAdmin(store, None).quotas.sweep(ALICE, soon()) == 0.0
 
 
 def test_flushing_removes_one_namespace(store: RedisStore) -> None:
-    desk = Desk(store, None)
+    desk = StoreAdmin(store, None)
     desk.write(list("abc"))
     desk.write(["x"], BOB)
     assert desk.quotas.flush(ALICE, soon()) == 3
@@ -174,7 +174,7 @@ async def test_what_the_index_missed_is_entered_when_it_is_used(store: RedisStor
     """Else each use would renew its life, and no flush and no quota would ever reach it."""
     forgetful = Forgetful(store)
     stores = opened(forgetful)
-    engine, quotas = Engine(stores), stores._upkeep._office.quotas
+    engine, quotas = Engine(stores), stores.maintenance.context.quotas
     forgetful.unentered = 4
     await engine.serve(FOUR)
     assert quotas.held(ALICE, soon()) == Held(0, 0)
@@ -184,7 +184,7 @@ async def test_what_the_index_missed_is_entered_when_it_is_used(store: RedisStor
     else:
         Registry(store, Sealer(Keyring(ROOT))).put(Prefix("p", "private", "alice", {"t": tuple(FOUR)}), soon())
         stores.refresh()
-        stores._upkeep.keep()
+        stores.maintenance.keep()
     assert quotas.held(ALICE, soon()).values == 4
     assert quotas.flush(ALICE, soon()) == 4
     assert (await Engine(opened(store)).find(FOUR)).chunks == []
@@ -192,7 +192,7 @@ async def test_what_the_index_missed_is_entered_when_it_is_used(store: RedisStor
 
 @pytest.mark.parametrize("evicted", [0, 1])
 def test_half_an_index_is_none(store: RedisStore, evicted: int) -> None:
-    desk = Desk(store, 2 * SIZE)
+    desk = StoreAdmin(store, 2 * SIZE)
     desk.write(["a", "b"])
     assert store.delete([desk.quotas._keys(ALICE)[evicted]], soon()) == 1
     assert desk.write(["c"]) == 0
@@ -201,7 +201,7 @@ def test_half_an_index_is_none(store: RedisStore, evicted: int) -> None:
 
 def test_what_is_over_the_quota_is_known_until_it_is_removed(store: RedisStore) -> None:
     forgetful = Forgetful(store)
-    desk = Desk(forgetful, 2 * SIZE)
+    desk = StoreAdmin(forgetful, 2 * SIZE)
     desk.write(["a", "b"])
     forgetful.unremoved = 1
     with pytest.raises(StoreFault):
@@ -221,13 +221,13 @@ async def test_of_what_is_pinned_the_ends_go_first(store: RedisStore, opened: An
             Prefix(f"p{seed}", "private", "alice", {"t": tuple(tokens(33, seed))}), soon()
         )
     stores.refresh()
-    stores._upkeep.keep()
-    forms, quotas = engine.store.forms, stores._upkeep._office.quotas
+    stores.maintenance.keep()
+    encodings, quotas = engine.store.encodings, stores.maintenance.context.quotas
     depths = {
         key: link.index
         for seed in (1, 2)
         for link in engine.store.chain(Sharing.private("alice")).links(tokens(33, seed), 4)
-        for key in forms.keys(link, forms.forms[0])
+        for key in encodings.keys(link, encodings.all[0])
     }
     order = store.script("return redis.call('zrange', KEYS[1], 0, -1)", quotas._keys(ALICE)[:1], [], soon())
     assert [depths[key] for key in order] == [3, 3, 2, 2, 1, 1, 0, 0]
@@ -292,7 +292,7 @@ async def test_what_is_used_for_longer_than_it_lives_can_still_be_flushed(
 ) -> None:
     """Without any quota: what the index forgot would survive a flush."""
     stores = opened(store, ttl_s=3600.0)
-    engine, quotas, wall = Engine(stores), stores._upkeep._office.quotas, Wall()
+    engine, quotas, wall = Engine(stores), stores.maintenance.context.quotas, Wall()
     quotas._wall = wall
     await engine.serve(FOUR)
     wall.now += 2000.0
@@ -302,7 +302,7 @@ async def test_what_is_used_for_longer_than_it_lives_can_still_be_flushed(
         assert engine.compute(tokens(41), start=4) == 1
     else:
         Registry(store, Sealer(Keyring(ROOT))).put(Prefix("p", "private", "alice", {"t": tuple(FOUR)}), soon())
-        stores._upkeep.keep()
+        stores.maintenance.keep()
     assert await engine.store.settle()
     wall.now += 2000.0
     await engine.serve(tokens(33, seed=9))  # its writes rid the index of what expired

@@ -13,7 +13,7 @@ from redis.crc import key_slot
 from kvstore.base import StoreFault
 from kvstore.keys import Keyring
 from kvstore.redis.checks import check_address
-from kvstore.redis.nodes import Endpoint, parse_url
+from kvstore.redis.nodes import NodeAddress, parse_url
 from kvstore.redis.redis_store import RedisStore
 from kvstore.redis.resp import ErrorReply
 from kvstore.redis.topology import Redirect
@@ -34,10 +34,10 @@ def owner_of(nodes: list[RedisProcess], key: bytes) -> int:
 
 
 def test_redirects_are_read_and_nonsense_is_not() -> None:
-    asked = Endpoint("10.0.0.1", 1)
-    assert Redirect.of(ErrorReply("MOVED 5 10.0.0.2:7000"), asked) == Redirect(5, Endpoint("10.0.0.2", 7000), False)
-    assert Redirect.of(ErrorReply("ASK 5 :7000"), asked) == Redirect(5, Endpoint("10.0.0.1", 7000), True)
-    assert Redirect.of(ErrorReply("MOVED 5 ::1:7000"), asked) == Redirect(5, Endpoint("::1", 7000), False)
+    asked = NodeAddress("10.0.0.1", 1)
+    assert Redirect.of(ErrorReply("MOVED 5 10.0.0.2:7000"), asked) == Redirect(5, NodeAddress("10.0.0.2", 7000), False)
+    assert Redirect.of(ErrorReply("ASK 5 :7000"), asked) == Redirect(5, NodeAddress("10.0.0.1", 7000), True)
+    assert Redirect.of(ErrorReply("MOVED 5 ::1:7000"), asked) == Redirect(5, NodeAddress("::1", 7000), False)
     for text in ("MOVED", "MOVED x h:1", "MOVED 99999 h:1", "MOVED 5 h:x", "ERR 5 h:1"):
         assert Redirect.of(ErrorReply(text), asked) is None
     assert Redirect.of(b"MOVED 5 h:1", asked) is None

@@ -101,7 +101,7 @@ def test_answers_of_other_commands_end_a_connection_once_they_are_noticed(
     assert through.read([keys[3]], rooms.place, lambda _: False, LIFE_MS, soon()) == 1
     assert read(through, [keys[4]]) == [values[4]]
     assert third == [values[1]]
-    through.distrust()
+    through.reset_connections()
     faulty.spoil = Spoil()
     assert read(through, keys) == values
 

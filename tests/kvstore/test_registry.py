@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvstore.admin import Desk
+from kvstore.admin import StoreAdmin
 from kvstore.base import StoreFault
-from kvstore.encodings import Forms
+from kvstore.encodings import Encodings
 from kvstore.fakes import FaultyStore, Plan
 from kvstore.keys import Keyring
 from kvstore.redis.redis_store import RedisStore
@@ -170,10 +170,10 @@ def test_asking_claims_nothing(store: RedisStore) -> None:
 
 def test_models_are_enrolled_for_who_holds_the_root_key(store: RedisStore) -> None:
     with shared(store) as stores:
-        forms = stores.of("m").forms
+        encodings = stores.of("m").encodings
         (model,) = enrolled(store, Sealer(Keyring(ROOT)), soon())
         assert (model.name, model.chunk_tokens, model.codecs, model.tokenizer) == ("m", CHUNK, (f"raw.{VALUES}",), "t")
-        assert bytes.fromhex(model.fingerprint) == forms.fingerprint
+        assert bytes.fromhex(model.fingerprint) == encodings.fingerprint
         assert enrolled(store, Sealer(Keyring(OTHER)), soon()) == []
 
 
@@ -183,7 +183,9 @@ async def test_chunks_of_a_public_prefix_are_stored_at_once_and_kept(store: Redi
         engine = Engine(stores)
         await engine.serve(tokens(33))
         chain = engine.store.chain(stores.sharing("alice", tokens(33)))
-        keys = [engine.store.forms.keys(link, engine.store.forms.forms[0])[0] for link in chain.links(tokens(33), 4)]
+        keys = [
+            engine.store.encodings.keys(link, engine.store.encodings.all[0])[0] for link in chain.links(tokens(33), 4)
+        ]
         assert store.count_prefix(keys, soon()) == 2
         await until(lambda: [store.script(TTL, [key], [], soon()) for key in keys[:2]] == [-1, -1])
 
@@ -240,12 +242,12 @@ def test_what_is_registered_on_an_emptied_redis_is_added_to_what_servers_know(st
 async def test_an_emptied_redis_knows_the_models_the_tenants_and_the_root_key_again(store: RedisStore) -> None:
     with shared(store) as stores:
         await Engine(stores, "ann").serve(FOUR)
-        assert stores._upkeep is not None
-        stores._upkeep.settle_accounts()
+        assert stores.maintenance is not None
+        stores.maintenance.settle_accounts()
         store.script("return redis.call('flushall')", [], [], soon())
         await Engine(stores, "ann").serve(FOUR)
-        stores._upkeep.keep()
-        desk = Desk(config(), store, Keyring(ROOT))
+        stores.maintenance.keep()
+        desk = StoreAdmin(config(), store, Keyring(ROOT))
         assert Namespace("private", "ann") in desk.namespaces()
         assert desk.flush(desk.of_tenant("ann")) == 4
         assert [model.name for model in enrolled(store, Sealer(Keyring(ROOT)), soon())] == ["m"]
@@ -260,10 +262,10 @@ def head(name: str, policy: str, count: int, *more: int) -> Prefix:
 
 def lives(store: RedisStore, of: Prefix, where: Namespace | None = None) -> list[int]:
     """Milliseconds that the chunks of a prefix live, where they usually are or elsewhere; -1: for ever."""
-    forms = Forms(Keyring(ROOT), LAYOUT, ("raw",), CHUNK)
+    encodings = Encodings(Keyring(ROOT), LAYOUT, ("raw",), CHUNK)
     ids = list(of.tokens["t"])
-    links = forms.chain(Sharing(where or namespace_of(of))).links(ids, len(ids) // CHUNK)
-    return [store.script(TTL, forms.keys(link, forms.forms[0]), [], soon()) for link in links]
+    links = encodings.chain(Sharing(where or namespace_of(of))).links(ids, len(ids) // CHUNK)
+    return [store.script(TTL, encodings.keys(link, encodings.all[0]), [], soon()) for link in links]
 
 
 @pytest.mark.parametrize("policy", ["public", "private"])
@@ -271,7 +273,7 @@ async def test_what_a_new_prefix_of_the_same_name_replaces_expires_again(store: 
     old, new = head("a", policy, 2 * CHUNK), head("a", policy, CHUNK, *tokens(CHUNK, seed=3))
     registry(store).put(old, soon())
     await fill(store, FOUR)
-    desk = Desk(config(), store, Keyring(ROOT))
+    desk = StoreAdmin(config(), store, Keyring(ROOT))
     enter = desk.pin if policy == "private" else desk.register
     enter(old)
     assert lives(store, old) == [-1, -1]
@@ -283,7 +285,7 @@ async def test_what_a_new_prefix_of_the_same_name_replaces_expires_again(store: 
 
 async def test_pins_and_registrations_cannot_take_each_others_names(store: RedisStore) -> None:
     await fill(store, FOUR)
-    desk = Desk(config(), store, Keyring(ROOT))
+    desk = StoreAdmin(config(), store, Keyring(ROOT))
     desk.pin(head("mine", "private", CHUNK))
     desk.register(head("all", "public", 0, *tokens(CHUNK, seed=3)))
     before = desk.report().prefixes
@@ -301,32 +303,32 @@ async def test_upkeep_has_chunks_of_a_prefix_that_vanished_expire_again(store: R
     stores = opened(store)
     await Engine(stores).serve(FOUR)
     registry(store).put(pinned, soon())
-    upkeep = stores._upkeep
-    upkeep.stop()  # its thread: each task is run from here
-    upkeep.keep()
+    maintenance = stores.maintenance
+    maintenance.stop()  # its thread: each task is run from here
+    maintenance.keep()
     assert lives(store, pinned) == [-1, -1]
     registry(store).remove("a", soon())
-    upkeep.keep()
+    maintenance.keep()
     assert min(lives(store, pinned)) > 0
 
 
 async def test_a_pin_keeps_chunks_where_the_tenants_file_has_them(store: RedisStore, opened: Any) -> None:
-    """Upkeep knows nothing of that file: the pin says it, and pinned again it lets the others expire."""
+    """Maintenance knows nothing of that file: the pin says it, and pinned again it lets the others expire."""
     grouped = {"alice": TenantSharing(policy="group", group="team")}
     alone, team = SharingPolicy(policy="private"), Namespace("group", "team")
     stores = opened(store, tenants=grouped)
     for told in (None, alone):
         await Engine(stores, told=told).serve(FOUR)
-    upkeep = stores._upkeep
-    upkeep.stop()  # its thread: each task is run from here
-    desk, pinned = Desk(config(tenants=grouped), store, Keyring(ROOT)), head("a", "private", 2 * CHUNK)
+    maintenance = stores.maintenance
+    maintenance.stop()  # its thread: each task is run from here
+    desk, pinned = StoreAdmin(config(tenants=grouped), store, Keyring(ROOT)), head("a", "private", 2 * CHUNK)
     assert desk.pin(pinned) == 2
-    upkeep.keep()
+    maintenance.keep()
     assert lives(store, pinned, team) == [-1, -1]
     assert min(lives(store, pinned)) > 0
     assert desk.pin(replace(pinned, sharing=alone)) == 2
     for _ in range(2):  # the first one finds that another is to be kept, and the second one that it still is
-        upkeep.keep()
+        maintenance.keep()
         assert lives(store, pinned) == [-1, -1]
         assert min(lives(store, pinned, team)) > 0
 

@@ -13,12 +13,12 @@ import pytest
 
 import kvstore
 from kvstore import scripts
-from kvstore.admin import Desk
+from kvstore.admin import StoreAdmin
 from kvstore.base import StoreFault
 from kvstore.keys import Keyring
 from kvstore.redis.embedded import LOADER, EmbeddedServer
 from kvstore.redis.executables import installed_servers
-from kvstore.redis.nodes import Access, Endpoint, Opener
+from kvstore.redis.nodes import Access, Connector, NodeAddress
 from kvstore.redis.redis_store import RedisStore
 from kvstore.redis.resp import ErrorReply, command
 from kvstore.redis.rights import ALL_NEEDED, IN_CLUSTERS, IN_SCRIPTS, USEFUL, words_needed
@@ -127,7 +127,7 @@ async def test_all_that_the_store_does_is_allowed(every_server: EmbeddedServer) 
     """Requests of two processes, quotas, registered prefixes, pins, accounts and the administration of them."""
     with closing(RedisStore(every_server.address)) as store:
         settings = {"tenants": {"alice": {"quota_bytes": 20_000}}, "codecs": ["raw", "int8"]}
-        desk = Desk(config(**settings), store, Keyring(ROOT))
+        desk = StoreAdmin(config(**settings), store, Keyring(ROOT))
         desk.register(Prefix("head", "public", "", {"t": tuple(FOUR)}))
         with shared(store, **settings) as one, shared(store, **settings) as other:
             for start in range(6):  # more than the quota holds
@@ -135,9 +135,9 @@ async def test_all_that_the_store_does_is_allowed(every_server: EmbeddedServer) 
             await Engine(one, "bob").serve(FOUR)
             found = await Engine(other, "bob").serve(FOUR)
             assert [*found.tiers] == ["redis"] * 4
-            one._upkeep.settle_accounts()  # type: ignore[union-attr]
-            one._upkeep.keep()  # type: ignore[union-attr]
-            one._upkeep.sweep()  # type: ignore[union-attr]
+            one.maintenance.settle_accounts()  # type: ignore[union-attr]
+            one.maintenance.keep()  # type: ignore[union-attr]
+            one.maintenance.sweep()  # type: ignore[union-attr]
             assert one.of("m").stats().servers == (f"{every_server.version} (embedded)",)
             assert one.of("m").stats().faults == {}
         assert desk.pin(Prefix("kept", "private", "bob", {"t": tuple(FOUR)})) > 0
@@ -152,7 +152,7 @@ async def test_all_that_the_store_does_is_allowed(every_server: EmbeddedServer) 
 
 @pytest.mark.parametrize("words", FORBIDDEN, ids=lambda words: " ".join(map(str, words))[:30])
 def test_everything_else_is_refused(every_server: EmbeddedServer, words: tuple[str | int, ...]) -> None:
-    connection = Opener(every_server.address.access)(every_server.address.endpoints[0], soon())
+    connection = Connector(every_server.address.access)(every_server.address.endpoints[0], soon())
     with closing(connection):
         connection.send([command(*words)], 1, soon())
         reply = connection.reply(soon())
@@ -176,7 +176,7 @@ def test_the_user_who_loads_scripts_is_gone(every_server: EmbeddedServer) -> Non
     with admin_client(every_server) as client:
         assert client.acl_users() == ["admin", "default"]
     with pytest.raises(StoreFault, match="WRONGPASS"):
-        Opener(Access(LOADER, "anything"))(every_server.address.endpoints[0], time.monotonic() + 5)
+        Connector(Access(LOADER, "anything"))(every_server.address.endpoints[0], time.monotonic() + 5)
 
 
 def test_without_an_administrator_there_is_only_the_user_of_the_store(tmp_path: Path) -> None:
@@ -192,6 +192,6 @@ def test_a_node_that_does_not_answer_is_left_out_of_the_servers(
 ) -> None:
     with closing(RedisStore(every_server.address)) as store:
         topology, named = store._routes.topology, store.servers(soon())
-        nodes = [Endpoint("127.0.0.1", free_port()), *topology.nodes()]
+        nodes = [NodeAddress("127.0.0.1", free_port()), *topology.nodes()]
         monkeypatch.setattr(topology, "nodes", lambda: nodes)
         assert store.servers(soon()) == named == [f"{every_server.version} (embedded)"]

@@ -22,7 +22,7 @@ async def test_two_requests_share_one_read(store: RedisStore, opened: Any) -> No
     slow.gate.set()
     assert [len((await task).chunks) for task in tasks] == [4] * 4
     assert sum(len(call.sizes) for call in recording.named("read")) == 4
-    assert len(engine.store._fetcher.flights) == 0
+    assert len(engine.store.fetcher.reads) == 0
 
 
 async def test_a_reader_that_leaves_does_not_take_others_with_it(store: RedisStore, opened: Any) -> None:
@@ -39,7 +39,7 @@ async def test_a_reader_that_leaves_does_not_take_others_with_it(store: RedisSto
     await until(lambda: slow.waiting == 2)  # the second took over
     slow.gate.set()
     assert len((await second).chunks) == 4
-    assert len(engine.store._fetcher.flights) == 0
+    assert len(engine.store.fetcher.reads) == 0
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 40])
@@ -51,7 +51,7 @@ async def test_cancelling_anywhere_leaves_nothing_behind(store: RedisStore, open
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
-    assert len(engine.store._fetcher.flights) == 0
+    assert len(engine.store.fetcher.reads) == 0
     assert len((await engine.find(FOUR)).chunks) == 2
     await until(lambda: engine.store.controller._queued == 0)  # a reader may still be at it
 
@@ -71,7 +71,7 @@ async def test_a_lock_taken_for_a_request_that_is_cancelled_is_freed(
     await until(lambda: [call.result for call in calls.named("write")] == [True])
     lock = calls.named("write")[0].keys
     await until(lambda: store.count_prefix(lock, soon()) == 0)
-    locks = engine.store._fetcher._locks
+    locks = engine.store.fetcher.locks
     assert locks is not None
     assert len(locks) == 0
 
@@ -91,7 +91,7 @@ async def test_another_process_takes_chunks_as_they_are_stored(store: RedisStore
         assert await first.store.settle()
     assert [len((await each).chunks) for each in waiting] == [4] * requests
     assert second.store.stats().waits_s > 0
-    locks = first.store._fetcher._locks
+    locks = first.store.fetcher.locks
     assert locks is not None
     assert len(locks) == 0
 

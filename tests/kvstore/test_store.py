@@ -63,13 +63,13 @@ async def test_the_host_tier_serves_what_it_has_and_redis_the_rest(store: RedisS
 async def test_a_hole_in_memory_is_filled_from_redis(store: RedisStore, opened: Any) -> None:
     engine = Engine(opened(store, host_memory_bytes=1 << 20))
     await engine.serve(FOUR)
-    memory = engine.store._memory
+    memory = engine.store.memory
     first = engine.store.chain(Sharing.private("alice")).links(FOUR, 1)[0]
     memory._drop(first.namespace, (first.digest, "exact"))
     assert (await engine.find(FOUR)).tiers == ("redis", "memory", "memory", "memory")
     memory._drop(first.namespace, (first.digest, "exact"))
-    forms = engine.store.forms
-    assert store.delete(forms.keys(first, forms.forms[0]), soon()) == 1
+    encodings = engine.store.encodings
+    assert store.delete(encodings.keys(first, encodings.all[0]), soon()) == 1
     assert (await engine.find(FOUR)).chunks == []
 
 
@@ -101,9 +101,9 @@ async def test_a_prompt_of_one_block_is_always_computed(store: RedisStore, opene
 async def test_a_gap_ends_what_is_found(store: RedisStore, opened: Any, missing: int) -> None:
     await fill(store, FOUR)
     engine = Engine(opened(store))
-    forms = engine.store.forms
+    encodings = engine.store.encodings
     link = engine.store.chain(Sharing.private("alice")).links(FOUR, 4)[missing]
-    assert store.delete(forms.keys(link, forms.forms[0]), soon()) == 1
+    assert store.delete(encodings.keys(link, encodings.all[0]), soon()) == 1
     assert len((await engine.find(FOUR)).chunks) == missing
 
 
@@ -127,7 +127,7 @@ async def test_layer_groups_come_back_as_one_chunk(store: RedisStore, opened: An
     layout = ModelLayout({"weights": "wide"}, 3, 64, 512, torch.float32, BLOCK)  # 1 MiB a layer of four tokens
     recording = RecordingStore(store)
     engine = Engine(opened(recording, layout=layout, chunk_tokens=CHUNK), layout=layout)
-    assert len(engine.store.forms.groups) == 3
+    assert len(engine.store.encodings.groups) == 3
     prompt = tokens(CHUNK + 1)
     await engine.serve(prompt)
     assert len((await engine.find(prompt)).chunks) == 1
@@ -272,9 +272,9 @@ def test_chunks_are_whole_blocks_of_about_a_mebibyte() -> None:
 async def test_what_memory_serves_does_not_expire_in_redis(store: RedisStore, opened: Any) -> None:
     engine = Engine(opened(store, host_memory_bytes=1 << 20))
     await engine.serve(FOUR)
-    forms = engine.store.forms
+    encodings = engine.store.encodings
     links = engine.store.chain(Sharing.private("alice")).links(FOUR, 4)
-    keys = [key for link in links for key in forms.keys(link, forms.forms[0])]
+    keys = [key for link in links for key in encodings.keys(link, encodings.all[0])]
     assert store.touch(keys, 60_000, soon()) == [True] * 4
     assert (await engine.find(FOUR)).tiers == ("memory",) * 4
     assert await engine.store.settle()
@@ -286,7 +286,7 @@ async def test_what_was_stored_at_once_is_looked_for_though_the_tenants_look_ups
     store: RedisStore, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(opened(store))
-    monkeypatch.setattr(engine.store._fetcher._worth, "pays", lambda tenant, compute_s: False)
+    monkeypatch.setattr(engine.store.fetcher.gate, "pays", lambda tenant, compute_s: False)
     assert (await engine.serve(FOUR)).chunks == []
     assert len((await engine.find(FOUR)).chunks) == 4
 

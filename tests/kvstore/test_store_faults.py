@@ -50,9 +50,9 @@ async def test_whatever_goes_wrong_is_a_miss(store: RedisStore, opened: Any, nam
 async def test_a_value_of_a_future_version_is_a_miss_and_counted(store: RedisStore, opened: Any) -> None:
     engine = Engine(opened(store))
     await engine.serve(FOUR)
-    forms = engine.store.forms
+    encodings = engine.store.encodings
     link = engine.store.chain(Sharing.private("alice")).links(FOUR, 4)[2]
-    key = forms.keys(link, forms.forms[0])[0]
+    key = encodings.keys(link, encodings.all[0])[0]
     value = bytearray(store.script("return redis.call('get', KEYS[1])", [key], [], soon()))
     value[4] += 1
     store.script("return redis.call('set', KEYS[1], ARGV[1])", [key], [bytes(value)], soon())
@@ -63,9 +63,9 @@ async def test_a_value_of_a_future_version_is_a_miss_and_counted(store: RedisSto
 async def test_a_value_of_a_wrong_size_is_not_even_received(store: RedisStore, opened: Any) -> None:
     engine = Engine(opened(store))
     await engine.serve(FOUR)
-    forms = engine.store.forms
+    encodings = engine.store.encodings
     link = engine.store.chain(Sharing.private("alice")).links(FOUR, 4)[1]
-    key = forms.keys(link, forms.forms[0])[0]
+    key = encodings.keys(link, encodings.all[0])[0]
     store.script("return redis.call('set', KEYS[1], ARGV[1])", [key], [bytes(1 << 20)], soon())
     assert len((await engine.find(FOUR)).chunks) == 1
     assert engine.store.stats().faults == {"length": 1}
@@ -120,7 +120,7 @@ async def test_what_cannot_be_predicted_is_an_internal_fault_and_a_miss(store: R
 
     assert (await engine.find(FOUR, seconds=broken)).chunks == []
     assert engine.store.stats().faults == {"internal": 1}
-    assert len(engine.store._fetcher.flights) == 0
+    assert len(engine.store.fetcher.reads) == 0
 
 
 async def test_fetching_that_does_not_pay_is_not_done(store: RedisStore, opened: Any) -> None:

@@ -10,12 +10,12 @@ import torch
 
 from kvstore.base import StoreFault
 from kvstore.counts import Counts
-from kvstore.encodings import Forms
+from kvstore.encodings import Encodings
 from kvstore.fakes import FaultyStore, MemoryByteStore, Plan, RecordingStore
 from kvstore.keys import Keyring, Link
 from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import HostMemory
-from kvstore.lookup.writer import Shelf, Writer
+from kvstore.lookup.writer import RemoteTier, Writer
 from kvstore.scripts import RECORD
 from kvstore.tenants.quotas import Quotas
 from kvstore.types import Offer
@@ -35,12 +35,12 @@ class Bench:
         self.memory = HostMemory(memory_bytes)
         quotas = Quotas(self.calls, KEYRING, lambda _: quota, 60_000)
         self.locks = ComputeLocks(self.calls)
-        shelf = Shelf(self.calls, quotas, self.locks, 60_000, 5.0)
-        self.writer = Writer(self.memory, shelf, capacity, lambda tenant: tenant != "barred")
-        self.forms = Forms(KEYRING, LAYOUT, codecs, CHUNK)
+        remote = RemoteTier(self.calls, quotas, self.locks, 60_000, 5.0)
+        self.writer = Writer(self.memory, remote, capacity, lambda tenant: tenant != "barred")
+        self.encodings = Encodings(KEYRING, LAYOUT, codecs, CHUNK)
         self.counts = Counts()
         self.done: list[int] = []
-        self.links = self.forms.chain(Sharing.private("alice")).links(tokens(80), 10)
+        self.links = self.encodings.chain(Sharing.private("alice")).links(tokens(80), 10)
 
     def offer(self, index: int, read: Any = None, tenant: str = "alice") -> bool:
         link = self.links[index]
@@ -49,11 +49,15 @@ class Bench:
             return kv_of(tokens(80)[: (index + 1) * CHUNK])
 
         return self.writer.offer(
-            self.forms, self.counts, Offer(link, tenant, read or right, lambda: self.done.append(index))
+            self.encodings, self.counts, Offer(link, tenant, read or right, lambda: self.done.append(index))
         )
 
     def stored(self, link: Link) -> list[bool]:
-        return [self.bytes.get(key) is not None for form in self.forms.forms for key in self.forms.keys(link, form)]
+        return [
+            self.bytes.get(key) is not None
+            for encoding in self.encodings.all
+            for key in self.encodings.keys(link, encoding)
+        ]
 
 
 @pytest.fixture
@@ -191,7 +195,7 @@ def test_deeper_chunks_expire_first(benches: list[Bench]) -> None:
         assert it.offer(index)
     assert it.writer.settle(5.0)
     ends = {key: end for key, (_, end) in it.bytes._values.items()}
-    first, deep = (it.forms.keys(it.links[index], it.forms.forms[0])[0] for index in (0, 5))
+    first, deep = (it.encodings.keys(it.links[index], it.encodings.all[0])[0] for index in (0, 5))
     assert (ends[deep] or 0) < (ends[first] or 0) + 5.0
     assert 0.02 < 60.0 - (ends[deep] or 0) + time.monotonic() < 10.0
 

@@ -10,7 +10,7 @@ import torch
 
 import kvstore.encodings
 from kvstore.base import ByteStore, StoreFault
-from kvstore.encodings import Forms, Slabs
+from kvstore.encodings import BufferPool, Encodings
 from kvstore.fakes import FaultyStore, Plan
 from kvstore.redis.redis_store import RedisStore
 from tests.kvstore.acceptance.workers import BLOCK, CHUNK, FAR, Worker, prompt_of, store_prompt, working
@@ -21,9 +21,9 @@ WHOLE = prompt_of(4 * CHUNK + 1)
 
 def keys_of(worker: Worker, prompt: list[int], tenant: str = "alice") -> list[bytes]:
     """Of the values of a prompt's chunks: one value for each, in their order."""
-    forms = worker.store.forms
+    encodings = worker.store.encodings
     links = worker.store.chain(worker.stores.sharing(tenant, prompt)).links(prompt, len(prompt) // CHUNK)
-    return [key for link in links for key in forms.keys(link, forms.forms[0])]
+    return [key for link in links for key in encodings.keys(link, encodings.all[0])]
 
 
 @pytest.mark.parametrize("chunks", [1, 4])
@@ -77,14 +77,14 @@ async def test_nothing_behind_a_missing_segment_is_used(store: RedisStore, segme
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """All memory that values or chunks come into holds what would be noticed."""
 
-    def poisoned_chunk(self: Forms) -> torch.Tensor:
+    def poisoned_chunk(self: Encodings) -> torch.Tensor:
         return torch.full(self.chunk_size, float("nan"), dtype=self.layout.dtype)
 
-    def poisoned_slab(self: Slabs) -> bytearray:
+    def poisoned_buffer(self: BufferPool) -> bytearray:
         return bytearray(b"\xff" * self.num_bytes)
 
-    monkeypatch.setattr(Forms, "empty_chunk", poisoned_chunk)
-    monkeypatch.setattr(Slabs, "take", poisoned_slab)
+    monkeypatch.setattr(Encodings, "empty_chunk", poisoned_chunk)
+    monkeypatch.setattr(BufferPool, "take", poisoned_buffer)
 
 
 class Claiming:

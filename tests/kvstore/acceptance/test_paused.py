@@ -63,7 +63,7 @@ async def added(with_store: Worker, without: Worker, seconds: float, least: int)
 
 
 def is_of_value(key: bytes) -> bool:
-    """What requests and writers ask for; upkeep, which nobody waits for, goes on trying."""
+    """What requests and writers ask for; maintenance, which nobody waits for, goes on trying."""
     return key.count(b":") == 5
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvstore.admin import Desk
+from kvstore.admin import StoreAdmin
 from kvstore.keys import Chain, Keyring, redis_key
 from kvstore.redis.nodes import parse_url
 from kvstore.redis.redis_store import RedisStore
@@ -89,7 +89,7 @@ def spelled_tokens(tokens: list[int]) -> list[bytes]:
 
 def guesses(worker: Worker, prompt: list[int], tenant: str) -> list[bytes]:
     """Digests that a guesser would make, who knows everything but the root key: the code, the model, the tenant."""
-    namespace, model = Namespace("private", tenant), worker.store.forms.fingerprint
+    namespace, model = Namespace("private", tenant), worker.store.encodings.fingerprint
     found: list[bytes] = []
     for key in (b"", bytes(32), model, namespace.key, hashlib.sha256(namespace.key).digest()):
         digest = bytes(32)
@@ -127,7 +127,7 @@ def seen(secrets: list[bytes], dumped: bytes) -> int:
 
 async def test_nothing_of_a_run_can_be_read(process: RedisProcess, client: RedisStore) -> None:
     prompts = {tenant: prompt_of(4 * CHUNK + 1, start) for start, tenant in enumerate(TENANTS)}
-    Desk(config(), client, Keyring(ROOT)).register(
+    StoreAdmin(config(), client, Keyring(ROOT)).register(
         Prefix("house", "public", "house", {"t": tuple(prompt_of(2 * CHUNK, 9))}, PUBLIC_TEXT)
     )
     async with working(client) as worker:
@@ -161,11 +161,11 @@ async def test_nothing_of_a_run_can_be_read(process: RedisProcess, client: Redis
 
 
 def _who_holds_the_key_sees_it_all(worker: Worker, prompts: dict[str, list[int]], dumped: dict[bytes, bytes]) -> None:
-    forms = worker.store.forms
+    encodings = worker.store.encodings
     for tenant, prompt in prompts.items():
-        links = Chain(Keyring(ROOT), forms.fingerprint, CHUNK, Sharing.private(tenant)).links(prompt, 4)
+        links = Chain(Keyring(ROOT), encodings.fingerprint, CHUNK, Sharing.private(tenant)).links(prompt, 4)
         assert all(
-            redis_key(Keyring(ROOT), forms.fingerprint, link, forms.forms[0].name, 0) in dumped for link in links
+            redis_key(Keyring(ROOT), encodings.fingerprint, link, encodings.all[0].name, 0) in dumped for link in links
         )
 
 
