@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvstore.base import ByteStore, StoreFault
-from kvstore.counts import Counts
 from kvstore.encodings import Encodings
 from kvstore.keys import ROOT_KEY_BYTES, Keyring, load_root_key
 from kvstore.lookup.admission import Doorkeeper
@@ -31,7 +30,7 @@ from kvstore.tenants.quotas import Quotas
 from kvstore.tenants.registry import Registry
 from kvstore.tenants.tenancy import Tenancy
 from kvstore.tenants.usage import Accounts
-from kvstore.types import Health, ModelLayout
+from kvstore.types import Counts, Health, ModelLayout
 from turnout.errors import not_found
 from turnout.types import Sharing, SharingPolicy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from kvstore.counts import Counts
 from kvstore.encodings import Encodings
 from kvstore.keys import Chain, Link
 from kvstore.lookup.admission import Doorkeeper
@@ -13,7 +12,7 @@ from kvstore.lookup.controller import Controller
 from kvstore.lookup.fetcher import Fetcher
 from kvstore.lookup.memory import HostMemory
 from kvstore.lookup.writer import RemoteTier, Writer
-from kvstore.types import Found, Health, ModelLayout, Offer, StoreStats, TenantCounts, Wanted
+from kvstore.types import Counts, Found, Health, ModelLayout, Offer, StoreStats, TenantCounts, Wanted
 from turnout.types import Sharing
 
 __all__ = ["Found", "ModelLayout", "Offer", "PrefixStore", "StoreStats", "TenantCounts", "Wanted"]

@@ -6,9 +6,12 @@ Source: #238 CacheGen (step 5, the streaming controller). Pure but for the clock
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
+
+from kvstore.encodings import Encoding
 
 WEIGHT = 0.5  # of the newest measurement; times per byte are averaged, so that one slow chunk shows at once
 STALE_S = 3.0  # a link not measured for so long may have changed: it is tried again
@@ -17,6 +20,13 @@ PATIENCE = 3.0  # a chunk may take this many times its estimate
 LEAST_PATIENCE_S = 0.02
 WORTH = 0.1  # and this part of the time to compute everything, which it may save
 MOST_STEPS = 64  # numbers of chunks that are compared
+
+
+GATE_WEIGHT = 0.2  # of the newest look-up in the mean time of those that found nothing
+FADE = 0.98  # of what is known of a tenant, with each look-up: about the last fifty count
+STREAK = 8  # look-ups of a tenant that found nothing, one after the other, before any is left out
+TRIES = 16  # every so many that would not pay is made nevertheless: what others store is seen in no other way
+MOST_TENANTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class FetchQuery:
     """What is to be decided.
 
     Attributes:
@@ -78,6 +88,56 @@ class Decision:
     compute_s: float
     other_s: float
     explores: bool = False
+
+
+class Availability:
+    """Number of leading chunks of a run that can be read in each encoding. Thread-safe.
+
+    Args:
+        counts: by encoding, as a probe found them.
+    """
+
+    def __init__(self, counts: dict[Encoding, int]) -> None:
+        self._lock = Lock()
+        self._counts = counts
+        self._refused: int | None = None
+
+    def cut(self, encoding: Encoding, count: int) -> None:
+        """Limit an encoding to its first `count` chunks."""
+        with self._lock:
+            self._counts[encoding] = min(self._counts[encoding], count)
+
+    def refuse(self, encoding: Encoding, index: int) -> bool:
+        """Drop a chunk, and what follows it, from an encoding; return whether another encoding has that chunk."""
+        self.cut(encoding, index)
+        with self._lock:
+            if not any(count > index for count in self._counts.values()):
+                return False
+            self._refused = index if self._refused is None else min(index, self._refused)
+            return True
+
+    def take_refused(self) -> int | None:
+        """Return, once, the first chunk that was refused and is there in another encoding; None: there is none."""
+        with self._lock:
+            refused, self._refused = self._refused, None
+            return refused
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether `take_refused` has a chunk."""
+        return self._refused is not None
+
+    @property
+    def most(self) -> int:
+        """Chunks available in the encoding that has the most."""
+        return max(self._counts.values(), default=0)
+
+    def after(self, done: int) -> dict[Encoding, int]:
+        """Count the chunks behind the first `done`, for the encodings that have any."""
+        return {encoding: count - done for encoding, count in list(self._counts.items()) if count > done}
+
+    def __len__(self) -> int:
+        return len(self._counts)
 
 
 class Controller:
@@ -154,69 +214,69 @@ class Controller:
             queue = per_byte * max(0, self._queued - own_bytes)
             return (self._trip or 0.0) + queue + max(transfer, decode) * chunks + min(transfer, decode)
 
-    def decide(self, ask: Ask) -> Decision:
+    def decide(self, query: FetchQuery) -> Decision:
         """How many chunks to fetch and in which encoding.
 
         Of the encodings that meet the target the best is taken, else the fastest; what is estimated to take longer than
         the budget is none. A link whose speed is not known is tried with one chunk.
         """
-        compute = ask.elapsed_s + ask.rest(0)
+        compute = query.elapsed_s + query.rest(0)
         unknown = self._per_byte is None or self._clock() - self._measured > STALE_S
-        best = [each for level in ask.levels if (each := self._best(ask, level)) is not None]
-        chosen = _choose(ask, best, compute)
+        best = [each for level in query.levels if (each := self._best(query, level)) is not None]
+        chosen = _choose(query, best, compute)
         if chosen is None:
-            if unknown and any(level.available for level in ask.levels) and _may_explore(ask):
-                return _explore(ask, compute)
+            if unknown and any(level.available for level in query.levels) and _may_explore(query):
+                return _explore(query, compute)
             other = min((total for total, _, _ in best), default=compute)
             return Decision("", 0, compute, 0.0, compute, other)
         total, chunks, level = chosen
         other = min([each for each, _, taken in best if taken is not level] + [compute])
-        first = self.fetch_s(level, 1, ask.raw_bytes, ask.own_bytes)
-        patience = max(PATIENCE * first, LEAST_PATIENCE_S, (0.5 if unknown else WORTH) * ask.rest(0))
-        if ask.target_s is not None and compute < ask.target_s:  # leave the time to compute everything still
-            patience = max(1.5 * first, min(patience, ask.target_s - compute))
-        return Decision(level.codec, chunks, total, min(patience, ask.budget_s), compute, other, unknown)
+        first = self.fetch_s(level, 1, query.raw_bytes, query.own_bytes)
+        patience = max(PATIENCE * first, LEAST_PATIENCE_S, (0.5 if unknown else WORTH) * query.rest(0))
+        if query.target_s is not None and compute < query.target_s:  # leave the time to compute everything still
+            patience = max(1.5 * first, min(patience, query.target_s - compute))
+        return Decision(level.codec, chunks, total, min(patience, query.budget_s), compute, other, unknown)
 
-    def _best(self, ask: Ask, level: Level) -> tuple[float, int, Level] | None:
+    def _best(self, query: FetchQuery, level: Level) -> tuple[float, int, Level] | None:
         """The number of chunks that is fastest in this encoding, and its estimate."""
         most = level.available
         step = max(1, most // MOST_STEPS)
         found: tuple[float, int, Level] | None = None
         for chunks in sorted({*range(step, most + 1, step), *((most,) if most else ())}):
-            fetch = self.fetch_s(level, chunks, ask.raw_bytes, ask.own_bytes)
-            if fetch > ask.budget_s:
+            fetch = self.fetch_s(level, chunks, query.raw_bytes, query.own_bytes)
+            if fetch > query.budget_s:
                 break
-            total = ask.elapsed_s + fetch + ask.rest(chunks)
+            total = query.elapsed_s + fetch + query.rest(chunks)
             if found is None or total < found[0]:
                 found = total, chunks, level
         return found
 
 
-def _choose(ask: Ask, best: list[tuple[float, int, Level]], compute: float) -> tuple[float, int, Level] | None:
+def _choose(query: FetchQuery, best: list[tuple[float, int, Level]], compute: float) -> tuple[float, int, Level] | None:
     """Among the encodings: the first that meets the target, else the first that is about as fast as the fastest."""
     faster = [each for each in best if each[0] < compute]
     if not faster:
         return None
-    if ask.target_s is not None:
+    if query.target_s is not None:
         for each in faster:
-            if each[0] <= ask.target_s:
+            if each[0] <= query.target_s:
                 return each
-    limit = NEAR * (min(each[0] for each in faster) - ask.elapsed_s) + ask.elapsed_s
+    limit = NEAR * (min(each[0] for each in faster) - query.elapsed_s) + query.elapsed_s
     return next(each for each in faster if each[0] <= limit)
 
 
-def _may_explore(ask: Ask) -> bool:
-    compute = ask.elapsed_s + ask.rest(0)
-    return ask.target_s is None or not (compute <= ask.target_s < compute + LEAST_PATIENCE_S)
+def _may_explore(query: FetchQuery) -> bool:
+    compute = query.elapsed_s + query.rest(0)
+    return query.target_s is None or not (compute <= query.target_s < compute + LEAST_PATIENCE_S)
 
 
-def _explore(ask: Ask, compute: float) -> Decision:
+def _explore(query: FetchQuery, compute: float) -> Decision:
     """One chunk in the smallest encoding, for no longer than a fraction of what computing takes."""
-    level = min((each for each in ask.levels if each.available), key=lambda each: each.chunk_bytes)
-    patience = max(WORTH * ask.rest(0), LEAST_PATIENCE_S)
-    if ask.target_s is not None and compute < ask.target_s:
-        patience = min(patience, ask.target_s - compute)
-    return Decision(level.codec, 1, compute, min(patience, ask.budget_s), compute, compute, True)
+    level = min((each for each in query.levels if each.available), key=lambda each: each.chunk_bytes)
+    patience = max(WORTH * query.rest(0), LEAST_PATIENCE_S)
+    if query.target_s is not None and compute < query.target_s:
+        patience = min(patience, query.target_s - compute)
+    return Decision(level.codec, 1, compute, min(patience, query.budget_s), compute, compute, True)
 
 
 def regret(decision: Decision, actual_s: float) -> float:
@@ -226,3 +286,54 @@ def regret(decision: Decision, actual_s: float) -> float:
 
 def _mean(old: float | None, new: float) -> float:
     return new if old is None else (1.0 - WEIGHT) * old + WEIGHT * new
+
+
+@dataclass(slots=True)
+class _Record:
+    """What became of a tenant's look-ups, the older the less it counts."""
+
+    hits: float = 0.0
+    made: float = 0.0
+    streak: int = 0
+    left_out: int = 0
+
+
+class LookupGate:
+    """Compares what a look-up takes with the computing it may save. For one event loop.
+
+    A look-up takes a round trip, two changes of thread, and, where many prompts come together, their common forward.
+    So what look-ups that found nothing took of late is measured, and set against the chance of a hit, by how the
+    tenant's look-ups went, times the time to compute what is missing.
+    """
+
+    def __init__(self) -> None:
+        self._fruitless_s: float | None = None
+        self._records: OrderedDict[str, _Record] = OrderedDict()
+
+    def pays(self, tenant: str, compute_s: float) -> bool:
+        """Whether to look; a tenant of whom little is known is looked up for.
+
+        Args:
+            tenant: whose prompt it is.
+            compute_s: predicted time to compute what is missing, in seconds.
+        """
+        record = self._records.get(tenant)
+        if record is None or record.streak < STREAK or self._fruitless_s is None:
+            return True
+        if compute_s * (record.hits + 1.0) / (record.made + 2.0) >= self._fruitless_s:
+            return True
+        record.left_out += 1
+        return record.left_out % TRIES == 0
+
+    def looked(self, tenant: str, found: bool, seconds: float) -> None:
+        """A look-up took so long, and found something or nothing."""
+        record = self._records.setdefault(tenant, _Record())
+        self._records.move_to_end(tenant)
+        while len(self._records) > MOST_TENANTS:
+            self._records.popitem(last=False)
+        record.hits = FADE * record.hits + found
+        record.made = FADE * record.made + 1.0
+        record.streak = 0 if found else record.streak + 1
+        if not found:
+            old = self._fruitless_s
+            self._fruitless_s = seconds if old is None else (1.0 - GATE_WEIGHT) * old + GATE_WEIGHT * seconds

@@ -14,8 +14,7 @@ import torch
 from kvstore.base import StoreFault
 from kvstore.keys import Link
 from kvstore.lookup.admission import Doorkeeper
-from kvstore.lookup.controller import Decision, regret
-from kvstore.lookup.gate import LookupGate
+from kvstore.lookup.controller import Decision, LookupGate, regret
 from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import EXACT, HostMemory
 from kvstore.lookup.reader import ReadContext, Run

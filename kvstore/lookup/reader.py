@@ -1,7 +1,7 @@
-"""Reads one run of chunks in worker threads: probe, pipelined reads, checks and decoding beside the transfer.
+"""Reads of one run of chunks in worker threads: probe, pipelined reads, decryption and decoding during the transfer.
 
-A chunk is handed out when all of its values were checked and decoded, and not before: memory that a failed read
-leaves half written is nobody's.
+A chunk is handed out only after all of its values were verified and decoded: memory that a failed read left half
+written is never used.
 """
 
 from __future__ import annotations
@@ -14,29 +14,31 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import Condition
 
+import torch
+
 from kvstore.base import ByteStore, StoreFault
-from kvstore.counts import Counts
 from kvstore.encodings import Encoding, Encodings
 from kvstore.keys import Link
-from kvstore.lookup.availability import Availability
-from kvstore.lookup.controller import Ask, Controller, Decision, Level
+from kvstore.lookup.controller import Availability, Controller, Decision, FetchQuery, Level
 from kvstore.lookup.single_flight import Slot
-from kvstore.lookup.transfer import LOOK_S, Chunk, Staging, Transfer
-from kvstore.value import ValueRefused
+from kvstore.types import Counts
+from kvstore.value import OVERHEAD_BYTES, ValueRefused
 
 log = logging.getLogger(__name__)
 
 GOOD_SHARE = 0.5  # of the time to compute everything: quality is given up for speed only above it
-HASTE = 4.0  # a read may take this many times its estimate before its connection is given up
+HASTE = 4.0  # a read may take this many times its estimate before its connection is dropped
 LEAST_READ_S = 0.25
 LEAST_WAIT_S = 0.05
 REMOVE_S = 0.25
+VALUES_AHEAD = 8  # being received or decoded
+POLL_S = 0.05  # interval at which a wait for buffers or decoders checks whether the run still goes
 NOT_REMOVED = frozenset({"version", "codec", "internal"})  # another process of ours may well be able to read it
 
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """What every read of a model uses."""
+    """Dependencies of every read of a model."""
 
     store: ByteStore
     encodings: Encodings
@@ -47,15 +49,25 @@ class ReadContext:
     clock: Callable[[], float] = time.monotonic
 
     def expected_bytes(self, encoding: Encoding) -> int:
-        """Of a chunk's values."""
+        """Estimate the bytes of a chunk's values."""
         return self.controller.chunk_bytes(encoding.codec.name, self.encodings.raw_bytes, encoding.most_bytes)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A chunk being read: its place in the run, its tensor, and how many of its values are not decoded yet."""
+
+    index: int
+    encoding: Encoding
+    kv: torch.Tensor
+    missing: int
 
 
 class Run:
     """One run of chunks, read in order until the controller, a fault or the requester ends it.
 
     Args:
-        context: what it works with.
+        context: dependencies.
         links: the chunks, in order.
         slots: of the chunks; every one is settled when the run has ended.
         lossy: whether lossy codecs may be used.
@@ -68,7 +80,6 @@ class Run:
         decision: the first that was made.
         fault: whether the store failed.
         stored: chunks of the run that are in the store, from the first on; None before it is known.
-        staging: memory for its values.
     """
 
     def __init__(
@@ -88,9 +99,8 @@ class Run:
         self._rest = rest
         self._wake = wake
         self._began = context.clock()
-        self.staging = Staging(context.encodings.buffers)
         self._lock = Condition()
-        self._availability = Availability()
+        self._availability = Availability({})
         self._left = False
         self._broken = False
         self._ended = False
@@ -110,10 +120,10 @@ class Run:
         return self._left or self._broken or self.context.clock() >= self.deadline
 
     def leave(self, stalled: bool = False) -> None:
-        """Nobody waits for it any more: it ends soon, and what is not there yet is left to others.
+        """End the run soon; chunks that have not arrived are left to other requests.
 
         Args:
-            stalled: whether that is because nothing came.
+            stalled: whether the reason is that nothing came.
         """
         self._left = True
         for slot in self._slots:
@@ -140,7 +150,7 @@ class Run:
             self._finish()
 
     def _finish(self) -> None:
-        """Settle what has not come, once the last value is decoded."""
+        """Settle what has not come, once the last value is decoded; remove the values that were refused."""
         with self._lock:
             if not self._ended or self._decoding:
                 return
@@ -148,50 +158,48 @@ class Run:
         for slot in self._slots:
             slot.settle("left" if self._left else "missing")
         self._wake()
-        if spoilt:
-            _remove(self.context, spoilt)
+        if spoilt:  # they would be refused for ever: a value that is there is never overwritten
+            self.context.store.reset_connections()
+            with suppress(StoreFault):
+                self.context.store.delete(spoilt, self.context.clock() + REMOVE_S)
 
     def _read_all(self) -> None:
         """Decide and read until there is nothing more to fetch."""
-        self._availability.probe(self.context, self._links, self._lossy, self.deadline)
+        self._availability = Availability(_probe(self.context, self._links, self._lossy, self.deadline))
         self.stored = self._availability.most
         done = 0
         while not self.stopping:
-            decision = self._decide(done)
-            if self.decision is None:
-                self.decision = decision
-            if decision.chunks:
-                encoding = self._availability.encoding(decision.codec)
+            encoding, decision = self._decide(done)
+            self.decision = self.decision or decision
+            if encoding is not None:
                 transfer = self._read(encoding, done, decision)
                 done += transfer.values // len(self.context.encodings.groups)
                 if not transfer.stopped and transfer.values < transfer.asked:
                     self._availability.cut(encoding, done)  # the next one is not there, or did not come in time
-            if not decision.chunks or self._availability.is_refused:
+            if encoding is None or self._availability.is_refused:
                 refused = self._first_refused()
                 if refused is None:
                     return
                 done = refused
 
     def _first_refused(self) -> int | None:
-        """Where to go on in another encoding, once everything that came is decoded; None: nothing was refused."""
+        """Return where to continue in another encoding, once all is decoded; None: nothing was refused."""
         if len(self._availability) == 1:
             return None
         with self._lock:
             while self._decoding and not self.stopping:
-                self._lock.wait(LOOK_S)
+                self._lock.wait(POLL_S)
         refused = self._availability.take_refused()
         if refused is not None:
             self.context.store.reset_connections()
         return refused
 
-    def _decide(self, done: int) -> Decision:
+    def _decide(self, done: int) -> tuple[Encoding | None, Decision]:
+        """Choose the encoding of the chunks behind the first `done`; None: fetch no more."""
         context, now = self.context, self.context.clock()
-        levels = [
-            Level(encoding.codec.name, context.expected_bytes(encoding), count)
-            for encoding, count in self._availability.after(done).items()
-        ]
-        ask = Ask(
-            levels=levels,
+        found = self._availability.after(done)
+        query = FetchQuery(
+            levels=[Level(each.codec.name, context.expected_bytes(each), count) for each, count in found.items()],
             raw_bytes=context.encodings.raw_bytes,
             rest=lambda chunks: self._rest[done + chunks],
             elapsed_s=now - self._began,
@@ -199,27 +207,23 @@ class Run:
             budget_s=max(0.0, self.deadline - now),
             own_bytes=self._own_bytes,
         )
-        decision = context.controller.decide(ask)
-        if decision.chunks:
-            self._patience = decision.patience_s
-            self.limit = min(self.deadline, now + self._patience)
-        log.debug(
-            "prefix store: after %d chunks %s; levels %s, elapsed %.4f, expected %.4f, compute %.4f, other %.4f s%s",
-            done, f"{decision.chunks} more as {decision.codec}" if decision.chunks else "compute",
-            [(each.codec, each.chunk_bytes, each.available) for each in levels], ask.elapsed_s,
-            decision.expected_s, decision.compute_s, decision.other_s, ", trial" if decision.explores else "",
-        )  # fmt: skip
-        return decision
+        decision = context.controller.decide(query)
+        log.debug("prefix store: after %d chunks %s; levels %s", done, decision, query.levels)
+        if not decision.chunks:
+            return None, decision
+        self._patience = decision.patience_s
+        self.limit = min(self.deadline, now + self._patience)
+        return next(each for each in found if each.codec.name == decision.codec), decision
 
-    def _read(self, encoding: Encoding, done: int, decision: Decision) -> Transfer:
-        """Read chunks in one encoding."""
+    def _read(self, encoding: Encoding, done: int, decision: Decision) -> _Transfer:
+        """Read the chunks that were decided on."""
         context = self.context
         links = self._links[done : done + decision.chunks]
         keys = [key for link in links for key in context.encodings.keys(link, encoding)]
-        transfer = Transfer(self, encoding, done, len(keys))
+        transfer = _Transfer(self, encoding, done, len(keys))
         self._own_bytes = context.expected_bytes(encoding) * len(links)
         context.controller.queue(self._own_bytes)
-        # Of a link that is only being tried, the estimate is no estimate: it may take what computing would.
+        # While a link is only being tried its estimate means nothing: allow the time that computing would take.
         expected_s = decision.compute_s if decision.explores else decision.expected_s
         most = max(LEAST_READ_S, HASTE * (expected_s - (context.clock() - self._began)))
         deadline = min(self.deadline, context.clock() + most)
@@ -231,82 +235,164 @@ class Run:
             transfer.end()
         return transfer
 
-    def goes_on(self, encoding: Encoding, done: int) -> bool:
-        """After `done` chunks: whether the next should come in the same encoding too."""
+    def continues(self, encoding: Encoding, done: int) -> bool:
+        """Tell whether the chunk after the first `done` should come in the same encoding."""
         if self.stopping or self._availability.is_refused or done >= len(self._links):
             return False
-        return self._decide(done).codec == encoding.codec.name
+        return self._decide(done)[0] == encoding
 
-    def spoil(self, encoding: Encoding, index: int, group: int) -> None:
-        """A value is of no use to anybody: it is removed when the run has ended."""
+    def take_buffer(self) -> bytearray | None:
+        """Return memory for a value, once few enough are being decoded; None when it is too late for the run."""
+        with self._lock:
+            while not self.stopping:
+                if self._decoding < VALUES_AHEAD:
+                    return self.context.encodings.buffers.take()
+                self._lock.wait(POLL_S)
+        return None
+
+    def remove_later(self, encoding: Encoding, index: int, group: int) -> None:
+        """Note that no process can use a value: it is removed when the run has ended."""
         with self._lock:
             self._spoilt.append(self.context.encodings.keys(self._links[index], encoding)[group])
 
-    def decode(
-        self, encoding: Encoding, index: int, group: int, value: memoryview, buffer: bytearray, chunk: Chunk
-    ) -> None:
-        """Have a value, which lies in `buffer`, decoded beside the transfer."""
+    def decode(self, chunk: _Chunk, group: int, buffer: bytearray, size: int) -> None:
+        """Have a value, the first `size` bytes of `buffer`, verified and decoded during the transfer."""
         with self._lock:
             self._decoding += 1
         try:
-            self.context.decoders.submit(self._decode, encoding, index, group, value, buffer, chunk)
+            self.context.decoders.submit(self._decode, chunk, group, buffer, size)
         except RuntimeError:  # the store is being closed
             self._decoded(buffer)
 
-    def _decode(
-        self, encoding: Encoding, index: int, group: int, value: memoryview, buffer: bytearray, chunk: Chunk
-    ) -> None:
+    def _decode(self, chunk: _Chunk, group: int, buffer: bytearray, size: int) -> None:
         context, began = self.context, self.context.clock()
+        encodings, encoding = context.encodings, chunk.encoding
         try:
             if not self._left:
-                context.encodings.open(self._links[index], encoding, group, value, chunk.kv)
-                context.controller.decoded(
-                    encoding.codec.name, context.encodings.groups[group].raw_bytes, context.clock() - began
-                )
-                self._place(encoding, index, chunk)
+                encodings.open(self._links[chunk.index], encoding, group, memoryview(buffer)[:size], chunk.kv)
+                took = context.clock() - began
+                context.controller.decoded(encoding.codec.name, encodings.groups[group].raw_bytes, took)
+                self._complete(chunk)
         except ValueRefused as refusal:
-            self._refuse(encoding, index, group, refusal.reason)
+            self._refuse(chunk, group, refusal.reason)
         except ValueError:
-            self._refuse(encoding, index, group, "codec")
+            self._refuse(chunk, group, "codec")
         except Exception:
             log.exception("decoding a value of the prefix store failed")
-            self._refuse(encoding, index, group, "internal")
+            self._refuse(chunk, group, "internal")
         finally:
             self._decoded(buffer)
 
     def _decoded(self, buffer: bytearray) -> None:
-        self.staging.give(buffer)
+        self.context.encodings.buffers.give(buffer)
         with self._lock:
             self._decoding -= 1
             self._lock.notify_all()
         self._finish()
 
-    def _place(self, encoding: Encoding, index: int, chunk: Chunk) -> None:
-        """A value is in its place; with the last of its chunk, the chunk is there."""
+    def _complete(self, chunk: _Chunk) -> None:
+        """Count a decoded value; hand out the chunk with its last one."""
         with self._lock:
-            chunk.left -= 1
-            complete = chunk.left == 0
+            chunk.missing -= 1
+            complete = chunk.missing == 0
             self.limit = max(self.limit, min(self.deadline, self.context.clock() + self._patience))
         if complete:
-            self._slots[index].settle("done", chunk.kv, encoding.quality)
+            self._slots[chunk.index].settle("done", chunk.kv, chunk.encoding.quality)
             self._wake()
 
-    def _refuse(self, encoding: Encoding, index: int, group: int, reason: str) -> None:
+    def _refuse(self, chunk: _Chunk, group: int, reason: str) -> None:
         before = self.context.counts.fault(reason)
         level = logging.DEBUG if before else logging.WARNING
         log.log(level, "prefix store: a value was refused (%s); it is computed instead", reason)
         if reason not in NOT_REMOVED:
-            self.spoil(encoding, index, group)
-        if self._availability.refuse(encoding, index):
+            self.remove_later(chunk.encoding, chunk.index, group)
+        if self._availability.refuse(chunk.encoding, chunk.index):
             return
         self._broken = True
-        for slot in self._slots[index:]:
+        for slot in self._slots[chunk.index :]:
             slot.settle("missing")
         self._wake()
 
 
-def _remove(context: ReadContext, keys: list[bytes]) -> None:
-    """Values that were refused would be refused for ever: nothing is written over what is there."""
-    context.store.reset_connections()
-    with suppress(StoreFault):
-        context.store.delete(keys, context.clock() + REMOVE_S)
+class _Transfer:
+    """One pipelined read: where the values of some chunks go, and what their arrival says about the link.
+
+    Args:
+        run: to which the chunks belong.
+        encoding: in which they are read.
+        first: place of the first chunk in the run.
+        asked: number of values asked for.
+
+    Attributes:
+        asked: as given.
+        values: how many came.
+        stopped: whether the read was ended before all had come.
+    """
+
+    def __init__(self, run: Run, encoding: Encoding, first: int, asked: int) -> None:
+        self._run = run
+        self._context = run.context
+        self._groups = run.context.encodings.groups
+        self._encoding = encoding
+        self._first = first
+        self._buffer: bytearray | None = None
+        self._size = 0
+        self._chunk: _Chunk | None = None
+        self._last = run.context.clock()
+        self.asked = asked
+        self.values = 0
+        self.stopped = False
+
+    def place(self, index: int, size: int) -> memoryview | None:
+        """Return memory for value `index` of `size` bytes; None if it is longer than any value, or too late."""
+        chunk, group = divmod(index, len(self._groups))
+        if size > self._encoding.codec.max_bytes(self._groups[group]) + OVERHEAD_BYTES:
+            self._context.counts.fault("length")
+            self._run.remove_later(self._encoding, self._first + chunk, group)
+            return None
+        began = self._context.clock()
+        self._buffer, self._size = self._run.take_buffer(), size
+        self._last += self._context.clock() - began  # our own slowness is not the link's
+        return None if self._buffer is None else memoryview(self._buffer)[:size]
+
+    def done(self, index: int) -> bool:
+        """Have value `index`, which is complete, decoded; return whether to read on."""
+        buffer, self._buffer = self._buffer, None
+        assert buffer is not None
+        chunk, group = divmod(index, len(self._groups))
+        self._measure(index, self._groups[group].raw_bytes)
+        self.values = index + 1
+        place = self._first + chunk
+        if group == 0 or self._chunk is None:
+            kv = self._context.encodings.empty_chunk()
+            self._chunk = _Chunk(place, self._encoding, kv, len(self._groups))
+        self._run.decode(self._chunk, group, buffer, self._size)
+        if group == len(self._groups) - 1 and not self._run.continues(self._encoding, place + 1):
+            self.stopped = True
+            return self.values == self.asked  # otherwise replies are on their way, and the connection is dropped
+        return True
+
+    def _measure(self, index: int, raw_bytes: int) -> None:
+        now = self._context.clock()
+        took, self._last = now - self._last, now
+        if index == 0:  # the request's own way is not the value's
+            took = max(took - self._context.controller.trip_s, 0.1 * took)
+        self._context.counts.read(self._size)
+        self._context.controller.received(self._encoding.codec.name, self._size, raw_bytes, took)
+
+    def end(self) -> None:
+        """Return the buffer of a value that did not arrive whole."""
+        if self._buffer is not None:
+            self._context.encodings.buffers.give(self._buffer)
+            self._buffer = None
+
+
+def _probe(context: ReadContext, links: Sequence[Link], lossy: bool, deadline: float) -> dict[Encoding, int]:
+    """Count the leading chunks that are in the store, in one round trip for each encoding."""
+    counts = {}
+    for encoding in context.encodings.readable(lossy):
+        keys = [key for link in links for key in context.encodings.keys(link, encoding)]
+        began = context.clock()
+        counts[encoding] = context.store.count_prefix(keys, deadline) // len(context.encodings.groups)
+        context.controller.round_trip(context.clock() - began)
+    return counts

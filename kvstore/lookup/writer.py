@@ -12,13 +12,12 @@ from threading import Condition, Thread
 import torch
 
 from kvstore.base import ByteStore, StoreFault
-from kvstore.counts import Counts
 from kvstore.encodings import Encoding, Encodings
 from kvstore.keys import Link
 from kvstore.lookup.locks import ComputeLocks
 from kvstore.lookup.memory import HostMemory
 from kvstore.tenants.quotas import Quotas
-from kvstore.types import Offer
+from kvstore.types import Counts, Offer
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ ROOT = bytes(range(32))
 
 
 class FakePrefixes:
-    """Serves what lies on its remote; several share one where their engines are to share.
+    """Serves what lies on its shelf; several share one where their engines are to share.
 
     Args:
         chunk_tokens: of a chunk.
-        remote: digest -> kv.
+        shelf: digest -> kv.
         model: stands for the fingerprint.
 
     Attributes:
@@ -31,9 +31,9 @@ class FakePrefixes:
         cheats: whether it gives that to everybody.
     """
 
-    def __init__(self, chunk_tokens: int, remote: dict[bytes, torch.Tensor] | None = None, model: str = "m") -> None:
+    def __init__(self, chunk_tokens: int, shelf: dict[bytes, torch.Tensor] | None = None, model: str = "m") -> None:
         self.chunk_tokens = chunk_tokens
-        self.remote = remote if remote is not None else {}
+        self.shelf = shelf if shelf is not None else {}
         self.asked: list[Wanted] = []
         self.wanted: list[bytes] = []
         self.waiting: list[Offer] = []
@@ -59,7 +59,7 @@ class FakePrefixes:
         links = wanted.chain.links(wanted.tokens, len(wanted.tokens) // self.chunk_tokens)
         chunks: list[torch.Tensor] = []
         for link in links[first:]:
-            kv = self.remote.get(link.digest)
+            kv = self.shelf.get(link.digest)
             if kv is None:
                 break
             chunks.append(kv)
@@ -69,7 +69,7 @@ class FakePrefixes:
 
     def wants(self, link: Link) -> bool:
         self.wanted.append(link.digest)
-        return self.wants_all and link.digest not in self.remote
+        return self.wants_all and link.digest not in self.shelf
 
     def offer(self, offer: Offer) -> bool:
         if not self.takes:
@@ -90,5 +90,5 @@ class FakePrefixes:
             offer.done()
 
     def _take(self, offer: Offer) -> None:
-        self.remote[offer.link.digest] = offer.read()
+        self.shelf[offer.link.digest] = offer.read()
         offer.done()

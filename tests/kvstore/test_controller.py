@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.lookup.controller import STALE_S, Ask, Controller, Decision, Level, regret
+from kvstore.lookup.controller import STALE_S, Controller, Decision, FetchQuery, Level, regret
 from tests.properties import cases
 
 RAW = 1 << 20
@@ -49,7 +49,7 @@ class Link:
         """Fetch as the controller decides, compute the rest; seconds for everything."""
         self.began, done = self.clock.now, 0
         while done < chunks:
-            ask = Ask(
+            ask = FetchQuery(
                 [Level(name, size, chunks - done) for name, size in self.sizes.items()],
                 RAW,
                 lambda more, done=done: (chunks - done - more) * chunk_s,
@@ -73,8 +73,8 @@ class Link:
         return self.clock.now - self.began
 
 
-def ask(levels: list[Level], chunks: int, chunk_s: float, **more: float) -> Ask:
-    return Ask(levels, RAW, linear(chunks, chunk_s), **more)
+def ask(levels: list[Level], chunks: int, chunk_s: float, **more: float) -> FetchQuery:
+    return FetchQuery(levels, RAW, linear(chunks, chunk_s), **more)
 
 
 def test_a_fast_link_fetches_all_and_a_slow_one_nothing() -> None:
@@ -95,7 +95,7 @@ def test_estimates_are_what_they_say() -> None:
 def test_the_head_is_fetched_and_the_tail_computed_where_that_is_fastest() -> None:
     controller = known(Clock(), 100 * MIB)
     seconds = [1.0, 0.5, 0.03, 0.02, 0.015]  # after two chunks, a chunk is computed faster than it is fetched
-    decision = controller.decide(Ask([Level("raw", RAW, 4)], RAW, lambda done: seconds[done]))
+    decision = controller.decide(FetchQuery([Level("raw", RAW, 4)], RAW, lambda done: seconds[done]))
     assert decision.chunks == 2 or decision.expected_s <= 0.02 + seconds[2]
     assert decision.chunks < 4
 

@@ -1,6 +1,6 @@
 """Look-ups that cannot pay are left out, and none is left out that can."""
 
-from kvstore.lookup.gate import STREAK, TRIES, LookupGate
+from kvstore.lookup.controller import STREAK, TRIES, LookupGate
 
 
 def misses(worth: LookupGate, count: int, seconds: float = 0.01, tenant: str = "a") -> None:

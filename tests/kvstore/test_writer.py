@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from kvstore.base import StoreFault
-from kvstore.counts import Counts
 from kvstore.encodings import Encodings
 from kvstore.fakes import FaultyStore, MemoryByteStore, Plan, RecordingStore
 from kvstore.keys import Keyring, Link
@@ -18,7 +17,7 @@ from kvstore.lookup.memory import HostMemory
 from kvstore.lookup.writer import RemoteTier, Writer
 from kvstore.scripts import RECORD
 from kvstore.tenants.quotas import Quotas
-from kvstore.types import Offer
+from kvstore.types import Counts, Offer
 from tests.kvstore.prefixes import CHUNK, LAYOUT, ROOT, kv_of, tokens
 from turnout.types import Sharing
 
