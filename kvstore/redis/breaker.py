@@ -16,7 +16,7 @@ State = Literal["closed", "open", "half-open"]
 JITTER = 0.5
 
 
-def _aside(work: Callable[[], None]) -> None:
+def _in_background(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="kvstore-probe", daemon=True).start()
 
 
@@ -33,7 +33,7 @@ class Breaker:
         probe: whether the node answers; None: there is no probe, and a cooldown ends half-open.
         clock: seconds.
         jitter: a number in [0, 1).
-        aside: runs the probe somewhere else.
+        in_background: runs the probe somewhere else.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Breaker:
         probe: Callable[[], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
-        aside: Callable[[Callable[[], None]], None] = _aside,
+        in_background: Callable[[Callable[[], None]], None] = _in_background,
     ) -> None:
         if errors < 1 or cooldown_s <= 0:
             raise ValueError("a breaker needs at least one error and a cooldown above 0 s")
@@ -53,7 +53,7 @@ class Breaker:
         self._probe = probe
         self._clock = clock
         self._jitter = jitter
-        self._aside = aside
+        self._in_background = in_background
         self._lock = threading.Lock()
         self._state: State = "closed"
         # Changes with the state: what was begun in another state says nothing about this one.
@@ -80,7 +80,7 @@ class Breaker:
             admitted, probe = self._after_trouble()
             era = self._era
         if probe:
-            self._aside(self._run_probe)
+            self._in_background(self._run_probe)
         if not admitted:
             raise StoreFault("open", "the breaker of this node is open")
         return era
@@ -106,7 +106,7 @@ class Breaker:
         with self._lock:
             due = self._probe is not None and self._state == "open" and self._after_trouble()[1]
         if due:
-            self._aside(self._run_probe)
+            self._in_background(self._run_probe)
 
     def _after_trouble(self) -> tuple[bool, bool]:
         """(The caller may pass, the probe must run) of a breaker that is not closed."""

@@ -16,7 +16,7 @@ from kvstore.redis.executables import ServerVersion, version_in_info
 from kvstore.redis.nodes import URL_FIELD, Address, Connector, NodeAddress
 from kvstore.redis.resp import Reply
 from kvstore.redis.rights import ALL_NEEDED, IN_SCRIPTS, KEY_PATTERN, words_needed
-from kvstore.redis.topology import OneServer, Topology, learn
+from kvstore.redis.topology import learn
 from kvstore.scripts import SCRIPTS
 from turnout.errors import invalid
 
@@ -65,13 +65,13 @@ def check_address(address: Address, timeout_s: float = 2.0) -> Checked:
 
     topology = learn(address, connector, ask)
     try:
-        nodes = _nodes(topology)
+        topology.node_of(b"")
     except StoreFault as fault:
         return _away(fault, address)
     warnings: list[str] = []
     versions: list[str] = []
     reached = False
-    for endpoint in nodes:
+    for endpoint in topology.nodes():
         try:
             connector(endpoint, deadline).close()
             found = _Server(connector, endpoint, max(deadline - time.monotonic(), 0.1), address)
@@ -81,12 +81,6 @@ def check_address(address: Address, timeout_s: float = 2.0) -> Checked:
         except StoreFault as fault:
             warnings.insert(0, _away(fault, address).warnings[0])
     return Checked(reached, tuple(dict.fromkeys(warnings)), tuple(versions))
-
-
-def _nodes(topology: Topology) -> list[NodeAddress]:
-    if not isinstance(topology, OneServer):
-        topology.node_of(b"")
-    return topology.nodes()
 
 
 def _away(fault: StoreFault, address: Address) -> Checked:

@@ -188,7 +188,10 @@ def _endpoint(part: str, default_port: int) -> NodeAddress:
 
 
 class Connector:
-    """Opens connections to the nodes of an address.
+    """Factory of connections to the nodes of an address.
+
+    redis-py would load the certificates anew for each TLS connection, which takes some 50 ms of a request's time, and
+    wait for the handshake and the login as long as a server sends a byte now and then.
 
     Args:
         access: how one gets in.

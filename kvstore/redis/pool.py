@@ -6,10 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kvstore.base import StoreFault
 from kvstore.redis.breaker import Breaker
+from kvstore.redis.nodes import NodeAddress
 from kvstore.redis.resp import Connection, ErrorReply, command
 from kvstore.redis.streams import remaining
 
@@ -18,6 +18,7 @@ HARMLESS = frozenset({"NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "OOM", "MISCONF", 
 # A probe carries more than a packet, so that a server that dribbles fails it.
 PROBE = bytes(range(256)) * 64
 PROBE_S = 0.5
+CLOSED = "the store is closed"
 
 
 class Refused(StoreFault):
@@ -32,36 +33,62 @@ class Refused(StoreFault):
         self.reply = reply
 
 
-@dataclass(slots=True)
 class Loan:
-    """A connection in use.
+    """A node's connection, borrowed for one exchange and returned once.
 
-    Attributes:
+    As a context manager it gives the connection, and takes what is raised meanwhile for that node's fault.
+
+    Args:
+        pool: to which it is returned.
         connection: to the node.
-        era: what the breaker gave.
+        era: of the node's breaker.
     """
 
-    connection: Connection
-    era: int
+    def __init__(self, pool: Pool, connection: Connection, era: int) -> None:
+        self.endpoint = pool.endpoint
+        self.connection = connection
+        self._era = era
+        self._pool: Pool | None = pool
+
+    def end(self, fault: BaseException | None = None) -> None:
+        """Return the connection, with the error of this node if there was one; later calls do nothing."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.take_back(self.connection, self._era, fault)
+
+    def __enter__(self) -> Connection:
+        return self.connection
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.end(error)
 
 
 class Pool:
     """At most `size` connections to a node, opened when needed. Thread-safe; a forked child opens its own.
 
+    redis-py's pools have one timeout for all callers and connect within `get_connection`, where AUTH and SELECT wait
+    for as long as the server sends a byte now and then: neither takes the deadline of a call.
+
     Args:
-        connect: opens one, by a deadline.
-        size: how many at most.
-        breaker: its settings: a function from the probe to a breaker.
+        endpoint: of the node.
+        connect: opens a connection, by a deadline.
+        size: maximum number of connections.
+        breaker: makes the node's breaker from its probe.
+        failed: called with the endpoint after each error of the node.
     """
 
     def __init__(
         self,
-        connect: Callable[[float], Connection],
+        endpoint: NodeAddress,
+        connect: Callable[[NodeAddress, float], Connection],
         size: int,
         breaker: Callable[[Callable[[], bool]], Breaker],
+        failed: Callable[[NodeAddress], None],
     ) -> None:
+        self.endpoint = endpoint
         self._connect = connect
         self._size = size
+        self._failed = failed
         self.breaker = breaker(self._probe)
         self._free = threading.Condition()
         self._idle: list[Connection] = []
@@ -70,13 +97,30 @@ class Pool:
         self._closed = False
         self._process = os.getpid()
 
-    def take(self, deadline: float) -> Loan:
-        """A connection, open and clean; `give` it back.
+    @property
+    def idle(self) -> tuple[Connection, ...]:
+        """Connections that are open and not borrowed."""
+        return tuple(self._idle)
+
+    @property
+    def in_use(self) -> int:
+        """Number of borrowed connections."""
+        return len(self._lent)
+
+    def borrow(self, deadline: float) -> Loan:
+        """Borrow a connection, open and clean.
 
         Raises:
-            StoreFault: open (at once); late when all stay in use; whatever opening one meets.
+            StoreFault: open (at once); late when all stay in use; any error of opening one.
         """
-        era = self.breaker.admit()
+        try:
+            era = self.breaker.admit()
+            return Loan(self, self._take(era, deadline), era)
+        except StoreFault as fault:
+            self._note(fault)
+            raise
+
+    def _take(self, era: int, deadline: float) -> Connection:
         try:
             remaining(deadline)
             connection = self._claim(deadline)
@@ -84,12 +128,11 @@ class Pool:
             self.breaker.settle(era, None)  # a caller without time or our own queue says nothing about the node
             raise
         if connection is not None:
-            return Loan(connection, era)
-        fault: BaseException | None = None
+            return connection
         try:
-            connection = self._connect(deadline)
+            connection = self._connect(self.endpoint, deadline)
         except BaseException as error:
-            fault = error
+            self.breaker.settle(era, _outcome(error))
             raise
         finally:
             with self._free:
@@ -97,17 +140,14 @@ class Pool:
                 if connection is not None and not self._closed:
                     self._lent.add(connection)
                 self._free.notify()
-            if fault is not None:
-                self.breaker.settle(era, _outcome(fault))
         if self._closed:
             connection.close()
             self.breaker.settle(era, None)
-            raise StoreFault("unreachable", "the store is closed")
-        return Loan(connection, era)
+            raise StoreFault("unreachable", CLOSED)
+        return connection
 
-    def give(self, loan: Loan, fault: BaseException | None = None) -> None:
-        """End a loan; `fault` is what went wrong on this node."""
-        connection = loan.connection
+    def take_back(self, connection: Connection, era: int, fault: BaseException | None) -> None:
+        """End a loan."""
         with self._free:
             self._lent.discard(connection)
             keep = connection.reusable and not self._closed
@@ -116,7 +156,12 @@ class Pool:
             self._free.notify()
         if not keep:
             connection.close()
-        self.breaker.settle(loan.era, _outcome(fault))
+        self.breaker.settle(era, _outcome(fault))
+        self._note(fault)
+
+    def _note(self, fault: BaseException | None) -> None:
+        if _outcome(fault) is False:
+            self._failed(self.endpoint)
 
     def reset_connections(self) -> None:
         """Use none of the present connections again; calls in progress end as they would."""
@@ -160,14 +205,14 @@ class Pool:
                     self._opening += 1
                     return None
                 self._free.wait(remaining(deadline))
-        raise StoreFault("unreachable", "the store is closed")
+        raise StoreFault("unreachable", CLOSED)
 
     def _probe(self) -> bool:
         """Whether a new connection carries some kilobytes there and back."""
         if self._closed:
             return False
         deadline = time.monotonic() + PROBE_S
-        connection = self._connect(deadline)
+        connection = self._connect(self.endpoint, deadline)
         try:
             connection.send([command(b"ECHO", PROBE)], 1, deadline)
             reply = connection.reply(deadline)

@@ -1,7 +1,7 @@
 """Values from Redis in order: asked for ahead, received straight into the caller's memory.
 
-Each node has a lane: a connection on which the values that node holds are asked for, a few megabytes ahead of what
-has arrived. More would only lie in the server's output buffers, which count as its memory and make it evict.
+Values are requested on one connection per node, a few megabytes ahead of what has arrived. More would only lie in the
+server's output buffers, which count as its memory and make it evict.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import ExitStack
 
 from kvstore.base import StoreFault
 from kvstore.redis.nodes import NodeAddress
-from kvstore.redis.pool import Refused
+from kvstore.redis.pool import Loan, Refused
 from kvstore.redis.resp import Connection, ErrorReply, Reply, per_key
-from kvstore.redis.routes import ASKING, CIRCLE, MAX_REDIRECTS, Routes, Turn
+from kvstore.redis.routes import ASKING, CIRCLE, MAX_REDIRECTS, Routes
 from kvstore.redis.topology import Redirect
 
 WINDOW_BYTES = 4 << 20
@@ -42,26 +42,26 @@ class Sizes:
         return min(max(WINDOW_BYTES // self._largest, 1), MAX_AHEAD)
 
 
-class Lane:
-    """The values of one node.
+class NodeReads:
+    """Reads of the values of one node.
 
     Args:
-        turn: the node's connection.
+        loan: the node's connection.
         commands: that ask for the values, in order.
         sizes: of values.
     """
 
-    def __init__(self, turn: Turn, commands: Sequence[bytes], sizes: Sizes) -> None:
-        self.turn = turn
+    def __init__(self, loan: Loan, commands: Sequence[bytes], sizes: Sizes) -> None:
+        self.loan = loan
         self._unsent = deque(commands)
         self._sizes = sizes
 
     def ask_ahead(self, deadline: float) -> None:
         """Ask for more once half of what may be under way has come."""
-        ahead, pending = self._sizes.ahead, self.turn.connection.pending
+        ahead, pending = self._sizes.ahead, self.loan.connection.pending
         if self._unsent and pending <= ahead // 2:
             count = min(len(self._unsent), ahead - pending)
-            self.turn.connection.send([b"".join([self._unsent.popleft() for _ in range(count)])], count, deadline)
+            self.loan.connection.send([b"".join([self._unsent.popleft() for _ in range(count)])], count, deadline)
 
     def take(self, index: int, place: Place, deadline: float) -> Redirect | bool:
         """Receive the next value into its place; False: it is missing or not wanted.
@@ -70,7 +70,7 @@ class Lane:
             StoreFault: any.
         """
         self.ask_ahead(deadline)
-        taken = _receive(self.turn.connection, self.turn.endpoint, index, place, self._sizes, deadline)
+        taken = _receive(self.loan.connection, self.loan.endpoint, index, place, self._sizes, deadline)
         if taken is True:
             # Before the caller works on the value: the next ones travel meanwhile.
             self.ask_ahead(deadline)
@@ -139,7 +139,7 @@ class Reading:
         """
         redirects, at = 0, -1
         while True:
-            end: Redirect | StoreFault | bool | None = self._run_lanes()
+            end: Redirect | StoreFault | bool | None = self._run_nodes()
             if isinstance(end, Redirect):
                 redirects, at = (redirects + 1 if self._count == at else 1), self._count
                 end = self._redirected(end) if redirects <= MAX_REDIRECTS else StoreFault("broken", CIRCLE)
@@ -149,50 +149,52 @@ class Reading:
                 raise end
             return self._count
 
-    def _run_lanes(self) -> Redirect | StoreFault | bool:
+    def _run_nodes(self) -> Redirect | StoreFault | bool:
         """Read on until something ends it: a redirect, a fault, or (False) the last value or the caller."""
         with ExitStack() as stack:
-            lanes = self._open_lanes(stack)
+            reads = self._open_nodes(stack)
             while self._count < len(self._keys):
-                lane = lanes[self._count]
-                if isinstance(lane, StoreFault):
-                    return lane
+                read = reads[self._count]
+                if isinstance(read, StoreFault):
+                    return read
                 try:
-                    taken = lane.take(self._count, self._place, self._deadline)
+                    taken = read.take(self._count, self._place, self._deadline)
                 except StoreFault as fault:
-                    lane.turn.end(fault)
+                    read.loan.end(fault)
                     return fault
                 if taken is not True:
                     return taken
                 if not self._complete():
                     # Perhaps it was not the value of its key: then what follows on this connection is not either.
-                    lane.turn.connection.discard()
+                    read.loan.connection.discard()
                     return False
         return False
 
-    def _open_lanes(self, stack: ExitStack) -> dict[int, Lane | StoreFault]:
-        """The lane of each value still to read; every node starts to work at once."""
+    def _open_nodes(self, stack: ExitStack) -> dict[int, NodeReads | StoreFault]:
+        """Open the reads of each value still to read; every node starts to work at once."""
         todo = range(self._count, len(self._keys))
         unknown: list[Reply | StoreFault] = [None] * len(self._keys)
         groups = self._routes.grouped(todo, self._keys, unknown)
-        lanes: dict[int, Lane | StoreFault] = {i: known for i in todo if isinstance(known := unknown[i], StoreFault)}
+        reads: dict[int, NodeReads | StoreFault] = {
+            i: known for i in todo if isinstance(known := unknown[i], StoreFault)
+        }
         for endpoint, indexes in groups.items():
-            found: Lane | StoreFault
+            found: NodeReads | StoreFault
             try:
-                turn = Turn(self._routes, endpoint, self._deadline)
+                loan = self._routes.pool(endpoint).borrow(self._deadline)
             except StoreFault as fault:
                 found = fault
             else:
-                stack.callback(turn.end)
-                found = Lane(turn, [self._commands[i] for i in indexes], self._sizes)
+                stack.callback(loan.end)
+                found = NodeReads(loan, [self._commands[i] for i in indexes], self._sizes)
                 try:
                     found.ask_ahead(self._deadline)
                 except StoreFault as fault:
-                    turn.end(fault)
+                    loan.end(fault)
                     found = fault
             for i in indexes:
-                lanes[i] = found
-        return lanes
+                reads[i] = found
+        return reads
 
     def _complete(self) -> bool:
         self._count += 1
@@ -205,7 +207,7 @@ class Reading:
             return None
         # A slot is moving: its values are asked for one by one where it goes.
         try:
-            with self._routes.turn(endpoint, self._deadline) as connection:
+            with self._routes.pool(endpoint).borrow(self._deadline) as connection:
                 connection.send([ASKING, self._commands[self._count]], 2, self._deadline)
                 connection.reply(self._deadline)
                 taken = _receive(connection, endpoint, self._count, self._place, self._sizes, self._deadline)

@@ -47,7 +47,7 @@ class RedisStore:
         def breaker(probe: Callable[[], bool]) -> Breaker:
             return Breaker(breaker_errors, breaker_cooldown_s, probe=probe)
 
-        self._routes = Routes(address, connections, breaker)
+        self.routes = Routes(address, connections, breaker)
         self._sizes = Sizes()
         self._embedded = is_embedded(address)
 
@@ -57,7 +57,7 @@ class RedisStore:
         An EXISTS for each key, pipelined: one EXISTS of all of them would count keys behind a gap, and a script
         would need the keys in one slot.
         """
-        replies = self._routes.each(keys, per_key((b"EXISTS",), keys), deadline)
+        replies = self.routes.each(keys, per_key((b"EXISTS",), keys), deadline)
         count = 0
         for reply in replies:
             if reply != 1:
@@ -69,24 +69,24 @@ class RedisStore:
 
     def read(self, keys: Sequence[bytes], place: Place, done: Done, ttl_ms: int, deadline: float) -> int:
         """Read values in order and make each live on; as `ByteStore.read`."""
-        return Reading(self._routes, keys, place, done, ttl_ms, deadline, self._sizes).run()
+        return Reading(self.routes, keys, place, done, ttl_ms, deadline, self._sizes).run()
 
     def write(self, key: bytes, parts: Sequence[memoryview | bytes], ttl_ms: int, deadline: float) -> bool:
         """Set a value unless the key is there; whether it was set."""
-        return self._routes.one(key, set_once(key, parts, ttl_ms), deadline, may_be=(b"OK", None)) is not None
+        return self.routes.one(key, set_once(key, parts, ttl_ms), deadline, may_be=(b"OK", None)) is not None
 
     def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
         """Make keys live so long from now (None: for ever); for each, whether it was there."""
         if ttl_ms is not None:
-            return _there(self._routes.each(keys, per_key((b"PEXPIRE",), keys, (ttl_ms,)), deadline))
+            return _there(self.routes.each(keys, per_key((b"PEXPIRE",), keys, (ttl_ms,)), deadline))
         # PERSIST says 0 of a key that lives for ever already, so it does not count them.
-        there = self._routes.each(keys, per_key((b"EXISTS",), keys), deadline)
-        _there(self._routes.each(keys, per_key((b"PERSIST",), keys), deadline))
+        there = self.routes.each(keys, per_key((b"EXISTS",), keys), deadline)
+        _there(self.routes.each(keys, per_key((b"PERSIST",), keys), deadline))
         return _there(there)
 
     def delete(self, keys: Sequence[bytes], deadline: float) -> int:
         """Remove keys; how many there were. Where not every node answered, that is a fault."""
-        replies = self._routes.each(keys, per_key((b"UNLINK",), keys), deadline)
+        replies = self.routes.each(keys, per_key((b"UNLINK",), keys), deadline)
         for reply in replies:
             if isinstance(reply, StoreFault):
                 raise reply
@@ -100,19 +100,17 @@ class RedisStore:
         """
         digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
         home = keys[0] if keys else b""
-        reply = self._routes.one(
-            home, [command("EVALSHA", digest, len(keys), *keys, *args)], deadline, allow="NOSCRIPT"
-        )
+        reply = self.routes.one(home, [command("EVALSHA", digest, len(keys), *keys, *args)], deadline, allow="NOSCRIPT")
         if isinstance(reply, ErrorReply):
-            reply = self._routes.one(home, [command("EVAL", text, len(keys), *keys, *args)], deadline)
+            reply = self.routes.one(home, [command("EVAL", text, len(keys), *keys, *args)], deadline)
         return reply
 
     def servers(self, deadline: float) -> list[str]:
         """Ask every node that is known for its product and version; one that does not say is left out."""
         places: dict[str, list[str]] = {}
-        for endpoint in self._routes.topology.nodes():
+        for endpoint in self.routes.topology.nodes():
             try:
-                reply = self._routes.ask(endpoint, command("INFO", "SERVER"), deadline)
+                reply = self.routes.ask(endpoint, command("INFO", "SERVER"), deadline)
             except StoreFault:
                 continue
             lines = reply.decode(errors="replace").splitlines() if isinstance(reply, bytes) else []
@@ -123,18 +121,18 @@ class RedisStore:
 
     def health(self) -> Literal["ok", "degraded", "off"]:
         """ok; degraded: some node's breaker is open; off: nothing can be reached."""
-        return self._routes.health()
+        return self.routes.health()
 
     def reset_connections(self) -> None:
         """Say that a value was not the one of its key, found after `read` had returned: connections are made anew.
 
         The server may be a command behind in its answers, which nothing but a seal can tell.
         """
-        self._routes.reset_connections()
+        self.routes.reset_connections()
 
     def close(self) -> None:
         """Close connections; calls in progress end with a fault."""
-        self._routes.close()
+        self.routes.close()
 
 
 def _there(replies: Sequence[Reply | StoreFault]) -> list[bool]:

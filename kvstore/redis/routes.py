@@ -3,53 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Literal
 
 from kvstore.base import StoreFault
 from kvstore.redis.breaker import Breaker
 from kvstore.redis.nodes import Address, Connector, NodeAddress
-from kvstore.redis.pool import HARMLESS, Loan, Pool, Refused
-from kvstore.redis.resp import Connection, ErrorReply, Reply, command
+from kvstore.redis.pool import Loan, Pool, Refused
+from kvstore.redis.resp import ErrorReply, Reply, command
 from kvstore.redis.topology import Redirect, learn
 
 # A key that is sent on more often than this is chased in a circle.
 MAX_REDIRECTS = 5
 ASKING = command("ASKING")
 CIRCLE = "the cluster sends a key from node to node"
-
-
-class Turn:
-    """A node's connection in one exchange; ends once.
-
-    Args:
-        routes: whose node it is.
-        endpoint: of the node.
-        deadline: for getting the connection.
-
-    Raises:
-        StoreFault: there is none to be had.
-    """
-
-    def __init__(self, routes: Routes, endpoint: NodeAddress, deadline: float) -> None:
-        self._routes = routes
-        self.endpoint = endpoint
-        self._pool = routes.pool(endpoint)
-        self._loan: Loan | None = None
-        try:
-            self._loan = self._pool.take(deadline)
-        except StoreFault as fault:
-            routes.noted(endpoint, fault)
-            raise
-        self.connection: Connection = self._loan.connection
-
-    def end(self, fault: BaseException | None = None) -> None:
-        """Give the connection back, with what went wrong on this node; later calls do nothing."""
-        loan, self._loan = self._loan, None
-        if loan is not None:
-            self._pool.give(loan, fault)
-            self._routes.noted(self.endpoint, fault)
 
 
 class Routes:
@@ -79,11 +47,18 @@ class Routes:
         with self._lock:
             pool = self._pools.get(endpoint)
             if pool is None:
-                pool = Pool(lambda deadline: self._connector(endpoint, deadline), self._connections, self._breaker)
+                connect, failed = self._connector, self.topology.failed
+                pool = Pool(endpoint, connect, self._connections, self._breaker, failed)
                 self._pools[endpoint] = pool
                 if self._closed:
                     pool.close()
             return pool
+
+    @property
+    def pools(self) -> list[Pool]:
+        """The pools of all nodes that were used."""
+        with self._lock:
+            return list(self._pools.values())
 
     def node_of(self, key: bytes) -> NodeAddress:
         """The node of a key.
@@ -98,11 +73,6 @@ class Routes:
             raise
         self._lost = False
         return endpoint
-
-    def noted(self, endpoint: NodeAddress, fault: BaseException | None) -> None:
-        """Let the topology hear of a node's fault."""
-        if isinstance(fault, StoreFault) and not (isinstance(fault, Refused) and fault.reply.code in HARMLESS):
-            self.topology.failed(endpoint)
 
     def one(
         self,
@@ -127,7 +97,7 @@ class Routes:
         """
         endpoint, asking = self.node_of(key), False
         for _ in range(MAX_REDIRECTS):
-            with self.turn(endpoint, deadline) as connection:
+            with self.pool(endpoint).borrow(deadline) as connection:
                 connection.send([ASKING, *parts] if asking else parts, 1 + asking, deadline)
                 reply = connection.replies(1 + asking, deadline)[-1]
                 redirect = Redirect.of(reply, endpoint)
@@ -161,17 +131,6 @@ class Routes:
             todo = self._round(todo, keys, commands, results, deadline)
         return results
 
-    @contextmanager
-    def turn(self, endpoint: NodeAddress, deadline: float) -> Iterator[Connection]:
-        """A node's connection for one exchange; what is raised meanwhile is that node's fault."""
-        turn = Turn(self, endpoint, deadline)
-        try:
-            yield turn.connection
-        except BaseException as error:
-            turn.end(error)
-            raise
-        turn.end()
-
     def health(self) -> Literal["ok", "degraded", "off"]:
         """ok; degraded: some breaker is not closed, or a key has no node; off: there is no node to call."""
         known = {self.pool(endpoint) for endpoint in self.topology.nodes()}
@@ -184,17 +143,14 @@ class Routes:
 
     def reset_connections(self) -> None:
         """Use none of the present connections again."""
-        with self._lock:
-            pools = list(self._pools.values())
-        for pool in pools:
+        for pool in self.pools:
             pool.reset_connections()
 
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
             self._closed = True
-            pools = list(self._pools.values())
-        for pool in pools:
+        for pool in self.pools:
             pool.close()
 
     def ask(self, endpoint: NodeAddress, raw: bytes, deadline: float) -> Reply:
@@ -203,7 +159,7 @@ class Routes:
         Raises:
             StoreFault: any, but not for what the node says.
         """
-        with self.turn(endpoint, deadline) as connection:
+        with self.pool(endpoint).borrow(deadline) as connection:
             connection.send([raw], 1, deadline)
             return connection.reply(deadline)
 
@@ -215,36 +171,34 @@ class Routes:
         results: list[Reply | StoreFault],
         deadline: float,
     ) -> list[int]:
-        """Ask every node at once, then collect; what has moved is left to do."""
+        """Send to every node at once, then collect; return the indexes of keys that have moved."""
         groups = self.grouped(todo, keys, results)
-        left: list[int] = []
+        redirects: dict[int, Redirect] = {}
         with ExitStack() as stack:
-            turns: list[Turn] = []
+            loans: list[Loan] = []
             for endpoint, indexes in groups.items():
                 try:
-                    turn = Turn(self, endpoint, deadline)
+                    loan = self.pool(endpoint).borrow(deadline)
                 except StoreFault as fault:
                     _fill(results, indexes, fault)
                     continue
-                stack.callback(turn.end)
+                stack.callback(loan.end)
                 try:
-                    turn.connection.send([b"".join([commands[i] for i in indexes])], len(indexes), deadline)
-                    turns.append(turn)
+                    loan.connection.send([b"".join([commands[i] for i in indexes])], len(indexes), deadline)
+                    loans.append(loan)
                 except StoreFault as fault:
                     _fill(results, indexes, fault)
-                    turn.end(fault)
-            for turn in turns:
-                left += self._collect(turn, groups[turn.endpoint], results, deadline)
-        for i in list(left):
-            redirect = results[i]
-            # A key that is just moving is asked for on its own.
-            if isinstance(redirect, _Sent) and redirect.to.asking:
-                left.remove(i)
+                    loan.end(fault)
+            for loan in loans:
+                redirects |= self._collect(loan, groups[loan.endpoint], results, deadline)
+        for i, redirect in redirects.items():
+            self.follow(redirect)
+            if redirect.asking:  # a key that is just moving is asked for on its own
                 try:
                     results[i] = self.one(keys[i], [commands[i]], deadline)
                 except StoreFault as fault:
                     results[i] = fault
-        return left
+        return [i for i, redirect in redirects.items() if not redirect.asking]
 
     def grouped(
         self, indexes: Sequence[int], keys: Sequence[bytes], results: list[Reply | StoreFault]
@@ -268,40 +222,31 @@ class Routes:
             group.append(i)
         return dict(sorted(groups.items(), key=lambda item: str(item[0])))
 
-    def _collect(self, turn: Turn, indexes: list[int], results: list[Reply | StoreFault], deadline: float) -> list[int]:
-        """Take a node's replies; indexes of keys that it says are elsewhere."""
-        left: list[int] = []
+    def _collect(
+        self, loan: Loan, indexes: list[int], results: list[Reply | StoreFault], deadline: float
+    ) -> dict[int, Redirect]:
+        """Take a node's replies; return the redirects among them by index."""
+        redirects: dict[int, Redirect] = {}
         try:
-            replies = turn.connection.replies(len(indexes), deadline)
+            replies = loan.connection.replies(len(indexes), deadline)
         except StoreFault as fault:
             _fill(results, indexes, fault)
-            turn.end(fault)
-            return left
+            loan.end(fault)
+            return redirects
         wrong: StoreFault | None = None
         for i, reply in zip(indexes, replies, strict=True):
-            redirect = None if isinstance(reply, int) else Redirect.of(reply, turn.endpoint)
             if isinstance(reply, int):
                 results[i] = reply
-            elif redirect is not None:
-                self.follow(redirect)
-                results[i] = _Sent(redirect)
-                left.append(i)
+            elif (redirect := Redirect.of(reply, loan.endpoint)) is not None:
+                redirects[i] = redirect
             elif isinstance(reply, ErrorReply):
                 results[i] = wrong = Refused(reply)
             else:
-                # Another command's reply: every later one would be too.
-                turn.connection.discard()
+                # It is another command's reply: every later one would be too.
+                loan.connection.discard()
                 results[i] = wrong = StoreFault("broken", "a reply that is no number")
-        turn.end(wrong)
-        return left
-
-
-class _Sent(StoreFault):
-    """A key was sent on; what remains when it was sent on too often."""
-
-    def __init__(self, to: Redirect) -> None:
-        super().__init__("broken", CIRCLE)
-        self.to = to
+        loan.end(wrong)
+        return redirects
 
 
 def _fill(results: list[Reply | StoreFault], indexes: Sequence[int], fault: StoreFault) -> None:

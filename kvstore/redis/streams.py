@@ -12,7 +12,6 @@ import ssl
 import struct
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from kvstore.base import StoreFault
 
@@ -25,16 +24,23 @@ SLACK_S = 0.002
 _CLOSED = "the server closed the connection"
 
 
-class Stream(Protocol):
-    """Bytes to and from a server. One thread at a time, but for `shut`."""
+class Stream:
+    """Bytes to and from a server. One thread at a time, but for `shut`.
+
+    Args:
+        connected: the socket.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
 
     def receive(self, view: memoryview, whole: bool, deadline: float) -> int:
-        """Receive into `view` (bytes, writable): all of it, or (not whole) at least one byte; how many came.
+        """Receive into `view` (bytes, writable): all of it, or (not whole) at least one byte; return the count.
 
         Raises:
-            StoreFault: late, unreachable or broken; the stream is of no more use.
+            StoreFault: late, unreachable or broken; the stream cannot be used again.
         """
-        ...
+        raise NotImplementedError
 
     def send(self, parts: Sequence[bytes | memoryview], deadline: float) -> None:
         """Send all parts, one after another.
@@ -42,19 +48,23 @@ class Stream(Protocol):
         Raises:
             StoreFault: as in `receive`.
         """
-        ...
+        raise NotImplementedError
 
     def quiet(self) -> bool:
-        """Whether it is open and nothing waits to be read: what must hold between two uses."""
-        ...
+        """Tell whether it is open and nothing waits to be read: what must hold between two uses."""
+        raise NotImplementedError
 
     def shut(self) -> None:
-        """Make whoever waits on it stop waiting; from any thread."""
-        ...
+        """Make a thread that waits on it stop waiting; from any thread."""
+        try:
+            # Not SSLSocket's own: that one takes the TLS state away from under a thread that reads.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        except OSError:
+            return
 
     def close(self) -> None:
         """Give the descriptor back."""
-        ...
+        self._socket.close()
 
 
 def remaining(deadline: float) -> float:
@@ -69,7 +79,7 @@ def remaining(deadline: float) -> float:
     return left
 
 
-class PlainStream:
+class PlainStream(Stream):
     """TCP or a unix socket: whole values arrive in one call, straight into the caller's memory.
 
     A blocking socket with a receive timeout and MSG_WAITALL: for the kernel that timeout bounds the whole call. Sends
@@ -78,7 +88,7 @@ class PlainStream:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(None)
-        self._socket = connected
+        super().__init__(connected)
         self._timeout = 0.0
         self._writable = select.poll()
         self._writable.register(connected, select.POLLOUT)
@@ -120,7 +130,7 @@ class PlainStream:
                 left[0] = left[0][count:]
 
     def quiet(self) -> bool:
-        """Whether it is open and nothing waits to be read."""
+        """See `Stream.quiet`."""
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -135,20 +145,13 @@ class PlainStream:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         self._timeout = seconds
 
-    def shut(self) -> None:
-        """Make whoever waits on it stop waiting."""
-        _shut(self._socket)
 
-    def close(self) -> None:
-        """Give the descriptor back."""
-        self._socket.close()
-
-
-class TlsStream:
+class TlsStream(Stream):
     """TLS: records are decrypted one by one, each with what is left of the time."""
 
     def __init__(self, connected: ssl.SSLSocket) -> None:
-        self._socket = connected
+        super().__init__(connected)
+        self._tls = connected
         self._readable = select.poll()
         self._readable.register(connected, select.POLLIN)
 
@@ -181,27 +184,11 @@ class TlsStream:
                     raise _tls_fault("sending", error) from error
 
     def quiet(self) -> bool:
-        """Whether it is open and nothing waits to be read."""
+        """See `Stream.quiet`."""
         try:
-            return not self._socket.pending() and not self._readable.poll(0)
+            return not self._tls.pending() and not self._readable.poll(0)
         except (OSError, ValueError):
             return False
-
-    def shut(self) -> None:
-        """Make whoever waits on it stop waiting."""
-        _shut(self._socket)
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        self._socket.close()
-
-
-def _shut(connected: socket.socket) -> None:
-    try:
-        # Not SSLSocket's own: that one takes the TLS state away from under a thread that reads.
-        socket.socket.shutdown(connected, socket.SHUT_RDWR)
-    except OSError:
-        return
 
 
 def _tls_fault(doing: str, error: Exception) -> StoreFault:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -54,53 +54,35 @@ class Redirect:
         return cls(int(words[1]), NodeAddress(host or asked.host, int(port)), words[0] == "ASK")
 
 
-class Topology(Protocol):
-    """Knows the nodes. Thread-safe."""
+class Topology:
+    """The nodes, by key. Thread-safe; the methods that note changes return at once.
 
-    def nodes(self) -> list[NodeAddress]:
-        """The nodes known now; none before the first look-up succeeded."""
-        ...
-
-    def node_of(self, key: bytes) -> NodeAddress:
-        """The node of a key.
-
-        Raises:
-            StoreFault: unreachable: nobody could say where the nodes are.
-        """
-        ...
-
-    def moved(self, redirect: Redirect) -> None:
-        """A node said that a slot is elsewhere for good."""
-        ...
-
-    def failed(self, endpoint: NodeAddress) -> None:
-        """A node failed: perhaps another has taken its place. Returns at once."""
-        ...
-
-
-class OneServer:
-    """The server that the URL names.
+    The base class is one server, which never moves.
 
     Args:
-        endpoint: of it.
+        endpoints: the known nodes.
     """
 
-    def __init__(self, endpoint: NodeAddress) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoints: Sequence[NodeAddress] = ()) -> None:
+        self._endpoints = tuple(endpoints)
 
     def nodes(self) -> list[NodeAddress]:
-        """That server."""
-        return [self._endpoint]
+        """List the nodes known now; none before the first look-up succeeded."""
+        return list(self._endpoints)
 
     def node_of(self, key: bytes) -> NodeAddress:
-        """That server."""
-        return self._endpoint
+        """Return the node of a key.
+
+        Raises:
+            StoreFault: unreachable: no server could say where the nodes are.
+        """
+        return self._endpoints[0]
 
     def moved(self, redirect: Redirect) -> None:
-        """A server outside a cluster does not say so."""
+        """Note that a slot is elsewhere for good."""
 
     def failed(self, endpoint: NodeAddress) -> None:
-        """There is no other."""
+        """Note that a node failed: another may have taken its place."""
 
 
 class _Lookup:
@@ -119,10 +101,10 @@ class _Lookup:
             finally:
                 self._lock.release()
 
-    def aside(self) -> None:
+    def in_background(self) -> None:
         """Run it in a thread of its own, if it may run."""
         if self._may_run():
-            threading.Thread(target=self._run_aside, name="kvstore-lookup", daemon=True).start()
+            threading.Thread(target=self._run_in_background, name="kvstore-lookup", daemon=True).start()
 
     def _may_run(self) -> bool:
         if not self._lock.acquire(blocking=False):
@@ -134,7 +116,7 @@ class _Lookup:
         self._next_at = now + PAUSE_S
         return True
 
-    def _run_aside(self) -> None:
+    def _run_in_background(self) -> None:
         try:
             self._find()
         except StoreFault:
@@ -143,7 +125,7 @@ class _Lookup:
             self._lock.release()
 
 
-class SentinelMaster:
+class SentinelMaster(Topology):
     """The master of a service, asked from the sentinels, and again whenever it fails.
 
     Sentinels often have no password where the servers have one, and refuse one then: they are told it when they ask.
@@ -154,6 +136,7 @@ class SentinelMaster:
     """
 
     def __init__(self, address: Address, connector: Connector) -> None:
+        super().__init__()
         self._service = address.service
         self._who = address.access.who
         options: dict[str, Any] = {
@@ -168,27 +151,19 @@ class SentinelMaster:
         known = {"username": address.access.user, "password": address.access.password}
         ways = [options, *([options | known] if address.access.password is not None else [])]
         self._ways = [sentinel(listed, sentinel_kwargs=each) for each in ways]
-        self._master: NodeAddress | None = None
         self._lookup = _Lookup(self._find)
 
-    def nodes(self) -> list[NodeAddress]:
-        """The master."""
-        return [] if self._master is None else [self._master]
-
     def node_of(self, key: bytes) -> NodeAddress:
-        """The master."""
-        if self._master is None:
+        """Return the master, whatever the key."""
+        if not self._endpoints:
             self._lookup.now()
-        if self._master is None:
+        if not self._endpoints:
             raise StoreFault("unreachable", f"no sentinel knows the master of {self._service!r} yet")
-        return self._master
-
-    def moved(self, redirect: Redirect) -> None:
-        """A server outside a cluster does not say so."""
+        return self._endpoints[0]
 
     def failed(self, endpoint: NodeAddress) -> None:
         """Ask the sentinels again, aside."""
-        self._lookup.aside()
+        self._lookup.in_background()
 
     def _find(self) -> None:
         denied: Exception | None = None
@@ -201,7 +176,7 @@ class SentinelMaster:
                     raise StoreFault("unreachable", message) from error
                 denied = error
             else:
-                self._master = NodeAddress(host, int(port))
+                self._endpoints = (NodeAddress(host, int(port)),)
                 return
             finally:
                 for each in sentinels.sentinels:
@@ -214,8 +189,12 @@ def _is_denial(error: redis.RedisError) -> bool:
     return isinstance(error, redis.exceptions.NoPermissionError) or "AuthenticationError" in str(error)
 
 
-class Cluster:
+class Cluster(Topology):
     """The nodes of a cluster by slot.
+
+    `redis.RedisCluster` is not used: it cannot be made while no node answers, needs the right to COMMAND, and looks up
+    the slots in the caller's thread. With it one dead node fails a pipeline for all nodes, and one that hangs held a
+    pipeline with a socket timeout of 0.5 s for 7 s (1 s without its retries); here a deadline of 0.5 s holds.
 
     Args:
         seeds: some of the nodes.
@@ -223,13 +202,14 @@ class Cluster:
     """
 
     def __init__(self, seeds: Sequence[NodeAddress], ask: Callable[[NodeAddress, bytes, float], Reply]) -> None:
+        super().__init__()
         self._seeds = tuple(seeds)
         self._ask = ask
         self._slots: list[NodeAddress | None] = []
         self._lookup = _Lookup(self._find)
 
     def nodes(self) -> list[NodeAddress]:
-        """The nodes that hold slots."""
+        """List the nodes that hold slots."""
         return sorted({endpoint for endpoint in self._slots if endpoint is not None}, key=str)
 
     def node_of(self, key: bytes) -> NodeAddress:
@@ -239,7 +219,7 @@ class Cluster:
         slots = self._slots
         endpoint = slots[key_slot(key)] if slots else None
         if endpoint is None:
-            self._lookup.aside()
+            self._lookup.in_background()
             raise StoreFault("unreachable", "no node of the cluster is known to hold this slot")
         return endpoint
 
@@ -247,11 +227,11 @@ class Cluster:
         """Note it, and learn aside what else has moved."""
         if self._slots:
             self._slots[redirect.slot] = redirect.endpoint
-        self._lookup.aside()
+        self._lookup.in_background()
 
     def failed(self, endpoint: NodeAddress) -> None:
         """Ask the others, aside, who has taken its place."""
-        self._lookup.aside()
+        self._lookup.in_background()
 
     def _find(self) -> None:
         """Ask nodes one after another until one answers."""
@@ -306,4 +286,4 @@ def learn(address: Address, connector: Connector, ask: Callable[[NodeAddress, by
         return SentinelMaster(address, connector)
     if len(address.endpoints) != 1:
         raise invalid("kvstore.url", "names several servers; write redis+cluster:// or redis+sentinel://")
-    return OneServer(address.endpoints[0])
+    return Topology(address.endpoints)

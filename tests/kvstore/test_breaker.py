@@ -21,20 +21,20 @@ class Clock:
 
 
 class Bench:
-    """A breaker with a clock and a probe that are set by hand, and what runs aside kept for later."""
+    """A breaker with a clock and a probe that are set by hand, and background work kept for later."""
 
     def __init__(self, errors: int = 3, *, probed: bool = True, jitter: float = 0.0) -> None:
         self.clock = Clock()
         self.good = False
         self.probes = 0
-        self.aside: list[Callable[[], None]] = []
+        self.background: list[Callable[[], None]] = []
         self.breaker = Breaker(
             errors,
             1.0,
             probe=self._probe if probed else None,
             clock=self.clock,
             jitter=lambda: jitter,
-            aside=self.aside.append,
+            in_background=self.background.append,
         )
 
     def _probe(self) -> bool:
@@ -54,10 +54,10 @@ class Bench:
         self.breaker.settle(era, None)
         return False
 
-    def run_aside(self) -> None:
-        for work in self.aside:
+    def run_background(self) -> None:
+        for work in self.background:
             work()
-        self.aside.clear()
+        self.background.clear()
 
 
 def test_it_opens_after_errors_in_a_row_and_not_before() -> None:
@@ -78,24 +78,24 @@ def test_calls_without_an_outcome_change_nothing() -> None:
     assert bench.breaker.state == "closed"
 
 
-def test_a_probe_runs_aside_after_the_cooldown_and_no_call_waits_for_it() -> None:
+def test_a_probe_runs_in_the_background_after_the_cooldown_and_no_call_waits_for_it() -> None:
     bench = Bench(errors=1, jitter=0.5)
     bench.call(False)
     bench.clock.now += 1.24  # the cooldown is 1 s and a quarter of jitter
     assert bench.refused()
-    assert not bench.aside
+    assert not bench.background
     bench.clock.now += 0.02
     assert bench.refused()
     assert bench.refused()
-    assert len(bench.aside) == 1  # one probe however many call
-    bench.run_aside()
+    assert len(bench.background) == 1  # one probe however many call
+    bench.run_background()
     assert bench.breaker.state == "open"
     assert bench.refused()
-    assert not bench.aside  # and a cooldown between probes
+    assert not bench.background  # and a cooldown between probes
     bench.clock.now += 1.3
     bench.good = True
     assert bench.refused()
-    bench.run_aside()
+    bench.run_background()
     assert bench.breaker.state == "half-open"
     assert bench.probes == 2
 
@@ -122,7 +122,7 @@ def test_what_began_before_it_opened_says_nothing_about_after() -> None:
     bench.clock.now += 2
     bench.good = True
     assert bench.refused()
-    bench.run_aside()
+    bench.run_background()
     trial = bench.breaker.admit()
     bench.breaker.settle(slow, False)
     assert bench.breaker.state == "half-open"
@@ -135,11 +135,11 @@ def test_wake_starts_a_due_probe_though_nobody_calls() -> None:
     bench.breaker.wake()
     bench.call(False)
     bench.breaker.wake()
-    assert not bench.aside
+    assert not bench.background
     bench.clock.now += 2
     bench.breaker.wake()
     bench.breaker.wake()
-    assert len(bench.aside) == 1
+    assert len(bench.background) == 1
 
 
 def test_being_refused_costs_microseconds() -> None:

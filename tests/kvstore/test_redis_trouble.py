@@ -218,7 +218,7 @@ def test_close_wakes_a_caller_that_waits(faulty: FaultyServer, through: RedisSto
 
 
 def _lent(store: RedisStore) -> int:
-    return sum(len(pool._lent) for pool in store._routes._pools.values())
+    return sum(pool.in_use for pool in store.routes.pools)
 
 
 def test_all_connections_in_use_is_late_and_no_error_of_the_node(faulty: FaultyServer) -> None:
@@ -241,10 +241,10 @@ def test_a_forked_child_does_not_use_its_parents_connections(
 ) -> None:
     store = RedisStore(parse_url(server.url))
     keys, values = fill(store, 2)
-    (pool,) = store._routes._pools.values()
-    (parents,) = pool._idle
+    (pool,) = store.routes.pools
+    (parents,) = pool.idle
     real = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: real + 1)
     assert read(store, keys) == values
-    assert parents not in pool._idle
+    assert parents not in pool.idle
     store.close()

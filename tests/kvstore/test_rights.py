@@ -191,7 +191,7 @@ def test_a_node_that_does_not_answer_is_left_out_of_the_servers(
     every_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(RedisStore(every_server.address)) as store:
-        topology, named = store._routes.topology, store.servers(soon())
+        topology, named = store.routes.topology, store.servers(soon())
         nodes = [NodeAddress("127.0.0.1", free_port()), *topology.nodes()]
         monkeypatch.setattr(topology, "nodes", lambda: nodes)
         assert store.servers(soon()) == named == [f"{every_server.version} (embedded)"]
