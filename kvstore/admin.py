@@ -1,4 +1,4 @@
-"""What an operator does with a store, from outside any server: look, remove, register, pin."""
+"""Administration of a store, from outside any server: report, flush, register, pin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRow:
-    """What one namespace holds; `quota` in bytes, None without limit; `gone`: share of a sample that Redis dropped."""
+    """Totals of one namespace; `quota` in bytes, None without limit; `gone`: share of a sample that Redis dropped."""
 
     policy: str
     id: str
@@ -38,7 +38,7 @@ class NamespaceRow:
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
-    """What one tenant asked for and found; `hit_rate` in tokens; `tokens_found` were not computed."""
+    """Look-ups of one tenant; `hit_rate` in tokens; `tokens_found` were not computed."""
 
     tenant: str
     lookups: int
@@ -50,7 +50,7 @@ class TenantRow:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything about a store."""
+    """Contents of a store."""
 
     namespaces: list[NamespaceRow]
     tenants: list[TenantRow]
@@ -85,13 +85,13 @@ class StoreAdmin:
         self._accounts = Accounts(store, keyring, self._sealer)
 
     def report(self, tenant: str | None = None) -> Report:
-        """What the store holds.
+        """Report the contents of the store.
 
         Args:
             tenant: of this one only; None: of all.
 
         Raises:
-            TurnoutError: NOT_FOUND: nobody of that name was ever here.
+            TurnoutError: NOT_FOUND: that name was never used.
         """
         wanted = self.namespaces() if tenant is None else self.of_tenant(tenant)
         namespaces = [self._namespace_row(each) for each in wanted]
@@ -105,16 +105,16 @@ class StoreAdmin:
         )
 
     def namespaces(self) -> list[Namespace]:
-        """Those that are configured or registered, and those that were ever here."""
+        """List the namespaces that are configured or registered, and those that were ever used."""
         known = self._accounts.names(self._deadline())
         private = [Namespace("private", name) for name in self._config.tenants]
         return list(dict.fromkeys([*self._tenancy.namespaces(), *private, *known]))
 
     def of_tenant(self, tenant: str) -> list[Namespace]:
-        """Where a tenant's own chunks are, or were under another policy.
+        """List the namespaces of a tenant's own chunks, now and under earlier policies.
 
         Raises:
-            TurnoutError: NOT_FOUND: nobody of that name was ever here.
+            TurnoutError: NOT_FOUND: that name was never used.
         """
         private = Namespace("private", tenant)
         known = self.namespaces()
@@ -123,7 +123,7 @@ class StoreAdmin:
         return list(dict.fromkeys([private, self._tenancy.home(tenant)]))
 
     def of_group(self, group: str) -> Namespace:
-        """A group's.
+        """Return the namespace of a group.
 
         Raises:
             TurnoutError: NOT_FOUND: no such group was ever here.
@@ -196,7 +196,7 @@ class StoreAdmin:
         self._live(sorted(set(replaced) - set(self._all_keys(prefix))), self._ttl_ms)
 
     def _named_like(self, prefix: Prefix) -> Prefix | None:
-        """What has the prefix's name; a name stands for one that is shared or for one that is pinned, not for both."""
+        """Return the prefix of that name; a name stands for a shared prefix or for a pinned one, not for both."""
         self._registry.refresh(self._deadline())
         old = next((each for each in self._registry.prefixes if each.name == prefix.name), None)
         if old is not None and (old.policy == "private") != (prefix.policy == "private"):
@@ -226,7 +226,7 @@ class StoreAdmin:
             )
 
     def _touch(self, prefix: Prefix, ttl_ms: int | None) -> int:
-        """Give what is there of a prefix so long to live; how many values."""
+        """Set the life of the chunks that are there of a prefix; return the number of values."""
         return self._live(self._all_keys(prefix), ttl_ms)
 
     def _live(self, keys: list[bytes], ttl_ms: int | None) -> int:

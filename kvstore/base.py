@@ -1,4 +1,4 @@
-"""What the store is made of: where bytes are kept, and how keys and values become bytes."""
+"""Interfaces of the store: byte stores and codecs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    import torch  # whoever only starts or checks a server does not wait for it
+    import torch  # not loaded to start or check a server
 
 FaultKind = Literal["unreachable", "late", "refused", "broken", "open"]
 
 
 class StoreFault(Exception):  # noqa: N818  (a fault is a miss, not an error)
-    """A store could not do what was asked; the caller goes on without it.
+    """Failure of a store operation; the caller continues without the store.
 
     Args:
         kind: unreachable (no connection), late (a deadline passed), refused (the server said no: memory, rights),
@@ -33,7 +33,7 @@ class ByteStore(Protocol):
     """
 
     def count_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
-        """How many of the keys, from the first on without a gap, are there (one round trip per node)."""
+        """Count the keys that are there, from the first on without a gap (one round trip per node)."""
         ...
 
     def read(
@@ -64,7 +64,7 @@ class ByteStore(Protocol):
         ...
 
     def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
-        """Make keys live so long from now (None: for ever); for each, whether it was there."""
+        """Make keys live `ttl_ms` from now (None: for ever); for each, whether it was there."""
         ...
 
     def delete(self, keys: Sequence[bytes], deadline: float) -> int:
@@ -80,11 +80,11 @@ class ByteStore(Protocol):
         ...
 
     def reset_connections(self) -> None:
-        """Say that a value was not the one of its key: a connection may be an answer behind, so all are made anew."""
+        """Replace all connections: a value was not that of its key, so one of them may be a reply behind."""
         ...
 
     def health(self) -> Literal["ok", "degraded", "off"]:
-        """ok; degraded: some node's breaker is open; off: nothing can be reached."""
+        """Return ok; degraded: some node's breaker is open; or off: nothing can be reached."""
         ...
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class ChunkShape:
 
 
 class Codec(Protocol):
-    """How a chunk becomes bytes and comes back. Pure functions of their arguments; called from several threads.
+    """Encoding of chunks as bytes, and back. Pure functions of their arguments; called from several threads.
 
     One that needs the very profile it encoded with to decode has that one's version, bytes, as `profile_version`. One
     whose payloads differ in length for chunks of a shape has `usual_bytes(shape)`, which nearly none exceeds, and
@@ -145,7 +145,7 @@ class Codec(Protocol):
         ...
 
     def max_bytes(self, shape: ChunkShape) -> int:
-        """Most bytes an encoded chunk of this shape takes."""
+        """Return most bytes an encoded chunk of this shape takes."""
         ...
 
     def decode(self, payload: memoryview, shape: ChunkShape, out: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Puts the stores of a process together: one set of connections, one memory, one writer; a store for each model."""
+"""Assembly of the stores of a process: one set of connections, one memory, one writer; a store for each model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SharedStore:
         return list(self._stores)
 
     def of(self, model: str) -> PrefixStore:
-        """A model's store.
+        """Return a model's store.
 
         Raises:
             TurnoutError: NOT_FOUND: the process has no such model.
@@ -90,12 +90,12 @@ class SharedStore:
             raise not_found("model", model, self.models)
         return self._stores[model]
 
-    def sharing(self, tenant: str, prompt: Sequence[int], told: SharingPolicy | None = None) -> Sharing:
-        """Whose cache the tokens of a tenant's prompt belong to; see `Tenancy.sharing`."""
-        return self._tenancy.sharing(tenant, prompt, told)
+    def sharing(self, tenant: str, prompt: Sequence[int], policy: SharingPolicy | None = None) -> Sharing:
+        """Return the namespaces of a tenant's prompt; see `Tenancy.sharing`."""
+        return self._tenancy.sharing(tenant, prompt, policy)
 
     def health(self) -> Health:
-        """Of Redis: ok, degraded or off."""
+        """Return the health of Redis: ok, degraded or off."""
         return "off" if self._store is None else self._store.health()
 
     def settle(self, timeout_s: float = 5.0) -> bool:
@@ -134,7 +134,7 @@ def build_stores(
     keyring: Keyring | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> SharedStore:
-    """The stores of a process.
+    """Build the stores of a process.
 
     Args:
         config: what is wanted; a URL that is no address ("off", "embedded") means host memory only.
@@ -165,7 +165,7 @@ def build_stores(
 
 
 def open_keyring(config: KVStoreConfig) -> Keyring:
-    """The keys of the configured file; without one, keys that nobody else has.
+    """Open the keys of the configured file; without one, make random keys.
 
     Raises:
         TurnoutError: the file holds no key.
@@ -176,7 +176,7 @@ def open_keyring(config: KVStoreConfig) -> Keyring:
 
 
 def open_store(config: KVStoreConfig) -> RedisStore:
-    """The Redis that the configuration names; what should be changed there is logged.
+    """Open the configured Redis, and log what should be changed there.
 
     Raises:
         TurnoutError: it cannot be used as it is.
@@ -194,7 +194,7 @@ def open_store(config: KVStoreConfig) -> RedisStore:
 
 
 def address_of(config: KVStoreConfig) -> Address:
-    """Where the configured Redis is.
+    """Parse the address of the configured Redis.
 
     Raises:
         TurnoutError: the URL is none.
@@ -205,7 +205,7 @@ def address_of(config: KVStoreConfig) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What the stores of a process share."""
+    """Objects that the stores of a process share."""
 
     config: KVStoreConfig
     keyring: Keyring

@@ -1,4 +1,4 @@
-"""Everything about one model that turns chunks into values and back: keys, codecs, layer groups, staging memory."""
+"""Conversion of one model's chunks to values and back: keys, codecs, layer groups, staging memory."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class BufferPool:
         self._lock = Lock()
 
     def take(self) -> bytearray:
-        """A buffer of `num_bytes`."""
+        """Return a buffer of `num_bytes`."""
         with self._lock:
             return self._free.pop() if self._free else bytearray(self.num_bytes)
 
     def give(self, buffer: bytearray) -> None:
-        """Nobody uses it any more."""
+        """Take a buffer back."""
         with self._lock:
             if len(self._free) < BUFFERS_KEPT:
                 self._free.append(buffer)
@@ -102,27 +102,27 @@ class Encodings:
         return self.chunk_tokens * self.layout.token_bytes
 
     def chain(self, sharing: Sharing) -> Chain:
-        """Digests of a sequence that is yet to come."""
+        """Begin the digests of a sequence."""
         return Chain(self.keyring, self.fingerprint, self.chunk_tokens, sharing)
 
     def readable(self, lossy: bool) -> list[Encoding]:
-        """What a request of the quality class may read, best first."""
+        """List the encodings that a request of the quality class may read, best first."""
         return [encoding for encoding in self.all if lossy or encoding.codec.lossless]
 
     def keys(self, link: Link, encoding: Encoding) -> list[bytes]:
-        """Where a chunk's values lie, group by group."""
+        """List the keys of a chunk's values, group by group."""
         return [redis_key(self.keyring, self.fingerprint, link, encoding.name, i) for i in range(len(self.groups))]
 
     def entries(self, link: Link) -> list[tuple[bytes, int]]:
-        """A chunk's values in every encoding: where each lies, and its bytes at most."""
+        """List a chunk's values in every encoding: the key of each, and its bytes at most."""
         return [entry for encoding in self.all for entry in zip(self.keys(link, encoding), encoding.sizes, strict=True)]
 
     def empty_chunk(self) -> torch.Tensor:
-        """Memory for a chunk."""
+        """Allocate a chunk."""
         return torch.empty(self.chunk_size, dtype=self.layout.dtype)
 
     def part(self, kv: torch.Tensor, group: int) -> torch.Tensor:
-        """The layers of one value, a view."""
+        """Return the layers of one value, a view."""
         shape = self.groups[group]
         return kv[shape.first_layer : shape.first_layer + shape.layers]
 

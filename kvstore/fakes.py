@@ -32,7 +32,7 @@ class MemoryByteStore:
         self._closed = False
 
     def get(self, key: bytes) -> bytes | None:
-        """A value that still lives."""
+        """Return a value that still lives."""
         with self._lock:
             value, end = self._values.get(key, (None, None))
             if end is not None and end <= self._clock():
@@ -46,18 +46,18 @@ class MemoryByteStore:
             self._values[key] = (value, None if ttl_ms is None else self._clock() + ttl_ms / 1e3)
 
     def keys(self) -> list[bytes]:
-        """Keys that still live, in the order in which they were set."""
+        """Return keys that still live, in the order in which they were set."""
         with self._lock:
             return [key for key in list(self._values) if self.get(key) is not None]
 
     def count_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         self._check(deadline)
         missing = (i for i, key in enumerate(keys) if self.get(key) is None)
         return next(missing, len(keys))
 
     def read(self, keys: Sequence[bytes], place: Place, done: Done, ttl_ms: int, deadline: float) -> int:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         self._check(deadline)
         for i, key in enumerate(keys):
             value = self.get(key)
@@ -71,7 +71,7 @@ class MemoryByteStore:
         return len(keys)
 
     def write(self, key: bytes, parts: Sequence[memoryview | bytes], ttl_ms: int, deadline: float) -> bool:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         self._check(deadline)
         with self._lock:
             if self.get(key) is not None:
@@ -80,7 +80,7 @@ class MemoryByteStore:
             return True
 
     def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         self._check(deadline)
         with self._lock:
             values = [self.get(key) for key in keys]
@@ -90,7 +90,7 @@ class MemoryByteStore:
             return [value is not None for value in values]
 
     def delete(self, keys: Sequence[bytes], deadline: float) -> int:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         self._check(deadline)
         with self._lock:
             return sum(self.get(key) is not None and self._values.pop(key) is not None for key in keys)
@@ -108,18 +108,18 @@ class MemoryByteStore:
             return self._scripts[text](self, keys, args)
 
     def servers(self, deadline: float) -> list[str]:
-        """As `ByteStore`: no server."""
+        """See `ByteStore`: no server."""
         return []
 
     def reset_connections(self) -> None:
-        """There are no connections."""
+        """Do nothing: there are no connections."""
 
     def health(self) -> Literal["ok", "degraded", "off"]:
-        """Ok until it is closed."""
+        """Return ok until it is closed."""
         return "off" if self._closed else "ok"
 
     def close(self) -> None:
-        """Later calls end with a fault."""
+        """Close; later calls end with a fault."""
         self._closed = True
 
     def _check(self, deadline: float) -> None:
@@ -131,7 +131,7 @@ class MemoryByteStore:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What goes wrong, the same way every time. Indexes count the keys of one call from 0.
+    """Faults of a store, the same way every time. Indexes count the keys of one call from 0.
 
     Attributes:
         drop: keys that are said to be missing, by probes and reads: `{2}` makes a gap, `range(4, 8)` a segment.
@@ -165,39 +165,39 @@ class PassOn:
         self._inner = inner
 
     def read(self, keys: Sequence[bytes], place: Place, done: Done, ttl_ms: int, deadline: float) -> int:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         return self._inner.read(keys, place, done, ttl_ms, deadline)
 
     def count_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         return self._inner.count_prefix(keys, deadline)
 
     def write(self, key: bytes, parts: Sequence[memoryview | bytes], ttl_ms: int, deadline: float) -> bool:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         return self._inner.write(key, parts, ttl_ms, deadline)
 
     def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         return self._inner.touch(keys, ttl_ms, deadline)
 
     def delete(self, keys: Sequence[bytes], deadline: float) -> int:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         return self._inner.delete(keys, deadline)
 
     def script(self, text: str, keys: Sequence[bytes], args: Sequence[bytes | int | str], deadline: float) -> Any:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         return self._inner.script(text, keys, args, deadline)
 
     def servers(self, deadline: float) -> list[str]:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         return self._inner.servers(deadline)
 
     def reset_connections(self) -> None:
-        """As `ByteStore`."""
+        """Do nothing: there are no connections."""
         self._inner.reset_connections()
 
     def health(self) -> Literal["ok", "degraded", "off"]:
-        """Of the store behind it."""
+        """Return the health of the store behind it."""
         return self._inner.health()
 
     def close(self) -> None:
@@ -230,13 +230,13 @@ class FaultyStore(PassOn):
             self._plan, self._calls = plan, 0
 
     def count_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
-        """As `ByteStore`, up to the first key that the plan drops."""
+        """See `ByteStore`, up to the first key that the plan drops."""
         plan = self._begin(deadline)
         found = self._inner.count_prefix(keys, deadline)
         return min([found, *(i for i in plan.drop if i < found)])
 
     def read(self, keys: Sequence[bytes], place: Place, done: Done, ttl_ms: int, deadline: float) -> int:
-        """As `ByteStore`, with values as planned."""
+        """See `ByteStore`, with values as planned."""
         plan = self._begin(deadline)
         partner = {a: b for pair in plan.swap for a, b in (pair, pair[::-1])}
         for i in range(len(keys)):
@@ -266,22 +266,22 @@ class FaultyStore(PassOn):
         return len(keys)
 
     def write(self, key: bytes, parts: Sequence[memoryview | bytes], ttl_ms: int, deadline: float) -> bool:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         self._begin(deadline)
         return self._inner.write(key, parts, ttl_ms, deadline)
 
     def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         self._begin(deadline)
         return self._inner.touch(keys, ttl_ms, deadline)
 
     def delete(self, keys: Sequence[bytes], deadline: float) -> int:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         self._begin(deadline)
         return self._inner.delete(keys, deadline)
 
     def script(self, text: str, keys: Sequence[bytes], args: Sequence[bytes | int | str], deadline: float) -> Any:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         self._begin(deadline)
         return self._inner.script(text, keys, args, deadline)
 
@@ -344,15 +344,15 @@ class RecordingStore(PassOn):
         self.calls: list[Call] = []
 
     def named(self, name: str) -> list[Call]:
-        """Calls of one method."""
+        """List the calls of one method."""
         return [call for call in list(self.calls) if call.name == name]
 
     def count_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         return int(self._record("count_prefix", keys, [], lambda: self._inner.count_prefix(keys, deadline)))
 
     def read(self, keys: Sequence[bytes], place: Place, done: Done, ttl_ms: int, deadline: float) -> int:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         sizes: list[int] = []
 
         def placed(index: int, size: int) -> memoryview | None:
@@ -364,20 +364,20 @@ class RecordingStore(PassOn):
         return int(self._record("read", keys, sizes, lambda: self._inner.read(keys, placed, done, ttl_ms, deadline)))
 
     def write(self, key: bytes, parts: Sequence[memoryview | bytes], ttl_ms: int, deadline: float) -> bool:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         sizes = [sum(memoryview(part).nbytes for part in parts)]
         return bool(self._record("write", [key], sizes, lambda: self._inner.write(key, parts, ttl_ms, deadline)))
 
     def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         return list(self._record("touch", keys, [], lambda: self._inner.touch(keys, ttl_ms, deadline)))
 
     def delete(self, keys: Sequence[bytes], deadline: float) -> int:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         return int(self._record("delete", keys, [], lambda: self._inner.delete(keys, deadline)))
 
     def script(self, text: str, keys: Sequence[bytes], args: Sequence[bytes | int | str], deadline: float) -> Any:
-        """As `ByteStore`."""
+        """See `ByteStore`."""
         return self._record("script", keys, [], lambda: self._inner.script(text, keys, args, deadline))
 
     def _record(self, name: str, keys: Sequence[bytes], sizes: list[int], run: Callable[[], Any]) -> Any:

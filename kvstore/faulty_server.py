@@ -21,7 +21,7 @@ TICK_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Spoil:
-    """What the proxy does to answers.
+    """Fault that the proxy adds to replies.
 
     Attributes:
         trouble: none; truncate: a connection is closed `after_bytes` into its answers; dribble: a byte every
@@ -200,7 +200,7 @@ class _Pair:
 
 
 def flipped(block: bytes, offset: int, every: int) -> bytes:
-    """A bit turned in every `every`-th byte of a stream of which `block` begins at `offset`."""
+    """Flip a bit in every `every`-th byte of a stream of which `block` begins at `offset`."""
     spoiled = bytearray(block)
     for i in range(every - 1 - offset % every, len(spoiled), every):
         spoiled[i] ^= 0x10
@@ -208,7 +208,7 @@ def flipped(block: bytes, offset: int, every: int) -> bytes:
 
 
 class Answers:
-    """Takes a stream of RESP2 apart into whole answers, and puts them out in another order."""
+    """Reordering of a RESP2 stream, taken apart into whole replies."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -216,7 +216,7 @@ class Answers:
         self._shifted = False
 
     def reorder(self, block: bytes, swap: bool) -> bytes:
-        """What to send now: answers in swapped pairs, or each one command late; an empty block ends a wait."""
+        """Return what to send now: replies in swapped pairs, or each one command late; an empty block ends a wait."""
         self._bytes += block
         while (size := answer_length(self._bytes)) is not None:
             self._waiting.append(bytes(self._bytes[:size]))
@@ -237,7 +237,7 @@ class Answers:
         return bytes(out)
 
     def held(self) -> bytes:
-        """What was kept back, when order is restored."""
+        """Return what was kept back, when order is restored."""
         held = b"".join(self._waiting) + bytes(self._bytes)
         self._waiting.clear()
         self._bytes.clear()
@@ -246,7 +246,7 @@ class Answers:
 
 
 def answer_length(data: bytes | bytearray, start: int = 0) -> int | None:
-    """Bytes of the first answer in `data` from `start` on; None: it is not all there."""
+    """Return bytes of the first answer in `data` from `start` on; None: it is not all there."""
     end = data.find(b"\r\n", start)
     if end < 0:
         return None

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 ROOT_KEY_BYTES = 32
 MAX_EPOCH = 2**32 - 1
-NAMESPACES_KEPT = 1024  # derived keys are kept for so many; others are derived again
+NAMESPACES_KEPT = 1024  # derived keys are kept for this number; others are derived again
 
 log = logging.getLogger(__name__)
 
 
 def fingerprint(parts: Mapping[str, str | int]) -> bytes:
-    """What KV depends on beside the tokens, as 32 bytes: equal parts in any order, and nothing else, give equal bytes.
+    """Digest what KV depends on besides the tokens: 32 bytes, equal for equal parts in any order, and only then.
 
     Args:
         parts: digests of the model's configuration, weights and tokenizer, dtype, layout version, numerics class,
@@ -60,9 +60,9 @@ def fingerprint(parts: Mapping[str, str | int]) -> bytes:
 
 
 def load_root_key(path: str | os.PathLike[str], field: str = "kvstore.root_key_file") -> bytes:
-    """The store's root key: 32 bytes, in a file as 64 hexadecimal digits or as base64; space around them is ignored.
+    """Load the store's root key: 32 bytes, in a file as 64 hexadecimal digits or as base64; blanks are ignored.
 
-    A file that everybody on the machine may read gets a warning in the log.
+    A file that every user of the machine may read gets a warning in the log.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: the file cannot be read or holds something else. What it holds is not shown.
@@ -115,7 +115,7 @@ class Keyring:
 
     A new epoch renames and re-encrypts everything: what was written before is not found any more and lives out its
     time. With random nonces one key is good for 2**32 values, so the epoch is to be raised before a namespace was
-    sent so many.
+    sent that number.
 
     Args:
         root: the root key, 32 bytes.
@@ -137,23 +137,23 @@ class Keyring:
         self._value_key = lru_cache(NAMESPACES_KEPT)(self._make_value_key)
 
     def namespace_id(self, namespace: Namespace) -> bytes:
-        """The namespace's name in the store, 16 bytes; the same in every epoch."""
+        """Return the namespace's name in the store, 16 bytes; the same in every epoch."""
         return self._namespace_id(namespace)
 
     def chain_key(self, namespace: Namespace) -> bytes:
-        """The key of the namespace's digests in this epoch, 32 bytes."""
+        """Return the key of the namespace's digests in this epoch, 32 bytes."""
         return self.derive("chain", namespace, self.epoch)
 
     def chain_states(self, namespace: Namespace) -> tuple[HASH, HASH]:
-        """SHA-256 after the inner and the outer pad of HMAC (RFC 2104) with `chain_key`: to be copied, not updated."""
+        """Return SHA-256 after the inner and the outer pad of HMAC (RFC 2104) with `chain_key`: copy, do not update."""
         return self._chain_states(namespace)
 
     def value_key(self, namespace: Namespace, epoch: int) -> AESGCM:
-        """What encrypts the namespace's values of an epoch."""
+        """Return the key that encrypts the namespace's values of an epoch."""
         return self._value_key(namespace, epoch)
 
     def derive(self, purpose: str, namespace: Namespace | None, epoch: int) -> bytes:
-        """A key of 32 bytes for another purpose, unrelated to every other one.
+        """Derive a key of 32 bytes for another purpose, unrelated to every other one.
 
         Args:
             purpose: what it is for; "chain" and "value" are taken.
@@ -218,7 +218,7 @@ class Chain:
         self._links: list[Link] = []
 
     def links(self, tokens: Sequence[int], count: int) -> list[Link]:
-        """Links of the sequence's leading full chunks, at least the first `count` where there are so many.
+        """Return links of the sequence's leading full chunks, at least the first `count` if it has that many.
 
         Args:
             tokens: the sequence so far; those of earlier calls must stand unchanged at its start.
@@ -255,7 +255,7 @@ class Chain:
 
 
 def redis_key(keyring: Keyring, fingerprint: bytes, link: Link, codec: str, group: int) -> bytes:
-    """Where a chunk's value lies in Redis: `to1:<namespace>:<model>:<codec>:<layer group>:<digest>`.
+    """Return the key of a chunk's value: `to1:<namespace>:<model>:<codec>:<layer group>:<digest>`.
 
     `codec` is what `kvstore.value.encoding_name` calls it.
 
@@ -265,7 +265,7 @@ def redis_key(keyring: Keyring, fingerprint: bytes, link: Link, codec: str, grou
 
 
 def key_prefix(keyring: Keyring, fingerprint: bytes, namespace: Namespace) -> bytes:
-    """What the keys of all of a namespace's values for a model start with."""
+    """Return the beginning of the keys of all of a namespace's values for a model."""
     return b"to1:%s:%s:" % (_b64(keyring.namespace_id(namespace)), _b64(fingerprint[:8]))
 
 

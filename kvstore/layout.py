@@ -12,7 +12,7 @@ MAX_CHUNK_TOKENS = 256
 
 
 def choose_chunk_tokens(layout: ModelLayout, wanted: int | None = None) -> int:
-    """Tokens in a chunk: whole blocks, as many as make about 1 MiB, unless the configuration says how many.
+    """Choose the tokens in a chunk: whole blocks, about 1 MiB, unless the configuration has a number.
 
     Raises:
         TurnoutError: what is wanted is not a power of two times the engine's block, or is too long.
@@ -27,7 +27,7 @@ def choose_chunk_tokens(layout: ModelLayout, wanted: int | None = None) -> int:
 
 
 def layer_groups(layout: ModelLayout, chunk_tokens: int) -> tuple[ChunkShape, ...]:
-    """The values of a chunk: all layers in one, or as few equal groups of layers as keep each below 2 MiB."""
+    """Split the layers of a chunk into values: one, or as few equal groups as keep each below 2 MiB."""
     layer_bytes = chunk_tokens * layout.token_bytes // layout.layers
     most = max(1, MAX_VALUE_BYTES // layer_bytes)
     count = -(-layout.layers // most)

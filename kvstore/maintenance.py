@@ -1,4 +1,4 @@
-"""What a store does now and then, in a thread of its own: see that Redis is there and ours, read what is registered,
+"""Background maintenance of a store: check that Redis is there and ours, read the registered prefixes,
 keep registered prefixes from expiring, and settle accounts and quotas.
 """
 
@@ -36,7 +36,7 @@ VERDICTS = 3
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceContext:
-    """What maintenance works with."""
+    """Dependencies of maintenance."""
 
     store: ByteStore
     keyring: Keyring
@@ -128,10 +128,10 @@ class Maintenance:
         for namespace, keys in kept.items():
             there = context.store.touch(list(keys), None, self._deadline())
             used = [(key, size if is_there else 0) for (key, size), is_there in zip(keys.items(), there, strict=True)]
-            context.quotas.record(namespace, [], used, self._deadline())  # the index forgets what nobody uses
+            context.quotas.record(namespace, [], used, self._deadline())  # the index forgets unused keys
 
     def _kept_keys(self) -> dict[Namespace, dict[bytes, int]]:
-        """Keys of the chunks of all registered prefixes, as prompts that begin with them make them; bytes at most.
+        """Return the keys of the chunks of all registered prefixes, with their bytes at most.
 
         The beginnings of all prefixes come before what follows them: over a quota the last go first.
         """
@@ -184,7 +184,7 @@ class Maintenance:
         if not self._ours:
             self.introduce()
             log.info("prefix store: Redis answers")
-        keep_s = min(KEEP_S, self.context.quotas.ttl_ms / 3000)  # whoever reads a chunk gives it a time limit again
+        keep_s = min(KEEP_S, self.context.quotas.ttl_ms / 3000)  # every read of a chunk gives it a time limit again
         periods = (REFRESH_S, ACCOUNTS_S, keep_s, SWEEP_S)
         for (task, due), period in zip(list(self._due.items()), periods, strict=True):
             now = self._clock()

@@ -29,7 +29,7 @@ class Profile:
 
     Attributes:
         version: 6 bytes that name the content: what was encoded with one profile is not decoded with another.
-        settings: what beside the tensors was written down.
+        settings: what was written down besides the tensors.
         tensors: by name; the first dimension of each is the model's layers.
     """
 
@@ -44,7 +44,7 @@ class Profile:
 
 
 def read_profiles(folder: Path | None, digest: str) -> dict[str, Profile]:
-    """The profiles of one model that lie in a folder of artifacts, by codec family.
+    """Return the profiles of one model that lie in a folder of artifacts, by codec family.
 
     Args:
         folder: of the pool's artifacts; None: there are none.
@@ -66,7 +66,7 @@ def read_profiles(folder: Path | None, digest: str) -> dict[str, Profile]:
 
 
 def profile_of(artifact: Artifact, family: str, digest: str) -> Profile | None:
-    """A model's part of an artifact; None where it has none."""
+    """Return a model's part of an artifact; None where it has none."""
     if artifact.kind != f"kv-{family}":
         return None
     role = next((role for role, each in artifact.models.items() if each == digest), None)
@@ -78,7 +78,7 @@ def profile_of(artifact: Artifact, family: str, digest: str) -> Profile | None:
 
 
 def refuse_missing(codec: str) -> TurnoutError:
-    """For a codec that cannot work without the model's profile: says how one is made."""
+    """Raise for a codec that cannot work without the model's profile, and say how to make one."""
     message = (
         f"kvstore.codecs: {codec!r} needs a profile made for this model; make one with:"
         f" {COMMAND} --out FOLDER, where FOLDER is the pool's folder of artifacts"
@@ -100,7 +100,7 @@ def check_fits(profile: Profile, shape: ChunkShape, names: Iterable[str]) -> Non
 
 
 def cell_bytes(counts: NDArray[np.float64]) -> Bytes:
-    """Histograms [..., cells] a byte a cell: four bits of exponent and four of mantissa, beside the largest cell.
+    """Encode histograms [..., cells], a byte a cell: four bits of exponent and of mantissa, with the largest cell.
 
     Args:
         counts: how often each cell was met; where all are 0, every cell is taken to be alike.
@@ -114,6 +114,6 @@ def cell_bytes(counts: NDArray[np.float64]) -> Bytes:
 
 
 def cell_weights(cells: Bytes) -> Ints:
-    """What the bytes of `cell_bytes` stand for, from 16 to 31 * 2**15."""
+    """Decode the bytes of `cell_bytes`, to 16 to 31 * 2**15."""
     wide = cells.astype(np.int64)
     return (16 + (wide & 15)) << (wide >> 4)

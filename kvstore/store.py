@@ -68,7 +68,7 @@ class PrefixStore:
         return self.encodings.chunk_tokens
 
     def chain(self, sharing: Sharing) -> Chain:
-        """Digests of a sequence that is yet to come."""
+        """Begin the digests of a sequence."""
         return self.encodings.chain(sharing)
 
     async def fetch(self, wanted: Wanted) -> Found:
@@ -99,7 +99,7 @@ class PrefixStore:
         return found
 
     def wants(self, link: Link) -> bool:
-        """Whether a chunk is worth offering: to be asked when it was computed, or was found in the engine's own pool.
+        """Tell whether to offer a chunk that was computed, or was found in the engine's own pool.
 
         Does no I/O.
         """
@@ -116,11 +116,11 @@ class PrefixStore:
         return self._writer.offer(self.encodings, self.counts, offer)
 
     def health(self) -> Health:
-        """Of Redis: ok, degraded (some node is left alone) or off (none, or none that answers)."""
+        """Return the health of Redis: ok, degraded (some breaker is open) or off (none, or none that answers)."""
         return "off" if self._remote is None else self._remote.store.health()
 
     def stats(self) -> StoreStats:
-        """What was counted so far."""
+        """Return the counters."""
         counts = self.counts
         return StoreStats(
             lookups=counts.lookups,
@@ -145,6 +145,6 @@ class PrefixStore:
         return await asyncio.to_thread(self._writer.settle, timeout_s)
 
     async def close(self) -> None:
-        """Take part in nothing any more; what was offered is still stored."""
+        """End all look-ups and offers; what was offered is still stored."""
         self._closed = True
         await self.settle(1.0)

@@ -1,4 +1,4 @@
-"""What the engine and the store say to each other: what is wanted, found and offered, and what the store counts."""
+"""Types between engine and store: chunks wanted, found and offered, and the counters of a store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHERS = "(others)"
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """What the store must know of a model.
+    """Properties of a model that the store depends on.
 
     Attributes:
         fingerprint_parts: everything that its keys and values depend on (digests, dtype, layout, numerics): any
@@ -108,7 +108,7 @@ class Offer:
 
 @dataclass(slots=True)
 class TenantCounts:
-    """What one tenant asked for and got, in this process.
+    """Look-ups of one tenant in this process.
 
     Attributes:
         lookups: sequences looked up.
@@ -127,7 +127,7 @@ class TenantCounts:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a model's store has done since it was made.
+    """Counters of a model's store since it was made.
 
     Attributes:
         lookups: sequences looked up.
@@ -183,30 +183,30 @@ class Counts:
         self._tenants: dict[str, TenantCounts] = {}
 
     def fault(self, kind: str) -> int:
-        """Something went wrong; it was a miss. Returns how often it had happened before."""
+        """Count a fault, which was a miss; return how often it had happened before."""
         with self._lock:
             self.faults[kind] += 1
             return self.faults[kind] - 1
 
     def drop(self, reason: str) -> None:
-        """An offered chunk was not stored."""
+        """Count an offered chunk that was not stored."""
         with self._lock:
             self.dropped[reason] += 1
 
     def read(self, size: int) -> None:
-        """A value came."""
+        """Count a value that came."""
         with self._lock:
             self.bytes_read += size
 
     def wrote(self, tenant: str, size: int) -> None:
-        """A value was stored."""
+        """Count a value that was stored."""
         with self._lock:
             self.writes += 1
             self.bytes_written += size
             self._tenant(tenant).bytes_written += size
 
     def looked_up(self, tenant: str, asked: int, tiers: tuple[str, ...], chunk_tokens: int) -> None:
-        """A sequence was looked up: `asked` chunks were wanted, and so many were found."""
+        """Count a look-up of `asked` chunks and those found."""
         with self._lock:
             self.lookups += 1
             for tier in tiers:
@@ -219,13 +219,13 @@ class Counts:
             account.tokens_found += len(tiers) * chunk_tokens
 
     def outcome(self, regret_s: float, waited_s: float) -> None:
-        """What a decision turned out to cost beyond the best other one, and the time spent waiting for others."""
+        """Add the cost of a decision beyond the best other one, and the time spent waiting for others."""
         with self._lock:
             self.regret_s += regret_s
             self.waits_s += waited_s
 
     def tenants(self) -> dict[str, TenantCounts]:
-        """Copies of the accounts, those that asked for the most first."""
+        """Copy the accounts, those that asked for the most first."""
         with self._lock:
             accounts = {name: replace(account) for name, account in self._tenants.items()}
         return dict(sorted(accounts.items(), key=lambda item: -item[1].tokens_asked))

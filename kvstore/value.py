@@ -34,7 +34,7 @@ Reason = Literal["short", "magic", "version", "header", "epoch", "length", "tag"
 
 
 class ValueRefused(Exception):  # noqa: N818  (a refusal is a miss, not an error)
-    """What lies under a key is not what was written there; it is a miss.
+    """Value that is not what was written under its key; it is a miss.
 
     Args:
         reason: short (less than a header and a tag), magic (not ours), version (of another format), header (for
@@ -48,7 +48,7 @@ class ValueRefused(Exception):  # noqa: N818  (a refusal is a miss, not an error
 
 
 def encoding_name(codec: Codec) -> str:
-    """What keys call a codec's values: other names where values or what is needed to read them are others.
+    """Return the name of a codec's values in keys; it changes with their format or with what reading them needs.
 
     Nothing is written over what is there, so what only a later or an earlier version reads must lie elsewhere.
     """
@@ -139,7 +139,7 @@ def open_into(
 
 
 def _check_header(keyring: Keyring, key: bytes, codec: Codec, shape: ChunkShape, header: bytes) -> int:
-    """Bytes of the payload, if this is the header of what was asked for."""
+    """Return the bytes of the payload, if this is the header of what was asked for."""
     magic, version, *fields = _FORM.unpack(header)
     if magic != MAGIC:
         raise ValueRefused("magic")
@@ -155,7 +155,7 @@ def _check_header(keyring: Keyring, key: bytes, codec: Codec, shape: ChunkShape,
 
 
 def _fields(codec: Codec, shape: ChunkShape) -> tuple[bytes | int, ...]:
-    """What the header says about codec and shape."""
+    """Parse what the header says about codec and shape."""
     if shape.dtype not in _DTYPES:
         raise ValueError(f"{shape.dtype} has no number in headers; those have: {', '.join(map(str, _DTYPES))}")
     sizes = (shape.first_layer, shape.layers, shape.tokens, shape.kv_heads, shape.head_dim)

@@ -1,6 +1,6 @@
 """Entropy coding: asymmetric numeral systems by the library constriction, with a table for every row of symbols.
 
-A table's probabilities are made from small whole numbers by exact arithmetic only, so that whoever reads a stream has
+A table's probabilities are made from small whole numbers by exact arithmetic only, so that every reader of a stream has
 the very table it was written with, on any machine.
 """
 
@@ -21,11 +21,11 @@ Table = Any  # a model of constriction's
 Categorical = constriction.stream.model.Categorical
 AnsCoder = constriction.stream.stack.AnsCoder
 FINE = 256  # parts of a cell that an edge may lie between
-LEAST_SHARE = 16  # a symbol nobody has seen gets 2 ** -16 of a table
+LEAST_SHARE = 16  # an unseen symbol gets 2 ** -16 of a table
 
 
 def symbol_weights(cells: Bytes, edges: Ints) -> Ints:
-    """Weights of symbols that are intervals of a histogram.
+    """Return weights of symbols that are intervals of a histogram.
 
     Args:
         cells: [rows, cells] of `kvstore.profiles.cell_bytes`.
@@ -48,19 +48,19 @@ def symbol_weights(cells: Bytes, edges: Ints) -> Ints:
 
 
 def entropy_bits(weights: Ints) -> float:
-    """What one symbol of every row takes on average, bits, if symbols come as often as weights [rows, symbols] say."""
+    """Return the mean bits of one symbol of every row, if symbols come as often as weights [rows, symbols] say."""
     shares = weights / weights.sum(1, keepdims=True)
     return float(-(shares * np.log2(shares)).sum())
 
 
 def make_tables(weights: Ints) -> list[Table]:
-    """A table for every row of weights [rows, symbols]."""
+    """Return a table for every row of weights [rows, symbols]."""
     # Sums of whole numbers below 2**53 are exact in float64, and the fast way rounds by products and floors alone.
     return [Categorical(row, perfect=False) for row in weights.astype(np.float64)]
 
 
 def encode(parts: Sequence[tuple[Symbols, Sequence[Table]]]) -> Words:
-    """One stream of several arrays of symbols [rows, n], row by row, each row with its table."""
+    """Encode several arrays of symbols [rows, n] as one stream, row by row, each row with its table."""
     coder = AnsCoder()
     for symbols, tables in reversed(parts):  # what is written last is read first
         for row, table in zip(symbols[::-1], reversed(tables), strict=True):

@@ -7,11 +7,11 @@ import torch
 WIDTHS = (2, 3, 4, 8)
 # Three bits are a plane of two and a plane of one, so that every plane fills its bytes evenly.
 _PLANES = {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}
-UNIT = 8  # codes are packed in multiples of so many
+UNIT = 8  # codes are packed in multiples of this number
 
 
 def packed_bytes(num: int, bits: int) -> int:
-    """Bytes of so many codes, a multiple of 8."""
+    """Return the bytes of `num` codes, a multiple of 8."""
     return num * bits // 8
 
 
@@ -33,7 +33,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, num: int, bits: int) -> torch.Tensor:
-    """The codes again, uint8 [num]."""
+    """Unpack codes to uint8 [num]."""
     codes = torch.zeros(num, dtype=torch.uint8)
     start = shift = 0
     for width in _PLANES[bits]:

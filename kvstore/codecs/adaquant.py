@@ -9,7 +9,7 @@ How many bits each side gets follows from the norms: quantised to b bits, the sq
 c |X|^2 4^-b, so that with b_K + b_V fixed the sum of both is least where b_K - b_V = log2(|K| / |V|), norms being
 Frobenius norms, layer by layer. Without a profile of the model, keys get 4 bits and values 2.
 
-The paper keeps the newest tokens in full precision. Here whoever reads does, for every lossy codec: the end of a prompt
+The paper keeps the newest tokens in full precision. Here the reader does, for every lossy codec: the end of a prompt
 is computed (`kvstore.residual_tokens`), and what is computed after what was read stays in the engine's pool as it was.
 """
 
@@ -34,7 +34,7 @@ PRESETS: dict[str, Widths] = {"adaquant-k4v2": (4, 2), "adaquant-k2v4": (2, 4), 
 
 
 def choose_widths(key_norm: float, value_norm: float, budget: float = BUDGET) -> Widths:
-    """Bits for keys and values of a layer: the least error among the pairs that spend most of 2 * budget.
+    """Choose the bits for keys and values of a layer: least error among the pairs that use most of 2 * budget.
 
     Args:
         key_norm: Frobenius norm of the layer's keys.
@@ -48,7 +48,7 @@ def choose_widths(key_norm: float, value_norm: float, budget: float = BUDGET) ->
 
 
 def quantise(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of groups by even steps between each one's least and largest element.
+    """Return codes and scales of groups by even steps between each one's least and largest element.
 
     Args:
         groups: float32 [n, elements].
@@ -87,7 +87,7 @@ class AdaQuantCodec:
         self._norms = profile.tensors["norms"].double() if profile is not None else None
 
     def widths(self, layer: int) -> Widths:
-        """Bits of keys and values in a layer of the model.
+        """Return bits of keys and values in a layer of the model.
 
         Raises:
             ValueError: the profile has no such layer.
@@ -99,7 +99,7 @@ class AdaQuantCodec:
         return choose_widths(float(self._norms[layer, 0]), float(self._norms[layer, 1]))
 
     def max_bytes(self, shape: ChunkShape) -> int:
-        """Bytes of every encoded chunk of this shape: both widths always sum to the same."""
+        """Return bytes of every encoded chunk of this shape: both widths always sum to the same."""
         bits = sum(self._preset) if self._preset is not None else int(2 * BUDGET)
         num = _elements(shape)
         return shape.layers * (2 + packed_bytes(num, bits) + 2 * num // GROUP * SCALE_BYTES)
@@ -150,12 +150,12 @@ class AdaQuantCodec:
 
 
 def _elements(shape: ChunkShape) -> int:
-    """Of the keys of a layer, made up to whole groups."""
+    """Return the number of elements of the keys of a layer, made up to whole groups."""
     return -(-shape.tokens * shape.kv_heads * shape.head_dim // GROUP) * GROUP
 
 
 def _parts(shape: ChunkShape, widths: list[Widths]) -> Iterator[tuple[int, int, int, int, int]]:
-    """Layer, side (0: keys), bits, and where in the payload it starts and ends."""
+    """Return layer, side (0: keys), bits, and where in the payload it starts and ends."""
     num, start = _elements(shape), 2 * shape.layers
     for layer, pair in enumerate(widths):
         for side, bits in enumerate(pair):
@@ -165,7 +165,7 @@ def _parts(shape: ChunkShape, widths: list[Widths]) -> Iterator[tuple[int, int, 
 
 
 def _grouped(x: torch.Tensor, side: int) -> torch.Tensor:
-    """x [tokens, kv_heads, head_dim] as float32 [groups, 64]; the last group repeats its last element."""
+    """Group x [tokens, kv_heads, head_dim] as float32 [groups, 64]; the last group repeats its last element."""
     flat = (x.permute(1, 2, 0) if side == 0 else x).float().reshape(-1)
     missing = -len(flat) % GROUP
     if missing:

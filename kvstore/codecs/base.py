@@ -24,7 +24,7 @@ STEPS = 16  # lengths above the usual one that payloads may have where they diff
 
 @dataclass(frozen=True, slots=True)
 class CodecFamily:
-    """What a module of this package makes.
+    """Codecs of a module of this package.
 
     Attributes:
         numbers: every codec's name and its number in headers (0 to 255), which no other format may ever have.
@@ -36,7 +36,7 @@ class CodecFamily:
 
 
 def load_codec(name: str, profiles: Mapping[str, Any], field: str = "kvstore.codecs") -> Codec:
-    """The codec of that name; no other family's module is imported.
+    """Load the codec of that name; no other family's module is imported.
 
     Args:
         name: of the codec.
@@ -54,7 +54,7 @@ def load_codec(name: str, profiles: Mapping[str, Any], field: str = "kvstore.cod
 
 
 def codec_numbers() -> dict[str, int]:
-    """Every codec's name and number; imports all families.
+    """Return every codec's name and number; imports all families.
 
     Raises:
         TypeError: two codecs have one number, a number does not fit a header, or a name is not its family's.
@@ -77,12 +77,12 @@ def _family(name: str) -> CodecFamily | None:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor: a writable view of its memory, one byte an item."""
+    """Return the bytes of a contiguous CPU tensor: a writable view of its memory, one byte an item."""
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
 def landing(codec: Codec, shape: ChunkShape, out: torch.Tensor, buffer: memoryview) -> memoryview:
-    """Where a value's payload is put before `codec.decode` makes `out` of it.
+    """Return memory for a value's payload, of which `codec.decode` makes `out`.
 
     Args:
         codec: of the value.
@@ -97,11 +97,11 @@ def landing(codec: Codec, shape: ChunkShape, out: torch.Tensor, buffer: memoryvi
 
 
 def filled_up(codec: Codec, shape: ChunkShape, payload: memoryview) -> memoryview:
-    """A payload as it is sealed: of one of few lengths, for who reads Redis sees the length.
+    """Pad a payload to one of few lengths, as the length is visible in Redis.
 
-    Else whoever has the model could encode a guessed prompt, and compare how long its chunks become. Where a codec's
-    payloads differ in length, zeros that its `decode` passes over make them as long as is usual, or longer by whole
-    sixteenths of the longest.
+    Else an attacker with the model could encode a guessed prompt, and compare the lengths of its chunks. Where a
+    codec's payloads differ in length, zeros that its `decode` passes over make them as long as is usual, or longer by
+    whole sixteenths of the longest.
     """
     usual_bytes = getattr(codec, "usual_bytes", None)
     if usual_bytes is None:
@@ -133,7 +133,7 @@ def check_payload(payload: memoryview, num_bytes: int) -> None:
 
 
 def read_tensor(payload: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    """A payload as a flat tensor; it shares the memory where that may be written to."""
+    """View a payload as a flat tensor; it shares the memory where that may be written to."""
     # torch warns about memory that it cannot write to, and scales may lie at odd addresses: those are copied.
     shared = not payload.readonly and dtype.itemsize == 1
     return torch.frombuffer(payload if shared else bytearray(payload), dtype=dtype)

@@ -14,8 +14,8 @@ they are not, differences vary more than the values. Here a token is foretold by
 by channel in the profile: with weight 1 that is the paper's difference, with weight 0 the value itself, and what is
 left never varies more than either.
 
-What lies beyond the range of its table (a token that draws all attention, an infinity) is kept beside the streams as it
-was, bit for bit: an unusual chunk takes more bytes and is no worse for it. One that would take more than the tensor is
+What lies beyond the range of its table (a token that draws all attention, an infinity) is kept outside the streams, bit
+for bit: an unusual chunk takes more bytes and is no worse for it. One that would take more than the tensor is
 stored as the tensor.
 """
 
@@ -37,7 +37,7 @@ from kvstore.profiles import Ints, Profile, check_fits, refuse_missing
 
 PAPERS = (238,)
 GROUP = 10
-# A step is so many standard deviations of what is coded, times what its layer and side have.
+# A step in standard deviations of what is coded, times what its layer and side have.
 LEVELS = {"cachegen-0": 0.4, "cachegen-1": 0.8, "cachegen-2": 1.6, "cachegen-3": 3.2}
 DEPTHS = (0.5, 1.0, 1.5)  # each third of the layers
 SIDES = (0.5, 1.5)  # keys and values: at equal bytes this halves the divergence of the demo pair and more
@@ -53,7 +53,7 @@ _STORED, _CODED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where symbols lie, for some layers: float32 [layers, 2, channels, 1], `most` [layers, 2, 1, 1]."""
+    """Quantisation grid of some layers: float32 [layers, 2, channels, 1], `most` [layers, 2, 1, 1]."""
 
     low: torch.Tensor
     step: torch.Tensor
@@ -63,7 +63,7 @@ class Grid:
     most: torch.Tensor
 
     def foretold(self, anchors: torch.Tensor) -> torch.Tensor:
-        """What the other tokens of a group are taken to be near, given its anchor."""
+        """Predict the other tokens of a group, given its anchor."""
         return anchors.mul(self.weight).add_(self.shift)
 
 
@@ -98,11 +98,11 @@ class CacheGenCodec:
         self._bits: dict[tuple[int, int], tuple[float, float]] = {}  # likewise
 
     def max_bytes(self, shape: ChunkShape) -> int:
-        """Those of a chunk stored as it is."""
+        """Return the bytes of a chunk stored as it is."""
         return _HEADER.size + shape.raw_bytes
 
     def usual_bytes(self, shape: ChunkShape) -> int:
-        """Which nearly no chunk of tokens such as the profile's exceeds.
+        """Return a size that nearly no chunk of tokens such as the profile's exceeds.
 
         Raises:
             ValueError: the shape is not of the profile's model.
@@ -186,7 +186,7 @@ class CacheGenCodec:
             channels[torch.unravel_index(torch.from_numpy(positions), channels.shape)] = kept
 
     def _symbols(self, values: torch.Tensor, shape: ChunkShape) -> tuple[_coder.Symbols, _coder.Symbols, torch.Tensor]:
-        """Symbols of anchors and differences, and which of values [layers, 2, channels, tokens] have none."""
+        """Return symbols of anchors and differences, and which of values [layers, 2, channels, tokens] have none."""
         grid, kept = self._grid(shape), torch.zeros(values.shape, dtype=torch.bool)
         inner, anchor_of = _inner(shape.tokens)
         anchors, kept[..., ::GROUP] = _nearest(
@@ -198,7 +198,7 @@ class CacheGenCodec:
         return anchors.int().numpy(), differences.add_(grid.most).int().numpy(), kept
 
     def _values(self, anchors: torch.Tensor, differences: torch.Tensor, shape: ChunkShape) -> torch.Tensor:
-        """What symbols stand for, float32 [layers, 2, channels, tokens]."""
+        """Return the values of symbols, float32 [layers, 2, channels, tokens]."""
         grid = self._grid(shape)
         inner, anchor_of = _inner(shape.tokens)
         first = anchors.float().mul_(grid.step).add_(grid.low)
@@ -230,15 +230,15 @@ class CacheGenCodec:
         )
 
     def bin(self, layer: int, side: int) -> float:
-        """Step of the differences of a layer's keys (0) or values, in their standard deviations."""
+        """Return step of the differences of a layer's keys (0) or values, in their standard deviations."""
         return self._scale * DEPTHS[layer * len(DEPTHS) // self._profile.layers] * SIDES[side]
 
     def _most(self, layer: int, side: int) -> int:
-        """Largest symbol of a difference."""
+        """Return largest symbol of a difference."""
         return math.ceil(SPAN / self.bin(layer, side))
 
     def _tables(self, shape: ChunkShape) -> list[tuple[tuple[int, int], Side]]:
-        """Place in a chunk's arrays, and tables, of every layer and side."""
+        """Return place in a chunk's arrays, and tables, of every layer and side."""
         return [
             ((layer, side), self._side(shape.first_layer + layer, side))
             for layer in range(shape.layers)
@@ -252,7 +252,7 @@ class CacheGenCodec:
         return known
 
     def _expected_bits(self, layer: int, side: int) -> tuple[float, float]:
-        """Of an anchor and of a difference in all channels of a layer's keys (0) or values: the tables' entropies."""
+        """Return the entropies of an anchor and of a difference in all channels of a layer's keys (0) or values."""
         known = self._bits.get((layer, side))
         if known is None:
             anchors, differences = map(_coder.entropy_bits, self.weights(layer, side))
@@ -260,7 +260,7 @@ class CacheGenCodec:
         return known
 
     def weights(self, layer: int, side: int) -> tuple[Ints, Ints]:
-        """Weights of the symbols of anchors and of differences, int64 [channels, symbols], of keys (0) or values."""
+        """Return weights of symbols of anchors and of differences, int64 [channels, symbols], of keys (0) or values."""
         anchors, differences = (self._profile.tensors[name][layer, side].numpy() for name in ("anchors", "differences"))
         cells = anchors.shape[1] * _coder.FINE
         at = np.arange(ANCHOR_STEPS + 2) - 0.5
@@ -274,7 +274,7 @@ class CacheGenCodec:
 
 
 def _cut(body: memoryview, num_bytes: int) -> memoryview:
-    """The first bytes of a payload, of which only zeros may follow.
+    """Return the first bytes of a payload, of which only zeros may follow.
 
     Raises:
         ValueError: there are fewer, or something else follows.
@@ -286,19 +286,19 @@ def _cut(body: memoryview, num_bytes: int) -> memoryview:
 
 
 def _by_channel(kv: torch.Tensor, shape: ChunkShape) -> torch.Tensor:
-    """A view of a chunk as [layers, 2, channels, tokens]."""
+    """Return a view of a chunk as [layers, 2, channels, tokens]."""
     return kv.view(shape.layers, shape.tokens, 2, shape.kv_heads * shape.head_dim).permute(0, 2, 3, 1)
 
 
 def _inner(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices of the tokens that are no anchors, and the number of each one's anchor."""
+    """Return indices of the tokens that are no anchors, and the number of each one's anchor."""
     at = torch.arange(tokens)
     inner = at[at % GROUP != 0]
     return inner, inner // GROUP
 
 
 def _nearest(steps: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers within bounds, and where there is none near: too far out, or no number at all."""
+    """Round to whole numbers within bounds, and mark where none is near: too far out, or no number at all."""
     whole = steps.round_()
     inside = whole.nan_to_num(0.0).clamp_(low, high)
     return inside, inside != whole

@@ -28,7 +28,7 @@ class Fp8Codec:
     lossless = False
 
     def max_bytes(self, shape: ChunkShape) -> int:
-        """Bytes of every encoded chunk of this shape."""
+        """Return bytes of every encoded chunk of this shape."""
         return _scale_bytes(shape) + shape.raw_bytes // shape.dtype.itemsize
 
     @torch.inference_mode()
@@ -69,7 +69,7 @@ class Fp8Codec:
 
 
 def _as_half(codes: torch.Tensor) -> torch.Tensor:
-    """e4m3 codes (int8) as float16 numbers of 1/256 of their value: the same bits, three places further left.
+    """View e4m3 codes (int8) as float16 numbers of 1/256 of their value: the same bits, three places to the left.
 
     float16 has one more bit of exponent with a bias larger by 8, and its subnormals line up. This is several times
     faster than torch's own conversion of float8 on CPUs.

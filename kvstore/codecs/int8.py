@@ -21,7 +21,7 @@ class Int8Codec:
     """Scales of keys, float32 [layers, kv_heads, head_dim], and of values, [layers, tokens, kv_heads], then codes.
 
     Codes lie as the chunk does, [layers, tokens, 2, kv_heads, head_dim], a byte each. The error is at most half a
-    scale, beside the dtype's own rounding. Finite values stay finite. Chunks with infinities, NaN or values beyond
+    scale, besides the dtype's own rounding. Finite values stay finite. Chunks with infinities, NaN or values beyond
     half the dtype's range are refused, not carried: `encode` raises, and the chunk is not stored under this codec.
     """
 
@@ -30,7 +30,7 @@ class Int8Codec:
     lossless = False
 
     def max_bytes(self, shape: ChunkShape) -> int:
-        """Bytes of every encoded chunk of this shape."""
+        """Return bytes of every encoded chunk of this shape."""
         return sum(_scale_bytes(shape)) + shape.raw_bytes // shape.dtype.itemsize
 
     @torch.inference_mode()
@@ -76,12 +76,12 @@ class Int8Codec:
 
 
 def _largest(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """Largest magnitude along `dim`, which is kept; NaN and infinities show in it."""
+    """Return largest magnitude along `dim`, which is kept; NaN and infinities show in it."""
     return torch.maximum(values.amax(dim, keepdim=True), -values.amin(dim, keepdim=True))
 
 
 def _scale_bytes(shape: ChunkShape) -> tuple[int, int]:
-    """Of keys and of values."""
+    """Return the bytes of the scales of keys and of values."""
     return shape.layers * shape.kv_heads * shape.head_dim * 4, shape.layers * shape.tokens * shape.kv_heads * 4
 
 

@@ -9,7 +9,7 @@ from kvstore.codecs.base import CodecFamily, bytes_of, check_chunk, check_payloa
 
 
 class RawCodec:
-    """Copies nothing: a chunk's bytes are sent from its memory, and a value may be decrypted into it.
+    """Identity: a chunk's bytes are sent from its memory, and a value may be decrypted into it.
 
     Every bit pattern is kept, infinities and NaN with their payloads among them.
     """
@@ -20,11 +20,11 @@ class RawCodec:
     in_place = True
 
     def max_bytes(self, shape: ChunkShape) -> int:
-        """Bytes of every encoded chunk of this shape."""
+        """Return bytes of every encoded chunk of this shape."""
         return shape.raw_bytes
 
     def encode(self, kv: torch.Tensor, shape: ChunkShape) -> memoryview:
-        """The memory of kv [layers, tokens, 2, kv_heads, head_dim] itself.
+        """Return the memory of kv [layers, tokens, 2, kv_heads, head_dim] itself.
 
         Raises:
             ValueError: kv is not such a chunk.

@@ -1,4 +1,4 @@
-"""The doorkeeper: a chunk is worth storing when it is seen a second time, so one-off prompts never push out others."""
+"""The doorkeeper: a chunk is stored when it is seen a second time, so one-off prompts never evict others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Sighting:
 
 
 class Doorkeeper:
-    """Remembers which chunks were seen lately, in two sets that take turns. Any thread may call.
+    """Record of the chunks seen lately, in two sets that take turns. Any thread may call.
 
     Args:
         admission: "always" lets everything in; "second" what was seen before, within the window.
@@ -47,13 +47,13 @@ class Doorkeeper:
         self._turned = clock()
 
     def sight(self, links: Iterable[Link]) -> None:
-        """Somebody's prompt holds these chunks; whether they must be computed is not known yet."""
+        """Note the chunks of a prompt; whether they must be computed is not known yet."""
         with self._lock:
             for link in links:
                 self._note(link.digest).announced = True
 
     def wants(self, link: Link) -> bool:
-        """Whether a chunk that was just computed, or was computed before and lies in a new prompt, is to be stored."""
+        """Tell whether to store a chunk that was just computed, or was computed before and is in a new prompt."""
         if self._admits_at_once(link):
             return True
         with self._lock:
@@ -65,11 +65,11 @@ class Doorkeeper:
             return known.count > 1
 
     def expects(self, link: Link) -> bool:
-        """Whether `wants` would say yes if the chunk of an announced prompt were computed now."""
+        """Tell whether `wants` would be true if the chunk of an announced prompt were computed now."""
         return self._admits_at_once(link) or self.knows(link)
 
     def knows(self, link: Link) -> bool:
-        """Whether a chunk was seen before, or is everybody's: then it may well be stored."""
+        """Tell whether a chunk was seen before, or is public: then it may well be stored."""
         if link.namespace.policy == "public":
             return True
         with self._lock:

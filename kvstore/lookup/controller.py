@@ -14,7 +14,7 @@ from threading import Lock
 from kvstore.encodings import Encoding
 
 WEIGHT = 0.5  # of the newest measurement; times per byte are averaged, so that one slow chunk shows at once
-STALE_S = 3.0  # a link not measured for so long may have changed: it is tried again
+STALE_S = 3.0  # a link not measured within this time may have changed: it is tried again
 NEAR = 1.1  # a better quality is taken if it costs no more than this many times the fastest
 PATIENCE = 3.0  # a chunk may take this many times its estimate
 LEAST_PATIENCE_S = 0.02
@@ -25,7 +25,7 @@ MOST_STEPS = 64  # numbers of chunks that are compared
 GATE_WEIGHT = 0.2  # of the newest look-up in the mean time of those that found nothing
 FADE = 0.98  # of what is known of a tenant, with each look-up: about the last fifty count
 STREAK = 8  # look-ups of a tenant that found nothing, one after the other, before any is left out
-TRIES = 16  # every so many that would not pay is made nevertheless: what others store is seen in no other way
+TRIES = 16  # one of this number of look-ups that would not pay is made: only so are chunks of others seen
 MOST_TENANTS = 1024
 
 
@@ -46,7 +46,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class FetchQuery:
-    """What is to be decided.
+    """Input of a decision.
 
     Attributes:
         levels: best quality first.
@@ -69,7 +69,7 @@ class FetchQuery:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do next.
+    """Next step of a look-up.
 
     Attributes:
         codec: the encoding to fetch; "" where nothing is fetched.
@@ -117,7 +117,7 @@ class Availability:
             return True
 
     def take_refused(self) -> int | None:
-        """Return, once, the first chunk that was refused and is there in another encoding; None: there is none."""
+        """Take, once, the first chunk that was refused and is there in another encoding; None: there is none."""
         with self._lock:
             refused, self._refused = self._refused, None
             return refused
@@ -158,12 +158,12 @@ class Controller:
         self._queued = 0
 
     def round_trip(self, seconds: float) -> None:
-        """A request without payload took so long."""
+        """Note the time of a request without payload."""
         with self._lock:
             self._trip = _mean(self._trip, seconds)
 
     def received(self, codec: str, size: int, raw_size: int, seconds: float) -> None:
-        """A value of `size` bytes (decoded: `raw_size`) came through the link in so many seconds."""
+        """Note the seconds in which a value of `size` bytes (decoded: `raw_size`) came through the link."""
         with self._lock:
             now = self._clock()
             old = self._per_byte if now - self._measured <= STALE_S else None  # what was long ago says little
@@ -171,12 +171,12 @@ class Controller:
             self._ratio[codec] = _mean(self._ratio.get(codec), size / max(raw_size, 1))
 
     def decoded(self, codec: str, raw_size: int, seconds: float) -> None:
-        """Checking and decoding a value of `raw_size` decoded bytes took so long."""
+        """Note the seconds of checking and decoding a value of `raw_size` decoded bytes."""
         with self._lock:
             self._decoding[codec] = _mean(self._decoding.get(codec), seconds / max(raw_size, 1))
 
     def stalled(self, size: int, seconds: float) -> None:
-        """Nothing complete came for so long, where a value of `size` bytes was waited for."""
+        """Note the seconds in which no complete value came, where one of `size` bytes was waited for."""
         with self._lock:
             slowness = seconds / max(size, 1)
             if self._per_byte is None or slowness > self._per_byte:
@@ -184,12 +184,12 @@ class Controller:
             self._measured = self._clock()
 
     def queue(self, size: int) -> None:
-        """So many more bytes are asked for (negative: no longer)."""
+        """Add to the bytes that are asked for (negative: no longer)."""
         with self._lock:
             self._queued = max(0, self._queued + size)
 
     def chunk_bytes(self, codec: str, raw_size: int, otherwise: int) -> int:
-        """Expected size of an encoded chunk; `otherwise` before any was seen."""
+        """Estimate the size of an encoded chunk; `otherwise` before any was seen."""
         ratio = self._ratio.get(codec)
         return otherwise if ratio is None else int(ratio * raw_size)
 
@@ -204,7 +204,7 @@ class Controller:
         return self._trip or 0.0
 
     def fetch_s(self, level: Level, chunks: int, raw_bytes: int, own_bytes: int = 0) -> float:
-        """Estimate of fetching so many chunks: decoding runs beside the transfer, the last chunk's after it."""
+        """Estimate the time to fetch chunks: decoding overlaps the transfer, except that of the last chunk."""
         if not chunks:
             return 0.0
         with self._lock:
@@ -215,7 +215,7 @@ class Controller:
             return (self._trip or 0.0) + queue + max(transfer, decode) * chunks + min(transfer, decode)
 
     def decide(self, query: FetchQuery) -> Decision:
-        """How many chunks to fetch and in which encoding.
+        """Decide how many chunks to fetch and in which encoding.
 
         Of the encodings that meet the target the best is taken, else the fastest; what is estimated to take longer than
         the budget is none. A link whose speed is not known is tried with one chunk.
@@ -238,7 +238,7 @@ class Controller:
         return Decision(level.codec, chunks, total, min(patience, query.budget_s), compute, other, unknown)
 
     def _best(self, query: FetchQuery, level: Level) -> tuple[float, int, Level] | None:
-        """The number of chunks that is fastest in this encoding, and its estimate."""
+        """Find the number of chunks that is fastest in this encoding, and its estimate."""
         most = level.available
         step = max(1, most // MOST_STEPS)
         found: tuple[float, int, Level] | None = None
@@ -253,7 +253,7 @@ class Controller:
 
 
 def _choose(query: FetchQuery, best: list[tuple[float, int, Level]], compute: float) -> tuple[float, int, Level] | None:
-    """Among the encodings: the first that meets the target, else the first that is about as fast as the fastest."""
+    """Choose the first encoding that meets the target, else the first that is about as fast as the fastest."""
     faster = [each for each in best if each[0] < compute]
     if not faster:
         return None
@@ -271,7 +271,7 @@ def _may_explore(query: FetchQuery) -> bool:
 
 
 def _explore(query: FetchQuery, compute: float) -> Decision:
-    """One chunk in the smallest encoding, for no longer than a fraction of what computing takes."""
+    """Fetch one chunk in the smallest encoding, for no longer than a fraction of the time to compute."""
     level = min((each for each in query.levels if each.available), key=lambda each: each.chunk_bytes)
     patience = max(WORTH * query.rest(0), LEAST_PATIENCE_S)
     if query.target_s is not None and compute < query.target_s:
@@ -280,7 +280,7 @@ def _explore(query: FetchQuery, compute: float) -> Decision:
 
 
 def regret(decision: Decision, actual_s: float) -> float:
-    """Seconds that the best other choice would have saved, by its estimate."""
+    """Return the seconds that the best other choice would have saved, by its estimate."""
     return max(0.0, actual_s - min(decision.other_s, decision.compute_s))
 
 
@@ -290,7 +290,7 @@ def _mean(old: float | None, new: float) -> float:
 
 @dataclass(slots=True)
 class _Record:
-    """What became of a tenant's look-ups, the older the less it counts."""
+    """Outcomes of a tenant's look-ups, discounted with age."""
 
     hits: float = 0.0
     made: float = 0.0
@@ -299,7 +299,7 @@ class _Record:
 
 
 class LookupGate:
-    """Compares what a look-up takes with the computing it may save. For one event loop.
+    """Comparison of the time a look-up takes with the computing it may save. For one event loop.
 
     A look-up takes a round trip, two changes of thread, and, where many prompts come together, their common forward.
     So what look-ups that found nothing took of late is measured, and set against the chance of a hit, by how the
@@ -311,7 +311,7 @@ class LookupGate:
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def pays(self, tenant: str, compute_s: float) -> bool:
-        """Whether to look; a tenant of whom little is known is looked up for.
+        """Tell whether to look; a tenant with a short record is looked up for.
 
         Args:
             tenant: whose prompt it is.
@@ -326,7 +326,7 @@ class LookupGate:
         return record.left_out % TRIES == 0
 
     def looked(self, tenant: str, found: bool, seconds: float) -> None:
-        """A look-up took so long, and found something or nothing."""
+        """Note the time and the outcome of a look-up."""
         record = self._records.setdefault(tenant, _Record())
         self._records.move_to_end(tenant)
         while len(self._records) > MOST_TENANTS:

@@ -1,4 +1,4 @@
-"""One look-up: host memory, then Redis, then a short wait for whoever computes the rest; within a fixed time."""
+"""One look-up, within a fixed time: host memory, Redis, then a short wait for a process that computes the rest."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from kvstore.types import Found, Tier, Wanted
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-PASSES = 3  # a read that another request began and left is taken over so often
-# How long another process's next chunk is waited for: this part of the time to compute the rest, or so many steps.
+PASSES = 3  # times that a read which another request began and left is taken over
+# Longest wait for another process's next chunk: this part of the time to compute the rest, or this number of steps.
 PATIENCE = 0.3
 STEPS = 2.0
 LEAST_POLL_S, MOST_POLL_S = 0.002, 0.02
 LOCK_WAIT_S = 0.1
-LOCK_WORTH = 0.02  # of the time to compute the rest may go on asking for the lock
+LOCK_WORTH = 0.02  # of the time to compute the rest may be spent on asking for the lock
 
 
 class _LookUp:
-    """What one look-up has, and what it still wants."""
+    """State of one look-up."""
 
     def __init__(self, wanted: Wanted, links: list[Link], deadline: float, chunk_tokens: int) -> None:
         self.wanted = wanted
@@ -53,7 +53,7 @@ class _LookUp:
         return next((place for place, each in enumerate(self.got) if each is None), len(self.got))
 
     def usable(self, residual_tokens: int) -> list[tuple[torch.Tensor, str, Tier]]:
-        """What came without a gap; of lossy chunks those that end before so many last tokens of the prompt.
+        """List the chunks that came without a gap, without lossy ones in the last `residual_tokens` of the prompt.
 
         What comes next attends to these most: paper #12 keeps the newest tokens in full precision.
         """
@@ -67,12 +67,12 @@ class _LookUp:
         return found
 
     def rest_s(self, place: int) -> float:
-        """Predicted seconds to compute everything from the chunk at `place` on."""
+        """Predict the seconds to compute everything from the chunk at `place` on."""
         start, end = self._start(place), len(self.wanted.tokens)
         return self.wanted.seconds(start, end) if start < end else 0.0
 
     def step_s(self, place: int) -> float:
-        """Predicted seconds of the forward that computes the chunk at `place`."""
+        """Predict the seconds of the forward that computes the chunk at `place`."""
         start = self._start(place)
         end = min(start + self.wanted.step, len(self.wanted.tokens))
         return self.wanted.seconds(start, end) if start < end else 0.0
@@ -83,7 +83,7 @@ class _LookUp:
 
 
 class Fetcher:
-    """Finds chunks for sequences of one model.
+    """Look-ups for sequences of one model.
 
     Args:
         memory: the host tier.
@@ -119,7 +119,7 @@ class Fetcher:
         self.reads = SingleFlight()
 
     async def look_up(self, wanted: Wanted, links: list[Link], chunk_tokens: int) -> Found:
-        """The consecutive chunks at the start of `links`, which begin with the one that holds the first token wanted.
+        """Find the consecutive chunks at the start of `links`, which begin with that of the first token wanted.
 
         Never slower than the budget, however the store behaves, but where chunks keep coming from a process that is
         just computing them: then never longer than that without another one.
@@ -154,7 +154,7 @@ class Fetcher:
                 return
 
     async def _pass(self, up: _LookUp) -> bool:
-        """One round of reading; True where a read that was shared was left, so that it may be tried again."""
+        """Read once; True where a shared read was left by its owner, so that it may be tried again."""
         assert self._context is not None
         places = [place for place, each in enumerate(up.got) if each is None]
         lossy = up.wanted.lossy
@@ -182,7 +182,7 @@ class Fetcher:
         slot, mine = claims[hole]
         if mine:
             up.absent = run is not None and run.stored is not None and own.index(hole) >= run.stored
-        else:  # whoever looked for it, in this process, did not find it
+        else:  # the request of this process that looked for it did not find it
             up.absent = slot.state == "missing"
         return not mine and slot.state in ("left", "missing")
 
@@ -245,14 +245,14 @@ class Fetcher:
             )  # fmt: skip
 
     def _may_be_computed_elsewhere(self, up: _LookUp) -> bool:
-        """Whether the first missing chunk is one that processes take turns to compute."""
+        """Tell whether the first missing chunk is one that processes take turns to compute."""
         if not up.absent or up.fault or self.locks is None:
             return False
         link = up.links[up.hole]
         return self._doorkeeper.expects(link) and not self.locks.holds(link.digest)
 
     async def _take_lock(self, up: _LookUp, hole: int) -> bool:
-        """False: another process computes the chunk."""
+        """Lock the chunk at `hole`; False: another process computes it."""
         assert self.locks is not None
         locks, digests = self.locks, [link.digest for link in up.links[hole:]]
         deadline = min(up.deadline, self._clock() + max(LOCK_WAIT_S, LOCK_WORTH * up.rest_s(hole)))

@@ -1,8 +1,8 @@
 """Single flight across processes: who computes a prefix says so in Redis, and others wait for it a little.
 
 The lock lies on the first chunk that is missing and walks on with the one who computes: when a chunk is stored,
-the lock on the next is taken before, so that others take chunks as they appear. A lock that nobody
-frees expires; whoever waits does so for a bounded time, lock or not.
+the lock on the next is taken before, so that others take chunks as they appear. A lock that
+is not freed expires, and every wait is bounded, lock or not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ComputeLocks:
         self._lock = Lock()
 
     def holds(self, digest: bytes) -> bool:
-        """Whether this process computes the chunk: then its own cache will have it soon."""
+        """Tell whether this process computes the chunk: then its own cache will have it soon."""
         with self._lock:
             held = self._held.get(digest)
             return held is not None and held.until > self._clock()
@@ -65,7 +65,7 @@ class ComputeLocks:
         return True
 
     def ahead(self, digest: bytes, deadline: float) -> None:
-        """The chunk is about to be stored: take the lock on the next one, if the one on this is ours. Does I/O.
+        """Take the lock on the next chunk before this one is stored, if the lock on this is ours. Does I/O.
 
         Raises:
             StoreFault: the store does not answer.
@@ -76,7 +76,7 @@ class ComputeLocks:
             self.take(held.following, held.until - self._clock(), deadline)
 
     def ended(self, digest: bytes, deadline: float) -> None:
-        """The chunk is in Redis, or will not be: free the lock on it, if it is ours. Does I/O."""
+        """Free the lock on a chunk that is in Redis, or will not be, if it is ours. Does I/O."""
         with self._lock:
             held = self._held.pop(digest, None)
         if held is not None:

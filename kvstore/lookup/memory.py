@@ -1,4 +1,4 @@
-"""The host tier: chunks in this process's memory; who holds the most gives up its least recently used first."""
+"""The host tier: chunks in this process's memory; the namespace that holds the most is evicted first, by LRU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HostMemory:
         return sum(map(len, list(self._held.values())))
 
     def get(self, links: Sequence[Link], qualities: Sequence[str]) -> list[tuple[torch.Tensor, str] | None]:
-        """Each link's chunk and its quality, the first of `qualities` that is held; None where there is none."""
+        """Return each link's chunk and its quality, the first of `qualities` that is held; None where there is none."""
         with self._lock:
             found: list[tuple[torch.Tensor, str] | None] = []
             for link in links:
@@ -55,7 +55,7 @@ class HostMemory:
             return found
 
     def has(self, link: Link, quality: str = EXACT) -> bool:
-        """Whether the chunk is held; does not count as a use."""
+        """Tell whether the chunk is held; does not count as a use."""
         with self._lock:
             return self._is_held(link, quality)
 
@@ -64,7 +64,7 @@ class HostMemory:
 
         Args:
             link: of the chunk.
-            kv: [layers, tokens, 2, kv_heads, head_dim], whose memory is nobody else's to write to.
+            kv: [layers, tokens, 2, kv_heads, head_dim], whose memory is not written to any more.
             quality: `EXACT`, or the name of the lossy codec that it came through.
             before: its ancestors, first to last: they count as used after it.
         """

@@ -14,7 +14,7 @@ State = Literal["pending", "done", "missing", "left"]
 
 
 class Wake:
-    """Wakes a coroutine from any thread.
+    """Wake-up of a coroutine from any thread.
 
     Made in the coroutine's event loop.
     """
@@ -25,7 +25,7 @@ class Wake:
 
     def __call__(self) -> None:
         """Wake it, or let its next wait return at once."""
-        with suppress(RuntimeError):  # the loop has ended: nobody waits
+        with suppress(RuntimeError):  # the loop has ended, and with it the wait
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float) -> bool:
@@ -38,11 +38,11 @@ class Wake:
 
 
 class Slot:
-    """One chunk that somebody reads. Settled once; what comes later is ignored.
+    """One chunk that is being read. Settled once; what comes later is ignored.
 
     Attributes:
-        state: pending; done: `kv` is there; missing: the store does not have it, or not in order; left: whoever
-            read it gave up, which says nothing about the chunk.
+        state: pending; done: `kv` is there; missing: the store does not have it, or not in order; left: the
+            reader gave up, which says nothing about the chunk.
         kv: [layers, tokens, 2, kv_heads, head_dim] once done.
         quality: what it came through, once done.
     """
@@ -84,7 +84,7 @@ class SingleFlight:
         self._lock = Lock()
 
     def claim(self, digests: Sequence[bytes], lossy: bool) -> list[tuple[Slot, bool]]:
-        """For each digest its slot, and whether the caller has to settle it: nobody else reads it.
+        """Return for each digest its slot, and whether the caller has to settle it because it is not being read.
 
         A lossy request takes part in exact reads, never the other way round.
         """
@@ -101,7 +101,7 @@ class SingleFlight:
             return claimed
 
     def land(self, digest: bytes, lossy: bool, slot: Slot) -> None:
-        """A settled slot is nobody's to join any more."""
+        """Remove a settled slot."""
         with self._lock:
             if self._slots.get((digest, lossy)) is slot:
                 del self._slots[digest, lossy]

@@ -1,4 +1,4 @@
-"""Write-behind: chunks that were computed go to host memory and Redis in one thread, never in a request's way."""
+"""Write-behind: computed chunks go to host memory and Redis in one thread, off the request path."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 DEPTH_TTL_MS = 5  # a chunk expires, and is evicted, so much earlier than the one before it
 MOST_DEPTH = 200
-USE_EVERY_S = 10.0  # Redis is told no more often that a chunk is used
-MOST_USED = 10_000  # chunks of which it is known when Redis was told
+USE_EVERY_S = 10.0  # a chunk's use is sent to Redis no more often
+MOST_USED = 10_000  # chunks of which it is known when that was sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Writer:
         self._clock = clock
         self._jobs: deque[_Job] = deque()
         self._uses: deque[_Touch] = deque()
-        self._told: OrderedDict[bytes, float] = OrderedDict()
+        self._sent: OrderedDict[bytes, float] = OrderedDict()
         self._changed = Condition()
         self._busy = False
         self._closed = False
@@ -106,17 +106,17 @@ class Writer:
         return False
 
     def use(self, encodings: Encodings, counts: Counts, links: Sequence[Link]) -> None:
-        """These chunks were found: have Redis keep them, whichever tier they came from; soon, and not too often."""
+        """Have Redis keep chunks that were found, whichever tier they came from; soon, and not too often."""
         with self._changed:
             if self._remote is None or self._closed or len(self._uses) >= self._capacity:
                 return
             now = self._clock()
-            due = [link for link in links if now - self._told.get(link.digest, float("-inf")) >= USE_EVERY_S]
+            due = [link for link in links if now - self._sent.get(link.digest, float("-inf")) >= USE_EVERY_S]
             for link in due:
-                self._told[link.digest] = now
-                self._told.move_to_end(link.digest)
-            while len(self._told) > MOST_USED:
-                self._told.popitem(last=False)
+                self._sent[link.digest] = now
+                self._sent.move_to_end(link.digest)
+            while len(self._sent) > MOST_USED:
+                self._sent.popitem(last=False)
             if due:
                 self._uses.append(_Touch(tuple(due), encodings, counts))
                 self._start()
@@ -181,7 +181,7 @@ class Writer:
             # the end of a prompt is evicted first
             there = remote.store.touch([key for key, _ in entries[::-1]], remote.ttl_ms, deadline)[::-1]
             used = [(key, size if is_there else 0) for (key, size), is_there in zip(entries, there, strict=True)]
-            remote.quotas.record(namespace, [], used, deadline)  # the index forgets what nobody uses
+            remote.quotas.record(namespace, [], used, deadline)  # the index forgets unused keys
 
     def _store(self, job: _Job) -> None:
         """Read the chunk, and put it where it belongs."""

@@ -1,4 +1,4 @@
-"""The circuit breaker of one node: after some errors in a row nobody waits for that node any more."""
+"""The circuit breaker of one node: after some errors in a row no call waits for that node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 from kvstore.base import StoreFault
 
 State = Literal["closed", "open", "half-open"]
-# A cooldown lasts between once and one and a half times what is set, so that workers do not all try at once.
+# A cooldown lasts between once and one and a half times what is set, so that not all workers try at once.
 JITTER = 0.5
 
 
@@ -21,11 +21,11 @@ def _in_background(work: Callable[[], None]) -> None:
 
 
 class Breaker:
-    """Counts errors of a node and decides who may call it. Thread-safe.
+    """Circuit breaker of a node: counts errors and decides on calls. Thread-safe.
 
-    Closed: everybody. After `errors` errors in a row it opens: nobody, at the cost of a lock. When the cooldown is
-    over, a probe runs aside, so no request waits for a node that may still be dead; if it goes well, the breaker is
-    half-open: one call may pass at a time, and its outcome closes or opens the breaker.
+    Closed: every call passes. After `errors` errors in a row it opens: none does, at the cost of a lock. When the
+    cooldown is over, a probe runs in the background, so no request waits for a node that may still be dead; if it
+    goes well, the breaker is half-open: one call may pass at a time, and its outcome closes or opens the breaker.
 
     Args:
         errors: in a row that open it.
@@ -33,7 +33,7 @@ class Breaker:
         probe: whether the node answers; None: there is no probe, and a cooldown ends half-open.
         clock: seconds.
         jitter: a number in [0, 1).
-        in_background: runs the probe somewhere else.
+        in_background: runs the probe in another thread.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class Breaker:
                     self._open()
 
     def wake(self) -> None:
-        """Start the probe if one is due, though nobody calls."""
+        """Start the probe if one is due, though no call is made."""
         with self._lock:
             due = self._probe is not None and self._state == "open" and self._after_trouble()[1]
         if due:
             self._in_background(self._run_probe)
 
     def _after_trouble(self) -> tuple[bool, bool]:
-        """(The caller may pass, the probe must run) of a breaker that is not closed."""
+        """Return (the caller may pass, the probe must run) of a breaker that is not closed."""
         if self._state == "open":
             if self._busy or self._clock() < self._retry_at:
                 return False, False

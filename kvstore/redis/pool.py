@@ -1,4 +1,4 @@
-"""The connections to one node, lent one at a time, and the breaker that hears how each use went."""
+"""The connections to one node, lent one at a time, and the node's breaker."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Pool:
             connection.close()
 
     def _claim(self, deadline: float) -> Connection | None:
-        """An idle connection, or None and the right to open one."""
+        """Return an idle connection, or None and the right to open one."""
         with self._free:
             if self._process != os.getpid():
                 # The parent uses these; closing our copies of the descriptors does not disturb it.
@@ -196,7 +196,7 @@ class Pool:
             while not self._closed:
                 while self._idle:
                     connection = self._idle.pop()
-                    # The server may have gone since, or have sent what nobody asked for.
+                    # The server may have gone since, or have sent something unasked.
                     if connection.quiet():
                         self._lent.add(connection)
                         return connection
@@ -208,7 +208,7 @@ class Pool:
         raise StoreFault("unreachable", CLOSED)
 
     def _probe(self) -> bool:
-        """Whether a new connection carries some kilobytes there and back."""
+        """Tell whether a new connection carries some kilobytes there and back."""
         if self._closed:
             return False
         deadline = time.monotonic() + PROBE_S
@@ -218,12 +218,12 @@ class Pool:
             reply = connection.reply(deadline)
         finally:
             connection.close()
-        # A user without the right to ECHO is told so by a server that is up.
+        # A server that is up refuses ECHO to a user without that right.
         return reply == PROBE or (isinstance(reply, ErrorReply) and reply.code == "NOPERM")
 
 
 def _outcome(fault: BaseException | None) -> bool | None:
-    """How a use ended, for the breaker: every fault counts that is the node's."""
+    """Judge a use, for the breaker: every error of the node counts."""
     if fault is None or (isinstance(fault, Refused) and fault.reply.code in HARMLESS):
         return True
     return False if isinstance(fault, StoreFault) else None

@@ -25,13 +25,13 @@ Done = Callable[[int], bool]
 
 
 class Sizes:
-    """How large values are, as far as was seen: the largest decides how many are asked for ahead."""
+    """Sizes of values seen so far: the largest decides how many are asked for ahead."""
 
     def __init__(self) -> None:
         self._largest = 0
 
     def saw(self, size: int) -> None:
-        """A value of so many bytes is coming; one large value is forgotten after some hundred small ones."""
+        """Note the bytes of a value; one large value is forgotten after some hundred small ones."""
         self._largest = max(self._largest * 63 // 64, size)
 
     @property
@@ -132,7 +132,7 @@ class Reading:
         self._count = 0
 
     def run(self) -> int:
-        """How many values were read, from the first on.
+        """Read, and return the number of values, from the first on.
 
         Raises:
             StoreFault: before the first value.

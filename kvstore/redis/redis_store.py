@@ -18,8 +18,8 @@ from kvstore.redis.routes import Routes
 class RedisStore:
     """A `ByteStore` in one Redis server, the master that sentinels name, or a cluster. Thread-safe.
 
-    Nothing is connected before the first call. What goes over a request's path is spoken by hand (`resp`): the
-    timeouts of redis-py count for each receive and bound nothing in total.
+    Nothing is connected before the first call. The request path uses its own connections (`resp`): redis-py's
+    timeouts count for each receive and bound nothing in total.
 
     Args:
         address: from `parse_url`.
@@ -52,7 +52,7 @@ class RedisStore:
         self._embedded = is_embedded(address)
 
     def count_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
-        """How many of the keys, from the first on without a gap, are there.
+        """Count the keys that are there, from the first on without a gap.
 
         An EXISTS for each key, pipelined: one EXISTS of all of them would count keys behind a gap, and a script
         would need the keys in one slot.
@@ -76,7 +76,7 @@ class RedisStore:
         return self.routes.one(key, set_once(key, parts, ttl_ms), deadline, may_be=(b"OK", None)) is not None
 
     def touch(self, keys: Sequence[bytes], ttl_ms: int | None, deadline: float) -> list[bool]:
-        """Make keys live so long from now (None: for ever); for each, whether it was there."""
+        """Make keys live `ttl_ms` from now (None: for ever); for each, whether it was there."""
         if ttl_ms is not None:
             return _there(self.routes.each(keys, per_key((b"PEXPIRE",), keys, (ttl_ms,)), deadline))
         # PERSIST says 0 of a key that lives for ever already, so it does not count them.
@@ -120,11 +120,11 @@ class RedisStore:
         return [f"{name} ({'embedded' if self._embedded else ', '.join(each)})" for name, each in places.items()]
 
     def health(self) -> Literal["ok", "degraded", "off"]:
-        """ok; degraded: some node's breaker is open; off: nothing can be reached."""
+        """Return ok; degraded: some node's breaker is open; or off: nothing can be reached."""
         return self.routes.health()
 
     def reset_connections(self) -> None:
-        """Say that a value was not the one of its key, found after `read` had returned: connections are made anew.
+        """Replace all connections, after a value was found not to be that of its key.
 
         The server may be a command behind in its answers, which nothing but a seal can tell.
         """
@@ -136,7 +136,7 @@ class RedisStore:
 
 
 def _there(replies: Sequence[Reply | StoreFault]) -> list[bool]:
-    """Which keys were there, as nodes answered.
+    """Tell which keys were there, by the replies of the nodes.
 
     Raises:
         StoreFault: no node answered.

@@ -1,10 +1,10 @@
 """A connection that speaks RESP2: bulk values arrive in the caller's memory, and every reply has a total deadline.
 
 redis-py receives a value into buffers of its own and copies it once or twice, with hiredis too. Read this way, values
-of 1 MiB come 2 to 3 times as fast as by MGET (docs/results/redis_access.md). Its timeouts count for each receive: a server
-that dribbles held a pipeline with a timeout of 0.2 s for 12 s. Other replies are parsed here as well, as they come over
-the same connection and buffer: hiredis is not faster for the row of integers that a probe gets (0.18 against 0.17 ms
-for 128), and accepts lines and bulk strings of wrong length.
+of 1 MiB come 2 to 3 times as fast as by MGET (docs/results/redis_access.md). Its timeouts count for each receive: a
+server that dribbles held a pipeline with a timeout of 0.2 s for 12 s. Other replies are parsed here as well, as they
+come over the same connection and buffer: hiredis is not faster for the row of integers that a probe gets (0.18 against
+0.17 ms for 128), and accepts lines and bulk strings of wrong length.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Reply = int | bytes | ErrorReply | None | list["Reply"]
 
 
 def command(*words: bytes | int | str) -> bytes:
-    """One command on the wire."""
+    """Pack one command."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         raw = word if isinstance(word, bytes) else str(word).encode()
@@ -62,13 +62,13 @@ def _frame(before: tuple[bytes, ...], after: tuple[bytes | int, ...]) -> tuple[b
 
 
 def per_key(before: tuple[bytes, ...], keys: Sequence[bytes], after: tuple[bytes | int, ...] = ()) -> list[bytes]:
-    """The same command for each of the keys: words before the key, the key, words after it."""
+    """Pack the same command for each of the keys: words before the key, the key, words after it."""
     head, tail = _frame(before, after)
     return [b"%b$%d\r\n%b\r\n%b" % (head, len(key), key, tail) for key in keys]
 
 
 def set_once(key: bytes, parts: Sequence[memoryview | bytes], ttl_ms: int) -> list[bytes | memoryview]:
-    """`SET key value PX ttl NX` as parts to send; the value's parts are not copied."""
+    """Pack `SET key value PX ttl NX` as parts to send; the value's parts are not copied."""
     views = [memoryview(part).cast("B") for part in parts]
     size = sum(len(view) for view in views)
     head = b"*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, size)
@@ -101,15 +101,15 @@ class Connection:
         return not self._faulty and not self.pending and self._start == self._end
 
     def discard(self) -> None:
-        """Never use it again, though nothing was wrong that could be seen here."""
+        """Mark the connection as not reusable, though no error was seen here."""
         self._faulty = True
 
     def quiet(self) -> bool:
-        """Whether it is still so after lying idle: open, and nothing arrived that nobody asked for."""
+        """Tell whether it is reusable after lying idle: open, and no reply arrived without a command."""
         return self.reusable and self._stream.quiet()
 
     def send(self, parts: Sequence[bytes | memoryview], replies: int, deadline: float) -> None:
-        """Send commands that get so many replies.
+        """Send commands that get `replies` replies.
 
         Raises:
             StoreFault: late or unreachable.
@@ -122,7 +122,7 @@ class Connection:
             raise
 
     def reply(self, deadline: float) -> Reply:
-        """The next reply, whole.
+        """Take the next reply, whole.
 
         Raises:
             StoreFault: late, unreachable or broken.
@@ -132,7 +132,7 @@ class Connection:
         return reply
 
     def replies(self, count: int, deadline: float) -> list[Reply]:
-        """The next replies.
+        """Take the next replies.
 
         Raises:
             StoreFault: as in `reply`.
@@ -182,7 +182,7 @@ class Connection:
         self.pending -= 1
 
     def shut(self) -> None:
-        """Make whoever waits on it stop waiting; from any thread."""
+        """Make a thread that waits on it stop waiting; from any thread."""
         self._stream.shut()
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class Connection:
         return bytes(value)
 
     def _line(self, deadline: float) -> bytes:
-        """The next line, without its end."""
+        """Take the next line, without its end."""
         searched = self._start
         while True:
             end = self._buffer.find(b"\r\n", searched, self._end)

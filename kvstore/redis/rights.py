@@ -47,7 +47,7 @@ def rules(kind: Kind = "single") -> str:
 
 
 def rules_without_eval() -> str:
-    """Write the access list for a server whose scripts somebody else has loaded: no script but these is ever run."""
+    """Write the access list for a server that has the scripts already: no other script is ever run."""
     words = [word for word in words_needed() if word not in BRINGS_SCRIPTS]
     return _rules([*words, *USEFUL, "SCRIPT|EXISTS"])
 

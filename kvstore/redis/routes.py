@@ -43,7 +43,7 @@ class Routes:
         self.topology = learn(address, self._connector, self.ask)
 
     def pool(self, endpoint: NodeAddress) -> Pool:
-        """The connections to a node."""
+        """Return the connections to a node."""
         with self._lock:
             pool = self._pools.get(endpoint)
             if pool is None:
@@ -61,10 +61,10 @@ class Routes:
             return list(self._pools.values())
 
     def node_of(self, key: bytes) -> NodeAddress:
-        """The node of a key.
+        """Return the node of a key.
 
         Raises:
-            StoreFault: unreachable or refused: nobody says where the nodes are.
+            StoreFault: unreachable or refused: no server says where the nodes are.
         """
         try:
             endpoint = self.topology.node_of(key)
@@ -112,7 +112,7 @@ class Routes:
         raise StoreFault("broken", CIRCLE)
 
     def follow(self, redirect: Redirect) -> NodeAddress:
-        """Where a redirect points; a move for good is noted."""
+        """Return the node to which a redirect points, and note a move for good."""
         if not redirect.asking:
             self.topology.moved(redirect)
         return redirect.endpoint
@@ -132,7 +132,7 @@ class Routes:
         return results
 
     def health(self) -> Literal["ok", "degraded", "off"]:
-        """ok; degraded: some breaker is not closed, or a key has no node; off: there is no node to call."""
+        """Return ok; degraded: some breaker is not closed, or a key has no node; or off: there is no node to call."""
         known = {self.pool(endpoint) for endpoint in self.topology.nodes()}
         for pool in known:
             pool.breaker.wake()
@@ -203,7 +203,7 @@ class Routes:
     def grouped(
         self, indexes: Sequence[int], keys: Sequence[bytes], results: list[Reply | StoreFault]
     ) -> dict[NodeAddress, list[int]]:
-        """Indexes by node, the nodes always in the same order.
+        """Group indexes by node, the nodes always in the same order.
 
         Two calls that hold one node's last connection each, and wait for the other's, cannot meet this way. A key
         whose node is unknown gets its fault in `results`.

@@ -68,7 +68,7 @@ class Stream:
 
 
 def remaining(deadline: float) -> float:
-    """Seconds until the deadline.
+    """Return seconds until the deadline.
 
     Raises:
         StoreFault: late, when it has passed.

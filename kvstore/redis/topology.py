@@ -19,7 +19,7 @@ from kvstore.redis.nodes import Address, Connector, NodeAddress
 from kvstore.redis.resp import ErrorReply, Reply, command
 from turnout.errors import invalid
 
-# Looking up where the nodes are: at most so long, and not more often than this.
+# Longest look-up of the nodes, and shortest pause between two.
 LOOKUP_S = 0.5
 PAUSE_S = 1.0
 DENIED = frozenset({"NOAUTH", "NOPERM", "WRONGPASS"})
@@ -86,7 +86,7 @@ class Topology:
 
 
 class _Lookup:
-    """Runs a look-up at most once at a time and once per `PAUSE_S`, for whoever asks."""
+    """Look-up of the nodes, run at most once at a time and once per `PAUSE_S`."""
 
     def __init__(self, find: Callable[[], None]) -> None:
         self._find = find
@@ -128,7 +128,7 @@ class _Lookup:
 class SentinelMaster(Topology):
     """The master of a service, asked from the sentinels, and again whenever it fails.
 
-    Sentinels often have no password where the servers have one, and refuse one then: they are told it when they ask.
+    Sentinels often have no password where the servers have one, and refuse one then: they get it when they ask.
 
     Args:
         address: of the sentinels.
@@ -162,7 +162,7 @@ class SentinelMaster(Topology):
         return self._endpoints[0]
 
     def failed(self, endpoint: NodeAddress) -> None:
-        """Ask the sentinels again, aside."""
+        """Look up the nodes again, in the background."""
         self._lookup.in_background()
 
     def _find(self) -> None:
@@ -185,7 +185,7 @@ class SentinelMaster(Topology):
 
 
 def _is_denial(error: redis.RedisError) -> bool:
-    """Whether a sentinel asked for a password or a right; what several of them said comes as one text."""
+    """Tell whether a sentinel asked for a password or a right; errors of several of them come as one text."""
     return isinstance(error, redis.exceptions.NoPermissionError) or "AuthenticationError" in str(error)
 
 
@@ -213,7 +213,7 @@ class Cluster(Topology):
         return sorted({endpoint for endpoint in self._slots if endpoint is not None}, key=str)
 
     def node_of(self, key: bytes) -> NodeAddress:
-        """The node of the key's slot."""
+        """Return the node of the key's slot."""
         if not self._slots:
             self._lookup.now()
         slots = self._slots
@@ -224,13 +224,13 @@ class Cluster(Topology):
         return endpoint
 
     def moved(self, redirect: Redirect) -> None:
-        """Note it, and learn aside what else has moved."""
+        """Note it, and look up in the background what else has moved."""
         if self._slots:
             self._slots[redirect.slot] = redirect.endpoint
         self._lookup.in_background()
 
     def failed(self, endpoint: NodeAddress) -> None:
-        """Ask the others, aside, who has taken its place."""
+        """Look up the nodes again, in the background."""
         self._lookup.in_background()
 
     def _find(self) -> None:
@@ -255,7 +255,7 @@ class Cluster(Topology):
 
 
 def _graver(one: StoreFault | None, other: StoreFault) -> StoreFault:
-    """Of two faults the one that a person must mend."""
+    """Return that of two faults which needs an operator."""
     return one if one is not None and one.kind == "refused" else other
 
 
@@ -275,7 +275,7 @@ def _slots_of(reply: Reply, asked: NodeAddress) -> list[NodeAddress | None]:
 
 
 def learn(address: Address, connector: Connector, ask: Callable[[NodeAddress, bytes, float], Reply]) -> Topology:
-    """The topology of an address.
+    """Make the topology of an address.
 
     Raises:
         TurnoutError: the address does not fit its kind.

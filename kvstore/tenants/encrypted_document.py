@@ -17,7 +17,7 @@ class SealBroken(Exception):  # noqa: N818
 
 
 class Sealer:
-    """Encrypts documents under a key that only holders of the root key can make.
+    """Encryption of documents under a key that only holders of the root key can make.
 
     Args:
         keyring: the store's keys.
@@ -27,12 +27,12 @@ class Sealer:
         self._cipher = AESGCM(keyring.derive("documents", None, 0))
 
     def seal(self, place: bytes, text: bytes) -> bytes:
-        """AES-256-GCM with a random nonce, bound to the place."""
+        """Encrypt by AES-256-GCM with a random nonce, bound to the place."""
         nonce = os.urandom(NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, text, place)
 
     def open(self, place: bytes, value: bytes) -> bytes:
-        """What was sealed for the place.
+        """Decrypt what was sealed for the place.
 
         Raises:
             SealBroken: it was not, or under another root key, or was changed.

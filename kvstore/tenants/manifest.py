@@ -62,7 +62,7 @@ def check_root_key(store: ByteStore, sealer: Sealer, deadline: float, claims: bo
 
 
 def wrong_root_key() -> TurnoutError:
-    """What to say when the root key is another one."""
+    """Return the error for another root key."""
     return invalid(
         "kvstore.root_key_file",
         "this Redis was filled under another root key: use the same key file everywhere,"
@@ -71,7 +71,7 @@ def wrong_root_key() -> TurnoutError:
 
 
 def enrol(store: ByteStore, sealer: Sealer, name: str, encodings: Encodings, tokenizer: str, deadline: float) -> None:
-    """Say that chunks of a model are kept.
+    """Record that chunks of a model are kept.
 
     Raises:
         StoreFault: Redis does not answer.
@@ -90,7 +90,7 @@ def enrol(store: ByteStore, sealer: Sealer, name: str, encodings: Encodings, tok
 
 
 def enrolled(store: ByteStore, sealer: Sealer, deadline: float) -> list[Enrolled]:
-    """Every model that was enrolled under this root key.
+    """List the models that were enrolled under this root key.
 
     Raises:
         StoreFault: Redis does not answer.

@@ -1,6 +1,6 @@
 """How many bytes each namespace holds in Redis, and what goes when it holds too many: its own oldest chunks.
 
-Redis has no quotas. Beside the values lies an index of each namespace: a sorted set of its keys by time of use, and
+Redis has no quotas. An index of each namespace lies next to the values: a sorted set of its keys by time of use, and
 their sizes. Both are updated by one small script for each batch; what Redis evicted by itself is found by samples.
 
 Values may be there that the index lacks: it could not be written, or its node came back empty. They are entered when
@@ -24,7 +24,7 @@ SWEPT = 32  # keys in a sample
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a namespace holds: bytes of values (headers and all), and how many values."""
+    """Contents of a namespace: bytes of values (headers and all), and number of values."""
 
     bytes: int
     values: int
@@ -57,13 +57,13 @@ class Quotas:
         self._used: dict[Namespace, None] = {}
 
     def may_write(self, namespace: Namespace, size: int) -> bool:
-        """Whether a chunk of so many bytes can ever find room; does no I/O."""
+        """Tell whether a chunk of that many bytes can ever find room; does no I/O."""
         limit = self._limit(namespace)
         return limit is None or size <= limit
 
     @property
     def namespaces(self) -> list[Namespace]:
-        """Those in which this process wrote or found something: calls may tell of groups that nobody configured."""
+        """Those in which this process wrote or found something: calls may name groups that are not configured."""
         return list(self._used)
 
     @property
@@ -105,7 +105,7 @@ class Quotas:
         return len(lost)
 
     def held(self, namespace: Namespace, deadline: float) -> Held:
-        """What the index says."""
+        """Return what the index holds."""
         size, values = self._store.script(TOTAL, self._keys(namespace), [], deadline)
         return Held(int(size), int(values))
 
@@ -140,7 +140,7 @@ class Quotas:
         return removed
 
     def _score(self, now: int, place: int) -> int:
-        """When it may go: its time of expiry; a chunk goes before its ancestors."""
+        """Return when a chunk may go: its time of expiry; a chunk goes before its ancestors."""
         return now + self._ttl - min(place, 1000)
 
     def _keys(self, namespace: Namespace) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Prefixes that an operator shares with a group or with everybody, or keeps: one sealed document in Redis.
+"""Prefixes that an operator shares with a group or with all tenants, or keeps: one sealed document in Redis.
 
 Only who holds the root key can register: a document written by anybody else is refused, and so is one that is older
 than what this process has read already. One that was begun on an empty Redis is no older for that, as the first number
@@ -36,7 +36,7 @@ class Prefix:
 
     Attributes:
         name: chosen by the operator.
-        policy: public; group: for the group `id`; private: shared with nobody, only kept, for the tenant `id`.
+        policy: public; group: for the group `id`; private: not shared, only kept, for the tenant `id`.
         id: group or tenant; "" for public.
         tokens: token ids, by tokenizer digest.
         text: that the tokens stand for, where that is known: another tokenizer's ids are made from it.
@@ -79,7 +79,7 @@ class Registry:
         self._encode = encode
         self._lock = Lock()
         self._version = 0
-        self._refused: int | None = None  # the number beside a document that was of no use: said once
+        self._refused: int | None = None  # the number of a document that was of no use: logged once
         self._prefixes: tuple[Prefix, ...] = ()
         self._tokens: dict[str, list[int]] = {}
 
@@ -89,7 +89,7 @@ class Registry:
         return self._prefixes
 
     def tokens_of(self, prefix: Prefix) -> list[int]:
-        """Its tokens for the local tokenizer; none where they are not known."""
+        """Return its tokens for the local tokenizer; none where they are not known."""
         return self._tokens.get(prefix.name, [])
 
     def refresh(self, deadline: float) -> bool:
@@ -159,7 +159,7 @@ class Registry:
     def _read(self, deadline: float) -> bool:
         value = self._store.script(GET, [PLACE], [], deadline)
         if value is None:
-            if self._prefixes:  # whoever removes a prefix leaves a document without it
+            if self._prefixes:  # removing a prefix leaves a document without it
                 log.warning("prefix store: the registered prefixes were gone from Redis; they are put back")
                 self._put_back(deadline)
             return False
@@ -179,7 +179,7 @@ class Registry:
             log.warning("prefix store: registered prefixes were gone from Redis; they are added to the new ones")
             prefixes = (*prefixes, *lost)
             if not self._write(version, version + 1, prefixes, False, deadline):
-                return False  # somebody else did
+                return False  # another process did
             version += 1
         self._take(version, prefixes)
         return True
@@ -213,7 +213,7 @@ class Registry:
 
 
 def namespace_of(prefix: Prefix) -> Namespace:
-    """Whose chunks it makes."""
+    """Return the namespace of a prefix's chunks."""
     if prefix.policy == "public":
         return PUBLIC
     return Namespace("group" if prefix.policy == "group" else "private", prefix.id)
@@ -233,7 +233,7 @@ def _packed(prefix: Prefix) -> dict[str, Any]:
 
 
 def _unpack(text: bytes) -> tuple[int, tuple[Prefix, ...], bool]:
-    """Number, prefixes, and whether it is the first on an empty Redis."""
+    """Parse number, prefixes, and whether it is the first on an empty Redis."""
     document = json.loads(text)
     prefixes = tuple(
         Prefix(
@@ -250,4 +250,4 @@ def _number(value: bytes | None) -> int:
     try:
         return int(value or 0)
     except ValueError:
-        return -1  # somebody else's: the document decides
+        return -1  # another process's: the document decides

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Tenancy:
     """Sharing and limits of tenants.
 
-    With whom a tenant shares may be `told` by each call, from the tenants file: that goes before what is configured.
+    Each call may carry a tenant's `policy`, from the tenants file: it takes precedence over the configuration.
     Limits are as configured.
 
     Args:
@@ -38,8 +38,8 @@ class Tenancy:
                 others = self._limits.get(namespace, 0)
                 self._limits[namespace] = None if own is None or others is None else max(own, others)
 
-    def sharing(self, tenant: str, prompt: Sequence[int], told: SharingPolicy | None = None) -> Sharing:
-        """Of a prompt: the longest head in common with a public prefix, then with one of the tenant's group, then
+    def sharing(self, tenant: str, prompt: Sequence[int], policy: SharingPolicy | None = None) -> Sharing:
+        """Split a prompt: the longest head in common with a public prefix, then with one of the tenant's group, then
         the tenant's own policy.
 
         A head of a registered prefix is as public as the whole, so it need not be there to its end: the last token
@@ -48,51 +48,51 @@ class Tenancy:
         Args:
             tenant: who asks.
             prompt: token ids.
-            told: the tenant's policy, of the call; None: as configured.
+            policy: the tenant's, of the call; None: as configured.
         """
         spans: list[tuple[int, Namespace]] = []
-        group = self.group(tenant) if told is None else told.group
+        group = self.group(tenant) if policy is None else policy.group
         for namespace, fits in self._shared(group):
             end = max((common_length(tokens, prompt) for tokens in fits), default=0)
             if end > (spans[-1][0] if spans else 0):
                 spans.append((end, namespace))
-        return Sharing(self.home(tenant) if told is None else told.home(tenant), tuple(spans))
+        return Sharing(self.home(tenant) if policy is None else policy.home(tenant), tuple(spans))
 
     def home(self, tenant: str) -> Namespace:
-        """Where a tenant's own chunks are, as configured."""
+        """Return the namespace of a tenant's own chunks, as configured."""
         setting = self._tenants.get(tenant)
         return Namespace("private", tenant) if setting is None else setting.home(tenant)
 
     def group(self, tenant: str) -> str | None:
-        """The group a tenant is configured to belong to, whether it shares its own prompts with it or not."""
+        """Return the group a tenant is configured to belong to, whether it shares its own prompts with it or not."""
         setting = self._tenants.get(tenant)
         return setting.group if setting is not None else None
 
     def may_write(self, tenant: str) -> bool:
-        """Whether a tenant may store anything: a quota of 0 says no, whatever it shares."""
+        """Tell whether a tenant may store anything: not with a quota of 0, however it shares."""
         setting = self._tenants.get(tenant)
         quota = setting.quota_bytes if setting is not None else None
         return (self._quota if quota is None else quota) != 0
 
     def limit(self, namespace: Namespace) -> int | None:
-        """Most bytes of a namespace: its tenant's; for a group the largest of its members'; none for public ones."""
+        """Return a namespace's limit, bytes: its tenant's; of a group the largest of its members'; public: none."""
         if namespace.policy == "public":
             return None
         return self._limits.get(namespace, self._quota)
 
     def namespaces(self) -> list[Namespace]:
-        """Those that the configuration or a registered prefix names, and the public one."""
+        """List those that the configuration or a registered prefix names, and the public one."""
         configured = [namespace for name in self._tenants for namespace in self._of(name)]
         registered = [] if self._registry is None else map(namespace_of, self._registry.prefixes)
         return list(dict.fromkeys([PUBLIC, *configured, *registered]))
 
     def _of(self, tenant: str) -> list[Namespace]:
-        """Where a configured tenant's chunks are, and those of what its group registered."""
+        """Return the namespace of a tenant's chunks, and that of what its group registered."""
         group = self.group(tenant)
         return list(dict.fromkeys([self.home(tenant), *([Namespace("group", group)] if group else [])]))
 
     def sharing_of(self, prefix: Prefix, tokens: Sequence[int]) -> Sharing:
-        """How the chunks of a registered prefix, whose tokens these are, are named."""
+        """Return the namespaces of the tokens of a registered prefix."""
         if prefix.policy == "public":
             return Sharing(namespace_of(prefix))
         if prefix.policy == "private":
@@ -116,7 +116,7 @@ class Tenancy:
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from the start on."""
+    """Count the tokens that two sequences have in common from the start on."""
     low, high = 0, min(len(first), len(second))
     if high and first[0] != second[0]:
         return 0

@@ -38,7 +38,7 @@ class Accounts:
         self._flushed: dict[tuple[str, str], TenantCounts] = {}
 
     def name(self, namespaces: Iterable[Namespace], deadline: float, again: bool = False) -> None:
-        """See that the namespaces' names are known to whoever holds the root key.
+        """Record the namespaces' names for holders of the root key.
 
         Args:
             namespaces: any.
@@ -57,7 +57,7 @@ class Accounts:
         self._named.update(wanted)
 
     def names(self, deadline: float) -> list[Namespace]:
-        """Every namespace that was named; those whose name cannot be read are left out."""
+        """List the namespaces that were named; those whose name cannot be read are left out."""
         values = self._store.script(ALL_FIELDS, [NAMES], [], deadline) or []
         found = []
         for tag, sealed in zip(values[::2], values[1::2], strict=True):
@@ -83,7 +83,7 @@ class Accounts:
             self._flushed[model, tenant] = now
 
     def read(self, tenant: str, deadline: float) -> TenantCounts:
-        """A tenant's account."""
+        """Return a tenant's account."""
         values = self._store.script(ALL_FIELDS, [self._key(Namespace("private", tenant))], [], deadline) or []
         pairs = dict(zip(values[::2], values[1::2], strict=True))
         return TenantCounts(**{name: int(pairs.get(name.encode(), 0)) for name in FIELDS})
