@@ -28,7 +28,7 @@ class FakePrefixes:
         gate: fetches wait for it.
         error: fetches raise it.
         lossy: whether what it gives lossy requests has lost something: all values are a little larger.
-        cheats: whether it gives that to everybody.
+        cheats: whether it gives that to every tenant.
     """
 
     def __init__(self, chunk_tokens: int, shelf: dict[bytes, torch.Tensor] | None = None, model: str = "m") -> None:

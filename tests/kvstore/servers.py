@@ -95,7 +95,7 @@ class RedisProcess:
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Let it continue."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:

@@ -94,7 +94,7 @@ def test_an_outlier_costs_precision_only_in_its_own_group() -> None:
     shape, codec = shape_of(kv), AdaQuantCodec("adaquant-k4v2")
     before = round_trip(codec, kv, shape)
     kv[1, 70, 0, 1, 3] = 500.0  # a key: its channel's tokens from 64 on
-    kv[1, 70, 1, 1, 3] = 500.0  # a value: its token's 16 channels and those of the 3 tokens beside it
+    kv[1, 70, 1, 1, 3] = 500.0  # a value: its token's 16 channels and those of the 3 tokens next to it
     changed = round_trip(codec, kv, shape) != before
     assert changed[1, 64:, 0, 1, 3].any()
     changed[1, 64:, 0, 1, 3] = False

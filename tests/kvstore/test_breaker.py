@@ -1,4 +1,4 @@
-"""The breaker: when it opens, who passes, and that nobody waits meanwhile."""
+"""The breaker: when it opens, who passes, and that no call waits meanwhile."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_lossy_codecs_keep_their_bound_at_every_shape_and_scale(
         exponent = exponent % 8 - 4  # its range ends at 2**16
     kv = some_kv(shape, seed).mul_(2.0**exponent)
     error = (round_trip(name, kv, shape).float() - kv.float()).abs()
-    # Beside the codec's own error: the dtype's rounding of what comes back, and its smallest step.
+    # Besides the codec's own error: the dtype's rounding of what comes back, and its smallest step.
     info = torch.finfo(shape.dtype)
     rounding = kv.float().abs() * info.eps + info.smallest_normal * info.eps
     if name == "fp8":
@@ -175,7 +175,7 @@ def test_zeros_stay_zeros(name: str, dtype: torch.dtype) -> None:
     shape = replace(SHAPE, dtype=dtype)
     kv = torch.zeros(shape.size, dtype=dtype)
     assert torch.equal(round_trip(name, kv, shape), kv)
-    kv[1] = 1.0  # beside one that is not zero
+    kv[1] = 1.0  # next to one that is not zero
     assert torch.equal(round_trip(name, kv, shape), kv)
 
 

@@ -38,7 +38,7 @@ def over_long(value: bytes) -> bytes:
 async def test_a_value_that_was_refused_is_replaced(
     store: RedisStore, opened: Any, spoil: Callable[[bytes], bytes]
 ) -> None:
-    """A spoiled value is refused, read again and kept alive by every request, and nobody may write another."""
+    """A spoiled value is refused, read again and kept alive by every request, and no other may be written."""
     engine = Engine(opened(store))
     await engine.serve(FOUR)
     encodings = engine.store.encodings
@@ -129,7 +129,7 @@ class Confused:
 
 
 @pytest.mark.parametrize("reply", [b"x" * 60, 1, [b"a"], b""])
-async def test_upkeep_outlives_one_answer_that_is_not_its_own(store: RedisStore, opened: Any, reply: Any) -> None:
+async def test_maintenance_outlives_one_answer_that_is_not_its_own(store: RedisStore, opened: Any, reply: Any) -> None:
     confused = Confused(store, reply)
     maintenance = opened(confused).maintenance
     assert maintenance is not None
@@ -140,7 +140,7 @@ async def test_upkeep_outlives_one_answer_that_is_not_its_own(store: RedisStore,
     assert maintenance._thread.is_alive()
 
 
-async def test_upkeep_goes_on_when_the_right_root_key_is_back(
+async def test_maintenance_continues_when_the_right_root_key_is_back(
     store: RedisStore, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for period in ("TICK_S", "REFRESH_S", "KEEP_S"):

@@ -51,7 +51,7 @@ def test_who_holds_the_most_gives_up_its_own() -> None:
         memory.put(each, chunk())
     assert [memory.has(each) for each in mine] == [True] * 3
     assert [memory.has(each) for each in theirs] == [False] * 17 + [True] * 3
-    memory.put(link(b"first", "cid"), chunk())  # whoever comes new finds room
+    memory.put(link(b"first", "cid"), chunk())  # a new namespace finds room
     assert memory.has(link(b"first", "cid"))
     assert sum(memory.has(each) for each in (*mine, *theirs)) == 5
     assert memory.num_bytes == 6 * CHUNK_BYTES

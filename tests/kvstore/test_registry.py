@@ -297,8 +297,8 @@ async def test_pins_and_registrations_cannot_take_each_others_names(store: Redis
     assert lives(store, head("mine", "private", CHUNK)) == [-1]
 
 
-async def test_upkeep_has_chunks_of_a_prefix_that_vanished_expire_again(store: RedisStore, opened: Any) -> None:
-    """It may have taken their limit away after whoever removed the prefix had given it back."""
+async def test_maintenance_has_chunks_of_a_prefix_that_vanished_expire_again(store: RedisStore, opened: Any) -> None:
+    """It may have taken their limit away after the removal of the prefix had given it back."""
     pinned = head("a", "private", 2 * CHUNK)
     stores = opened(store)
     await Engine(stores).serve(FOUR)

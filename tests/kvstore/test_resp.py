@@ -58,7 +58,7 @@ class Peer:
         self.connection = Connection(PlainStream(ours))
 
     def answers(self, replies: int, *blocks: bytes) -> Connection:
-        """Send blocks each on its own, as answers to so many commands."""
+        """Send blocks each on its own, as answers to that number of commands."""
         self.connection.pending += replies
         self.theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
 
@@ -150,7 +150,7 @@ def test_a_connection_with_answers_under_way_or_unasked_is_not_reused(peer: Peer
     other = Peer()
     assert other.connection.quiet()
     other.theirs.sendall(b":1\r\n")
-    assert not other.connection.quiet()  # nobody asked for that
+    assert not other.connection.quiet()  # no command asked for that
     other.close()
     gone = Peer()
     gone.theirs.close()

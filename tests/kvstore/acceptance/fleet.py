@@ -1,4 +1,4 @@
-"""Workers with stores of their own that go on asking, each in a thread, whatever happens to Redis meanwhile."""
+"""Workers with stores of their own that keep asking, each in a thread, whatever happens to Redis meanwhile."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Member:
 
 
 class Fleet:
-    """So many workers at one address.
+    """Workers at one address.
 
     Args:
         url: of Redis, or of what stands before it.

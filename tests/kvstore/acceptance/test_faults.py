@@ -121,7 +121,7 @@ PLANTS: dict[str, Plant] = {
     "full memory": full_memory,
     "full disk": full_disk,
 }
-# With these, nobody can be served, so that every breaker opens and stays open.
+# With these, no request can be served, so that every breaker opens and stays open.
 DEAD = {"cut", "silent", "killed", "paused"}
 # With these too, answers come too late.
 ILL = DEAD | {"dribbled", "delayed"}

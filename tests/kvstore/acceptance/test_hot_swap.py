@@ -72,7 +72,7 @@ async def test_files_that_are_replaced_in_place_make_another_model(
 async def test_files_that_are_replaced_while_a_pool_loads_are_not_shared(
     pair_folder: Path, pool_store: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It computes with what it read; what it stored would be found by whoever reads what is there now."""
+    """It computes with what it read; what it stored would be found by any reader of what is there now."""
     folder = Path(shutil.copytree(pair_folder, tmp_path / "models"))
     load = pools.load_checkpoint
 

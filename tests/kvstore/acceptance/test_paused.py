@@ -1,4 +1,4 @@
-"""Acceptance test 11: a Redis that is stopped (SIGSTOP) costs nobody anything once that is known, and comes back."""
+"""Acceptance test 11: a stopped Redis (SIGSTOP) costs no request anything once that is known, and comes back."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def added(with_store: Worker, without: Worker, seconds: float, least: int)
 
 
 def is_of_value(key: bytes) -> bool:
-    """What requests and writers ask for; maintenance, which nobody waits for, goes on trying."""
+    """What requests and writers ask for; maintenance, which no request waits for, keeps trying."""
     return key.count(b":") == 5
 
 

@@ -26,7 +26,7 @@ PAIRS = {
     "a name inside another": (Sharing(Namespace("private", "a")), Sharing(Namespace("private", "a\0"))),
     "letter case": (Sharing(Namespace("private", "Alice")), Sharing(ALICE)),
 }  # fmt: skip
-# With so many leading tokens in common.
+# Leading tokens in common.
 OVERLAPS = {
     "a public head": (Sharing(ALICE, ((2 * CHUNK, PUBLIC),)), Sharing(BOB, ((2 * CHUNK, PUBLIC),)), 2 * CHUNK),
     "a public head that ends in a chunk": (

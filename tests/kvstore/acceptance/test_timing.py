@@ -49,7 +49,7 @@ class Attack:
     Args:
         worker: that serves both.
         tier: "device": everything the engine has; "redis": its pool is emptied before a probe.
-        seed: of the prompts, which nobody may have asked before.
+        seed: of the prompts, which must not have been asked before.
     """
 
     def __init__(self, worker: Worker, tier: str, seed: int = 0) -> None:
@@ -79,7 +79,7 @@ class Attack:
         return await self.ask(probed, "attacker")
 
     async def score(self, probes: int) -> float:
-        """The classifier's area under the curve over so many probes of each kind, in random order."""
+        """The classifier's area under the curve over `probes` probes of each kind, in random order."""
         kinds = [True, False] * probes
         self._rng.shuffle(kinds)
         times: dict[bool, list[float]] = {True: [], False: []}
