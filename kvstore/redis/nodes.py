@@ -190,8 +190,8 @@ def _endpoint(part: str, default_port: int) -> NodeAddress:
 class Connector:
     """Factory of connections to the nodes of an address.
 
-    redis-py would load the certificates anew for each TLS connection, which takes some 50 ms of a request's time, and
-    wait for the handshake and the login as long as a server sends a byte now and then.
+    redis-py would load the certificates anew for each TLS connection, which takes 50 ms or more of a request's time,
+    and its timeout counts for each receive of the replies to AUTH and SELECT.
 
     Args:
         access: credentials.

@@ -4,7 +4,7 @@ redis-py receives a value into buffers of its own and copies it once or twice, w
 of 1 MiB come 2 to 3 times as fast as by MGET (docs/results/redis_access.md). Its timeouts count for each receive: a
 server that dribbles held a pipeline with a timeout of 0.2 s for 12 s. Other replies are parsed here as well, as they
 come over the same connection and buffer: hiredis is not faster for the row of integers that a probe gets (0.18 against
-0.17 ms for 128), and accepts lines and bulk strings of wrong length.
+0.17 ms for 128), and takes a bulk string of another length than announced (`$3`, then `abcd`) for a good one.
 """
 
 from __future__ import annotations
