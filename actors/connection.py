@@ -15,12 +15,11 @@ from ray.exceptions import RayActorError
 from actors.group_epoch import GroupBroken
 from actors.packing import Packer, unpack_result
 from actors.pickling import Handles, TensorHandle
-from actors.protocol import Call, Grown, Kind, Load, ModelCard, Post, unpack_tokens
-from actors.remote_objects import Births, Constants, Departures
+from actors.protocol import Call, Grown, Kind, Load, ModelCard, Post, trimmed, unpack_tokens
+from actors.remote_objects import Constants, ObjectNumbers, Sender
 from actors.sequence_replica import Known, add_counts, keep
 from actors.serialization import not_sent, pickled, store_full
 from decoding.sequence import Sequence
-from decoding.state import twin
 from turnout.errors import Code, Interrupted, TurnoutError
 
 log = logging.getLogger(__name__)
@@ -67,14 +66,14 @@ class Exchange:
 
     Attributes:
         handles: tensors that lie on their shelves.
-        births: parts that travel.
+        objects: numbers of components that are sent.
         mailboxes: by owner and life.
     """
 
     def __init__(self, generation: Callable[[], int | None] = lambda: None) -> None:
         self._generation = generation
         self.handles = Handles(self._notify)
-        self.births = Births(Constants())
+        self.objects = ObjectNumbers(Constants())
         self.mailboxes: dict[tuple[int, int], Mailbox] = {}
         self._tickets = itertools.count(1)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -160,10 +159,10 @@ class Mailbox:
         self.bytes_posted = self.bytes_heard = 0
         self._line = line
         self._exchange = exchange or Exchange()
-        self._departures = Departures(self._exchange.births, lambda *constant: self.say((Post.CONSTANT, *constant)))
+        self._sender = Sender(self._exchange.objects, lambda *constant: self.say((Post.CONSTANT, *constant)))
         self._numbers, self._posts, self._sids = itertools.count(1), itertools.count(), itertools.count(1)
         self._known: dict[Sequence, Known] = {}
-        self._sent: dict[int, tuple[Call, list[Any]]] = {}
+        self._sent: dict[int, tuple[Call, tuple[Any, ...]]] = {}
         self._calls: dict[Call, int] = {}
         self._outbox: list[tuple[Any, ...]] = []
         self._flushes = False
@@ -205,22 +204,22 @@ class Mailbox:
             return
         self.say(message)
 
-    def _message(self, call: Call) -> tuple[int, tuple[Any, ...], list[Any]]:
+    def _message(self, call: Call) -> tuple[int, tuple[Any, ...], tuple[Any, ...]]:
         known = self._known.get(call.seq) or self._known.setdefault(call.seq, Known(next(self._sids)))
         number = next(self._numbers)
-        packer = Packer(self._departures, known)
+        packer = Packer(self._sender, known)
         try:
-            kind, packed = packer.pack(call.op)
+            packed = packer.pack(call.op)
             needed = self._exchange.ship(packer.handles, self) if packer.handles else ()
         except Exception:
-            if packer.packed:  # what these parts are is known to be there from now on
+            if packer.packed:  # the sender takes the actor to have these from now on
                 self.say((Post.PARTS, tuple(packer.packed)))
             raise
-        update = known.update(call.seq)
+        update, parts = trimmed([*known.update(call.seq)]), tuple(packer.packed)
         call.base = len(call.seq)
         known.appending += call.op.appends
-        message = (Post.CALL, number, kind, tuple(update), packed, tuple(packer.packed), needed)
-        return number, (*message, call.trace) if call.trace else message, packer.parts
+        message = trimmed([Post.CALL.value, number, update, packed, parts, needed, call.trace])
+        return number, message, packer.parts
 
     def cancel(self, call: Call) -> None:
         """Nobody waits for a call any more: end it there. What it cost is still counted."""
@@ -230,12 +229,11 @@ class Mailbox:
             self._disown(call, self._sent[number][1])
             self.say((Post.CANCEL, number))
 
-    def _disown(self, call: Call, parts: list[Any]) -> None:
-        """What a call does there is not entered here: what it works on is sent whole before it is used again."""
+    def _disown(self, call: Call, parts: tuple[Any, ...]) -> None:
+        """Do not apply this call's result to our view of the actor: send its sequence and objects in full next time."""
         if call.op.appends and (known := self._known.get(call.seq)) is not None:
             known.stale = True
-        for part in parts:
-            self._departures.distrust(part)
+        self._sender.invalidate(*parts)
 
     def fork(self, seq: Sequence, twin: Sequence) -> None:
         """A twin of a sequence, as it is now, shares its cache."""
@@ -259,7 +257,7 @@ class Mailbox:
 
     def _flush(self) -> None:
         self._flushes = False
-        if forgotten := self._departures.take_forgotten():
+        if forgotten := self._sender.take_collected():
             self._outbox.append((Post.FORGET, forgotten))
         if dropped := self._exchange.handles.take_dropped(self.owner, self.life):
             self._outbox.append((Post.DROP, dropped))
@@ -317,7 +315,7 @@ class Mailbox:
             self.load = message[1]
             self.say()  # what was forgotten since the last post
             return
-        kind, number, packed, grown = message
+        kind, number, packed, *grown = message
         call, parts = self._sent.pop(number)
         abandoned = call.future.done()
         try:
@@ -331,7 +329,7 @@ class Mailbox:
         if abandoned:
             self.abandoned_ended()
 
-    def _apply(self, call: Call, number: int, kind: int, packed: Any, grown: Grown, parts: list[Any]) -> Any:
+    def _apply(self, call: Call, number: int, kind: int, packed: Any, grown: Grown, parts: tuple[Any, ...]) -> Any:
         """Enter what a call changed, and make its result; what came of a call that was given up is only counted."""
         known, seq, card = self._known.get(call.seq), call.seq, self.card
         if known is not None:
@@ -340,9 +338,9 @@ class Mailbox:
             add_counts(seq.meter.of(card.name, card.num_parameters), grown.counts)
         value: Any = None
         tokens = tuple(unpack_tokens(grown.tokens))
-        states = [twin(part) for part in parts] if call.op.pure else parts
+        states = {place: self._sender.receive(parts[place], state) for place, state in grown.states}
         if kind == Kind.DONE:  # also where nobody waits: the tensors it names must be dropped
-            value = unpack_result(packed, self._exchange.handles, tokens, states)
+            value = unpack_result(call.op, packed, self._exchange.handles, tokens, states)
             if known is not None:
                 keep(known.kept, number, call.op.kept(value))
         interrupted = kind == Kind.FAILED and isinstance(packed, Interrupted)
@@ -355,9 +353,8 @@ class Mailbox:
             raise packed
         if tokens:
             self._append(call, known, tokens)
-        for place, changes in grown.parts:
-            self._departures.take(parts[place], changes, states[place])
         if kind == Kind.FAILED:
+            self._sender.invalidate(*parts)
             raise packed
         return value
 

@@ -14,9 +14,9 @@ from typing import Any
 import ray
 import torch
 
-from actors.packing import Unpacker, pack_result
-from actors.protocol import HEARTBEAT_S, Kind, Load, MemberSpec, ModelCard, Post, Update, pack_tokens
-from actors.remote_objects import Arrivals
+from actors.packing import Unpacker, kind_of, pack_result
+from actors.protocol import HEARTBEAT_S, Kind, Load, MemberSpec, ModelCard, Post, Update, pack_tokens, trimmed
+from actors.remote_objects import Receiver
 from actors.sequence_replica import Mirror, Mirrors, keep
 from actors.tensor_store import Key, Shelf
 from actors.tensor_transfer import Dock
@@ -33,9 +33,7 @@ from turnout.tracing import within
 log = logging.getLogger(__name__)
 
 GAP_S = 10.0  # how long a post may be missing while later ones are there
-NOTHING = (None, (), ())
 Packed = tuple[Any, ...]
-Named = int | type[Operation[Any]]  # a kind of operation; by number where it came before
 
 
 class ModelHost:
@@ -54,7 +52,7 @@ class ModelHost:
         self._dock = Dock(self.shelf, self.transport)
         self._place = (address, node_id)
         self._member: LoadedMember | None = None
-        self._arrivals = Arrivals()
+        self._receiver = Receiver()
         self._tasks: dict[int, tuple[Mirror, asyncio.Task[None]]] = {}
         self._lessons: dict[Mirror, asyncio.Task[None]] = {}
         self._held: dict[int, bytes] = {}
@@ -167,36 +165,36 @@ class ModelHost:
             case Post.RELEASE:
                 self._mirrors.release(message[1])
             case Post.CONSTANT:
-                self._arrivals.add_constant(*message[1:])
+                self._receiver.add_constant(*message[1:])
             case Post.FORGET:
-                self._arrivals.forget(message[1])
+                self._receiver.forget(message[1])
             case Post.DROP:
                 self.shelf.drop(message[1])
             case Post.SHIP:
                 self._dock.ship(*message[1:])
             case Post.PARTS:
                 for packed in message[1]:
-                    self._arrivals.unpack(packed)
+                    self._receiver.unpack(packed)
             case Post.DEPARTED:
                 self.model.forget(message[1])
 
     async def _begin(
-        self, number: int, named: Named, update: Packed, packed: bytes, parts: Packed, needed: Packed, trace: str = ""
+        self, number: int, update: Packed, packed: Packed, parts: Packed = (), needed: Packed = (), trace: str = ""
     ) -> None:
-        """Start an operation; the mirror and what travels with it are brought up to date before the next message."""
+        """Start an operation; the mirror and what it carries are brought up to date before the next message."""
         coming = [self._dock.receive(*each) for each in needed]
-        kind = self._arrivals.constants.get(named, Operation) if isinstance(named, int) else named
+        kind = kind_of(packed, self._receiver)
         try:
             if kind is Operation:
-                raise TurnoutError(Code.INTERNAL, f"kind {named} of operation never came")
-            travelled = [self._arrivals.unpack(each) for each in parts]
+                raise TurnoutError(Code.INTERNAL, f"class {packed[0]} of operations never came")
+            copies = [self._receiver.unpack(each) for each in parts]
             mirror = await self._mirrors.update(Update(*update))
         except Exception as error:
             log.warning("%s: %s could not begin: %s", self._name, kind.name, error)
             if kind.answers:
-                self._say((Kind.FAILED, number, portable(error), NOTHING[1:]))
+                self._say((Kind.FAILED.value, number, portable(error)))
             return
-        unpacker = Unpacker(kind, packed, self._arrivals, mirror, travelled)
+        unpacker = Unpacker.of(packed, self._receiver, mirror, copies)
         if not kind.answers and not coming and mirror not in self._lessons:
             self._learn(unpacker, {})
             return
@@ -238,8 +236,7 @@ class ModelHost:
         """One operation, from its arguments to its answer."""
         mirror, kind = unpacker.mirror, unpacker.kind
         start = len(mirror.seq.generated)
-        said = Kind.FAILED
-        result: bytes | Exception
+        said, states = Kind.FAILED, tuple[tuple[int, bytes], ...]()
         try:
             if before is not None:
                 await asyncio.wait([before])
@@ -255,6 +252,7 @@ class ModelHost:
             with within(f"{self.spec.name} {op.name} in its actor", trace):
                 value = await self.model.do(mirror.seq, op)
             op.settle(value)
+            states = unpacker.states()
             result = pack_result(op, value, self.shelf)
             said = Kind.DONE
             keep(mirror.kept, number, op.kept(value))
@@ -267,7 +265,8 @@ class ModelHost:
             result = portable(error)
         if kind.answers:
             tokens = pack_tokens(mirror.seq.generated[start:]) if kind.appends else ()
-            self._say((said, number, result, (tokens, mirror.counts(self.spec.name), unpacker.changes())))
+            grown = trimmed([tokens, mirror.counts(self.spec.name), states])
+            self._say((said.value, number, result, *grown))
 
     def _say(self, message: tuple[Any, ...]) -> None:
         self._out.append(message)

@@ -1,7 +1,8 @@
-"""Operations and their results as bytes, by the types of the values in them: what is known on the other side is named.
+"""Operations and their results as plain tuples, which are pickled with the message they are in.
 
-A want goes by number, a component by its place among those that travel, a draft or the rows of a verdict by the call
-that made them, a large tensor by its handle; everything else as it is.
+Every class of operation and of result is packed by position, with its trailing defaults left out. What the other side
+has is named: classes of operations and wants by number, components by their place among those that the call carries,
+drafts and rows by the call that made them. Tensors, and fields whose annotation is not known here, become bytes.
 """
 
 from __future__ import annotations
@@ -9,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from actors.pickling import Handles, Name, TensorHandle, dumps, dumps_call, loads
-from actors.protocol import pack_tokens, unpack_tokens
-from actors.remote_objects import Arrivals, Departures, Packed
+from actors.pickling import Handles, TensorHandle, dumps, dumps_call, loads
+from actors.protocol import pack_tokens, trimmed, unpack_tokens
+from actors.remote_objects import ObjectCopy, Packed, Receiver, Sender
 from actors.sequence_replica import Known, Mirror
-from actors.state_diff import Watch
 from decoding.drafters.base import Room
 from decoding.model import Row, Score, Until, Want
-from decoding.operations import Operation
+from decoding.operations import Operation, Proposed
 from decoding.read_spec import Decoded
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from actors.tensor_store import Key, Shelf
 
 R = TypeVar("R")
-Reducer = Callable[[Any], Any]
 
 
 @dataclass(slots=True)
@@ -40,56 +38,87 @@ class Packer:
     """Packs the operation of one call; made anew for each.
 
     Attributes:
-        departures: the parts and constants of the actor's life.
+        sender: of the actor's incarnation.
         known: what the actor's mirror of the call's sequence is.
         handles: tensors that the call needs, after `pack`.
-        parts: what travels with it, in order, after `pack`.
+        parts: the components it carries, after `pack`.
         packed: the same, packed.
     """
 
-    departures: Departures
+    sender: Sender
     known: Known
     handles: list[TensorHandle] = field(default_factory=list)
-    parts: list[Any] = field(default_factory=list)
+    parts: tuple[Any, ...] = ()
     packed: list[Packed] = field(default_factory=list)
 
-    def pack(self, op: Operation[Any]) -> tuple[int | type[Operation[Any]], bytes]:
-        """The operation's kind, by number if possible, and its fields.
+    def pack(self, op: Operation[Any]) -> tuple[Any, ...]:
+        """Return the operation's class, by number if possible, and its fields.
 
         Raises:
-            TurnoutError: INTERNAL: something in it cannot be pickled.
-            Exception: whatever pickling a part failed with.
+            TurnoutError: INTERNAL: a field cannot be pickled.
+            Exception: pickling a component failed.
         """
-        for part in op.carried:
-            self.packed.append(self.departures.pack(part))
-            self.parts.append(part)
-        reducers: dict[type[Any], Reducer] = {**_PLAIN, Want: self._want, DraftTree: self._tree, Verdict: self._verdict}
-        reducers |= {type(part): self._part for part in self.parts}
+        self.parts = op.carried
+        for part in self.parts:
+            self.packed.append(self.sender.pack(part))
+        kind: Any = type(op)
+        number = self.sender.number(kind)
+        values: list[Any] = [kind if number is None else number]
+        end = 1
         try:
-            blob, self.handles = dumps_call(_by_fields(op)[1], reducers)
+            for name, codec, default in _layout(kind):
+                value = getattr(op, name)
+                values.append(codec.pack(self, value))
+                if value is not default and (codec is not _PLAIN or value != default):
+                    end = len(values)
         except Exception as error:
             what = f"{op.name}: an argument cannot be pickled: {type(error).__name__}: {error}"
             raise TurnoutError(Code.INTERNAL, what) from error
-        number = self.departures.number(type(op))
-        return type(op) if number is None else number, blob
+        return tuple(values[:end])
 
-    def _want(self, want: Want) -> Any:
-        number = self.departures.number(want)
-        return _by_fields(want) if number is None else (_constant, (number,))
+    def in_bytes(self, value: Any) -> bytes:
+        """Return something with tensors in it, or handles, as bytes."""
+        blob, handles = dumps_call(value)
+        self.handles += handles
+        return blob
 
-    def _tree(self, tree: DraftTree) -> Any:
+    def want(self, want: Want) -> int | Want:
+        """Return a want's number: there are few of them."""
+        number = self.sender.number(want)
+        return want if number is None else number
+
+    def part(self, value: Any) -> int | tuple[int, ...] | bytes:
+        """Return the place of a component, or of several, among those carried; any other value as bytes."""
+        place = self._place(value)
+        if place is not None:
+            return place
+        if type(value) is tuple:
+            places = tuple(map(self._place, value))
+            if None not in places:
+                return places  # type: ignore[return-value]
+        return self.in_bytes(value)
+
+    def _place(self, value: Any) -> int | None:
+        for place, part in enumerate(self.parts):
+            if part is value:
+                return place
+        return None
+
+    def until(self, until: Until) -> Any:
+        """Return its limit, and its rules where it has any."""
+        return (until.max_tokens, self.part(until.rules)) if until.rules else until.max_tokens
+
+    def tree(self, tree: DraftTree) -> Any:
+        """Return a draft's place among what the actor keeps, or itself."""
         known = self.known.place_of(tree)
-        return _by_fields(tree) if known is None else (_kept, known)
+        return _pack_tree(tree, self.in_bytes) if known is None else known
 
-    def _verdict(self, verdict: Verdict) -> Any:
-        known = self.known.place_of(verdict.rows)
-        if known is None:
-            return _packed_verdict(verdict)
-        return _verdict_of, (verdict.path, pack_tokens(verdict.tokens), *known)
-
-    def _part(self, value: Any) -> Any:
-        place = next((place for place, part in enumerate(self.parts) if part is value), None)
-        return value.__reduce_ex__(5) if place is None else (_part, (place,))
+    def verdict(self, verdict: Verdict) -> Any:
+        """Return a verdict, its rows by their place among what the actor keeps."""
+        rows: Any = self.known.place_of(verdict.rows)
+        if rows is None:
+            rows = _pack_rows(verdict.rows, self.in_bytes)
+        return verdict.path, pack_tokens(verdict.tokens), rows
 
 
 @dataclass(slots=True)
@@ -97,146 +126,223 @@ class Unpacker:
     """Makes a call's operation again, on the actor.
 
     Attributes:
-        kind: of operation.
-        blob: its fields, from `Packer.pack`.
-        arrivals: parts and constants there.
+        kind: class of the operation.
+        values: its fields, from `Packer.pack`.
+        constants: of the actor.
         mirror: of the sequence.
-        parts: what travelled, in the order in which it was packed: itself, and its watch.
+        copies: of the components that it carries.
+        tensors: what its handles stand for; set by `unpack`.
     """
 
-    kind: type[Operation[Any]]
-    blob: bytes
-    arrivals: Arrivals
+    kind: Any
+    values: tuple[Any, ...]
+    constants: Mapping[int, Any]
     mirror: Mirror
-    parts: list[tuple[Any, Watch]]
+    copies: list[ObjectCopy]
+    tensors: Mapping[Key, torch.Tensor] = field(default_factory=dict)
 
-    def changes(self) -> tuple[tuple[int, dict[str, Any]], ...]:
-        """What became of the parts, those that changed, by their place among them."""
-        changed = ((place, watch.changed(part)) for place, (part, watch) in enumerate(self.parts))
-        return tuple(each for each in changed if each[1])
+    @classmethod
+    def of(cls, packed: tuple[Any, ...], receiver: Receiver, mirror: Mirror, copies: list[ObjectCopy]) -> Unpacker:
+        """Of what `Packer.pack` returned."""
+        return cls(kind_of(packed, receiver), packed[1:], receiver.constants, mirror, copies)
+
+    def states(self) -> tuple[tuple[int, bytes], ...]:
+        """Return the states of components that have changed, by their place among those carried."""
+        changed = ((place, copy.changed()) for place, copy in enumerate(self.copies))
+        return tuple([(place, state) for place, state in changed if state is not None])
 
     def unpack(self, tensors: Mapping[Key, torch.Tensor]) -> Operation[Any]:
-        """The operation.
+        """Return the operation.
 
         Args:
             tensors: what its handles stand for.
         """
-        kept, parts, constants = self.mirror.kept, self.parts, self.arrivals.constants
+        self.tensors = tensors
+        layout = zip(_layout(self.kind), self.values, strict=False)
+        op: Operation[Any] = self.kind(*[codec.unpack(self, value) for (_, codec, _), value in layout])
+        return op
 
-        def find(number: int, place: int) -> Any:
-            if number not in kept:
-                raise TurnoutError(Code.INTERNAL, f"what call {number} made is no longer kept by its actor")
-            return kept[number][place]
+    def from_bytes(self, blob: bytes) -> Any:
+        """Return what `Packer.in_bytes` packed."""
+        return loads(blob, self.tensors)
 
-        names: dict[Name, Callable[..., Any]] = {
-            (__name__, "_constant"): constants.__getitem__,
-            (__name__, "_kept"): find,
-            (__name__, "_part"): lambda place: parts[place][0],
-            (__name__, "_verdict_of"): lambda path, tokens, *rows: _verdict(path, tokens, find(*rows)),
-        }
-        return self.kind(*loads(self.blob, tensors, names))
+    def want(self, packed: int | Want) -> Want:
+        """Return a want."""
+        want: Want = self.constants[packed] if isinstance(packed, int) else packed
+        return want
+
+    def part(self, packed: int | tuple[int, ...] | bytes) -> Any:
+        """Return what `Packer.part` packed."""
+        if isinstance(packed, int):
+            return self.copies[packed].part
+        if isinstance(packed, tuple):
+            return tuple(self.copies[place].part for place in packed)
+        return self.from_bytes(packed)
+
+    def until(self, packed: Any) -> Until:
+        """Return a limit with its rules."""
+        return Until(self.part(packed[1]), packed[0]) if isinstance(packed, tuple) else Until((), packed)
+
+    def tree(self, packed: Any) -> DraftTree:
+        """Return a draft."""
+        tree: DraftTree = self._kept(packed) if isinstance(packed, int) else _unpack_tree(packed, self.from_bytes)
+        return tree
+
+    def verdict(self, packed: Any) -> Verdict:
+        """Return a verdict."""
+        path, tokens, rows = packed
+        read = self._kept(rows) if isinstance(rows, int) else _unpack_rows(rows, self.from_bytes)
+        return Verdict(path, tuple(unpack_tokens(tokens)), read)
+
+    def _kept(self, packed: int) -> Any:
+        number, place = divmod(packed, 2)
+        if number not in self.mirror.kept:
+            raise TurnoutError(Code.INTERNAL, f"what call {number} made is no longer kept by its actor")
+        return self.mirror.kept[number][place]
 
 
-def pack_result(op: Operation[R], value: R, shelf: Shelf) -> bytes:
-    """What an operation returned; of a stretch that was appended only why it ended.
+def kind_of(packed: tuple[Any, ...], receiver: Receiver) -> type[Operation[Any]]:
+    """Return the class of an operation; `Operation` itself where its number is not known."""
+    named = packed[0]
+    kind: type[Operation[Any]] = receiver.constants.get(named, Operation) if isinstance(named, int) else named
+    return kind
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How fields of one annotation become plain values, and fields again."""
+
+    pack: Callable[[Packer, Any], Any]
+    unpack: Callable[[Unpacker, Any], Any]
+
+
+_PLAIN = Codec(lambda packer, value: value, lambda unpacker, value: value)
+_BYTES = Codec(Packer.part, Unpacker.part)
+_CODECS: dict[str, Codec] = {
+    **dict.fromkeys(("int", "bool", "int | None", "tuple[int, ...]", "Items[tuple[int, ...]]"), _PLAIN),
+    "Want": Codec(Packer.want, Unpacker.want),
+    "Until": Codec(Packer.until, Unpacker.until),
+    "DraftTree": Codec(Packer.tree, Unpacker.tree),
+    "Verdict": Codec(Packer.verdict, Unpacker.verdict),
+    "Room": Codec(
+        lambda packer, room: (room.depth, room.nodes, room.sequences), lambda unpacker, packed: Room(*packed)
+    ),
+}
+
+
+@cache
+def _layout(kind: type[Operation[Any]]) -> tuple[tuple[str, Codec, Any], ...]:
+    """Return name, codec and default of every field of a class of operations."""
+    each: Any = kind
+    return tuple((entry.name, _CODECS.get(str(entry.type), _BYTES), entry.default) for entry in fields(each))
+
+
+def pack_result(op: Operation[R], value: R, shelf: Shelf) -> Any:
+    """Return what an operation returned, packed; of what it appended only why it ended.
 
     Args:
         op: the operation.
         value: the result.
         shelf: of the actor: where large tensors of it stay, if they do.
     """
-    least, told = op.left_bytes, op.told(value)
-    reducers = _STRETCH if op.appends else _RESULT
-    return dumps(told, None, 0, reducers) if least is None else dumps(told, shelf, least, reducers)
+    least: int | None = op.left_bytes
+    given: Any = op.for_caller(value)
+
+    def in_bytes(each: Any) -> bytes:
+        return dumps(each, None, 0) if least is None else dumps(each, shelf, least)
+
+    match given:
+        case None | int():
+            return given
+        case Decoded():
+            return 0, given.segment.stopped_by
+        case Proposed():
+            return 1, _pack_tree(given.draft, in_bytes)
+        case Verdict():
+            return 2, given.path, pack_tokens(given.tokens), _pack_rows(given.rows, in_bytes)
+        case [Row(), *_]:
+            return 3, _pack_rows(given, in_bytes)
+        case [Score(), *_]:
+            return 4, [(each.token_logprobs, each.greedy, each.top) for each in given]
+    return in_bytes(given)
 
 
-def unpack_result(packed: bytes, handles: Handles, appended: tuple[Token, ...], parts: list[Any]) -> Any:
-    """What `pack_result` packed.
+def unpack_result(
+    op: Operation[R], packed: Any, handles: Handles, appended: tuple[Token, ...], states: Mapping[int, Any]
+) -> R:
+    """Return what `pack_result` packed.
 
     Args:
-        packed: by it.
+        op: the operation.
+        packed: its result.
         handles: where tensors that stayed are counted.
-        appended: by the operation.
-        parts: what it carries, or twins of that which will have their new state.
+        appended: tokens, by the operation.
+        states: new ones of what it carries, by place.
     """
-    names = {(__name__, "_stretch"): lambda why: Decoded(Segment(appended, why), tuple(parts))}
-    return loads(packed, handles, names)
+
+    def from_bytes(blob: bytes) -> Any:
+        return loads(blob, handles)
+
+    value: Any = packed
+    match packed:
+        case bytes():
+            value = from_bytes(packed)
+        case (0, why):
+            value = Decoded(Segment(appended, why), ())
+        case (1, tree):
+            value = Proposed(_unpack_tree(tree, from_bytes), (), ())
+        case (2, path, tokens, rows):
+            value = Verdict(path, tuple(unpack_tokens(tokens)), _unpack_rows(rows, from_bytes))
+        case (3, rows):
+            value = _unpack_rows(rows, from_bytes)
+        case (4, scores):
+            value = [Score(*each) for each in scores]
+    return op.with_states(value, states)
 
 
-@cache
-def _values(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
-    names = [each.name for each in fields(kind)]
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda value: tuple(getattr(value, name) for name in names)
+_UNREAD = (None, None, (), None, False, None)
 
 
-def _by_fields(value: Any) -> Any:
-    kind: Any = type(value)
-    return kind, _values(kind)(value)
+def _pack_rows(rows: list[Row], in_bytes: Callable[[Any], bytes]) -> Any:
+    """Return rows of numbers as tuples, a row with nothing but a token as that; rows with tensors as bytes."""
+    packed: list[Any] = []
+    for row in rows:
+        if row.bears_tensors:
+            return in_bytes(rows)
+        read = (row.entropy_bits, row.logprob, row.top, row.margin, row.forced, row.allowed_logprob)
+        if read == _UNREAD:
+            packed.append(row.token)
+        else:
+            packed.append((row.token, *(read[:3] if read[3:] == _UNREAD[3:] else read)))
+    return packed
 
 
-def _packed_row(row: Row) -> Any:
-    if row.bears_tensors:
-        return _by_fields(row)
-    plain = (row.token, row.entropy_bits, row.logprob, row.top, row.margin, row.forced, row.allowed_logprob)
-    return _row, plain
+def _unpack_rows(packed: Any, from_bytes: Callable[[bytes], Any]) -> list[Row]:
+    if isinstance(packed, bytes):
+        read: list[Row] = from_bytes(packed)
+        return read
+    rows = []
+    for each in packed:
+        if isinstance(each, int):
+            rows.append(Row(each))
+        else:
+            token, entropy, logprob, top, *rest = each
+            margin, forced, allowed = rest or (None, False, None)
+            rows.append(Row(token, entropy, logprob, top, margin=margin, forced=forced, allowed_logprob=allowed))
+    return rows
 
 
-def _row(
-    token: int,
-    entropy: float | None,
-    logprob: float | None,
-    top: Any,
-    margin: float | None,
-    forced: bool,
-    allowed: float | None,
-) -> Row:
-    return Row(token, entropy, logprob, top, margin=margin, forced=forced, allowed_logprob=allowed)
+def _pack_tree(tree: DraftTree, in_bytes: Callable[[Any], bytes]) -> tuple[Any, ...]:
+    """Return a draft by its fields; the parents of a chain are left out, its tensors are bytes."""
+    size = len(tree.tokens)
+    parents = None if tree.parents == tuple(range(-1, size - 1)) else tree.parents
+    rest = in_bytes((tree.proposals, tree.extra)) if tree.proposals or tree.extra is not None else None
+    return tree.tokens, tree.source, *trimmed([parents, tree.sequences, rest])
 
 
-def _packed_verdict(verdict: Verdict) -> Any:
-    return _verdict, (verdict.path, pack_tokens(verdict.tokens), verdict.rows)
-
-
-def _verdict(path: tuple[int, ...], tokens: tuple[Any, ...], rows: list[Row]) -> Verdict:
-    return Verdict(path, tuple(unpack_tokens(tokens)), rows)
-
-
-def _stands_for(*args: Any) -> NoReturn:
-    raise TypeError("bytes with names of what the other side has are read by actors.packing only")
-
-
-def _constant(number: int) -> NoReturn:
-    """Stands for a value that the actor has by number."""
-    _stands_for(number)
-
-
-def _part(place: int) -> NoReturn:
-    """Stands for a component that travels with the call."""
-    _stands_for(place)
-
-
-def _kept(number: int, place: int) -> NoReturn:
-    """Stands for what a call had or made."""
-    _stands_for(number, place)
-
-
-def _verdict_of(path: tuple[int, ...], tokens: tuple[Any, ...], number: int, place: int) -> NoReturn:
-    """Stands for a verdict whose rows a call made."""
-    _stands_for(path, tokens, number, place)
-
-
-def _stretch(stopped_by: str) -> NoReturn:
-    """Stands for what an operation appended."""
-    _stands_for(stopped_by)
-
-
-_PLAIN: dict[type[Any], Reducer] = {Row: _packed_row, Until: _by_fields, Room: _by_fields}
-_RESULT: dict[type[Any], Reducer] = {
-    Row: _packed_row,
-    DraftTree: _by_fields,
-    Verdict: _packed_verdict,
-    Score: _by_fields,
-}
-_STRETCH: dict[type[Any], Reducer] = {Decoded: lambda decoded: (_stretch, (decoded.segment.stopped_by,))}
+def _unpack_tree(packed: tuple[Any, ...], from_bytes: Callable[[bytes], Any]) -> DraftTree:
+    tokens, source, parents, sequences, rest = (*packed, None, None, None)[:5]
+    proposals, extra = ((), None) if rest is None else from_bytes(rest)
+    if parents is None:
+        parents = tuple(range(-1, len(tokens) - 1))
+    return DraftTree(tokens, parents, source, proposals, sequences or (), extra)

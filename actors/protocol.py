@@ -39,7 +39,7 @@ COUNTED = tuple(f.name for f in fields(ModelMeter) if f.name not in ("num_parame
 class Post(IntEnum):
     """First place of a message to an actor."""
 
-    CALL = 0  # number, kind of operation, update, fields, parts, needed tensors; and its span, where it is traced
+    CALL = 0  # number, update, operation, and as far as there are any: components, needed tensors, span
     CANCEL = 1  # number
     FORK = 2  # sequence, twin, seed
     RELEASE = 3  # sequence
@@ -54,8 +54,8 @@ class Post(IntEnum):
 class Kind(IntEnum):
     """First place of a message from an actor."""
 
-    DONE = 0  # number, result, grown
-    FAILED = 1  # number, exception, grown
+    DONE = 0  # number, result, and what there is of Grown
+    FAILED = 1  # number, exception, and what there is of Grown
     ALIVE = 2  # Load
 
 
@@ -246,25 +246,32 @@ class Update(NamedTuple):
 
     sid: int
     base: int
-    tokens: tuple[Any, ...]
-    finish: int
+    tokens: tuple[Any, ...] = ()
+    finish: int = 0
     whole: tuple[Any, ...] | None = None
     open: bool = False
     sampling: Any = None
 
 
 class Grown(NamedTuple):
-    """What an operation changed beside its result.
+    """What came of an operation beside its result.
 
     Attributes:
         tokens: what the mirror appended during it, packed; empty for operations that append nothing.
-        counts: COUNTED of the model's meter since the last reply, then ABSOLUTE as they are.
-        parts: what became of parts that travelled: (number or place, attributes).
+        counts: ABSOLUTE of the model's meter as they are, then COUNTED since the last reply; without zeros at the end.
+        states: new state of components that it carries: (place, state).
     """
 
-    tokens: tuple[Any, ...]
-    counts: tuple[float, ...]
-    parts: tuple[tuple[int, dict[str, Any]], ...] = ()
+    tokens: tuple[Any, ...] = ()
+    counts: tuple[float, ...] = ()
+    states: tuple[tuple[int, bytes], ...] = ()
+
+
+def trimmed(values: list[Any]) -> tuple[Any, ...]:
+    """Return values as a tuple without what is zero, None or empty at its end."""
+    while values and not values[-1]:
+        values.pop()
+    return tuple(values)
 
 
 def pack_ids(ids: Items[int]) -> bytes:

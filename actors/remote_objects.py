@@ -1,7 +1,8 @@
-"""Parts of a method beside a model elsewhere: sent whole once, then only what changed of them, in both directions.
+"""Components of a method at a remote model: sent in full once, then named by number, and their state where it changes.
 
-Stop rules, drafters, length policies and verifiers are ordinary objects with their state in attributes. An actor keeps
-its copy as long as the coordinator has the original; what becomes of them there comes back, see `actors.state_diff`.
+Drafters, length policies, verifiers and stop rules are ordinary objects; `decoding.state` says what their state is. The
+actor keeps a copy of each until the original is garbage. The copy of a drafter also holds its working memory (stores,
+n-grams, hidden states), which never travels; a copy that is made anew starts without it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from actors.state_diff import HEAVY, Changes, Watch
-from decoding.state import is_constant
+from decoding.state import is_constant, load_state, state_of
 
 
 class Constants:
-    """Values that are sent once to each life of an actor and named by number from then on: weights of heads, wants.
+    """Values that are sent once to each incarnation of an actor and named by number from then on: heads, wants.
 
     One for all members of a replica. Weights are told apart by identity, everything else by value.
     """
@@ -34,7 +34,7 @@ class Constants:
         self._blobs: dict[int, Callable[[], bytes]] = {}
 
     def module(self, module: Any) -> int:
-        """The number of a network, or of another value told apart by identity."""
+        """Return the number of a network, or of another value told apart by identity."""
         number = self._modules.get(module)
         if number is None:
             number = self._modules[module] = next(self._numbers)
@@ -43,7 +43,7 @@ class Constants:
         return number
 
     def value(self, value: Any) -> int | None:
-        """The number of a hashable value; None: there are too many already."""
+        """Return the number of a hashable value; None: there are too many already."""
         number = self._values.get(value)
         if number is None and len(self._values) < self.MOST:
             number = self._values[value] = next(self._numbers)
@@ -51,12 +51,12 @@ class Constants:
         return number
 
     def blob(self, number: int) -> bytes:
-        """The value's bytes."""
+        """Return the value's bytes."""
         return self._blobs[number]()
 
 
-class _WholePickler(pickle.Pickler):
-    """Networks and other constants by number."""
+class _ObjectPickler(pickle.Pickler):
+    """Writes networks and other constants by number."""
 
     def __init__(self, buffer: io.BytesIO, constants: Constants) -> None:
         super().__init__(buffer, protocol=5)
@@ -72,11 +72,11 @@ class _WholePickler(pickle.Pickler):
 
 
 def _constant(number: int) -> NoReturn:
-    """Stands in the bytes for a constant; `_WholeUnpickler` never calls it."""
-    raise TypeError("bytes with constants in them are read by Arrivals only")
+    """Stand in the bytes for a constant; `_ObjectUnpickler` never calls it."""
+    raise TypeError("bytes with constants in them are read by Receiver only")
 
 
-class _WholeUnpickler(pickle.Unpickler):
+class _ObjectUnpickler(pickle.Unpickler):
     def __init__(self, blob: bytes, constants: Mapping[int, Any]) -> None:
         super().__init__(io.BytesIO(blob))
         self._constants = constants
@@ -87,22 +87,8 @@ class _WholeUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-@dataclass(slots=True)
-class _Birth:
-    """A part as it was first sent anywhere, and what the coordinator itself changed since.
-
-    A part whose state lies partly at an actor that has died starts there anew as it was born; see `Departures.pack`.
-    """
-
-    number: int
-    blob: bytes
-    constants: set[int]
-    written: Changes = field(default_factory=dict)
-    heavy: bool = False
-
-
-class Births:
-    """Numbers of the parts that have travelled, while they exist. One for all members of a replica.
+class ObjectNumbers:
+    """Numbers of the components that have been sent, while they exist. One for all members of a replica.
 
     Args:
         constants: of the same replica.
@@ -111,160 +97,175 @@ class Births:
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
         self._numbers = itertools.count(1)
-        self._births: dict[int, _Birth] = {}
-        self._watchers: list[weakref.WeakMethod[Callable[[int], None]]] = []
+        self._known: dict[int, int] = {}  # by id
+        self._listeners: list[weakref.WeakMethod[Callable[[int], None]]] = []
 
-    def of(self, part: Any) -> _Birth | None:
-        """What is known of a part; None: it cannot be told when it is gone, and travels whole every time."""
-        birth = self._births.get(id(part))
-        if birth is None:
-            birth = _Birth(next(self._numbers), *self.whole(part))
+    def of(self, part: Any) -> int:
+        """Return a component's number; 0: its end cannot be observed, so it is sent in full every time."""
+        number = self._known.get(id(part))
+        if number is None:
             try:
-                weakref.finalize(part, self._gone, id(part)).atexit = False
+                weakref.finalize(part, self._collected, id(part)).atexit = False
             except TypeError:
-                return None
-            self._births[id(part)] = birth
-        return birth
+                return 0
+            number = self._known[id(part)] = next(self._numbers)
+        return number
 
-    def whole(self, part: Any) -> tuple[bytes, set[int]]:
-        """A part's bytes, and the constants they name."""
-        buffer = io.BytesIO()
-        pickler = _WholePickler(buffer, self.constants)
-        pickler.dump(part)
-        return buffer.getvalue(), pickler.used
+    def on_collected(self, callback: Callable[[int], None]) -> None:
+        """Call a bound method with the number of every component that is garbage, as long as its object exists."""
+        self._listeners.append(weakref.WeakMethod(callback))
 
-    def watch(self, gone: Callable[[int], None]) -> None:
-        """Have a bound method called with the number of every part that is gone, as long as its object exists."""
-        self._watchers.append(weakref.WeakMethod(gone))
-
-    def _gone(self, key: int) -> None:
-        birth = self._births.pop(key)
-        for watcher in list(self._watchers):
-            gone = watcher()
-            if gone is None:
-                self._watchers.remove(watcher)
+    def _collected(self, key: int) -> None:
+        number = self._known.pop(key)
+        for listener in list(self._listeners):
+            callback = listener()
+            if callback is None:
+                self._listeners.remove(listener)
             else:
-                gone(birth.number)
+                callback(number)
 
 
-# number (0: no number), whole bytes or None where it is there, pickled changes since, None where there are none.
-Packed = tuple[int, bytes | None, bytes | None]
-
+# Number; (number or 0, the whole object) where the actor lacks it; (number, None, state) where that has changed.
+Packed = int | tuple[int, bytes] | tuple[int, None, bytes]
 
 UNSENT = object()
 
 
-class Departures:
-    """The parts of one life of one actor, on the coordinator.
+def _state(part: Any) -> bytes:
+    """Return a component's state as bytes; none where it has none."""
+    state = state_of(part)
+    return _bytes(state) if state else b""
+
+
+class Sender:
+    """The components that one incarnation of an actor has copies of; on the coordinator.
 
     Args:
-        births: of the replica.
-        send_constant: called with the number and bytes of a constant that the actor lacks, before the part is sent.
+        numbers: of the replica.
+        send_constant: called with the number and bytes of a constant that the actor lacks, before it is used.
     """
 
-    def __init__(self, births: Births, send_constant: Callable[[int, bytes], None]) -> None:
-        self._births = births
+    def __init__(self, numbers: ObjectNumbers, send_constant: Callable[[int, bytes], None]) -> None:
+        self._numbers = numbers
         self._send = send_constant
         self._sent: set[int] = set()
-        self._watches: dict[int, Watch | None] = {}  # None: what is there is not as this side thinks
-        self._forgotten: deque[int] = deque()  # any thread may collect garbage
-        births.watch(self._gone)
+        self._states: dict[int, bytes | None] = {}  # of the copies; None: unknown
+        self._collected: deque[int] = deque()  # any thread may collect garbage
+        numbers.on_collected(self._drop)
 
-    def _gone(self, number: int) -> None:
-        if self._watches.pop(number, UNSENT) is not UNSENT:
-            self._forgotten.append(number)
+    def _drop(self, number: int) -> None:
+        if self._states.pop(number, UNSENT) is not UNSENT:
+            self._collected.append(number)
 
-    def take_forgotten(self) -> list[int]:
-        """Numbers of parts that nobody has any more, each once."""
-        return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+    def take_collected(self) -> list[int]:
+        """Return the numbers of components that are garbage here, each once."""
+        return [self._collected.popleft() for _ in range(len(self._collected))]
 
     def constant(self, number: int) -> int:
         """Make sure that the actor has a constant."""
         if number not in self._sent:
             self._sent.add(number)
-            self._send(number, self._births.constants.blob(number))
+            self._send(number, self._numbers.constants.blob(number))
         return number
 
     def number(self, value: Any) -> int | None:
-        """The number of a value that the actor has from now on; None: there are too many."""
-        number = self._births.constants.value(value)
+        """Return the number of a value that the actor has from now on; None: there are too many."""
+        number = self._numbers.constants.value(value)
         return None if number is None else self.constant(number)
 
-    def distrust(self, part: Any) -> None:
-        """What becomes of a part there is not told here: it is sent whole the next time."""
-        birth = self._births.of(part)
-        if birth is not None and birth.number in self._watches:
-            self._watches[birth.number] = None
+    def invalidate(self, *parts: Any) -> None:
+        """Note that the state of the actor's copies is unknown: the next call sends the whole objects."""
+        for number in map(self._numbers.of, parts):
+            if number in self._states:
+                self._states[number] = None
 
     def pack(self, part: Any) -> Packed:
-        """What the actor lacks of a part.
+        """Return what the actor lacks of a component.
 
         Raises:
-            Exception: whatever pickling the part, or what changed of it, failed with.
+            Exception: pickling the component, or its state, failed.
         """
-        birth = self._births.of(part)
-        if birth is None:
-            blob, used = self._births.whole(part)
-            for number in sorted(used):
-                self.constant(number)
-            return 0, blob, None
-        watch = self._watches.get(birth.number)
-        if watch is not None:
-            changes = watch.changed(part)
-            try:
-                packed = pickle.dumps(changes, protocol=5) if changes else None
-            except Exception:
-                watch.unsee(changes)
-                raise
-            birth.written.update(changes)
-            return birth.number, None, packed
-        watch = Watch(part)
-        heavy = birth.heavy or watch.resides
-        blob, used = (birth.blob, birth.constants) if heavy else self._births.whole(part)
-        for number in sorted(used):
-            self.constant(number)
-        packed = pickle.dumps(birth.written, protocol=5) if heavy and birth.written else None
-        self._watches[birth.number], birth.heavy = watch, heavy
-        return birth.number, blob, packed
+        number = self._numbers.of(part)
+        known = self._states.get(number)
+        state = _state(part)
+        if known is not None and number:
+            if state == known:
+                return number
+            self._states[number] = state
+            return number, None, state
+        buffer = io.BytesIO()
+        pickler = _ObjectPickler(buffer, self._numbers.constants)
+        pickler.dump(part)
+        for each in sorted(pickler.used):
+            self.constant(each)
+        if number:
+            self._states[number] = state
+        return number, buffer.getvalue()
 
-    def take(self, part: Any, changes: Changes, into: Any = None) -> None:
-        """Write what became of a part into it, or into a twin of it whose state it will take over."""
-        birth = self._births.of(part)
-        watch = self._watches.get(birth.number) if birth is not None else None
-        if birth is not None and changes.get(HEAVY):
-            birth.heavy = True
-        (watch or Watch(part)).take(part if into is None else into, changes)
+    def receive(self, part: Any, state: bytes) -> Any:
+        """Note the new state of the actor's copy, and return it as a value."""
+        value = pickle.loads(state)
+        number = self._numbers.of(part)
+        if number in self._states:
+            self._states[number] = _bytes(value)  # as it will be pickled where the original has taken it over
+        return value
 
 
-class Arrivals:
-    """The parts and constants of one life of one actor, there."""
+def _bytes(value: Any) -> bytes:
+    return pickle.dumps(value, protocol=5)
+
+
+@dataclass(slots=True)
+class ObjectCopy:
+    """A component of the coordinator's on an actor, and its state as both sides know it."""
+
+    part: Any
+    known: bytes
+
+    def load(self, state: bytes) -> None:
+        """Take over a state that the coordinator sent."""
+        load_state(self.part, pickle.loads(state))
+        self.known = _state(self.part)
+
+    def changed(self) -> bytes | None:
+        """Return its state where the coordinator does not know it yet."""
+        state = _state(self.part)
+        if state == self.known:
+            return None
+        self.known = state
+        return state
+
+
+class Receiver:
+    """The copies of components, and the constants, of one incarnation of an actor; on the actor."""
 
     def __init__(self) -> None:
         self.constants: dict[int, Any] = {}
-        self._parts: dict[int, tuple[Any, Watch]] = {}
+        self._copies: dict[int, ObjectCopy] = {}
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._copies)
 
     def add_constant(self, number: int, blob: bytes) -> None:
-        """A constant came."""
+        """Take a constant."""
         self.constants[number] = pickle.loads(blob)
 
-    def unpack(self, packed: Packed) -> tuple[Any, Watch]:
-        """The part here, as it is at the coordinator."""
-        number, blob, changes = packed
-        if blob is not None:
-            part = _WholeUnpickler(blob, self.constants).load()
-            watch = Watch(part, back=True)
-            if number:
-                self._parts[number] = part, watch
-        else:
-            part, watch = self._parts[number]
-        if changes:
-            watch.take(part, pickle.loads(changes))
-        return part, watch
+    def unpack(self, packed: Packed) -> ObjectCopy:
+        """Return the copy of a component, with the state that the coordinator's has."""
+        if isinstance(packed, int):
+            return self._copies[packed]
+        number, blob, *state = packed
+        if blob is None:
+            copy = self._copies[number]
+            copy.load(state[0])
+            return copy
+        part = _ObjectUnpickler(blob, self.constants).load()
+        copy = ObjectCopy(part, _state(part))
+        if number:
+            self._copies[number] = copy
+        return copy
 
     def forget(self, numbers: list[int]) -> None:
-        """Nobody has these parts any more."""
+        """Drop copies whose originals are garbage."""
         for number in numbers:
-            self._parts.pop(number, None)
+            self._copies.pop(number, None)

@@ -11,7 +11,17 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.protocol import ABSOLUTE, COUNTED, FINISHES, Update, pack_ids, pack_tokens, unpack_ids, unpack_tokens
+from actors.protocol import (
+    ABSOLUTE,
+    COUNTED,
+    FINISHES,
+    Update,
+    pack_ids,
+    pack_tokens,
+    trimmed,
+    unpack_ids,
+    unpack_tokens,
+)
 from decoding.constraints.base import Constraint
 from decoding.model import Model
 from decoding.sequence import Sequence
@@ -80,12 +90,16 @@ class Known:
         """Of a mirror that was forked off this one just now."""
         return Known(sid, self.length, self.sampling, self.stale or self.appending > 0)
 
-    def place_of(self, thing: Any) -> tuple[int, int] | None:
-        """The call under which the actor keeps this very object, and its place there; None: it does not."""
+    def place_of(self, thing: Any) -> int | None:
+        """Return twice the number of the call under which the actor keeps this very object, plus its place there.
+
+        Returns:
+            None where the actor does not keep it.
+        """
         for number, things in self.kept.items():
             for place, each in enumerate(things):
                 if each is thing:
-                    return number, place
+                    return 2 * number + place
         return None
 
 
@@ -129,23 +143,23 @@ class Mirror:
                 self.seq.constraint, self.making = compiled.clone(), None
 
     def counts(self, name: str) -> tuple[float, ...]:
-        """COUNTED since the last time, then ABSOLUTE; empty where the model has done nothing."""
+        """Return ABSOLUTE, then COUNTED since the last time; empty where the model has done nothing."""
         meter = self.seq.meter.models.get(name)
         if meter is None:
             return ()
         now = [getattr(meter, count) for count in COUNTED]
         added = [count - told for count, told in zip(now, self.told, strict=True)]
         self.told = now
-        return (*added, *(getattr(meter, count) for count in ABSOLUTE))
+        return trimmed([*(getattr(meter, count) for count in ABSOLUTE), *added]) or (0,)
 
 
 def add_counts(meter: ModelMeter, counts: tuple[float, ...]) -> None:
-    """Enter what `Mirror.counts` told."""
-    for name, count in zip(COUNTED, counts, strict=False):
+    """Enter what `Mirror.counts` returned."""
+    for place, name in enumerate(ABSOLUTE):
+        setattr(meter, name, counts[place] if place < len(counts) else 0)
+    for name, count in zip(COUNTED, counts[len(ABSOLUTE) :], strict=False):
         if count:
             setattr(meter, name, getattr(meter, name) + count)
-    for name, count in zip(ABSOLUTE, counts[len(COUNTED) :], strict=True):
-        setattr(meter, name, count)
 
 
 class Mirrors:

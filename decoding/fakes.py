@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -172,9 +171,9 @@ async def _verify(model: TableModel, seq: Sequence, op: Verify) -> Verdict:
     rows = model._read(seq, paths, want_of(op.verifier, seq) | op.want)
     if draft.extra is not None:
         rows += model._read(seq, _seen_by_extra_rows(draft, draft.extra), op.want)
-    verdict = op.verifier.judge(seq, draft, rows, model.name)
+    verdict = op.verifier.verdict(seq, draft, rows, model.name)
     model.cached[seq] = seq.tokens + [draft.tokens[node] for node in verdict.path]
-    return replace(verdict, rows=rows)
+    return verdict
 
 
 @HANDLERS.of(Choose)

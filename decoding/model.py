@@ -185,7 +185,10 @@ class Model(ABC):
 
     async def propose(self, seq: Sequence, drafter: Drafter, room: Room, length: LengthPolicy) -> DraftTree:
         """Run a drafter next to this model."""
-        return await self.do(seq, Propose(drafter, room, length))
+        op = Propose(drafter, room, length)
+        proposed = await self.do(seq, op)
+        op.settle(proposed)
+        return proposed.draft
 
     async def verify(
         self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
@@ -199,7 +202,10 @@ class Model(ABC):
             want: what else to read at the root, every node and every extra row: `Verdict.rows`. Tensors that only
                 the verifier wanted may be missing there.
         """
-        return await self.do(seq, Verify(draft, verifier, want))
+        op = Verify(draft, verifier, want)
+        verdict = await self.do(seq, op)
+        op.settle(verdict)
+        return verdict
 
     @abstractmethod
     def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:

@@ -6,7 +6,7 @@ is for, and a handler (see `Handlers`) or its own `run`: whatever forwards opera
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -17,6 +17,7 @@ from decoding.logits import History
 from decoding.partial_forward import Sketch
 from decoding.read_spec import Decoded, Row, Score, Until, Want
 from decoding.sequence import Sequence
+from decoding.state import load_state, twin
 from decoding.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -34,14 +35,14 @@ LEAST_BYTES = 2048  # of a tensor that stays beside the model: a smaller one tra
 class Operation(Generic[R]):
     """Something to do with one sequence, as a value; `R` is what it gives.
 
-    Its fields are values, except for the stateful components it carries (drafters, verifiers, rules, ...).
+    What it carries (drafters, rules, ...) is named in it and stays as its caller sees it: new state is part of the
+    result, and the caller writes it into its own objects (`settle`). What a drafter learns beyond that, its working
+    memory, is next to the model that carries the operation out.
 
     Attributes:
         name: in traces and errors.
         appends: whether the model makes the sequence longer.
         fills_cache: whether the model first computes what its cache lacks of the sequence.
-        pure: whether what it carries stays as it is, its new state being part of the result. Where this is false it is
-            changed in place: drafters, verifiers and length policies, whose state may be large, and next to the model.
         answers: whether somebody waits for it; if not, a fault in it is raised by the sequence's next operation.
     """
 
@@ -49,28 +50,36 @@ class Operation(Generic[R]):
     name: ClassVar[str] = "unknown"
     appends: ClassVar[bool] = False
     fills_cache: ClassVar[bool] = True
-    pure: ClassVar[bool] = False
     answers: ClassVar[bool] = True
 
     @property
     def carried(self) -> tuple[Any, ...]:
-        """Stateful components among its fields: sent to a model elsewhere once, and then by what changed of them."""
+        """Components among its fields: a remote model keeps a copy of each, and gets their state when it changes."""
         return ()
 
     @property
     def left_bytes(self) -> int | None:
-        """Size from which tensors of the result stay beside a model elsewhere; None: all travel."""
+        """Size from which tensors of the result stay next to a remote model; None: all travel."""
         return None
 
-    def told(self, value: R) -> R:
-        """The result as it travels from a model elsewhere."""
+    def for_caller(self, value: R) -> R:
+        """Return the result as a remote model sends it: without what only the model itself needed."""
+        return value
+
+    def with_states(self, value: R, states: Mapping[int, Any]) -> R:
+        """Return a result that came from a remote model, with the new state of what the operation carries.
+
+        Args:
+            value: as it came.
+            states: of those of `carried` whose state has changed, by place.
+        """
         return value
 
     def settle(self, value: R) -> None:
-        """Write new state that the result has into what the operation carries: for whoever made it, when it is done."""
+        """Write the new state in the result into what the operation carries; the caller does so when it is done."""
 
     def kept(self, value: R) -> tuple[Any, ...]:
-        """Objects of this operation or its result that later ones take: a model elsewhere keeps the last few."""
+        """Objects of this operation or its result that later ones take: a remote model keeps the last few."""
         return ()
 
     async def run(self, model: Any, seq: Sequence) -> R:
@@ -118,17 +127,24 @@ class Extend(Operation[list[Row]]):
 
 @dataclass(frozen=True, slots=True)
 class Decode(Operation[Decoded]):
-    """See `decoding.model.Model.decode`. Its rules stay as they are: whoever carries it out works on twins of them."""
+    """See `decoding.model.Model.decode`. Its rules stay as they are: the model works on twins of them."""
 
     name: ClassVar[str] = "decode"
     appends: ClassVar[bool] = True
-    pure: ClassVar[bool] = True
     until: Until = Until()
 
     @property
     def carried(self) -> tuple[Any, ...]:
         """The rules."""
         return self.until.rules
+
+    def with_states(self, value: Decoded, states: Mapping[int, Any]) -> Decoded:
+        """Twins of the rules whose state has changed."""
+        rules = list(self.until.rules)
+        for place, state in states.items():
+            rules[place] = twin(rules[place])
+            load_state(rules[place], state)
+        return Decoded(value.segment, tuple(rules))
 
     def settle(self, value: Decoded) -> None:
         """Let the rules take over their new state."""
@@ -196,7 +212,16 @@ class Choose(Operation[list[Row]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Propose(Operation[DraftTree]):
+class Proposed:
+    """A draft, and the state of the drafter and the length policy after it: see `decoding.state.Stateful`."""
+
+    draft: DraftTree
+    drafter: tuple[Any, ...]
+    length: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Propose(Operation[Proposed]):
     """See `decoding.model.Model.propose`."""
 
     name: ClassVar[str] = "propose"
@@ -214,13 +239,25 @@ class Propose(Operation[DraftTree]):
         """Distributions stay for `Verify`."""
         return LEAST_BYTES
 
-    def kept(self, value: DraftTree) -> tuple[Any, ...]:
+    def kept(self, value: Proposed) -> tuple[Any, ...]:
         """The draft."""
-        return (value,)
+        return (value.draft,)
 
-    async def run(self, model: Any, seq: Sequence) -> DraftTree:
+    def with_states(self, value: Proposed, states: Mapping[int, Any]) -> Proposed:
+        """The state of both, as it was where it has not changed."""
+        drafter = states[0] if 0 in states else self.drafter.state()
+        length = states[1] if 1 in states else self.length.state()
+        return Proposed(value.draft, drafter, length)
+
+    def settle(self, value: Proposed) -> None:
+        """Let both take over their new state."""
+        self.drafter.load_state(value.drafter)
+        self.length.load_state(value.length)
+
+    async def run(self, model: Any, seq: Sequence) -> Proposed:
         """Ask the drafter."""
-        return await self.drafter.propose(model, seq, self.room, self.length)
+        draft = await self.drafter.propose(model, seq, self.room, self.length)
+        return Proposed(draft, self.drafter.state(), self.length.state())
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +276,10 @@ class Verify(Operation["Verdict"]):
 
     @property
     def left_bytes(self) -> int:
-        """What was read stays for drafters that learn of it."""
+        """Rows stay for drafters that learn from them."""
         return LEAST_BYTES
 
-    def told(self, value: Verdict) -> Verdict:
+    def for_caller(self, value: Verdict) -> Verdict:
         """The verdict without tensors that only the verifier wanted."""
         want = self.want
         if not any(row.bears_tensors for row in value.rows):
@@ -255,6 +292,15 @@ class Verify(Operation["Verdict"]):
         else:
             rows = [replace(row, probs=None, logits=None, hidden={}, before={}) for row in value.rows]
         return replace(value, rows=rows)
+
+    def with_states(self, value: Verdict, states: Mapping[int, Any]) -> Verdict:
+        """The state of the verifier."""
+        state = states[0] if states else self.verifier.state()
+        return replace(value, state=state) if state else value
+
+    def settle(self, value: Verdict) -> None:
+        """Let the verifier take over its new state."""
+        self.verifier.load_state(value.state)
 
     def kept(self, value: Verdict) -> tuple[Any, ...]:
         """The draft, and the rows read."""

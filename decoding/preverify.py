@@ -30,6 +30,7 @@ class LateCandidate(Drafter):
 
     beside = "large"
     kinds = frozenset({Candidates.DRAWN})
+    changing = ("token", "accepted")
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import nan
 
 from decoding.model import Decision, Row, Until, Want
+from decoding.state import Stateful
 
 
-class Watch:
+class Watch(Stateful):
     """A stop rule that never stops: what it wants is read, and comes back with the tokens.
 
     Attributes:
@@ -17,7 +18,7 @@ class Watch:
 
     name = "watch"
     want = Want(draw=None, entropy=True, logprob=True)
-    carried_bytes = 1 << 20  # of an attribute: a number for each token of the answer
+    changing = ("allowed",)
 
     def __init__(self) -> None:
         self.allowed: list[float] = []

@@ -14,6 +14,7 @@ from decoding.model import Decision, Model, ModelPool, Request, Row, StopRule, U
 from decoding.parts import Part
 from decoding.selectors.base import Gain, Selector
 from decoding.sequence import Sequence
+from decoding.state import Stateful
 from decoding.switching.base import BackgroundReader
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict, Verifier, with_rejected
@@ -96,7 +97,7 @@ class RunsHere(Protocol):
         ...
 
 
-class _Shown:
+class _Shown(Stateful):
     """Ends nothing, and keeps what the target read for drafters with each token.
 
     Args:
@@ -104,6 +105,7 @@ class _Shown:
     """
 
     name = "shown"
+    changing = ("rows",)
 
     def __init__(self, want: Want) -> None:
         self.want = want

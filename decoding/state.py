@@ -1,4 +1,4 @@
-"""State of an object in its attributes: a twin that goes on by itself, and writing back what became of it.
+"""State of an object in its attributes: as a value, in a twin that goes on by itself, and written back.
 
 Values of a class with `is_constant` never change, and are shared by all twins.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import BaseModel
@@ -20,6 +20,27 @@ PLAIN = frozenset({int, float, str, bool, bytes, type(None)})
 
 _SLOTS: dict[type, tuple[str, ...]] = {}
 _FROZEN: dict[type, bool] = {}
+
+
+class Stateful:
+    """An object with state that an operation gives back as a value: drafters, length policies, stop rules.
+
+    Attributes:
+        changing: names of the attributes that are its state: what its caller reads or writes between operations. All
+            others are set before the first operation, or are working memory next to the model, which starts empty when
+            that model starts again.
+    """
+
+    changing: ClassVar[tuple[str, ...]] = ()
+
+    def state(self) -> tuple[Any, ...]:
+        """Return the values of `changing`; picklable, and small: they travel whenever they differ."""
+        return tuple([getattr(self, name) for name in self.changing])
+
+    def load_state(self, state: tuple[Any, ...]) -> None:
+        """Take over what `state` returned; objects that others hold too stay the same objects."""
+        for name, value in zip(self.changing, state, strict=True):
+            setattr(self, name, settle(getattr(self, name, None), value))
 
 
 class ConstantDict(dict[K, V]):
@@ -62,6 +83,24 @@ def is_frozen(kind: type) -> bool:
         params = getattr(kind, "__dataclass_params__", None)
         _FROZEN[kind] = issubclass(kind, BaseModel) or (params is not None and params.frozen)
     return _FROZEN[kind]
+
+
+def state_of(part: Any) -> Any:
+    """Return the state of a stop rule or component: its own, or all attributes that may change."""
+    if isinstance(part, Stateful):
+        return part.state()
+    return {
+        name: value for name, value in attributes(part).items() if not (is_frozen(type(value)) or is_constant(value))
+    }
+
+
+def load_state(part: Any, state: Any) -> None:
+    """Write what `state_of` returned into a stop rule or component, in place."""
+    if isinstance(part, Stateful):
+        part.load_state(state)
+        return
+    for name, value in state.items():
+        object.__setattr__(part, name, settle(getattr(part, name, None), value))
 
 
 def settle(old: Any, new: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decoding.decode_loop import reported
 from decoding.drafters.base import Candidates, Drafter, Room
@@ -12,7 +12,7 @@ from decoding.lengths.base import LengthPolicy
 from decoding.model import Decision, Draw, Row, TokenText, Want
 from decoding.noise import Purpose, gumbel, noise_key, round_seed, uniform
 from decoding.sequence import Sequence
-from decoding.state import ConstantDict
+from decoding.state import ConstantDict, Stateful
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict, Verifier, emitted, probs_of
 from turnout.types import Token, TokenKind
@@ -46,7 +46,7 @@ def _may_be_blank(data: bytes) -> bool:
         return True  # part of a character
 
 
-class StepEnd:
+class StepEnd(Stateful):
     """Finds step ends in a token stream: a step ends with the token that completes a separator.
 
     Blank text before a step's first word belongs to the step and ends nothing, so that two newlines in a row end one
@@ -56,6 +56,8 @@ class StepEnd:
         marks: see `step_marks`.
         separators: what ends a step.
     """
+
+    changing = ("_begun", "_tail")
 
     def __init__(self, marks: Mapping[int, bytes], separators: tuple[str, ...]) -> None:
         self.marks = marks
@@ -85,7 +87,7 @@ class StepEnd:
         return False
 
 
-class StepRule:
+class StepRule(Stateful):
     """Ends a decoding stretch with the step. Implements `decoding.model.StopRule`."""
 
     name = "step"
@@ -93,6 +95,14 @@ class StepRule:
 
     def __init__(self, end: StepEnd) -> None:
         self.end = end
+
+    def state(self) -> tuple[Any, ...]:
+        """How far the step is."""
+        return self.end.state()
+
+    def load_state(self, state: tuple[Any, ...]) -> None:
+        """See `Stateful.load_state`."""
+        self.end.load_state(state)
 
     def observe(self, token: int, row: Row) -> Decision:
         """See `StopRule.observe`."""
@@ -116,6 +126,14 @@ class StepDrafter(Drafter):
     def __init__(self, end: StepEnd) -> None:
         super().__init__()
         self._end = end
+
+    def state(self) -> tuple[Any, ...]:
+        """How far the step is."""
+        return self._end.state()
+
+    def load_state(self, state: tuple[Any, ...]) -> None:
+        """See `Stateful.load_state`."""
+        self._end.load_state(state)
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The step, at least one token."""
@@ -177,6 +195,15 @@ class WithinStep(Verifier):
         self.ended = False
         self._inner = inner
         self._end = end
+
+    def state(self) -> tuple[Any, ...]:
+        """How far the step is, and whether it has ended."""
+        return self.ended, self._end.state()
+
+    def load_state(self, state: tuple[Any, ...]) -> None:
+        """See `Stateful.load_state`."""
+        self.ended, end = state
+        self._end.load_state(end)
 
     def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
         """See `Verifier.judge`. The last token's KV is not kept, whether it was drafted or not."""

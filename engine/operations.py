@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from decoding.block import Block
@@ -77,9 +76,9 @@ async def _verify(model: EngineModel, seq: Sequence, op: Verify) -> Verdict:
     rows = await model.batcher.submit(work)
     # No plan is made before this task has had its turn, so the tree's slots are as the forward left them.
     base = len(table)
-    verdict = op.verifier.judge(seq, draft, rows, model.name)
+    verdict = op.verifier.verdict(seq, draft, rows, model.name)
     table.commit_path(base, verdict.path, [draft.tokens[node] for node in verdict.path])
-    return replace(verdict, rows=rows)
+    return verdict
 
 
 @HANDLERS.of(PrefillAhead)

@@ -86,10 +86,10 @@ class HeadDrafter(TrainedDrafter[HeadT]):
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """What the head makes of the state; nothing before there is one."""
-        state = self.state(seq)
+        state = self.hidden_at_end(seq)
         return DraftTree.empty(model.name) if state is None else await self.draft(model, seq, state, room)
 
-    def state(self, seq: Sequence) -> torch.Tensor | None:
+    def hidden_at_end(self, seq: Sequence) -> torch.Tensor | None:
         """What chose the sequence's last token: float32 [width], after the last norm; None: nobody kept it."""
         return self._state[1] if self._state is not None and self._state[0] == len(seq) else None
 

@@ -230,6 +230,7 @@ class AdedDrafter(Drafter):
     depth = 10
     nodes = 64
     want = READ
+    changing = ("want", "_first_round")
     params: AdedParams
 
     def __init__(self, params: AdedParams | None = None, candidates: Candidates | None = None) -> None:

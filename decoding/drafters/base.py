@@ -14,6 +14,7 @@ from decoding.lengths.base import LengthPolicy
 from decoding.model import Want
 from decoding.parts import Part
 from decoding.sequence import Sequence
+from decoding.state import Stateful
 from decoding.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -51,8 +52,11 @@ class Room:
     sequences: int = 1
 
 
-class Drafter(Part):
-    """Proposes continuations. State of one request is plain attributes: a drafter travels to its model.
+class Drafter(Part, Stateful):
+    """Proposes continuations. One drafter serves one request; a remote model works with a copy of it.
+
+    The copy keeps what it learns in attributes of its own, next to the model. Only `changing` goes to the caller: what
+    `want`, `share` and `note` follow from, for example.
 
     What was drawn is proposed, in draw order, and whether another candidate is drawn is decided before it is
     seen: a draft shortened or sorted after looking at its tokens would bias a lossless verifier.

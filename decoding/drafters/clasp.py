@@ -47,6 +47,7 @@ class ClaspDrafter(Drafter):
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
     depth = 16
+    changing = ("want",)
     params: ClaspParams
 
     def __init__(self, params: ClaspParams | None = None, candidates: Candidates | None = None) -> None:
@@ -100,7 +101,7 @@ class ClaspDrafter(Drafter):
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
         """Keep the states of the token before the one just emitted, where the layers are due to be chosen anew."""
-        if self.want is not NOTHING:
+        if self.want != NOTHING:
             node = verdict.path[-1] if verdict.path else ROOT
             states = verdict.rows[node + 1].hidden
             # Where another drafter left early, the layers before its exit are not run again: due until all are there.

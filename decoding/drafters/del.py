@@ -54,6 +54,7 @@ class DelDrafter(Drafter):
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
     depth = 18
+    changing = ("_share",)
     params: DelParams
 
     def __init__(self, params: DelParams | None = None, candidates: Candidates | None = None) -> None:

@@ -55,6 +55,7 @@ class EasySpecDrafter(Drafter):
     beside = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
+    changing = ("compared", "agreed")
     params: EasySpecParams
     # Without it errors pile up in the cache: tests show how fast, requests cannot ask for it.
     calibrates: ClassVar[bool] = True

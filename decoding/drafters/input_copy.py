@@ -47,6 +47,7 @@ class InputCopyDrafter(Drafter):
     papers = (140,)
     watches = True
     depth = 64
+    changing = ("_note",)
     params: InputCopyParams
 
     def __init__(self, params: InputCopyParams | None = None, candidates: Candidates | None = None) -> None:

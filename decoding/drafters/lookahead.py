@@ -69,6 +69,7 @@ class LookaheadDrafter(Drafter):
     kinds = frozenset({Candidates.FIXED})
     depth = 16
     nodes = 160
+    changing = ("want",)
     params: LookaheadParams
 
     def __init__(self, params: LookaheadParams | None = None, candidates: Candidates | None = None) -> None:

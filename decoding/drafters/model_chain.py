@@ -32,6 +32,7 @@ class ModelChainDrafter(Drafter):
     beside = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
+    changing = ("after",)
     draw: Draw = Draw.ROUND
     after: tuple[int, ...] = ()
 

@@ -68,7 +68,7 @@ class RasdHeadsDrafter(Drafter):
 
     async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
         """The heads' tree, and what was retrieved as far as there is room."""
-        state = self._heads.state(seq)
+        state = self._heads.hidden_at_end(seq)
         if state is None:
             return DraftTree.empty(model.name)
         mine = replace(room, nodes=min(room.nodes, self.params.head_nodes))

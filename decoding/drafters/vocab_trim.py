@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import torch
 from pydantic import Field
@@ -158,6 +158,14 @@ class VocabTrimDrafter(Drafter):
         """What the drafter inside needs."""
         self._drafter.where = f"{self.where}.drafter"
         self._drafter.check(models)
+
+    def state(self) -> tuple[Any, ...]:
+        """The state of the drafter inside."""
+        return self._drafter.state()
+
+    def load_state(self, state: tuple[Any, ...]) -> None:
+        """Into the drafter inside."""
+        self._drafter.load_state(state)
 
     @property
     def note(self) -> str:

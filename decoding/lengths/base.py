@@ -16,6 +16,7 @@ from pydantic import Field
 
 from decoding.model import Row, Want
 from decoding.parts import Part
+from decoding.state import Stateful
 from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
@@ -105,8 +106,11 @@ def step_seconds(model: Model, busy: Busy, context: int, tokens: float) -> float
     return model.forward_seconds(fed, round(cached * tokens + fed * (tokens + 1.0) / 2.0), sequences)
 
 
-class LengthPolicy(Part):
-    """Says how deep a draft may go.
+class LengthPolicy(Part, Stateful):
+    """Limit of how deep a draft may go.
+
+    It belongs to the caller: `before_round` and `observe` run there, and `goes_on` next to the draft model, with what
+    `changing` names.
 
     Attributes:
         stepwise: whether `goes_on` looks at tokens, so that only stepwise drafters fit.

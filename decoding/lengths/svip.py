@@ -42,6 +42,8 @@ class SvipLength(LengthPolicy):
     papers = (62,)
     stepwise = True
     want = Want(draw=None, entropy=True)
+    changing = ("_ends",)
+    _ends: frozenset[int] = frozenset()
 
     def before_round(self, round: Round) -> int:
         """As deep as allowed."""

@@ -62,10 +62,11 @@ class ThompsonLength(LengthPolicy):
     papers = (33,)
     stepwise = True
     abstains = True
+    changing = ("_accepted", "_rejected", "_root", "_seed")
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
-        self._accepted = self._rejected = 0
+        self._accepted = self._rejected = self._root = self._seed = 0
         self._calibrated = self.params.control == "calibrated"
         self.want = Want(draw=None, top=1 if self._calibrated else 0)
         self._goodput = SmartSpecLength(SmartSpecParams(most=self.params.most)) if self.params.abstains else None

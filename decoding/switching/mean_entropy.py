@@ -7,12 +7,13 @@ from typing import Literal
 
 from decoding.drift import Recorder
 from decoding.model import Decision, Row, Want
+from decoding.state import Stateful
 from decoding.switching.base import Role, other
 
 Effect = Literal["next", "current"]
 
 
-class MeanEntropySwitch:
+class MeanEntropySwitch(Stateful):
     """Paper #2 (Entropy Adaptive Decoding): large while the mean of the last entropies is above a threshold.
 
     Entropies are in bits, before temperature, pushed once per forward of the active model; where a structure holds,
@@ -41,7 +42,7 @@ class MeanEntropySwitch:
 
     name = "mean_entropy"
     want = Want(entropy=True)
-    carried_bytes = 1 << 16  # of an attribute: the longest window goes from model to model too
+    changing = ("active", "entropies", "stay", "tally")
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from typing import Literal
 
 from decoding.model import Decision, Row, Want
 from decoding.noise import Purpose, noise_key, uniform
+from decoding.state import Stateful
 from decoding.switching.base import Role, other
 
 Start = Literal["small", "large", "drawn"]
@@ -32,7 +33,7 @@ def mean_runs(share: float, mean_run: float, min_stay: int) -> dict[Role, float]
     return means
 
 
-class RandomRunSwitch:
+class RandomRunSwitch(Stateful):
     """Alternating runs of random length, made with keyed noise.
 
     A run lasts `min_stay` tokens and then ends before each further token with a fixed chance, so its length is
@@ -53,6 +54,7 @@ class RandomRunSwitch:
 
     name = "random_run"
     want = Want()
+    changing = ("active", "position", "stay")
 
     def __init__(
         self, *, share: float, mean_run: float, min_stay: int, seed: int, position: int, start: Start = "drawn"

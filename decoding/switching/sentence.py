@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from decoding.model import Decision, Row, TokenText, Want
 from decoding.noise import Purpose, noise_key, uniform
+from decoding.state import Stateful
 from decoding.switching.base import Role
 from turnout.utf8 import split_complete
 
@@ -101,7 +102,7 @@ class SentenceTracker:
         return True
 
 
-class SentenceSwitch:
+class SentenceSwitch(Stateful):
     """Paper #202 (FoReaL-Decoding): the large model opens sentences, the small one finishes them.
 
     At the start of each sentence a keyed coin decides whether the large model leads; if so it writes the first
@@ -119,6 +120,7 @@ class SentenceSwitch:
 
     name = "sentence"
     want = Want()
+    changing = ("active", "position", "lead_left", "tracker")
 
     def __init__(
         self,

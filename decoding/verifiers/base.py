@@ -6,8 +6,8 @@ A module here assigns its class to `PART`; requests choose it by file name.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,6 +17,7 @@ from decoding.drafters.base import Candidates
 from decoding.model import Row, Want
 from decoding.parts import Part
 from decoding.sequence import Sequence
+from decoding.state import Stateful, twin
 from decoding.tree import ROOT, DraftTree
 from turnout.types import Token, TokenKind
 
@@ -32,11 +33,13 @@ class Verdict:
         tokens: emitted tokens: one per accepted node (kind `accepted`, source the drafting model), then one from
             the target: `recovered` where a candidate was rejected, `bonus` where the path ended in a leaf.
         rows: what the target read: at the root, after every node, after every extra row.
+        state: of the verifier after it; see `decoding.state.Stateful`.
     """
 
     path: tuple[int, ...]
     tokens: tuple[Token, ...]
     rows: list[Row] = field(default_factory=list)
+    state: tuple[Any, ...] = ()
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -44,8 +47,8 @@ class Verdict:
         return len(self.path)
 
 
-class Verifier(Part):
-    """Decides which draft tokens stay.
+class Verifier(Part, Stateful):
+    """Judge of draft tokens.
 
     Attributes:
         lossless: whether emitted tokens follow the target's own law; if not, the class docstring states the law.
@@ -67,6 +70,11 @@ class Verifier(Part):
             rows: what the target read: rows[0] at the root, rows[i + 1] after node i.
             target: name of the target model.
         """
+
+    def verdict(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+        """Judge a draft and stay as it is: rows and new state are in the verdict. See `judge`."""
+        verifier = twin(self) if self.state() else self
+        return replace(verifier.judge(seq, draft, rows, target), rows=rows, state=verifier.state())
 
 
 def want_of(verifier: Verifier, seq: Sequence) -> Want:

@@ -220,7 +220,7 @@ class RemotePool(Endpoint):
             assert host.model.stats().sequences == 0
             assert host.model.stats().used_blocks == 0
             assert len(host.shelf) == 0
-            assert len(host._arrivals) == 0
+            assert len(host._receiver) == 0
 
 
 async def poll(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:

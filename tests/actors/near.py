@@ -101,7 +101,7 @@ def cleared(host: ModelHost, mailbox: Mailbox | None) -> bool:
     """Whether a host has nothing left that travelled; lets the mailbox say what nobody has any more."""
     if mailbox is not None:
         mailbox.say()
-    return not len(host.shelf) and not len(host._arrivals)
+    return not len(host.shelf) and not len(host._receiver)
 
 
 def poison(host: ModelHost, line: NearLine) -> None:

@@ -132,7 +132,7 @@ async def test_a_lost_update_is_an_error_and_no_wrong_token(remote: RemotePool) 
     seq.append(Token(65, "elsewhere"))
 
     def forget(messages: list[Any]) -> list[Any]:
-        return [(*m[:3], (*m[3][:2], (), *m[3][3:]), *m[4:]) if m[0] == Post.CALL else m for m in messages]
+        return [(*m[:2], m[2][:2], *m[3:]) if m[0] == Post.CALL else m for m in messages]
 
     meddled(remote.lines["large"], forget)
     await model.decode(seq, Until(max_tokens=1))  # nothing tells that the token is missing yet

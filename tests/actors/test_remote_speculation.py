@@ -36,6 +36,8 @@ ROOM = Room(4, 4)
 class Pupil(Drafter):
     """Learns slowly, or not at all."""
 
+    changing = ("seen",)
+
     def __init__(self, fails: bool = False) -> None:
         super().__init__()
         self.seen: list[int] = []
@@ -59,7 +61,7 @@ async def remote(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[RemotePoo
 
     def empty() -> bool:
         gc.collect()  # errors that were caught hold what they were about
-        return not any(len(host.shelf) or len(host._arrivals) for host in pools[1].hosts.values())
+        return not any(len(host.shelf) or len(host._receiver) for host in pools[1].hosts.values())
 
     await poll(empty, "all tensors were dropped, all parts forgotten")
     pools[1].assert_idle()
@@ -224,7 +226,7 @@ async def test_an_answer_goes_on_when_the_target_begins_anew(
         task.cancel()
     await asyncio.gather(*(task for _, task in list(host._tasks.values())), return_exceptions=True)
     host._mirrors.clear()
-    host._arrivals.__init__()  # type: ignore[misc]
+    host._receiver.__init__()  # type: ignore[misc]
     host._out.clear()
     host._held.clear()
     host._next_post = 0

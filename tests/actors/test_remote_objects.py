@@ -1,4 +1,4 @@
-"""Parts that travel: sent whole once, then what changed, in both directions, into the same objects."""
+"""Components at a remote model: sent in full once, then their state where it changed, into the same objects."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from actors.remote_objects import Arrivals, Births, Constants, Departures
-from actors.state_diff import HEAVY, LIGHT, attributes, settle
+from actors.remote_objects import Constants, ObjectNumbers, Receiver, Sender
 from decoding.model import Row, Want
+from decoding.state import Stateful, attributes, load_state, settle
 from decoding.switching.base import SwitchRule
 from decoding.switching.mean_entropy import MeanEntropySwitch
 from decoding.switching.sentence import SentenceMarks, SentenceSwitch
@@ -29,16 +29,18 @@ class Tally:
         self.values.append(value)
 
 
-class Part:
-    """With everything a part may have."""
+class Part(Stateful):
+    """With everything a component may have; `memory` is its own, next to the model."""
+
+    changing = ("count", "window", "table", "tally", "limit")
 
     def __init__(self) -> None:
         self.count = 0
         self.window: deque[int] = deque(maxlen=3)
         self.table: dict[str, list[int]] = {"a": [1]}
         self.tally = Tally()
-        self.state: torch.Tensor | None = None
-        self.texts: list[int] = []
+        self.limit: Any = None
+        self.memory: list[int] = []
         self.want = Want(top=2)
 
 
@@ -61,32 +63,33 @@ class Mixed:
 
 
 class Ends:
-    """A coordinator and the lives of an actor."""
+    """A coordinator and the incarnations of an actor."""
 
-    def __init__(self, births: Births | None = None) -> None:
-        self.births = births or Births(Constants())
+    def __init__(self, numbers: ObjectNumbers | None = None) -> None:
+        self.numbers = numbers or ObjectNumbers(Constants())
         self.constants_sent: list[int] = []
         self.open()
 
     def open(self) -> None:
-        """A life begins."""
-        self.arrivals = Arrivals()
-        arrivals = self.arrivals
+        """Begin an incarnation."""
+        self.receiver = Receiver()
+        receiver = self.receiver
 
         def send(number: int, blob: bytes) -> None:
             self.constants_sent.append(number)
-            arrivals.add_constant(number, blob)
+            receiver.add_constant(number, blob)
 
-        self.departures = Departures(self.births, send)
+        self.sender = Sender(self.numbers, send)
 
     def call(self, part: Any, work: Any) -> tuple[int, int]:
-        """Send a part, work with it there, and take back what changed; returns bytes there and back."""
-        packed = pickle.dumps(self.departures.pack(part))
-        there, watch = self.arrivals.unpack(pickle.loads(packed))
-        work(there)
-        changes = pickle.dumps(watch.changed(there))
-        self.departures.take(part, pickle.loads(changes))
-        return len(packed), len(changes)
+        """Send a component, work with it there, and take over its state; returns bytes there and back."""
+        packed = pickle.dumps(self.sender.pack(part))
+        there = self.receiver.unpack(pickle.loads(packed))
+        work(there.part)
+        state = there.changed()
+        if state is not None:
+            load_state(part, self.sender.receive(part, state))
+        return len(packed), len(state or b"")
 
 
 def busy(part: Any) -> None:
@@ -146,17 +149,17 @@ def test_slots_travel(make: Any) -> None:
     assert set(attributes(part)) >= {"count"}
     if isinstance(part, Mixed):
         assert part.seen == {1, 2, 3}
-    assert len(ends.arrivals) == (make is Mixed)
+    assert len(ends.receiver) == (make is Mixed)
 
 
 def test_a_part_is_forgotten_with_its_original() -> None:
     part, ends = Part(), Ends()
     ends.call(part, busy)
-    assert len(ends.arrivals) == 1
+    assert len(ends.receiver) == 1
     del part
     gc.collect()
-    ends.arrivals.forget(ends.departures.take_forgotten())
-    assert len(ends.arrivals) == 0
+    ends.receiver.forget(ends.sender.take_collected())
+    assert len(ends.receiver) == 0
 
 
 def test_the_state_is_with_the_next_life() -> None:
@@ -169,40 +172,23 @@ def test_the_state_is_with_the_next_life() -> None:
     assert seen == [(3, [1, 2, 3], [0.5] * 3)]
 
 
-def test_heavy_state_stays_there_and_a_new_life_begins_without_it() -> None:
-    """Never a mixture: a part whose state is partly lost is as it was born, with what the caller itself has set."""
+def test_working_memory_stays_there_and_a_new_life_begins_without_it() -> None:
     part, ends = Part(), Ends()
     part.count = 7
 
     def learn(there: Part) -> None:
         there.count += 1
-        there.state = torch.ones(4)
-        there.texts.extend(range(LIGHT))
+        there.memory.extend(range(1000))
 
     _, back = ends.call(part, learn)
     assert part.count == 8
-    assert part.state is None
-    assert part.texts == []
-    assert back < 200
+    assert part.memory == []
+    assert back < 250
     seen: list[Any] = []
-    ends.call(part, lambda there: seen.append((there.count, there.state is None, len(there.texts))))
-    part.want = Want(top=5)
-    ends.call(part, lambda there: seen.append(there.want.top))
+    ends.call(part, lambda there: seen.append((there.count, len(there.memory))))
     ends.open()
-    ends.call(part, lambda there: seen.append((there.count, there.state, there.texts, there.want.top)))
-    assert seen == [(8, False, LIGHT), 5, (7, None, [], 5)]
-
-
-def test_heavy_attributes_are_not_looked_into_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    part, ends = Part(), Ends()
-    ends.call(part, lambda there: there.texts.extend(range(LIGHT)))
-    looked: list[Any] = []
-    monkeypatch.setattr("actors.state_diff._light", lambda value, most: looked.append(value))
-    _, watch = ends.arrivals.unpack(ends.departures.pack(part))
-    looked.clear()
-    there = ends.arrivals._parts[1][0]
-    watch.changed(there)
-    assert not any(value is there.texts for value in looked)
+    ends.call(part, lambda there: seen.append((there.count, len(there.memory))))
+    assert seen == [(8, 1000), (8, 0)]
 
 
 def test_networks_are_sent_once_to_each_life() -> None:
@@ -247,7 +233,7 @@ def test_a_rule_that_works_at_two_models_in_turn_is_one_rule(make: Any) -> None:
     alone: SwitchRule = make()
     rule: SwitchRule = make()
     large = Ends()
-    ends = {"large": large, "small": Ends(large.births)}
+    ends = {"large": large, "small": Ends(large.numbers)}
     switches = 0
     for token in range(600):
         row, before = Row(token, 9.0 * (token // 100 % 2)), rule.active
@@ -268,43 +254,30 @@ def test_containers_stay_the_same_objects(old: Any, new: Any) -> None:
     assert old == new
 
 
-def test_heavy_is_told_once() -> None:
-    part, ends = Part(), Ends()
-    _, watch = ends.arrivals.unpack(ends.departures.pack(part))
-    there = ends.arrivals._parts[1][0]
-    there.state = torch.ones(2)
-    assert watch.changed(there) == {HEAVY: ["state"]}
-    there.state = torch.ones(3)
-    assert watch.changed(there) == {}
-    there.state = None
-    assert watch.changed(there) == {"state": None}
-
-
 def test_what_becomes_of_a_part_and_is_not_told_is_undone() -> None:
-    """As in an operation that was cancelled. Planted: without distrust its changes stay."""
-    for distrusts in (True, False):
+    """As in an operation that was cancelled. Planted: where the sender does not know of it, its changes stay."""
+    for invalidates in (True, False):
         part, ends, seen = Part(), Ends(), []
         ends.call(part, busy)
-        there, watch = ends.arrivals.unpack(ends.departures.pack(part))
-        busy(there)
-        watch.changed(there)
-        if distrusts:
-            ends.departures.distrust(part)
+        there = ends.receiver.unpack(ends.sender.pack(part))
+        busy(there.part)
+        if invalidates:
+            ends.sender.invalidate(part)
         ends.call(part, lambda there, seen=seen: seen.append(there.count))
-        assert seen == [1 if distrusts else 2]
-        del part, there, watch
+        assert seen == [1 if invalidates else 2]
+        del part, there
         gc.collect()
-        ends.arrivals.forget(ends.departures.take_forgotten())
-        assert len(ends.arrivals) == 0
+        ends.receiver.forget(ends.sender.take_collected())
+        assert len(ends.receiver) == 0
 
 
 def test_a_change_that_cannot_be_pickled_fails_until_it_is_gone() -> None:
     part, ends = Part(), Ends()
     ends.call(part, busy)
-    part.state = lambda: None  # type: ignore[assignment]
+    part.limit = lambda: None
     for _ in range(2):
         with pytest.raises(Exception, match="pickle"):
-            ends.departures.pack(part)
-    part.state = None
+            ends.sender.pack(part)
+    part.limit = None
     ends.call(part, busy)
     assert part.count == 2
