@@ -107,22 +107,17 @@ class Handles:
         return ids
 
 
-Reducers = Mapping[type[Any], Callable[[Any], Any]]
-Name = tuple[str, str]
-NONE: Reducers = {}
-NO_NAMES: Mapping[Name, Any] = {}
 AT = (__name__, "_at")
-_FOUND: dict[Name, Any] = {}  # found before: looking it up costs more than all else
+_FOUND: dict[tuple[str, str], Any] = {}  # found before: looking it up costs more than all else
 
 
-def dumps(value: Any, shelf: Shelf | None, least_bytes: int = LEAST_BYTES, reducers: Reducers = NONE) -> bytes:
+def dumps(value: Any, shelf: Shelf | None, least_bytes: int = LEAST_BYTES) -> bytes:
     """Pickle what an actor gives to its coordinator.
 
     Args:
         value: anything picklable; a tensor in it is kept or sent once however often it stands there.
         shelf: where tensors of at least `least_bytes` stay; None: all travel inline.
         least_bytes: of tensors that stay.
-        reducers: how values of other types are pickled, by their exact type.
     """
 
     def kept(tensor: torch.Tensor) -> Any:
@@ -130,15 +125,14 @@ def dumps(value: Any, shelf: Shelf | None, least_bytes: int = LEAST_BYTES, reduc
             return _inline(tensor)
         return _at, (*shelf.key(shelf.put(tensor)), tuple(tensor.shape), _name(tensor.dtype))
 
-    return _pickled(value, {**reducers, torch.Tensor: kept})
+    return _pickled(value, {torch.Tensor: kept})
 
 
-def dumps_call(value: Any, reducers: Reducers = NONE) -> tuple[bytes, list[TensorHandle]]:
+def dumps_call(value: Any) -> tuple[bytes, list[TensorHandle]]:
     """Pickle what a coordinator gives to an actor.
 
     Args:
         value: anything picklable, handles included.
-        reducers: how values of other types are pickled, by their exact type.
 
     Returns:
         The bytes, and the handles that stand in it, each once: `loads` needs their tensors.
@@ -149,25 +143,20 @@ def dumps_call(value: Any, reducers: Reducers = NONE) -> tuple[bytes, list[Tenso
         handles.append(handle)
         return _at, (*handle.key, handle.shape, _name(handle.dtype))
 
-    return _pickled(value, {**reducers, torch.Tensor: _inline, TensorHandle: referred}), handles
+    return _pickled(value, {torch.Tensor: _inline, TensorHandle: referred}), handles
 
 
-def loads(
-    blob: bytes,
-    tensors: Mapping[Key, torch.Tensor] | Handles,
-    names: Mapping[Name, Any] = NO_NAMES,
-) -> Any:
+def loads(blob: bytes, tensors: Mapping[Key, torch.Tensor] | Handles) -> Any:
     """The value again.
 
     Args:
         blob: from `dumps` or `dumps_call`.
         tensors: on an actor, the tensors that references stand for; on the coordinator, where handles are counted.
-        names: what stands in place of functions that are in the bytes for something else, by module and name.
 
     Raises:
         Interrupted: a reference to a tensor that is not in `tensors`, or of another shape or dtype than it says.
     """
-    return _Unpickler(blob, tensors, names).load()
+    return _Unpickler(blob, tensors).load()
 
 
 def _pickled(value: Any, reducers: dict[type, Callable[[Any], Any]]) -> bytes:
@@ -180,16 +169,10 @@ def _pickled(value: Any, reducers: dict[type, Callable[[Any], Any]]) -> bytes:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Answers `_at` with a tensor or a handle, and other names as it was told to."""
+    """Reader that puts a tensor or a handle in the place of each `_at`."""
 
-    def __init__(
-        self,
-        blob: bytes,
-        tensors: Mapping[Key, torch.Tensor] | Handles,
-        names: Mapping[Name, Any],
-    ) -> None:
+    def __init__(self, blob: bytes, tensors: Mapping[Key, torch.Tensor] | Handles) -> None:
         super().__init__(io.BytesIO(blob))
-        self._names = names
         # No method of this object: what it has read refers to this, and would live on in a cycle with it.
         self._resolve: Callable[..., TensorHandle | torch.Tensor]
         if isinstance(tensors, Handles):
@@ -201,8 +184,6 @@ class _Unpickler(pickle.Unpickler):
         key = (module, name)
         if key == AT:
             return self._resolve
-        if key in self._names:
-            return self._names[key]
         if key not in _FOUND:
             _FOUND[key] = super().find_class(module, name)
         return _FOUND[key]
