@@ -15,9 +15,9 @@ from ray.exceptions import RayActorError
 from actors.group_epoch import GroupBroken
 from actors.packing import Packer, unpack_result
 from actors.pickling import Handles, TensorHandle
-from actors.protocol import Call, Grown, Kind, Load, ModelCard, Post, trimmed, unpack_tokens
+from actors.protocol import Grown, Load, ModelCard, PendingCall, ReplyKind, RequestKind, trimmed, unpack_tokens
 from actors.remote_objects import Constants, ObjectNumbers, Sender
-from actors.sequence_replica import Known, add_counts, keep
+from actors.sequence_replica import ReplicaView, add_counts, keep
 from actors.serialization import not_sent, pickled, store_full
 from decoding.sequence import Sequence
 from turnout.errors import Code, Interrupted, TurnoutError
@@ -25,7 +25,7 @@ from turnout.errors import Code, Interrupted, TurnoutError
 log = logging.getLogger(__name__)
 
 
-class Line(Protocol):
+class Channel(Protocol):
     """The way to an actor."""
 
     def post(self, number: int, blob: bytes) -> None:
@@ -37,7 +37,7 @@ class Line(Protocol):
         ...
 
 
-class RayLine:
+class RayChannel:
     """To a Ray actor.
 
     Args:
@@ -49,45 +49,45 @@ class RayLine:
         self._replies = handle.replies.options(num_returns="streaming").remote
 
     def post(self, number: int, blob: bytes) -> None:
-        """See `Line.post`."""
+        """See `Channel.post`."""
         self._post(number, blob)
 
     async def replies(self) -> AsyncIterator[bytes]:
-        """See `Line.replies`."""
+        """See `Channel.replies`."""
         async for item in self._replies():
             yield await item
 
 
-class Exchange:
+class ConnectionGroup:
     """What the actors of one replica have in common on the coordinator.
 
     Args:
         generation: number of the transport's group they are in; None while they are in none.
 
     Attributes:
-        handles: tensors that lie on their shelves.
+        handles: tensors that lie on their stores.
         objects: numbers of components that are sent.
-        mailboxes: by owner and life.
+        connections: by owner and life.
     """
 
     def __init__(self, generation: Callable[[], int | None] = lambda: None) -> None:
         self._generation = generation
         self.handles = Handles(self._notify)
         self.objects = ObjectNumbers(Constants())
-        self.mailboxes: dict[tuple[int, int], Mailbox] = {}
+        self.connections: dict[tuple[int, int], ActorConnection] = {}
         self._tickets = itertools.count(1)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def add(self, mailbox: Mailbox) -> None:
+    def add(self, connection: ActorConnection) -> None:
         """A life began."""
         self._loop = asyncio.get_running_loop()
-        self.mailboxes[mailbox.owner, mailbox.life] = mailbox
+        self.connections[connection.owner, connection.life] = connection
 
-    def remove(self, mailbox: Mailbox) -> None:
+    def remove(self, connection: ActorConnection) -> None:
         """A life ended."""
-        self.mailboxes.pop((mailbox.owner, mailbox.life), None)
+        self.connections.pop((connection.owner, connection.life), None)
 
-    def ship(self, handles: list[TensorHandle], to: Mailbox) -> list[tuple[int, int, list[Any]]]:
+    def ship(self, handles: list[TensorHandle], to: ActorConnection) -> list[tuple[int, int, list[Any]]]:
         """Have tensors sent to an actor, in the order in which it is told of them.
 
         Returns:
@@ -101,7 +101,7 @@ class Exchange:
         for handle in handles:
             if (handle.owner, handle.life) != (to.owner, to.life):
                 away.setdefault((handle.owner, handle.life), []).append(handle)
-        if any(key not in self.mailboxes for key in away):
+        if any(key not in self.connections for key in away):
             raise Interrupted("tensors that the call needs ended with their actor; the call must be made again")
         generation = self._generation()
         if away and generation is None:
@@ -109,7 +109,7 @@ class Exchange:
         needed = []
         for key, wanted in away.items():
             ticket = (generation or 0) << 32 | next(self._tickets)
-            self.mailboxes[key].say((Post.SHIP, [handle.id for handle in wanted], to.owner, ticket))
+            self.connections[key].say((RequestKind.SHIP, [handle.id for handle in wanted], to.owner, ticket))
             needed.append((key[0], ticket, [(handle.key, handle.shape, handle.dtype) for handle in wanted]))
         return needed
 
@@ -119,11 +119,11 @@ class Exchange:
             self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:
-        for mailbox in self.mailboxes.values():
-            mailbox.say()
+        for connection in self.connections.values():
+            connection.say()
 
 
-class Mailbox:
+class ActorConnection:
     """One life of one actor. Made on the event loop that uses it; reads replies from then on.
 
     Messages of one turn of the event loop go out in one numbered post, in the order in which they were given.
@@ -145,7 +145,7 @@ class Mailbox:
     """
 
     def __init__(
-        self, line: Line, card: ModelCard, life: int = 0, owner: int = 0, exchange: Exchange | None = None
+        self, line: Channel, card: ModelCard, life: int = 0, owner: int = 0, exchange: ConnectionGroup | None = None
     ) -> None:
         self.card = card
         self.life = life
@@ -157,30 +157,30 @@ class Mailbox:
         self.last_heard = time.monotonic()
         self.load: Load | None = None
         self.bytes_posted = self.bytes_heard = 0
-        self._line = line
-        self._exchange = exchange or Exchange()
-        self._sender = Sender(self._exchange.objects, lambda *constant: self.say((Post.CONSTANT, *constant)))
+        self._channel = line
+        self._exchange = exchange or ConnectionGroup()
+        self._sender = Sender(self._exchange.objects, lambda *constant: self.say((RequestKind.CONSTANT, *constant)))
         self._numbers, self._posts, self._sids = itertools.count(1), itertools.count(), itertools.count(1)
-        self._known: dict[Sequence, Known] = {}
-        self._sent: dict[int, tuple[Call, tuple[Any, ...]]] = {}
-        self._calls: dict[Call, int] = {}
+        self._known: dict[Sequence, ReplicaView] = {}
+        self._sent: dict[int, tuple[PendingCall, tuple[Any, ...]]] = {}
+        self._calls: dict[PendingCall, int] = {}
         self._outbox: list[tuple[Any, ...]] = []
         self._flushes = False
         self._loop = asyncio.get_running_loop()
         self._exchange.add(self)
-        self._reader = self._loop.create_task(self._read(), name=f"mailbox-{card.name}-{life}")
+        self._reader = self._loop.create_task(self._read(), name=f"connection-{card.name}-{life}")
 
     @property
-    def in_flight(self) -> list[Call]:
+    def in_flight(self) -> list[PendingCall]:
         """Calls without an answer yet, those that nobody waits for any more included."""
         return [call for call, _ in self._sent.values()]
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that the actor may have a mirror of."""
+        """Sequences that the actor may have a replica of."""
         return len(self._known)
 
-    def send(self, call: Call) -> None:
+    def send(self, call: PendingCall) -> None:
         """Send a call as things are now; its future gets the result."""
         if call.released:
             error = TurnoutError(Code.CANCELLED, "the sequence was released while its model worked on it")
@@ -196,7 +196,7 @@ class Mailbox:
         self._calls[call] = number
         self.say(message)
 
-    def teach(self, call: Call) -> None:
+    def teach(self, call: PendingCall) -> None:
         """Send a call that gets no answer."""
         try:
             _, message, _ = self._message(call)
@@ -204,8 +204,8 @@ class Mailbox:
             return
         self.say(message)
 
-    def _message(self, call: Call) -> tuple[int, tuple[Any, ...], tuple[Any, ...]]:
-        known = self._known.get(call.seq) or self._known.setdefault(call.seq, Known(next(self._sids)))
+    def _message(self, call: PendingCall) -> tuple[int, tuple[Any, ...], tuple[Any, ...]]:
+        known = self._known.get(call.seq) or self._known.setdefault(call.seq, ReplicaView(next(self._sids)))
         number = next(self._numbers)
         packer = Packer(self._sender, known)
         try:
@@ -213,23 +213,23 @@ class Mailbox:
             needed = self._exchange.ship(packer.handles, self) if packer.handles else ()
         except Exception:
             if packer.packed:  # the sender takes the actor to have these from now on
-                self.say((Post.PARTS, tuple(packer.packed)))
+                self.say((RequestKind.PARTS, tuple(packer.packed)))
             raise
         update, parts = trimmed([*known.update(call.seq)]), tuple(packer.packed)
         call.base = len(call.seq)
         known.appending += call.op.appends
-        message = trimmed([Post.CALL.value, number, update, packed, parts, needed, call.trace])
+        message = trimmed([RequestKind.CALL.value, number, update, packed, parts, needed, call.trace])
         return number, message, packer.parts
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: PendingCall) -> None:
         """Nobody waits for a call any more: end it there. What it cost is still counted."""
         call.future.cancel()
         number = self._calls.pop(call, None)
         if number is not None:
             self._disown(call, self._sent[number][1])
-            self.say((Post.CANCEL, number))
+            self.say((RequestKind.CANCEL, number))
 
-    def _disown(self, call: Call, parts: tuple[Any, ...]) -> None:
+    def _disown(self, call: PendingCall, parts: tuple[Any, ...]) -> None:
         """Do not apply this call's result to our view of the actor: send its sequence and objects in full next time."""
         if call.op.appends and (known := self._known.get(call.seq)) is not None:
             known.stale = True
@@ -240,13 +240,13 @@ class Mailbox:
         known = self._known.get(seq)
         if known is not None:
             mine = self._known[twin] = known.twin(next(self._sids))
-            self.say((Post.FORK, known.sid, mine.sid, twin.seed))
+            self.say((RequestKind.FORK, known.sid, mine.sid, twin.seed))
 
     def release(self, seq: Sequence) -> None:
         """Forget a sequence."""
         known = self._known.pop(seq, None)
         if known is not None:
-            self.say((Post.RELEASE, known.sid))
+            self.say((RequestKind.RELEASE, known.sid))
 
     def say(self, *messages: tuple[Any, ...]) -> None:
         """Put messages into this turn's post."""
@@ -258,9 +258,9 @@ class Mailbox:
     def _flush(self) -> None:
         self._flushes = False
         if forgotten := self._sender.take_collected():
-            self._outbox.append((Post.FORGET, forgotten))
+            self._outbox.append((RequestKind.FORGET, forgotten))
         if dropped := self._exchange.handles.take_dropped(self.owner, self.life):
-            self._outbox.append((Post.DROP, dropped))
+            self._outbox.append((RequestKind.DROP, dropped))
         if self._outbox and not self.lost.is_set():
             self._post()
         self._outbox = []
@@ -273,7 +273,7 @@ class Mailbox:
             self._fail(message, reason)
         self.bytes_posted += len(blob)
         try:
-            self._line.post(next(self._posts), blob)
+            self._channel.post(next(self._posts), blob)
         except RayActorError as error:
             self.reason = self.reason or error
             self._reader.cancel()
@@ -285,7 +285,7 @@ class Mailbox:
 
     def _fail(self, message: tuple[Any, ...], error: TurnoutError) -> None:
         """A message was not sent: where it is a call, that fails, and what it was to bring is sent anew."""
-        if message[0] != Post.CALL or message[1] not in self._sent:
+        if message[0] != RequestKind.CALL or message[1] not in self._sent:
             return
         call, parts = self._sent.pop(message[1])
         self._calls.pop(call, None)
@@ -298,7 +298,7 @@ class Mailbox:
 
     async def _read(self) -> None:
         try:
-            async for blob in self._line.replies():
+            async for blob in self._channel.replies():
                 self.last_heard = time.monotonic()
                 self.bytes_heard += len(blob)
                 for message in pickle.loads(blob):
@@ -311,7 +311,7 @@ class Mailbox:
             self.lost.set()
 
     def _take(self, message: tuple[Any, ...]) -> None:
-        if message[0] == Kind.ALIVE:
+        if message[0] == ReplyKind.ALIVE:
             self.load = message[1]
             self.say()  # what was forgotten since the last post
             return
@@ -329,7 +329,9 @@ class Mailbox:
         if abandoned:
             self.abandoned_ended()
 
-    def _apply(self, call: Call, number: int, kind: int, packed: Any, grown: Grown, parts: tuple[Any, ...]) -> Any:
+    def _apply(
+        self, call: PendingCall, number: int, kind: int, packed: Any, grown: Grown, parts: tuple[Any, ...]
+    ) -> Any:
         """Enter what a call changed, and make its result; what came of a call that was given up is only counted."""
         known, seq, card = self._known.get(call.seq), call.seq, self.card
         if known is not None:
@@ -339,11 +341,11 @@ class Mailbox:
         value: Any = None
         tokens = tuple(unpack_tokens(grown.tokens))
         states = {place: self._sender.receive(parts[place], state) for place, state in grown.states}
-        if kind == Kind.DONE:  # also where nobody waits: the tensors it names must be dropped
+        if kind == ReplyKind.DONE:  # also where nobody waits: the tensors it names must be dropped
             value = unpack_result(call.op, packed, self._exchange.handles, tokens, states)
             if known is not None:
                 keep(known.kept, number, call.op.kept(value))
-        interrupted = kind == Kind.FAILED and isinstance(packed, Interrupted)
+        interrupted = kind == ReplyKind.FAILED and isinstance(packed, Interrupted)
         waited_for = self._calls.pop(call, None) is not None
         if waited_for and (interrupted or call.future.done()):
             self._disown(call, parts)
@@ -353,12 +355,12 @@ class Mailbox:
             raise packed
         if tokens:
             self._append(call, known, tokens)
-        if kind == Kind.FAILED:
+        if kind == ReplyKind.FAILED:
             self._sender.invalidate(*parts)
             raise packed
         return value
 
-    def _append(self, call: Call, known: Known | None, tokens: tuple[Any, ...]) -> None:
+    def _append(self, call: PendingCall, known: ReplicaView | None, tokens: tuple[Any, ...]) -> None:
         seq, card = call.seq, self.card
         if len(seq) != call.base or not all(seq.append(token, card.num_parameters) for token in tokens):
             what = f"{card.name} at {card.place} wrote {len(tokens)} tokens after {call.base}"

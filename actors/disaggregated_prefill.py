@@ -120,7 +120,7 @@ class PromptMover:
                 self._cached[seq] = cached
 
     def _least_busy(self) -> int | None:
-        there = [i for i, member in enumerate(self._prefills) if member.supervisor.mailbox is not None]
+        there = [i for i, member in enumerate(self._prefills) if member.supervisor.connection is not None]
         return min(there, key=self._given.__getitem__, default=None)
 
     async def _carry(self, index: int, seq: Sequence, held: int) -> _Found:
@@ -142,7 +142,7 @@ class PromptMover:
         return found
 
 
-class Disaggregated(WrappedModel, PoolMember):
+class DisaggregatedModel(WrappedModel, PoolMember):
     """A model that lets others, with the same weights, compute long prompts.
 
     Before a sequence's first operation the part of it that the decoding model has no KV of is looked at; where it is
@@ -222,12 +222,12 @@ async def _while_it_lives(member: RemoteModel, work: Coroutine[Any, Any, Any]) -
     Raises:
         Interrupted: it is away, or ended meanwhile.
     """
-    mailbox = member.supervisor.mailbox
-    if mailbox is None:
+    connection = member.supervisor.connection
+    if connection is None:
         work.close()
         raise Interrupted(f"an actor of {member.name!r} that computes prompts is away")
     loop = asyncio.get_running_loop()
-    working, ended = loop.create_task(work), loop.create_task(mailbox.lost.wait())
+    working, ended = loop.create_task(work), loop.create_task(connection.lost.wait())
     try:
         await asyncio.wait([working, ended], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

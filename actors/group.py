@@ -118,7 +118,7 @@ class Group:
         self._settled.clear()
         self._changed.set()
 
-    async def mended(self, broken: int | None, timeout_s: float) -> None:
+    async def wait_recovered(self, broken: int | None, timeout_s: float) -> None:
         """Wait for the generation after one that broke.
 
         Args:

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import torch
 
 from actors.flat_buffer import Meta, pack, parcel_bytes, unpack
-from actors.lanes import Lane
 from actors.links import Link
 from turnout.errors import Interrupted
 
@@ -53,7 +53,40 @@ class Traffic:
     seconds: float = 0.0
 
 
-class Generation:
+class _Worker:
+    """A thread that runs jobs in order. It is a daemon: one that hangs in a transfer does not hold up the exit.
+
+    An executor's threads are joined at exit, however long they hang.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Run a job after those before it; it raises nothing."""
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Stop after the jobs before; do not wait."""
+        self._jobs.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Return whether the thread ends in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # what it holds does not wait for the next one
+
+
+class GroupEpoch:
     """Transfers between the members of one generation, each pair's in the order in which they are asked for.
 
     A header goes before each: int64 [generation, ticket, status, bytes]. So a transfer that does not belong to the
@@ -79,8 +112,8 @@ class Generation:
         self._link = link
         self._device = device
         self._traffic = traffic
-        self._lanes: dict[tuple[int, str], Lane] = {}
-        self._ending: Lane | None = None
+        self._workers: dict[tuple[int, str], _Worker] = {}
+        self._ending: _Worker | None = None
         self._counting = threading.Lock()
 
     def ship(self, tensors: list[torch.Tensor], to: int, ticket: int) -> None:
@@ -112,27 +145,27 @@ class Generation:
             if self.broken is not None:
                 return
             self.broken = f"group {self.number}: {message}"
-            self._ending = Lane("transport-end")
+            self._ending = _Worker("transport-end")
         self._ending.put(self._link.abort)
         self._ending.end()
 
     def close(self, timeout_s: float) -> None:
         """End threads and connections; a thread that does not come back in time is left to itself."""
         self.fail("it was closed")
-        for lane in self._lanes.values():
-            lane.end()
-        lanes = [*self._lanes.values(), *([self._ending] if self._ending is not None else [])]
+        for worker in self._workers.values():
+            worker.end()
+        workers = [*self._workers.values(), *([self._ending] if self._ending is not None else [])]
         deadline = time.monotonic() + timeout_s
-        left = [lane for lane in lanes if not lane.join(max(deadline - time.monotonic(), 0.0))]
+        left = [worker for worker in workers if not worker.join(max(deadline - time.monotonic(), 0.0))]
         if left:
             log.warning("group %d: %d threads did not end in %.1f s", self.number, len(left), timeout_s)
 
     def _put(self, other: int, way: str, job: Callable[[], None]) -> None:
         key = (other, "both" if self._link.is_two_way else way)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = Lane(f"transport-{key[1]}-{other}")
-        lane.put(job)
+        worker = self._workers.get(key)
+        if worker is None:
+            worker = self._workers[key] = _Worker(f"transport-{key[1]}-{other}")
+        worker.put(job)
 
     def _send(self, tensors: list[torch.Tensor], status: Status, to: int, ticket: int) -> None:
         if self.broken is not None:

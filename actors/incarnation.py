@@ -17,7 +17,7 @@ import torch
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
-from actors.connection import Line, RayLine
+from actors.connection import Channel, RayChannel
 from actors.model_actor import ModelActor
 from actors.placement import Slot, device_settings, options
 from actors.protocol import MemberSpec, ModelCard
@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Incarnation:
     """One life of a member: its processes.
 
     Attributes:
@@ -65,7 +65,7 @@ class Life:
     actors: tuple[Any, ...]
     places: tuple[Place, ...]
     card: ModelCard
-    line: Line
+    line: Channel
     following: tuple[Any, ...] = ()
 
     @property
@@ -90,7 +90,7 @@ class Life:
         self.kill()
 
 
-class Starter:
+class Launcher:
     """Starts the processes of one member, the same way every time.
 
     Args:
@@ -138,7 +138,7 @@ class Starter:
         copy = f", prefill {lead.copy}" if lead.copy else ""
         return f"model {lead.model!r}{copy} of pool {self._pool!r}"
 
-    async def load(self, number: int) -> Life:
+    async def load(self, number: int) -> Incarnation:
         """Start the processes and let them load the model; `begin` comes after.
 
         Raises:
@@ -161,15 +161,15 @@ class Starter:
                 raise failure_of(error, self._who(places)) from None
             raise
 
-    async def _loaded(self, number: int, actors: list[Any], places: tuple[Place, ...]) -> Life:
+    async def _loaded(self, number: int, actors: list[Any], places: tuple[Place, ...]) -> Incarnation:
         spec = replace(self._spec, life=number)
         if spec.world > 1:
             spec = replace(spec, address=places[0].ip, port=await actors[0].hold_port.remote())
         following = [actor.follow.remote(replace(spec, rank=rank)) for rank, actor in enumerate(actors) if rank]
         card = await _first(actors[0].load.remote(spec), following)
-        return Life(number, tuple(actors), places, card, RayLine(actors[0]), tuple(following))
+        return Incarnation(number, tuple(actors), places, card, RayChannel(actors[0]), tuple(following))
 
-    async def start(self, number: int, vocab_size: int, first: ModelCard) -> Life:
+    async def start(self, number: int, vocab_size: int, first: ModelCard) -> Incarnation:
         """Start the member again.
 
         Args:
@@ -189,7 +189,7 @@ class Starter:
             raise
         return await self.begin(life, vocab_size)
 
-    async def begin(self, life: Life, vocab_size: int) -> Life:
+    async def begin(self, life: Incarnation, vocab_size: int) -> Incarnation:
         """Let a loaded model take up its work; what it says of itself afterwards.
 
         Args:

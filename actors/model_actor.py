@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import ray
 
-from actors.model_host import ModelHost as ModelHost
+from actors.model_worker import ModelWorker as ModelWorker
 from actors.protocol import MemberSpec, ModelCard
 from engine.parallel.tcp_store import listen
 from pool.member_loading import Ranks, follow_leader
@@ -23,11 +23,11 @@ class ModelActor:
     """The Ray actor: `ray.remote(ModelActor)` with resources of its own."""
 
     def __init__(self) -> None:
-        self._host: ModelHost | None = None
+        self._host: ModelWorker | None = None
         self._listener: socket.socket | None = None
 
     @property
-    def _there(self) -> ModelHost:
+    def _there(self) -> ModelWorker:
         assert self._host is not None, "load comes first"
         return self._host
 
@@ -42,7 +42,7 @@ class ModelActor:
         return port
 
     async def load(self, spec: MemberSpec) -> ModelCard:
-        """See `ModelHost.load`."""
+        """See `ModelWorker.load`."""
         set_up(spec.config.telemetry.traces, f"model-{spec.name}")
         address, node_id, _ = await self.place()
         if self._listener is not None:
@@ -54,15 +54,15 @@ class ModelActor:
         return card
 
     async def begin(self, vocab_size: int) -> ModelCard:
-        """See `ModelHost.begin`."""
+        """See `ModelWorker.begin`."""
         return await asyncio.to_thread(self._there.begin, vocab_size)
 
     async def post(self, number: int, blob: bytes) -> None:
-        """See `ModelHost.post`."""
+        """See `ModelWorker.post`."""
         await self._there.post(number, blob)
 
     async def replies(self) -> AsyncIterator[bytes]:
-        """See `ModelHost.replies`."""
+        """See `ModelWorker.replies`."""
         async for blob in self._there.replies():
             yield blob
 
@@ -94,6 +94,6 @@ class ModelActor:
         await asyncio.to_thread(follow_leader, spec.name, spec.config, ranks, spec.threads)
 
     async def stop(self) -> None:
-        """See `ModelHost.stop`."""
+        """See `ModelWorker.stop`."""
         if self._host is not None:
             await self._host.stop()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from actors.pickling import Handles, TensorHandle, dumps, dumps_call, loads
 from actors.protocol import pack_tokens, trimmed, unpack_tokens
 from actors.remote_objects import ObjectCopy, Packed, Receiver, Sender
-from actors.sequence_replica import Known, Mirror
+from actors.sequence_replica import Replica, ReplicaView
 from decoding.drafters.base import Room
 from decoding.model import Row, Score, Until, Want
 from decoding.operations import Operation, Proposed
@@ -28,7 +28,7 @@ from turnout.types import Segment, Token
 if TYPE_CHECKING:
     import torch
 
-    from actors.tensor_store import Key, Shelf
+    from actors.tensor_store import Key, TensorStore
 
 R = TypeVar("R")
 
@@ -39,14 +39,14 @@ class Packer:
 
     Attributes:
         sender: of the actor's incarnation.
-        known: what the actor's mirror of the call's sequence is.
+        known: what the actor's replica of the call's sequence is.
         handles: tensors that the call needs, after `pack`.
         parts: the components it carries, after `pack`.
         packed: the same, packed.
     """
 
     sender: Sender
-    known: Known
+    known: ReplicaView
     handles: list[TensorHandle] = field(default_factory=list)
     parts: tuple[Any, ...] = ()
     packed: list[Packed] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Unpacker:
         kind: class of the operation.
         values: its fields, from `Packer.pack`.
         constants: of the actor.
-        mirror: of the sequence.
+        replica: of the sequence.
         copies: of the components that it carries.
         tensors: what its handles stand for; set by `unpack`.
     """
@@ -137,14 +137,14 @@ class Unpacker:
     kind: Any
     values: tuple[Any, ...]
     constants: Mapping[int, Any]
-    mirror: Mirror
+    replica: Replica
     copies: list[ObjectCopy]
     tensors: Mapping[Key, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, packed: tuple[Any, ...], receiver: Receiver, mirror: Mirror, copies: list[ObjectCopy]) -> Unpacker:
+    def of(cls, packed: tuple[Any, ...], receiver: Receiver, replica: Replica, copies: list[ObjectCopy]) -> Unpacker:
         """Of what `Packer.pack` returned."""
-        return cls(kind_of(packed, receiver), packed[1:], receiver.constants, mirror, copies)
+        return cls(kind_of(packed, receiver), packed[1:], receiver.constants, replica, copies)
 
     def states(self) -> tuple[tuple[int, bytes], ...]:
         """Return the states of components that have changed, by their place among those carried."""
@@ -196,9 +196,9 @@ class Unpacker:
 
     def _kept(self, packed: int) -> Any:
         number, place = divmod(packed, 2)
-        if number not in self.mirror.kept:
+        if number not in self.replica.kept:
             raise TurnoutError(Code.INTERNAL, f"what call {number} made is no longer kept by its actor")
-        return self.mirror.kept[number][place]
+        return self.replica.kept[number][place]
 
 
 def kind_of(packed: tuple[Any, ...], receiver: Receiver) -> type[Operation[Any]]:
@@ -237,19 +237,19 @@ def _layout(kind: type[Operation[Any]]) -> tuple[tuple[str, Codec, Any], ...]:
     return tuple((entry.name, _CODECS.get(str(entry.type), _BYTES), entry.default) for entry in fields(each))
 
 
-def pack_result(op: Operation[R], value: R, shelf: Shelf) -> Any:
+def pack_result(op: Operation[R], value: R, store: TensorStore) -> Any:
     """Return what an operation returned, packed; of what it appended only why it ended.
 
     Args:
         op: the operation.
         value: the result.
-        shelf: of the actor: where large tensors of it stay, if they do.
+        store: of the actor: where large tensors of it stay, if they do.
     """
     least: int | None = op.left_bytes
     given: Any = op.for_caller(value)
 
     def in_bytes(each: Any) -> bytes:
-        return dumps(each, None, 0) if least is None else dumps(each, shelf, least)
+        return dumps(each, None, 0) if least is None else dumps(each, store, least)
 
     match given:
         case None | int():

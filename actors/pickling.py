@@ -1,6 +1,6 @@
 """Values between a coordinator and its actors as bytes, with tensors by reference where they should not travel.
 
-An actor keeps large tensors of its results on its shelf, and the coordinator gets handles for them (`dumps` there,
+An actor keeps large tensors of its results on its store, and the coordinator gets handles for them (`dumps` there,
 `loads` here). A call that uses such a result brings the handles as references (`dumps_call`), and the actor that
 answers it puts tensors in their place (`loads` with tensors). Small tensors travel inline, as contiguous CPU tensors.
 """
@@ -20,21 +20,21 @@ from typing import Any, NoReturn
 
 import torch
 
-from actors.tensor_store import Key, Shelf
+from actors.tensor_store import Key, TensorStore
 from decoding.operations import LEAST_BYTES
 from turnout.errors import Interrupted
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class TensorHandle:
-    """Stands on the coordinator for a tensor that lies on an actor's shelf; the shelf drops it when nobody has this.
+    """Stands on the coordinator for a tensor that lies on an actor's store; the store drops it when nobody has this.
 
     It goes to actors through `dumps_call` only, and copies are the handle itself.
 
     Attributes:
         owner: number of the actor that has it.
         life: which life of that actor.
-        id: its number on the shelf.
+        id: its number on the store.
         shape: of the tensor.
         dtype: of the tensor.
     """
@@ -99,7 +99,7 @@ class Handles:
             self._dropped.setdefault((key.owner, key.life), []).append(key.id)
 
     def take_dropped(self, owner: int, life: int) -> list[int]:
-        """Ids on this life's shelf that nobody can name any more, each once; those of earlier lives are forgotten."""
+        """Ids on this life's store that nobody can name any more, each once; those of earlier lives are forgotten."""
         self._sort()
         ids = self._dropped.pop((owner, life), [])
         for other in [each for each in self._dropped if each[0] == owner and each[1] < life]:
@@ -111,19 +111,19 @@ AT = (__name__, "_at")
 _FOUND: dict[tuple[str, str], Any] = {}  # found before: looking it up costs more than all else
 
 
-def dumps(value: Any, shelf: Shelf | None, least_bytes: int = LEAST_BYTES) -> bytes:
+def dumps(value: Any, store: TensorStore | None, least_bytes: int = LEAST_BYTES) -> bytes:
     """Pickle what an actor gives to its coordinator.
 
     Args:
         value: anything picklable; a tensor in it is kept or sent once however often it stands there.
-        shelf: where tensors of at least `least_bytes` stay; None: all travel inline.
+        store: where tensors of at least `least_bytes` stay; None: all travel inline.
         least_bytes: of tensors that stay.
     """
 
     def kept(tensor: torch.Tensor) -> Any:
-        if shelf is None or tensor.nbytes < least_bytes:
+        if store is None or tensor.nbytes < least_bytes:
             return _inline(tensor)
-        return _at, (*shelf.key(shelf.put(tensor)), tuple(tensor.shape), _name(tensor.dtype))
+        return _at, (*store.key(store.put(tensor)), tuple(tensor.shape), _name(tensor.dtype))
 
     return _pickled(value, {torch.Tensor: kept})
 
@@ -203,7 +203,7 @@ def _found(
 
 
 def _at(owner: int, life: int, number: int, shape: tuple[int, ...], dtype: str) -> NoReturn:
-    """Stands in the bytes for a tensor on a shelf; `_Unpickler` never calls it."""
+    """Stands in the bytes for a tensor on a store; `_Unpickler` never calls it."""
     raise TypeError("bytes with references to tensors are read by actors.pickling.loads only")
 
 

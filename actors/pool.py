@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from actors.connection import Exchange
-from actors.disaggregated_prefill import Disaggregated
+from actors.connection import ConnectionGroup
+from actors.disaggregated_prefill import DisaggregatedModel
 from actors.group import Group, join
-from actors.incarnation import Life, Program, Starter, check_model
+from actors.incarnation import Incarnation, Launcher, Program, check_model
 from actors.placement import bundles, check_hosts, not_free, slots, strategy
 from actors.protocol import ModelCard
 from actors.quarantine import REQUEST
@@ -83,7 +83,7 @@ class ActorPool(Endpoint):
         Args:
             name: of the pool.
             config: the whole configuration.
-            host: what answers in the actors, "module:class" of a subclass of `ModelHost`; None: as usual.
+            host: what answers in the actors, "module:class" of a subclass of `ModelWorker`; None: as usual.
 
         Raises:
             TurnoutError: as `LocalPool.load`; UNAVAILABLE, naming node, process and remedy: no node can host an actor,
@@ -95,11 +95,11 @@ class ActorPool(Endpoint):
         parts = open_parts(name, config)
         group, own = _placed(name, config)
         each_member = [list(ranks) for _, ranks in groupby(slots(pool, config), lambda slot: (slot.model, slot.copy))]
-        starters = [Starter(name, config, ranks, owner, group, host) for owner, ranks in enumerate(each_member)]
-        lives: list[Life] = []
+        launchers = [Launcher(name, config, ranks, owner, group, host) for owner, ranks in enumerate(each_member)]
+        lives: list[Incarnation] = []
         try:
-            vocab_size = _blocking(_start(starters, lives, pool.placement.join_timeout_s))
-            return cls._opened(name, config, parts, list(zip(starters, lives, strict=True)), vocab_size, own)
+            vocab_size = _blocking(_start(launchers, lives, pool.placement.join_timeout_s))
+            return cls._opened(name, config, parts, list(zip(launchers, lives, strict=True)), vocab_size, own)
         except BaseException:
             for life in lives:
                 life.kill()
@@ -113,17 +113,17 @@ class ActorPool(Endpoint):
         name: str,
         config: TurnoutConfig,
         parts: Parts,
-        members: list[tuple[Starter, Life]],
+        members: list[tuple[Launcher, Incarnation]],
         vocab_size: int,
         own: PlacementGroup | None,
     ) -> ActorPool:
         """The pool over actors that have begun."""
         place: list[ActorPool] = []
-        exchange = Exchange(lambda: place[0].generation)
+        exchange = ConnectionGroup(lambda: place[0].generation)
         placement = parts.config.placement
         supervisors = [
-            Supervisor(starter, life, vocab_size, placement, exchange, lambda: place[0].attach())
-            for starter, life in members
+            Supervisor(launcher, life, vocab_size, placement, exchange, lambda: place[0].attach())
+            for launcher, life in members
         ]
         loaded = cls(name, parts, supervisors, own)
         place.append(loaded)
@@ -176,7 +176,7 @@ class ActorPool(Endpoint):
         more = [
             prefill.stats()
             for member in self.members.values()
-            if isinstance(member, Disaggregated)
+            if isinstance(member, DisaggregatedModel)
             for prefill in member.prefills
         ]
         return replace(
@@ -209,7 +209,7 @@ def _members(parts: Parts, supervisors: Sequence[Supervisor]) -> Mapping[str, Po
         by_model.setdefault(name, []).append(RemoteModel(name, supervisor))
     least_tokens = parts.config.placement.prefill_tokens
     return {
-        name: Disaggregated(models[0], models[1:], least_tokens) if len(models) > 1 else models[0]
+        name: DisaggregatedModel(models[0], models[1:], least_tokens) if len(models) > 1 else models[0]
         for name, models in by_model.items()
     }
 
@@ -249,31 +249,31 @@ def _placed(name: str, config: TurnoutConfig) -> tuple[PlacementGroup, Placement
     return made, made
 
 
-async def _start(starters: Sequence[Starter], lives: list[Life], join_timeout_s: float) -> int:
+async def _start(launchers: Sequence[Launcher], lives: list[Incarnation], join_timeout_s: float) -> int:
     """Start all members side by side, check that they fit, and let them form a group.
 
     Args:
-        starters: of the members.
+        launchers: of the members.
         lives: filled with what was started; also where this fails.
         join_timeout_s: time to form the group.
 
     Returns:
         The vocabulary size of the pool: what its models have in common.
     """
-    lives += await _all(starter.load(0) for starter in starters)
+    lives += await _all(launcher.load(0) for launcher in launchers)
     here, firsts = Program.here(), dict[str, ModelCard]()
-    for starter, life in zip(starters, lives, strict=True):
-        here.check(starter.name, life.card)
-        check_model(starter.name, firsts.setdefault(life.card.name, life.card), life.card)
+    for launcher, life in zip(launchers, lives, strict=True):
+        here.check(launcher.name, life.card)
+        check_model(launcher.name, firsts.setdefault(life.card.name, life.card), life.card)
     vocab_size = min(life.card.vocab_size for life in lives)
-    lives[:] = await _all(starter.begin(life, vocab_size) for starter, life in zip(starters, lives, strict=True))
+    lives[:] = await _all(launcher.begin(life, vocab_size) for launcher, life in zip(launchers, lives, strict=True))
     if len(lives) > 1:
-        names = [f"{starter.name} at {life.place}" for starter, life in zip(starters, lives, strict=True)]
+        names = [f"{launcher.name} at {life.place}" for launcher, life in zip(launchers, lives, strict=True)]
         await join([life.leader for life in lives], names, FIRST, join_timeout_s)
     return vocab_size
 
 
-async def _all(works: Iterable[Coroutine[Any, Any, Life]]) -> list[Life]:
+async def _all(works: Iterable[Coroutine[Any, Any, Incarnation]]) -> list[Incarnation]:
     """What all give; where one fails the others are ended too."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -282,7 +282,7 @@ async def _all(works: Iterable[Coroutine[Any, Any, Life]]) -> list[Life]:
         for task in tasks:
             task.cancel()
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(ended, Life):
+            if isinstance(ended, Incarnation):
                 ended.kill()
         raise
 

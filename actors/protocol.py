@@ -24,7 +24,7 @@ from turnout.tracing import header
 from turnout.types import FinishReason, Token, TokenKind
 
 if TYPE_CHECKING:
-    from actors.connection import Mailbox
+    from actors.connection import ActorConnection
 
 HEARTBEAT_S = 1.0  # an actor that has nothing to say says so this often
 
@@ -36,7 +36,7 @@ ABSOLUTE = ("cached_tokens", "fetched_tokens")
 COUNTED = tuple(f.name for f in fields(ModelMeter) if f.name not in ("num_parameters", "generated_tokens", *ABSOLUTE))
 
 
-class Post(IntEnum):
+class RequestKind(IntEnum):
     """First place of a message to an actor."""
 
     CALL = 0  # number, update, operation, and as far as there are any: components, needed tensors, span
@@ -45,13 +45,13 @@ class Post(IntEnum):
     RELEASE = 3  # sequence
     CONSTANT = 4  # number, bytes: a value that later messages name by its number
     FORGET = 5  # numbers of parts that nobody has any more
-    DROP = 6  # ids of tensors on the shelf that nobody has any more
-    SHIP = 7  # ids, rank, ticket: send tensors of the shelf to another actor
+    DROP = 6  # ids of tensors on the store that nobody has any more
+    SHIP = 7  # ids, rank, ticket: send tensors of the store to another actor
     PARTS = 8  # what travelled with a call that could not be sent after all
     DEPARTED = 9  # a tenant whose texts nothing is to be known of any more
 
 
-class Kind(IntEnum):
+class ReplyKind(IntEnum):
     """First place of a message from an actor."""
 
     DONE = 0  # number, result, and what there is of Grown
@@ -67,7 +67,7 @@ class MemberSpec:
         name: the model's, as in the configuration.
         pool: name of its pool.
         config: the whole configuration.
-        owner: number of the actor in its replica: names its shelf, and is its rank in the transport's group.
+        owner: number of the actor in its replica: names its store, and is its rank in the transport's group.
         life: counts its restarts.
         threads: CPU threads of its forwards; None: all.
         rank: of the process among those that one copy is split over; 0 leads.
@@ -76,7 +76,7 @@ class MemberSpec:
         port: there.
         listen_fd: of the socket that listens there already, in rank 0's process; None: none does.
         timeout_s: time all have to come.
-        host: "module:class" of what answers in the actor, `ModelHost` or a subclass.
+        host: "module:class" of what answers in the actor, `ModelWorker` or a subclass.
     """
 
     name: str
@@ -91,7 +91,7 @@ class MemberSpec:
     port: int = 0
     listen_fd: int | None = None
     timeout_s: float = 30.0
-    host: str = "actors.model_host:ModelHost"
+    host: str = "actors.model_worker:ModelWorker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Load:
         step_seconds: of a decode step.
         times: its cost model.
         cache: what its prefix store did.
-        shelved: tensors on its shelf.
+        stored: tensors on its store.
         in_flight: operations it works on.
     """
 
@@ -157,12 +157,12 @@ class Load:
     step_seconds: float
     times: StepTime | None
     cache: CacheStats | None
-    shelved: int = 0
+    stored: int = 0
     in_flight: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class PendingCall:
     """One operation on its way. It can be sent again to another life of the actor: it names only what is here.
 
     Attributes:
@@ -191,7 +191,7 @@ class Supervisor(Protocol):
 
     Attributes:
         card: what the actor said of itself, at first; models and code of later lives are the same.
-        mailbox: the present life; None while there is none.
+        connection: the present life; None while there is none.
         restarts: lives that ended.
     """
 
@@ -201,7 +201,7 @@ class Supervisor(Protocol):
         ...
 
     @property
-    def mailbox(self) -> Mailbox | None:
+    def connection(self) -> ActorConnection | None:
         """See `Supervisor`."""
         ...
 
@@ -210,7 +210,7 @@ class Supervisor(Protocol):
         """See `Supervisor`."""
         ...
 
-    async def submit(self, call: Call) -> Any:
+    async def submit(self, call: PendingCall) -> Any:
         """Send a call, again where its actor died, and wait for the result; cancelled, it ends the call there.
 
         Raises:
@@ -218,7 +218,7 @@ class Supervisor(Protocol):
         """
         ...
 
-    def tell(self, message: Callable[[Mailbox], None]) -> None:
+    def tell(self, message: Callable[[ActorConnection], None]) -> None:
         """Let something be said to the present life; nothing happens where there is none, for a new one knows nothing.
 
         Args:
@@ -232,15 +232,15 @@ class Supervisor(Protocol):
 
 
 class Update(NamedTuple):
-    """What an actor's mirror of a sequence lacks.
+    """What an actor's replica of a sequence lacks.
 
     Attributes:
-        sid: number of the sequence in this mailbox.
-        base: tokens the mirror must have.
+        sid: number of the sequence in this connection.
+        base: tokens the replica must have.
         tokens: what follows, packed.
         finish: place in FINISHES.
-        whole: everything else of the sequence, where the actor has no mirror or must write it anew; else None.
-        open: whether an operation that appends may be under way: then the mirror may be longer.
+        whole: everything else of the sequence, where the actor has no replica or must write it anew; else None.
+        open: whether an operation that appends may be under way: then the replica may be longer.
         sampling: other sampling parameters than before, else None.
     """
 
@@ -257,7 +257,7 @@ class Grown(NamedTuple):
     """What came of an operation beside its result.
 
     Attributes:
-        tokens: what the mirror appended during it, packed; empty for operations that append nothing.
+        tokens: what the replica appended during it, packed; empty for operations that append nothing.
         counts: ABSOLUTE of the model's meter as they are, then COUNTED since the last reply; without zeros at the end.
         states: new state of components that it carries: (place, state).
     """

@@ -14,7 +14,7 @@ K = TypeVar("K", bound=Hashable)
 REQUEST: ContextVar[str] = ContextVar("request", default="")
 
 
-class Suspects(Generic[K]):
+class Quarantine(Generic[K]):
     """Work that was under way when a process died. Knows nothing of processes: it is told, and asked.
 
     Whatever was at work is suspect, and runs alone: one after the other, and nothing beside it, until it has completed
@@ -24,15 +24,15 @@ class Suspects(Generic[K]):
     """
 
     def __init__(self) -> None:
-        self._suspects: dict[K, tuple[str, ...]] = {}  # and where processes ended while it was at work
+        self._quarantine: dict[K, tuple[str, ...]] = {}  # and where processes ended while it was at work
         self._tried: set[K] = set()  # those that were alone when a process died
         self._sound = False  # whether the present process has completed work
 
     def __contains__(self, work: K) -> bool:
-        return work in self._suspects
+        return work in self._quarantine
 
     def __len__(self) -> int:
-        return len(self._suspects)
+        return len(self._quarantine)
 
     def died(self, at_work: Collection[K], place: str) -> dict[K, tuple[str, ...]]:
         """A process ended.
@@ -47,18 +47,18 @@ class Suspects(Generic[K]):
         sound, self._sound = self._sound, False
         if len(at_work) == 1:
             work = next(iter(at_work))
-            if work in self._suspects and (sound or work in self._tried):
-                before = self._suspects[work]
+            if work in self._quarantine and (sound or work in self._tried):
+                before = self._quarantine[work]
                 self.done(work)
                 return {work: (*before, place)}
             self._tried.add(work)
         for work in at_work:
-            self._suspects[work] = (*self._suspects.get(work, ()), place)
+            self._quarantine[work] = (*self._quarantine.get(work, ()), place)
         return {}
 
     def done(self, work: K) -> None:
         """It has completed, or nobody wants it any more."""
-        self._suspects.pop(work, None)
+        self._quarantine.pop(work, None)
         self._tried.discard(work)
 
     def completed(self) -> None:
@@ -76,7 +76,7 @@ class Suspects(Generic[K]):
             work: what wants to.
             at_work: what is under way in the same process.
         """
-        return not self._suspects or (work in self._suspects and not at_work)
+        return not self._quarantine or (work in self._quarantine and not at_work)
 
 
 def blamed(request: str, places: tuple[str, ...]) -> TurnoutError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn, TypeVar
 
-from actors.protocol import Call, Load, Post, Supervisor
+from actors.protocol import Load, PendingCall, RequestKind, Supervisor
 from decoding.drafter_state import Stores
 from decoding.drafters.base import Drafter
 from decoding.model import Busy
@@ -48,11 +48,11 @@ class RemoteModel(PoolMember):
         self.token_bytes = card.token_bytes
         self.stores = Stores()
         self.supervisor = supervisor
-        self._busy: dict[Sequence, set[Call]] = {}
+        self._busy: dict[Sequence, set[PendingCall]] = {}
 
     async def do(self, seq: Sequence, op: Operation[R]) -> R:
         """See `decoding.model.Model.do`."""
-        call = Call(op, seq)
+        call = PendingCall(op, seq)
         calls = self._busy.setdefault(seq, set())
         calls.add(call)
         try:
@@ -75,30 +75,30 @@ class RemoteModel(PoolMember):
     def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
         """See `decoding.model.Model.teach`; a fault in it is raised by the next operation on the sequence."""
         if type(drafter).observe is not Drafter.observe:
-            call = Call(Observe(drafter, draft, verdict), seq)
-            self.supervisor.tell(lambda mailbox: mailbox.teach(call))
+            call = PendingCall(Observe(drafter, draft, verdict), seq)
+            self.supervisor.tell(lambda connection: connection.teach(call))
 
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
         """See `decoding.model.Model.fork`."""
         twin = seq.fork(seed)
-        self.supervisor.tell(lambda mailbox: mailbox.fork(seq, twin))
+        self.supervisor.tell(lambda connection: connection.fork(seq, twin))
         return twin
 
     def release(self, seq: Sequence) -> None:
         """See `decoding.model.Model.release`."""
         for call in self._busy.get(seq, ()):
             call.released = True
-        self.supervisor.tell(lambda mailbox: mailbox.release(seq))
+        self.supervisor.tell(lambda connection: connection.release(seq))
 
     def forget(self, tenant: str) -> None:
         """See `engine.member.PoolMember.forget`; most is learned in the actor."""
         self.stores.forget(tenant)
-        self.supervisor.tell(lambda mailbox: mailbox.say((Post.DEPARTED, tenant)))
+        self.supervisor.tell(lambda connection: connection.say((RequestKind.DEPARTED, tenant)))
 
     @property
     def _load(self) -> Load | None:
-        mailbox = self.supervisor.mailbox
-        return mailbox.load if mailbox is not None else None
+        connection = self.supervisor.connection
+        return connection.load if connection is not None else None
 
     def step_seconds(self) -> float:
         """See `decoding.model.Model.step_seconds`."""
@@ -119,8 +119,8 @@ class RemoteModel(PoolMember):
     def stats(self) -> MemberStats:
         """What it holds; its place is the node and process of its actor."""
         load, restarts = self._load, self.supervisor.restarts
-        mailbox = self.supervisor.mailbox
-        place = mailbox.card.place if mailbox is not None else ""
+        connection = self.supervisor.connection
+        place = connection.card.place if connection is not None else ""
         if load is None:
             return MemberStats(self.name, 0, 0, 0, 0, 0, 0, 0.0, place, restarts)
         return replace(load.stats, model=self.name, place=place, restarts=restarts)

@@ -1,6 +1,6 @@
-"""A sequence on both sides of the wire: the mirror beside a model, and what the coordinator knows of it.
+"""A sequence on both sides of the wire: the replica beside a model, and what the coordinator knows of it.
 
-The coordinator's sequence is the truth. Each operation brings what the mirror lacks and how long it must be before, so
+The coordinator's sequence is the truth. Each operation brings what the replica lacks and how long it must be before, so
 that a message that was lost or came twice is an error and never a wrong token.
 """
 
@@ -35,8 +35,8 @@ KEPT = 3  # drafts and readings of a sequence that can still be named
 
 
 @dataclass(slots=True)
-class Known:
-    """What the coordinator knows of one mirror.
+class ReplicaView:
+    """What the coordinator knows of one replica.
 
     Attributes:
         sid: its number.
@@ -55,7 +55,7 @@ class Known:
     kept: OrderedDict[int, tuple[Any, ...]] = field(default_factory=OrderedDict)
 
     def update(self, seq: Sequence) -> Update:
-        """What the mirror lacks; it is taken for having it from now on."""
+        """What the replica lacks; it is taken for having it from now on."""
         finish = FINISHES.index(seq.finish_reason)
         if self.stale:
             update = self._whole(seq, finish)
@@ -86,9 +86,9 @@ class Known:
         )
         return Update(self.sid, start, pack_tokens(seq.generated), finish, whole, False, seq.sampling)
 
-    def twin(self, sid: int) -> Known:
-        """Of a mirror that was forked off this one just now."""
-        return Known(sid, self.length, self.sampling, self.stale or self.appending > 0)
+    def twin(self, sid: int) -> ReplicaView:
+        """Of a replica that was forked off this one just now."""
+        return ReplicaView(sid, self.length, self.sampling, self.stale or self.appending > 0)
 
     def place_of(self, thing: Any) -> int | None:
         """Return twice the number of the call under which the actor keeps this very object, plus its place there.
@@ -112,7 +112,7 @@ def keep(kept: OrderedDict[int, tuple[Any, ...]], number: int, things: tuple[Any
 
 
 @dataclass(slots=True, eq=False)
-class Mirror:
+class Replica:
     """A sequence beside its model.
 
     Attributes:
@@ -154,7 +154,7 @@ class Mirror:
 
 
 def add_counts(meter: ModelMeter, counts: tuple[float, ...]) -> None:
-    """Enter what `Mirror.counts` returned."""
+    """Enter what `Replica.counts` returned."""
     for place, name in enumerate(ABSOLUTE):
         setattr(meter, name, counts[place] if place < len(counts) else 0)
     for name, count in zip(COUNTED, counts[len(ABSOLUTE) :], strict=False):
@@ -162,8 +162,8 @@ def add_counts(meter: ModelMeter, counts: tuple[float, ...]) -> None:
             setattr(meter, name, getattr(meter, name) + count)
 
 
-class Mirrors:
-    """All mirrors of an actor.
+class Replicas:
+    """All replicas of an actor.
 
     Args:
         model: whose caches they have.
@@ -173,44 +173,44 @@ class Mirrors:
     def __init__(self, model: Model, tokenizer: TextTokenizer) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._mirrors: dict[int, Mirror] = {}
+        self._replicas: dict[int, Replica] = {}
 
     def __len__(self) -> int:
-        return len(self._mirrors)
+        return len(self._replicas)
 
-    async def update(self, update: Update) -> Mirror:
-        """Bring a mirror up to its sequence.
+    async def update(self, update: Update) -> Replica:
+        """Bring a replica up to its sequence.
 
         Raises:
             TurnoutError: INTERNAL: it is not what the coordinator thinks.
         """
-        mirror = self._mirrors.get(update.sid)
+        replica = self._replicas.get(update.sid)
         if update.whole is not None:
-            mirror = await self._written(mirror, update)
-        elif mirror is None:
-            raise _apart(update, "there is no such mirror")
-        elif len(mirror.seq) != update.base and not (update.open and not update.tokens):
-            raise _apart(update, f"it has {len(mirror.seq)} tokens")
-        seq = mirror.seq
+            replica = await self._written(replica, update)
+        elif replica is None:
+            raise _apart(update, "there is no such replica")
+        elif len(replica.seq) != update.base and not (update.open and not update.tokens):
+            raise _apart(update, f"it has {len(replica.seq)} tokens")
+        seq = replica.seq
         if update.sampling is not None:
             seq.sampling = update.sampling
         if update.tokens:
             _append(seq, unpack_tokens(update.tokens))
         if not update.open:
             seq.finish_reason = FINISHES[update.finish]
-        return mirror
+        return replica
 
-    async def _written(self, mirror: Mirror | None, update: Update) -> Mirror:
-        """A mirror made, or made anew in place, so that its cache stays as far as it agrees."""
+    async def _written(self, replica: Replica | None, update: Update) -> Replica:
+        """A replica made, or made anew in place, so that its cache stays as far as it agrees."""
         assert update.whole is not None
         prompt, num_prompt, seed, ends, sharing, tenant, owner, lossy, patient, watches, bound = update.whole
         tokens = unpack_ids(prompt)
-        if mirror is None:
+        if replica is None:
             fresh = Sequence(tokens, update.sampling, seed, (), None, sharing, tenant, lossy, patient)
-            mirror = self._mirrors[update.sid] = Mirror(fresh)
-        elif mirror.ending:
-            await asyncio.wait(mirror.ending)
-        seq = mirror.seq
+            replica = self._replicas[update.sid] = Replica(fresh)
+        elif replica.ending:
+            await asyncio.wait(replica.ending)
+        seq = replica.seq
         seq.owner = owner
         seq.tokens[:] = tokens
         seq.generated.clear()
@@ -221,28 +221,28 @@ class Mirrors:
         text = self._tokenizer.detokenizer(tokens[:num_prompt]) if watches else None
         seq.stop = StopStrings(text, update.sampling.stop) if text is not None else None
         structure = update.sampling.structure if bound else None
-        seq.constraint, mirror.making = None, None
+        seq.constraint, replica.making = None, None
         if structure is not None:
             # Beside the loop, and not before the next message is taken: others do not wait for it.
-            mirror.making = asyncio.create_task(self._tokenizer.structures.made(structure, tenant))
+            replica.making = asyncio.create_task(self._tokenizer.structures.made(structure, tenant))
         seq.finish_reason = None
-        return mirror
+        return replica
 
     def fork(self, sid: int, twin: int, seed: int | None) -> None:
-        """Let a sequence have a twin that shares its cache; nothing where there is no mirror: its twin needs none."""
-        mirror = self._mirrors.get(sid)
-        if mirror is not None:
-            self._mirrors[twin] = Mirror(self._model.fork(mirror.seq, seed), making=mirror.making)
+        """Let a sequence have a twin that shares its cache; nothing where there is no replica: its twin needs none."""
+        replica = self._replicas.get(sid)
+        if replica is not None:
+            self._replicas[twin] = Replica(self._model.fork(replica.seq, seed), making=replica.making)
 
     def release(self, sid: int) -> None:
         """Forget a sequence."""
-        mirror = self._mirrors.pop(sid, None)
-        if mirror is not None:
-            self._model.release(mirror.seq)
+        replica = self._replicas.pop(sid, None)
+        if replica is not None:
+            self._model.release(replica.seq)
 
     def clear(self) -> None:
         """Forget all."""
-        for sid in list(self._mirrors):
+        for sid in list(self._replicas):
             self.release(sid)
 
 
@@ -257,5 +257,5 @@ def _append(seq: Sequence, tokens: list[Token]) -> None:
 
 
 def _apart(update: Update, what: str) -> TurnoutError:
-    message = f"a sequence's mirror is out of step: {update.base} tokens were expected, {what}"
+    message = f"a sequence's replica is out of step: {update.base} tokens were expected, {what}"
     return TurnoutError(Code.INTERNAL, message)

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from actors.connection import Exchange, Mailbox
+from actors.connection import ActorConnection, ConnectionGroup
 from actors.group import Group
 from actors.group_epoch import GroupBroken
-from actors.incarnation import Life, failure_of
-from actors.protocol import Call, ModelCard
-from actors.quarantine import REQUEST, Suspects, blamed
+from actors.incarnation import Incarnation, failure_of
+from actors.protocol import ModelCard, PendingCall
+from actors.quarantine import REQUEST, Quarantine, blamed
 from turnout.cluster_config import PlacementConfig
 from turnout.errors import Code, Interrupted, TurnoutError
 
@@ -29,7 +29,7 @@ NOTICE_S = 5.0  # in which it is noticed that a rank has ended
 
 
 class Start(Protocol):
-    """Starts the processes of a member; `actors.incarnation.Starter` does.
+    """Starts the processes of a member; `actors.incarnation.Launcher` does.
 
     Attributes:
         name: of the member, for people.
@@ -46,8 +46,8 @@ class Start(Protocol):
         """See `Start`."""
         ...
 
-    async def start(self, number: int, vocab_size: int, first: ModelCard) -> Life:
-        """See `actors.incarnation.Starter.start`."""
+    async def start(self, number: int, vocab_size: int, first: ModelCard) -> Incarnation:
+        """See `actors.incarnation.Launcher.start`."""
         ...
 
 
@@ -55,10 +55,10 @@ class Supervisor:
     """One member of a pool, through all its lives. Implements `actors.protocol.Supervisor`.
 
     A call is known here until it has its answer: what an actor had not answered when it ended goes to the next life.
-    Whatever was under way when an actor ended is suspect: see `Suspects`.
+    Whatever was under way when an actor ended is suspect: see `Quarantine`.
 
     Args:
-        starter: starts its processes.
+        launcher: starts its processes.
         life: the first one, loaded and begun.
         vocab_size: that the models of the pool have in common.
         placement: deadlines and limits.
@@ -67,35 +67,35 @@ class Supervisor:
 
     Attributes:
         card: what the actor said of itself.
-        mailbox: of the present life; None while there is none.
+        connection: of the present life; None while there is none.
         over: why there will be no other life; None: there may.
     """
 
     def __init__(
         self,
-        starter: Start,
-        life: Life,
+        launcher: Start,
+        life: Incarnation,
         vocab_size: int,
         placement: PlacementConfig,
-        exchange: Exchange,
+        exchange: ConnectionGroup,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self.name = starter.name
+        self.name = launcher.name
         self.card: ModelCard = life.card
-        self.mailbox: Mailbox | None = None
+        self.connection: ActorConnection | None = None
         self.over: str | None = None
-        self._starter = starter
+        self._launcher = launcher
         self._life = life
         self._vocab_size = vocab_size
         self._placement = placement
         self._exchange = exchange
         self._wake = wake
         self._group: Group | None = None
-        self._calls: dict[Call, str] = {}  # without an answer -> whose request they belong to
-        self._sent: dict[Call, None] = {}  # to the present life
-        self._suspects: Suspects[Call] = Suspects()
+        self._calls: dict[PendingCall, str] = {}  # without an answer -> whose request they belong to
+        self._sent: dict[PendingCall, None] = {}  # to the present life
+        self._quarantine: Quarantine[PendingCall] = Quarantine()
         self._longest_wait_s = placement.start_timeout_s + placement.join_timeout_s
-        self._restarts = _Restarts(starter.name, placement.max_restarts)
+        self._restarts = _Restarts(launcher.name, placement.max_restarts)
         self._up = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self._held_back = False  # whether a call waits until others are done
@@ -127,12 +127,12 @@ class Supervisor:
             raise Interrupted(self.over)
         return self._life.leader
 
-    def tell(self, message: Callable[[Mailbox], None]) -> None:
+    def tell(self, message: Callable[[ActorConnection], None]) -> None:
         """See `actors.protocol.Supervisor.tell`."""
-        if self.mailbox is not None:
-            message(self.mailbox)
+        if self.connection is not None:
+            message(self.connection)
 
-    async def submit(self, call: Call) -> Any:
+    async def submit(self, call: PendingCall) -> Any:
         """See `actors.protocol.Supervisor.submit`."""
         self._wake()
         self.check()
@@ -143,45 +143,45 @@ class Supervisor:
                 self._offer(call)
                 try:
                     result = await call.future
-                    self._suspects.completed()
+                    self._quarantine.completed()
                     return result
                 except GroupBroken:
                     if tries == MOST_TRIES or self._group is None:
                         raise
                     self._take_back(call)
-                    await self._group.mended(generation, self._longest_wait_s)
+                    await self._group.wait_recovered(generation, self._longest_wait_s)
                     call.renew()
                 except Interrupted:
                     call.renew()  # it is still at work, should its process turn out to have ended
                     if tries == MOST_TRIES or not await self._ends():
                         raise
         except asyncio.CancelledError:
-            if call in self._sent and self.mailbox is not None:
-                self.mailbox.cancel(call)
+            if call in self._sent and self.connection is not None:
+                self.connection.cancel(call)
             raise
         finally:
             del self._calls[call]
-            self._suspects.done(call)
+            self._quarantine.done(call)
             self._take_back(call)
 
-    def _take_back(self, call: Call) -> None:
+    def _take_back(self, call: PendingCall) -> None:
         """A call is no longer at work: others may go now."""
         self._sent.pop(call, None)
         self._go_on()
 
-    def _offer(self, call: Call) -> None:
+    def _offer(self, call: PendingCall) -> None:
         """Send a call if it may go now; else it goes when it may."""
-        if self.mailbox is None or call in self._sent:
+        if self.connection is None or call in self._sent:
             return
-        if not len(self._suspects) or self._suspects.admits(call, self.mailbox.in_flight):
+        if not len(self._quarantine) or self._quarantine.admits(call, self.connection.in_flight):
             self._sent[call] = None
-            self.mailbox.send(call)
+            self.connection.send(call)
         else:
             self._held_back = True
 
     def _offer_all(self) -> None:
         self._held_back = False
-        for call in sorted(self._calls, key=self._suspects.tried):
+        for call in sorted(self._calls, key=self._quarantine.tried):
             if not call.future.done():
                 self._offer(call)
 
@@ -205,23 +205,23 @@ class Supervisor:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
-        mailbox, self.mailbox = self.mailbox, None
+        connection, self.connection = self.connection, None
         await self._life.stop()
-        if mailbox is not None:
-            await mailbox.close()
+        if connection is not None:
+            await connection.close()
 
-    def _open(self, life: Life) -> None:
+    def _open(self, life: Incarnation) -> None:
         """Speak with a life from now on, first of all about what the last one left."""
         self._life = life
-        self.mailbox = Mailbox(life.line, life.card, life.number, self._starter.owner, self._exchange)
-        self.mailbox.abandoned_ended = self._go_on
+        self.connection = ActorConnection(life.line, life.card, life.number, self._launcher.owner, self._exchange)
+        self.connection.abandoned_ended = self._go_on
         self._up.set()
         self._offer_all()
 
     async def _watch(self) -> None:
         while self.over is None:
-            assert self.mailbox is not None
-            reason = await watched(self.mailbox, self._life, self._placement)
+            assert self.connection is not None
+            reason = await watched(self.connection, self._life, self._placement)
             log.warning("%s at %s is lost: %s", self.name, self.place, reason)
             await self._bury()
             try:
@@ -237,23 +237,23 @@ class Supervisor:
 
     async def _bury(self) -> None:
         """Nothing is said to this life any more; who may have ended it is found out."""
-        mailbox, self.mailbox = self.mailbox, None
+        connection, self.connection = self.connection, None
         self._up.clear()
         if self._group is not None:
             self._group.changed()
         self._life.kill()
-        if mailbox is not None:
-            await mailbox.close()
+        if connection is not None:
+            await connection.close()
         self._sent.clear()
-        if mailbox is None or mailbox.blameless:
+        if connection is None or connection.blameless:
             return
-        at_work = mailbox.in_flight  # also what nobody waits for any more
-        for call, places in self._suspects.died(at_work, self.place).items():
+        at_work = connection.in_flight  # also what nobody waits for any more
+        for call, places in self._quarantine.died(at_work, self.place).items():
             if not call.future.done():
                 call.future.set_exception(blamed(self._calls[call], places))
         for call in at_work:
             if call not in self._calls:  # it is not sent again, and so can never be cleared
-                self._suspects.done(call)
+                self._quarantine.done(call)
 
     async def _revive(self, reason: str) -> None:
         """Start lives until one begins.
@@ -268,7 +268,7 @@ class Supervisor:
             number += 1
             started = time.monotonic()
             try:
-                life = await self._starter.start(number, self._vocab_size, self.card)
+                life = await self._launcher.start(number, self._vocab_size, self.card)
             except TurnoutError as error:
                 reason = error.message
                 log.warning("%s did not start: %s", self.name, reason)
@@ -281,7 +281,7 @@ class Supervisor:
         """Whether the life that interrupted a call is over: one of its ranks has ended, which is noticed soon."""
         number, deadline = self._life.number, time.monotonic() + NOTICE_S
         while len(self._life.actors) > 1 and time.monotonic() < deadline:
-            if self.mailbox is None or self._life.number != number:
+            if self.connection is None or self._life.number != number:
                 return True
             await asyncio.sleep(NOTICE_S / 100)
         return False
@@ -320,7 +320,7 @@ class _Restarts:
         self._starts.append(now)
 
 
-async def watched(mailbox: Mailbox, life: Life, placement: PlacementConfig) -> str:
+async def watched(connection: ActorConnection, life: Incarnation, placement: PlacementConfig) -> str:
     """Wait until a life is lost.
 
     Silence is counted in time that this process was awake: one that was stopped itself blames nobody. A process whose
@@ -330,22 +330,22 @@ async def watched(mailbox: Mailbox, life: Life, placement: PlacementConfig) -> s
         How it was noticed.
     """
     loop = asyncio.get_running_loop()
-    lost = loop.create_task(mailbox.lost.wait())
+    lost = loop.create_task(connection.lost.wait())
     ranks = {asyncio.ensure_future(ref): f"rank {rank}" for rank, ref in enumerate(life.following, 1)}
     silence_s, forward_s = placement.silence_s, placement.forward_timeout_s
     tick_s = min(TICK_S, silence_s / 4)
-    heard, quiet_s, last = mailbox.last_heard, 0.0, time.monotonic()
+    heard, quiet_s, last = connection.last_heard, 0.0, time.monotonic()
     try:
         while True:
             done, _ = await asyncio.wait([lost, *ranks], timeout=tick_s, return_when=asyncio.FIRST_COMPLETED)
             if done:
-                return _how(mailbox, ranks, done)
+                return _how(connection, ranks, done)
             now = time.monotonic()
-            quiet_s = 0.0 if mailbox.last_heard != heard else quiet_s + min(now - last, 2 * tick_s)
-            heard, last = mailbox.last_heard, now
+            quiet_s = 0.0 if connection.last_heard != heard else quiet_s + min(now - last, 2 * tick_s)
+            heard, last = connection.last_heard, now
             if quiet_s > silence_s:
                 return f"no sign of life for {quiet_s:.1f} s (placement.silence_s)"
-            if mailbox.load is not None and (working_s := mailbox.load.stats.working_s) > forward_s:
+            if connection.load is not None and (working_s := connection.load.stats.working_s) > forward_s:
                 return f"a forward has been running for {working_s:.1f} s (placement.forward_timeout_s)"
     finally:
         for each in (lost, *ranks):
@@ -353,10 +353,12 @@ async def watched(mailbox: Mailbox, life: Life, placement: PlacementConfig) -> s
         await asyncio.gather(lost, *ranks, return_exceptions=True)
 
 
-def _how(mailbox: Mailbox, ranks: dict[asyncio.Future[Any], str], done: set[asyncio.Future[Any]]) -> str:
+def _how(connection: ActorConnection, ranks: dict[asyncio.Future[Any], str], done: set[asyncio.Future[Any]]) -> str:
     """What ended, and what Ray says of it."""
     for each, rank in ranks.items():
         if each in done:
             error = each.exception()
             return failure_of(error, rank).message if error is not None else f"{rank} has ended"
-    return failure_of(mailbox.reason, "its process").message if mailbox.reason is not None else "its replies ended"
+    return (
+        failure_of(connection.reason, "its process").message if connection.reason is not None else "its replies ended"
+    )

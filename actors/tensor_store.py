@@ -1,4 +1,4 @@
-"""The shelf of an actor: tensors that stay where they were made while the coordinator decides who needs them."""
+"""The store of an actor: tensors that stay where they were made while the coordinator decides who needs them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from turnout.errors import Interrupted
 
 
 class Key(NamedTuple):
-    """Names a tensor on a shelf.
+    """Names a tensor on a store.
 
     Attributes:
         owner: number of the actor in its replica, the same in all its lives.
         life: which life of the actor, counted from 0; a later one has nothing of an earlier one.
-        id: counted on the shelf, never used again.
+        id: counted on the store, never used again.
     """
 
     owner: int
@@ -24,7 +24,7 @@ class Key(NamedTuple):
     id: int
 
 
-class Shelf:
+class TensorStore:
     """Tensors of one life of one actor, until the coordinator drops them. Used from one event loop.
 
     They are not copied: whoever puts one there changes it no more.
@@ -79,7 +79,7 @@ class Shelf:
             return self._tensors[key.id]
         except KeyError:
             raise Interrupted(
-                f"tensor {key.id} of actor {key.owner} is no longer on its shelf; the call must be made again"
+                f"tensor {key.id} of actor {key.owner} is no longer on its store; the call must be made again"
             ) from None
 
     def drop(self, numbers: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""The tensors of an actor for its calls: from its own shelf, and from other actors."""
+"""The tensors of an actor for its calls: from its own store, and from other actors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Iterator, Mapping
 
 import torch
 
-from actors.tensor_store import Key, Shelf
+from actors.tensor_store import Key, TensorStore
 from actors.transport import GroupBroken, Transport
 from turnout.errors import TurnoutError
 
@@ -17,19 +17,19 @@ Received = dict[Key, torch.Tensor]
 
 
 class Tensors(Mapping[Key, torch.Tensor]):
-    """What handles in a call stand for: tensors of the actor's own shelf, and those that came for the call.
+    """What handles in a call stand for: tensors of the actor's own store, and those that came for the call.
 
     Args:
-        shelf: the actor's.
+        store: the actor's.
         received: what came.
     """
 
-    def __init__(self, shelf: Shelf, received: dict[Key, torch.Tensor]) -> None:
-        self._shelf = shelf
+    def __init__(self, store: TensorStore, received: dict[Key, torch.Tensor]) -> None:
+        self._store = store
         self._received = received
 
     def __getitem__(self, key: Key) -> torch.Tensor:
-        return self._received[key] if key in self._received else self._shelf.find(key)
+        return self._received[key] if key in self._received else self._store.find(key)
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._received)
@@ -38,30 +38,30 @@ class Tensors(Mapping[Key, torch.Tensor]):
         return len(self._received)
 
 
-class Dock:
+class TensorEndpoint:
     """Where tensors leave and come, in the order in which the coordinator says so.
 
     Args:
-        shelf: of this actor.
+        store: of this actor.
         transport: of this actor.
     """
 
-    def __init__(self, shelf: Shelf, transport: Transport) -> None:
-        self._shelf = shelf
+    def __init__(self, store: TensorStore, transport: Transport) -> None:
+        self._store = store
         self._transport = transport
 
     def ship(self, ids: list[int], to: int, ticket: int) -> None:
-        """Send tensors of the shelf.
+        """Send tensors of the store.
 
         Args:
-            ids: on the shelf.
+            ids: on the store.
             to: rank of the actor that waits for them.
             ticket: names the transfer; the group's generation stands in the bits above the lowest 32.
         """
         if ticket >> 32 != self._transport.generation:
             return  # who waits for it is told the same
         try:
-            tensors = [self._shelf.find(self._shelf.key(number)) for number in ids]
+            tensors = [self._store.find(self._store.key(number)) for number in ids]
         except TurnoutError:
             self._transport.refuse(to, ticket)
         else:
@@ -97,4 +97,4 @@ class Dock:
 
     def tensors(self, received: Received) -> Tensors:
         """What the handles in a call stand for."""
-        return Tensors(self._shelf, received)
+        return Tensors(self._store, received)

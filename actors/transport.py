@@ -19,7 +19,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from actors.flat_buffer import Meta
-from actors.group_epoch import Generation, GroupBroken, Outcome, Traffic
+from actors.group_epoch import GroupBroken, GroupEpoch, Outcome, Traffic
 from actors.links import GlooLink, Link, NcclLink
 from actors.rendezvous import Meeting, open_store, reach_store
 from turnout.errors import Code, TurnoutError
@@ -50,7 +50,7 @@ class Transport:
         self._device = device
         self._address = address
         self._store: TCPStore | None = None
-        self._current: Generation | None = None
+        self._current: GroupEpoch | None = None
         self._joining: int | None = None
         self._absent: str | None = "this actor has not joined a group yet"
 
@@ -100,7 +100,7 @@ class Transport:
         await self.leave()
         self._joining, self._absent = generation, f"group {generation} is being formed"
 
-        def meet() -> Generation:
+        def meet() -> GroupEpoch:
             return self._meet(generation, rank, world, address, port, timeout_s, names)
 
         meeting = _started(meet)
@@ -184,7 +184,7 @@ class Transport:
         port: int,
         timeout_s: float,
         names: Sequence[str],
-    ) -> Generation:
+    ) -> GroupEpoch:
         mine = self._store is not None and (address, port) == (self._address, self._store.port)
         store = self._store if mine else reach_store(address, port, generation, timeout_s)
         assert store is not None
@@ -200,7 +200,7 @@ class Transport:
                 f"{str(error).splitlines()[0]}; check that the nodes reach each other on all ports",
             ) from None
         meeting.reach("connected", "")
-        return Generation(generation, rank, members, link, self._device, self.traffic)
+        return GroupEpoch(generation, rank, members, link, self._device, self.traffic)
 
     def _linked(self, meeting: Meeting, between_gpus: bool) -> Link:
         if between_gpus:
@@ -238,7 +238,7 @@ def _started(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _close_late(meeting: Future[Generation]) -> None:
+def _close_late(meeting: Future[GroupEpoch]) -> None:
     """A generation that nobody waits for any more ends as soon as it is there."""
     with suppress(Exception):  # the meeting failed
         late = meeting.result()
@@ -255,7 +255,7 @@ class _Arrival:
         timeout_s: until they are here; the generation has a deadline of its own, unless their turn does not come.
     """
 
-    def __init__(self, generation: Generation, source: int, timeout_s: float) -> None:
+    def __init__(self, generation: GroupEpoch, source: int, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[list[torch.Tensor]] = self._loop.create_future()
         self.future.add_done_callback(_look)

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 
-from actors.connection import Exchange, Line, Mailbox, RayLine
+from actors.connection import ActorConnection, Channel, ConnectionGroup, RayChannel
 from actors.group import join
 from actors.model_actor import ModelActor
-from actors.model_host import ModelHost
-from actors.protocol import Call, MemberSpec, ModelCard
+from actors.model_worker import ModelWorker
+from actors.protocol import MemberSpec, ModelCard, PendingCall
 from actors.remote import RemoteModel
 from benchmarks.harness import note
 from decoding.model import Until, Want, WrappedModel
@@ -91,7 +91,7 @@ class TimedModel(WrappedModel):
             self.seconds = time.perf_counter() - start
 
 
-class TimedHost(ModelHost):
+class TimedWorker(ModelWorker):
     """Notes for each operation the seconds it spent here, and those its model took."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -102,13 +102,13 @@ class TimedHost(ModelHost):
 
     @property
     def model(self) -> Any:
-        """See `ModelHost.model`."""
+        """See `ModelWorker.model`."""
         if self._timed is None:
             self._timed = TimedModel(super().model)
         return self._timed
 
     async def post(self, number: int, blob: bytes) -> None:
-        """See `ModelHost.post`."""
+        """See `ModelWorker.post`."""
         self._came = time.perf_counter()
         await super().post(number, blob)
 
@@ -123,7 +123,7 @@ class TimedActor(ModelActor):
     async def spans(self) -> list[tuple[float, float]]:
         """(seconds here, seconds of the model) of each operation since the last time."""
         host = self._there
-        assert isinstance(host, TimedHost)
+        assert isinstance(host, TimedWorker)
         spans, host.spans = host.spans, []
         return spans
 
@@ -132,31 +132,31 @@ class TimedActor(ModelActor):
         return self._there.transport.traffic.bytes_sent
 
 
-class TimedLine:
+class TimedChannel:
     """A way to an actor that notes how much of the event loop's CPU time Ray's client takes, and counts posts.
 
     Args:
         line: the way itself.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Channel) -> None:
         self.client_s = 0.0
         self.posts = 0
-        self._line = line
+        self._channel = line
 
     def post(self, number: int, blob: bytes) -> None:
-        """See `Line.post`."""
+        """See `Channel.post`."""
         start = time.thread_time()
-        self._line.post(number, blob)
+        self._channel.post(number, blob)
         self.client_s += time.thread_time() - start
         self.posts += 1
 
     def replies(self) -> AsyncIterator[bytes]:
-        """See `Line.replies`."""
-        return self._line.replies()
+        """See `Channel.replies`."""
+        return self._channel.replies()
 
 
-class OneLife:
+class OneIncarnation:
     """Keeps nothing alive: the supervisor of an actor that is expected to live.
 
     Args:
@@ -168,25 +168,25 @@ class OneLife:
 
     restarts = 0
 
-    def __init__(self, actor: Any, card: ModelCard, owner: int, exchange: Exchange) -> None:
+    def __init__(self, actor: Any, card: ModelCard, owner: int, exchange: ConnectionGroup) -> None:
         self.actor = actor
         self.card = card
-        self.line = TimedLine(RayLine(actor))
-        self.mailbox = Mailbox(self.line, card, 0, owner, exchange)
+        self.line = TimedChannel(RayChannel(actor))
+        self.connection = ActorConnection(self.line, card, 0, owner, exchange)
 
-    async def submit(self, call: Call) -> Any:
+    async def submit(self, call: PendingCall) -> Any:
         """Send it once."""
-        self.mailbox.send(call)
+        self.connection.send(call)
         return await call.future
 
-    def tell(self, message: Callable[[Mailbox], None]) -> None:
+    def tell(self, message: Callable[[ActorConnection], None]) -> None:
         """Say it."""
-        message(self.mailbox)
+        message(self.connection)
 
     async def close(self) -> None:
         """End the actor."""
         await self.actor.stop.remote()
-        await self.mailbox.close()
+        await self.connection.close()
         ray.kill(self.actor)
 
 
@@ -216,21 +216,21 @@ async def measure_operations(count: int) -> tuple[list[Operation], list[Spoken]]
     return operations, spoken
 
 
-async def _start(config: TurnoutConfig, names: tuple[str, str]) -> list[OneLife]:
+async def _start(config: TurnoutConfig, names: tuple[str, str]) -> list[OneIncarnation]:
     actors = [ray.remote(num_cpus=0)(TimedActor).remote() for _ in names]
-    host = f"{__name__}:{TimedHost.__name__}"
+    host = f"{__name__}:{TimedWorker.__name__}"
     specs = [MemberSpec(name, POOL, config, owner, 0, threads=1, host=host) for owner, name in enumerate(names)]
     cards = await asyncio.gather(*(actor.load.remote(spec) for actor, spec in zip(actors, specs, strict=True)))
     vocab_size = min(card.vocab_size for card in cards)
     cards = await asyncio.gather(*(actor.begin.remote(vocab_size) for actor in actors))
     await join(actors, names, GENERATION, JOIN_S)
-    exchange = Exchange(lambda: GENERATION)
-    return [OneLife(*each, exchange) for each in zip(actors, cards, range(len(actors)), strict=True)]
+    exchange = ConnectionGroup(lambda: GENERATION)
+    return [OneIncarnation(*each, exchange) for each in zip(actors, cards, range(len(actors)), strict=True)]
 
 
-Kind = Callable[[RemoteModel, Sequence], Awaitable[Any]]
+ReplyKind = Callable[[RemoteModel, Sequence], Awaitable[Any]]
 
-_KINDS: dict[str, Kind] = {
+_KINDS: dict[str, ReplyKind] = {
     "read one row": lambda model, seq: model.extend(seq, (), Want(), False),
     "decode 1 token": lambda model, seq: model.decode(seq, Until(max_tokens=1)),
     "decode 8 tokens": lambda model, seq: model.decode(seq, Until(max_tokens=8)),
@@ -238,19 +238,19 @@ _KINDS: dict[str, Kind] = {
 
 
 async def _timed(
-    name: str, kind: Kind, model: RemoteModel, supervisor: OneLife, prompt: list[int], count: int
+    name: str, kind: ReplyKind, model: RemoteModel, supervisor: OneIncarnation, prompt: list[int], count: int
 ) -> Operation:
-    mailbox, line = supervisor.mailbox, supervisor.line
+    connection, line = supervisor.connection, supervisor.line
     rows: list[tuple[float, ...]] = []
     for index in range(count + WARM_UP):
         if index % PER_SEQUENCE == 0:
             seq = Sequence(prompt, SamplingParams(max_tokens=LENGTH, ignore_eos=True), index)
             await model.decode(seq, Until(max_tokens=1))
-        there, back = mailbox.bytes_posted, mailbox.bytes_heard
+        there, back = connection.bytes_posted, connection.bytes_heard
         client, cpu, start = line.client_s, time.thread_time(), time.perf_counter()
         await kind(model, seq)
         times = time.perf_counter() - start, time.thread_time() - cpu, line.client_s - client
-        sizes = mailbox.bytes_posted - there, mailbox.bytes_heard - back
+        sizes = connection.bytes_posted - there, connection.bytes_heard - back
         rows.append((*times, *(await supervisor.actor.spans.remote())[-1], *sizes))
         if (index + 1) % PER_SEQUENCE == 0:
             model.release(seq)
@@ -260,7 +260,7 @@ async def _timed(
 
 
 async def _spoken(
-    endpoint: Endpoint, supervisors: list[OneLife], prompts: list[str], method: str, params: dict[str, Any]
+    endpoint: Endpoint, supervisors: list[OneIncarnation], prompts: list[str], method: str, params: dict[str, Any]
 ) -> Spoken:
     note(f"counting what {method} sends")
     before, tokens = await _counted(supervisors), 0
@@ -276,12 +276,12 @@ async def _spoken(
     return Spoken(name, tokens, posts, there, back, between)
 
 
-async def _counted(supervisors: list[OneLife]) -> tuple[int, int, int, int]:
+async def _counted(supervisors: list[OneIncarnation]) -> tuple[int, int, int, int]:
     """Posts, bytes posted, bytes heard, bytes from actor to actor."""
     sent = await asyncio.gather(*(each.actor.traffic.remote() for each in supervisors))
     return (
         sum(each.line.posts for each in supervisors),
-        sum(each.mailbox.bytes_posted for each in supervisors),
-        sum(each.mailbox.bytes_heard for each in supervisors),
+        sum(each.connection.bytes_posted for each in supervisors),
+        sum(each.connection.bytes_heard for each in supervisors),
         sum(sent),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from actors.connection import Exchange, Mailbox
+from actors.connection import ActorConnection, ConnectionGroup
 from actors.pickling import TensorHandle
 from actors.pool import ActorPool
 from experiments.process_cpu import cpu_seconds
@@ -147,19 +147,19 @@ class Placement:
                 return event
         raise AssertionError("an answer ends with its usage")
 
-    def _count(self, exchange: Exchange) -> None:
+    def _count(self, exchange: ConnectionGroup) -> None:
         """Note the tensors that one actor sends to another."""
         ship = exchange.ship
 
-        def counted(handles: list[TensorHandle], to: Mailbox) -> list[tuple[int, int, list[Any]]]:
+        def counted(handles: list[TensorHandle], to: ActorConnection) -> list[tuple[int, int, list[Any]]]:
             self._between += sum(handle.nbytes for handle in handles if handle.owner != to.owner)
             return ship(handles, to)
 
         exchange.ship = counted  # type: ignore[method-assign]
 
     def _traffic(self) -> tuple[int, int, int]:
-        mailboxes = [each.mailbox for each in self._actors if each.mailbox is not None]
-        there, back = sum(each.bytes_posted for each in mailboxes), sum(each.bytes_heard for each in mailboxes)
+        connections = [each.connection for each in self._actors if each.connection is not None]
+        there, back = sum(each.bytes_posted for each in connections), sum(each.bytes_heard for each in connections)
         return there, back, self._between
 
 

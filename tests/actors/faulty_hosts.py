@@ -8,16 +8,16 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from actors.model_host import ModelHost
+from actors.model_worker import ModelWorker
 from actors.protocol import ModelCard
 
 POISON = 126  # the token that ends the process which feeds it
-DEADLY = f"{__name__}:PoisonedHost"
-STRANGE = f"{__name__}:StrangeHost"
-ALOOF = f"{__name__}:AloofHost"
+DEADLY = f"{__name__}:PoisonedWorker"
+STRANGE = f"{__name__}:StrangeWorker"
+ALOOF = f"{__name__}:AloofWorker"
 
 
-class PoisonedHost(ModelHost):
+class PoisonedWorker(ModelWorker):
     """Its forwards end the process when they are fed `POISON`."""
 
     def begin(self, vocab_size: int) -> ModelCard:
@@ -34,14 +34,14 @@ class PoisonedHost(ModelHost):
         return card
 
 
-class StrangeHost(ModelHost):
+class StrangeWorker(ModelWorker):
     """Says that it runs other code."""
 
     def load(self) -> ModelCard:
         return replace(super().load(), code="0123456789abcdef")
 
 
-class AloofHost(ModelHost):
+class AloofWorker(ModelWorker):
     """The large model's never joins a group."""
 
     def begin(self, vocab_size: int) -> ModelCard:

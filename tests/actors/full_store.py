@@ -1,4 +1,4 @@
-"""A program: a mailbox over an actor of real Ray whose store and disk take no more; writes how it ends."""
+"""A program: a connection over an actor of real Ray whose store and disk take no more; writes how it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import ray
 from ray.exceptions import OutOfDiskError
 
-from actors.connection import Mailbox, RayLine
+from actors.connection import ActorConnection, RayChannel
 from actors.protocol import ModelCard
 from actors.ray_start import start_ray
 
@@ -37,11 +37,11 @@ class Wordy:
         return str(ray.util.get_node_ip_address())
 
 
-async def listen(actor: object, card: ModelCard) -> Mailbox:
-    mailbox = Mailbox(RayLine(actor), card)
+async def listen(actor: object, card: ModelCard) -> ActorConnection:
+    connection = ActorConnection(RayChannel(actor), card)
     async with asyncio.timeout(60):
-        await mailbox.lost.wait()
-    return mailbox
+        await connection.lost.wait()
+    return connection
 
 
 def main(folder: str) -> None:
@@ -53,8 +53,8 @@ def main(folder: str) -> None:
             held.append(ray.put(np.zeros(PIECE_BYTES, np.uint8)))
     except OutOfDiskError:
         card = ModelCard("m", "llama", 1, 2, 3, 4, "d", "c", {}, ip, "", 1)
-        mailbox = asyncio.run(listen(actor, card))
-        sys.stdout.write(json.dumps({"blameless": mailbox.blameless, "reason": str(mailbox.reason), "ip": ip}))
+        connection = asyncio.run(listen(actor, card))
+        sys.stdout.write(json.dumps({"blameless": connection.blameless, "reason": str(connection.reason), "ip": ip}))
     finally:
         ray.shutdown()
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 import decoding.operations
-from actors.connection import Exchange, Line, Mailbox
-from actors.model_host import ModelHost
-from actors.protocol import Call, MemberSpec, ModelCard
+from actors.connection import ActorConnection, Channel, ConnectionGroup
+from actors.model_worker import ModelWorker
+from actors.protocol import MemberSpec, ModelCard, PendingCall
 from actors.remote import RemoteModel
 from engine.costs.step_time import StepCost, StepTime
 from pool.components import open_parts, prepare
@@ -82,7 +82,7 @@ class BoardTransport:
         """Nothing."""
 
 
-class DirectLine(Line):
+class DirectChannel(Channel):
     """To a host in this process.
 
     Args:
@@ -94,7 +94,7 @@ class DirectLine(Line):
         end: makes what they end with.
     """
 
-    def __init__(self, host: ModelHost) -> None:
+    def __init__(self, host: ModelWorker) -> None:
         self.host = host
         self.meddle: Callable[[int, bytes], list[tuple[int, bytes]]] = lambda number, blob: [(number, blob)]
         self.posts: list[bytes] = []
@@ -130,63 +130,63 @@ class DirectLine(Line):
 
 
 @dataclass
-class OneLife:
-    """A supervisor of one mailbox, which it can be told to replace. Calls are sent again to the next one."""
+class OneIncarnation:
+    """A supervisor of one connection, which it can be told to replace. Calls are sent again to the next one."""
 
     card: ModelCard
-    exchange: Exchange
+    exchange: ConnectionGroup
     owner: int
-    mailbox: Mailbox | None = None
+    connection: ActorConnection | None = None
     restarts: int = 0
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def open(self, line: Line) -> Mailbox:
+    def open(self, line: Channel) -> ActorConnection:
         life = self.restarts
-        self.mailbox = Mailbox(line, self.card, life, self.owner, self.exchange)
+        self.connection = ActorConnection(line, self.card, life, self.owner, self.exchange)
         self.opened.set()
-        return self.mailbox
+        return self.connection
 
     def end(self) -> None:
-        self.mailbox = None
+        self.connection = None
         self.restarts += 1
         self.opened.clear()
 
-    async def submit(self, call: Call) -> Any:
+    async def submit(self, call: PendingCall) -> Any:
         while True:
             await self.opened.wait()
-            mailbox = self.mailbox
-            assert mailbox is not None
-            mailbox.send(call)
-            lost = asyncio.ensure_future(mailbox.lost.wait())
+            connection = self.connection
+            assert connection is not None
+            connection.send(call)
+            lost = asyncio.ensure_future(connection.lost.wait())
             try:
                 await asyncio.wait([call.future, lost], return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
                 call.future.cancel()
-                mailbox.cancel(call)
+                connection.cancel(call)
                 raise
             finally:
                 lost.cancel()
             if call.future.done():
                 return call.future.result()
-            if self.mailbox is mailbox:
+            if self.connection is connection:
                 self.end()
 
-    def tell(self, message: Callable[[Mailbox], None]) -> None:
-        if self.mailbox is not None:
-            message(self.mailbox)
+    def tell(self, message: Callable[[ActorConnection], None]) -> None:
+        if self.connection is not None:
+            message(self.connection)
 
     async def close(self) -> None:
-        if self.mailbox is not None:
-            await self.mailbox.close()
+        if self.connection is not None:
+            await self.connection.close()
 
 
 class RemotePool(Endpoint):
     """A pool over remote models, as tests look into it."""
 
-    exchange: Exchange
-    supervisors: dict[str, OneLife]
-    hosts: dict[str, ModelHost]
-    lines: dict[str, DirectLine]
+    exchange: ConnectionGroup
+    supervisors: dict[str, OneIncarnation]
+    hosts: dict[str, ModelWorker]
+    lines: dict[str, DirectChannel]
     board: Board
 
     def __init__(self, name: str, config: TurnoutConfig, members: dict[str, RemoteModel]) -> None:
@@ -196,30 +196,30 @@ class RemotePool(Endpoint):
 
     async def settle(self) -> None:
         """Wait until everything that was said has been applied."""
-        await poll(lambda: all(not each._outbox for each in self._mailboxes), "posts went out")
+        await poll(lambda: all(not each._outbox for each in self._connections), "posts went out")
         for line in self.lines.values():
             while line.tasks:
                 await asyncio.gather(*line.tasks, return_exceptions=True)
         await poll(lambda: all(not host._tasks for host in self.hosts.values()), "operations ended")
-        await poll(lambda: all(not each.in_flight for each in self._mailboxes), "replies came")
+        await poll(lambda: all(not each.in_flight for each in self._connections), "replies came")
         held = [host.model.stats for host in self.hosts.values()]
         await poll(lambda: all(not each().used_blocks for each in held), "forwards in progress ended")
 
     @property
-    def _mailboxes(self) -> list[Mailbox]:
-        return [each.mailbox for each in self.supervisors.values() if each.mailbox is not None]
+    def _connections(self) -> list[ActorConnection]:
+        return [each.connection for each in self.supervisors.values() if each.connection is not None]
 
     def assert_idle(self) -> None:
         """Nothing is left on either side."""
-        for mailbox in self._mailboxes:
-            assert mailbox.num_sequences == 0
-            assert not mailbox.in_flight
+        for connection in self._connections:
+            assert connection.num_sequences == 0
+            assert not connection.in_flight
         for host in self.hosts.values():
             host.model.pool.check_integrity()
-            assert len(host._mirrors) == 0
+            assert len(host._replicas) == 0
             assert host.model.stats().sequences == 0
             assert host.model.stats().used_blocks == 0
-            assert len(host.shelf) == 0
+            assert len(host.store) == 0
             assert len(host._receiver) == 0
 
 
@@ -231,8 +231,8 @@ async def poll(condition: Callable[[], bool], what: str, timeout_s: float = 10.0
     assert condition(), what
 
 
-class ShelvingHost(ModelHost):
-    """Keeps the small tensors of small models on its shelf too, so that they go the way of large ones."""
+class StoringWorker(ModelWorker):
+    """Keeps the small tensors of small models on its store too, so that they go the way of large ones."""
 
     def __init__(self, spec: MemberSpec, address: str = "127.0.0.1", node_id: str = "") -> None:
         super().__init__(spec, address, node_id)
@@ -240,11 +240,11 @@ class ShelvingHost(ModelHost):
 
 
 def spec_of(name: str, config: TurnoutConfig, owner: int, pool: str = "pair", life: int = 0) -> MemberSpec:
-    return MemberSpec(name, pool, config, owner, life, host="tests.actors.hosts:ShelvingHost")
+    return MemberSpec(name, pool, config, owner, life, host="tests.actors.hosts:StoringWorker")
 
 
 async def open_in_process(
-    config: TurnoutConfig, pool: str = "pair", host: type[ModelHost] = ShelvingHost
+    config: TurnoutConfig, pool: str = "pair", host: type[ModelWorker] = StoringWorker
 ) -> RemotePool:
     """A pool whose models run in this process, each behind a wire."""
     names = list(dict.fromkeys((config.pools[pool].small, config.pools[pool].large)))
@@ -252,22 +252,22 @@ async def open_in_process(
     hosts = {name: host(spec_of(name, config, owner, pool)) for owner, name in enumerate(names)}
     cards = {name: each.load() for name, each in hosts.items()}
     vocab_size = min(card.vocab_size for card in cards.values())
-    exchange = Exchange(lambda: 1)
+    exchange = ConnectionGroup(lambda: 1)
     supervisors, lines = {}, {}
     for owner, (name, each) in enumerate(hosts.items()):
-        each.transport = each._dock._transport = BoardTransport(board, owner)  # type: ignore[assignment]
+        each.transport = each._endpoint._transport = BoardTransport(board, owner)  # type: ignore[assignment]
         card = each.begin(vocab_size)
         fix_times(each.model)
-        lines[name] = DirectLine(each)
-        supervisors[name] = OneLife(card, exchange, owner)
+        lines[name] = DirectChannel(each)
+        supervisors[name] = OneIncarnation(card, exchange, owner)
         supervisors[name].open(lines[name])
     opened = RemotePool(pool, config, {name: RemoteModel(name, supervisors[name]) for name in names})
     opened.exchange, opened.supervisors, opened.hosts, opened.lines = exchange, supervisors, hosts, lines
     opened.board = board
     for each in supervisors.values():
-        assert each.mailbox is not None
-        mailbox = each.mailbox
-        await poll(lambda mailbox=mailbox: mailbox.load is not None, "a first sign of life")
+        assert each.connection is not None
+        connection = each.connection
+        await poll(lambda connection=connection: connection.load is not None, "a first sign of life")
     return opened
 
 

@@ -21,6 +21,6 @@ async def test_an_error_that_nobody_foresaw_reaches_who_waits() -> None:
     group = Group("pair", [Faulty()], 1.0, 3)
     group.changed()
     with pytest.raises(Interrupted, match="'pair': forming a group failed: KeyError"):
-        await group.mended(3, 5.0)
+        await group.wait_recovered(3, 5.0)
     assert group.generation is None
     await group.close()

@@ -1,4 +1,4 @@
-"""What a mirror must fit is compiled beside the actor's loop: operations wait for it, messages do not."""
+"""What a replica must fit is compiled beside the actor's loop: operations wait for it, messages do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from actors.sequence_replica import Mirror
+from actors.sequence_replica import Replica
 from decoding.constraints.base import Constraint
 from decoding.sequence import Sequence
 from tests.constrained import char_compiler
@@ -23,23 +23,23 @@ async def test_twins_wait_for_one_compilation_and_get_constraints_of_their_own()
         return char_compiler().compile(Structure(kind="regex", value="ab"))
 
     making = asyncio.create_task(compiled())
-    mirrors = [Mirror(Sequence([5], SamplingParams(), 0), making=making) for _ in range(3)]
-    waiting = [asyncio.create_task(mirror.ready()) for mirror in mirrors]
+    replicas = [Replica(Sequence([5], SamplingParams(), 0), making=making) for _ in range(3)]
+    waiting = [asyncio.create_task(replica.ready()) for replica in replicas]
     await asyncio.sleep(0)
     waiting[0].cancel()  # one operation that is given up ends nobody else's compilation
     gate.set()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert [mirror.making is None for mirror in mirrors] == [False, True, True]
-    await mirrors[0].ready()
-    assert len({id(mirror.seq.constraint) for mirror in mirrors} - {id(None)}) == 3
+    assert [replica.making is None for replica in replicas] == [False, True, True]
+    await replicas[0].ready()
+    assert len({id(replica.seq.constraint) for replica in replicas} - {id(None)}) == 3
 
 
 async def test_a_structure_that_cannot_be_compiled_fails_the_operation() -> None:
     async def refused() -> Constraint:
         raise invalid("structure", "is too complex")
 
-    mirror = Mirror(Sequence([5], SamplingParams(), 0), making=asyncio.create_task(refused()))
+    replica = Replica(Sequence([5], SamplingParams(), 0), making=asyncio.create_task(refused()))
     for _ in range(2):
         with pytest.raises(TurnoutError, match="too complex"):
-            await mirror.ready()
-    assert mirror.seq.constraint is None
+            await replica.ready()
+    assert replica.seq.constraint is None

@@ -1,4 +1,4 @@
-"""Values between coordinator and actors: what comes back is what was sent, and a shelf holds what somebody can name."""
+"""Values between coordinator and actors: what comes back is what was sent, and a store holds what somebody can name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from actors.packing import pack_result, unpack_result
 from actors.pickling import Handles, TensorHandle, dumps, dumps_call, loads
-from actors.tensor_store import Key, Shelf
+from actors.tensor_store import Key, TensorStore
 from decoding.model import Row
 from decoding.operations import Extend
 from decoding.tree import DraftTree
@@ -51,8 +51,8 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return not one.numel() or bool(torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8)))
 
 
-def resolved(blob: bytes, handles: list[TensorHandle], shelf: Shelf) -> object:
-    return loads(blob, {handle.key: shelf.find(handle.key) for handle in handles})
+def resolved(blob: bytes, handles: list[TensorHandle], store: TensorStore) -> object:
+    return loads(blob, {handle.key: store.find(handle.key) for handle in handles})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -89,75 +89,75 @@ def test_tensors_that_are_not_plain_travel_as_torch_does_it() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_stays_on_the_shelf_is_the_very_tensor_when_it_is_used_there(layout: str) -> None:
-    shelf, handles = Shelf(3, 0), Handles()
-    handle = loads(dumps(LAYOUTS[layout], shelf, least_bytes=0), handles)
+    store, handles = TensorStore(3, 0), Handles()
+    handle = loads(dumps(LAYOUTS[layout], store, least_bytes=0), handles)
     assert isinstance(handle, TensorHandle)
     assert (handle.owner, handle.life) == (3, 0)
     assert (handle.shape, handle.dtype) == (tuple(LAYOUTS[layout].shape), LAYOUTS[layout].dtype)
     assert handle.nbytes == LAYOUTS[layout].nbytes
     blob, listed = dumps_call([handle])
     assert listed == [handle]
-    assert resolved(blob, listed, shelf) == [shelf.find(handle.key)]
-    assert shelf.find(handle.key) is LAYOUTS[layout]
+    assert resolved(blob, listed, store) == [store.find(handle.key)]
+    assert store.find(handle.key) is LAYOUTS[layout]
 
 
 def test_only_large_tensors_stay() -> None:
-    shelf = Shelf(0, 0)
-    small, large = loads(dumps((torch.zeros(511), torch.zeros(512)), shelf, 2048), Handles())
+    store = TensorStore(0, 0)
+    small, large = loads(dumps((torch.zeros(511), torch.zeros(512)), store, 2048), Handles())
     assert isinstance(small, torch.Tensor)
     assert isinstance(large, TensorHandle)
-    assert len(shelf) == 1
+    assert len(store) == 1
 
 
 def test_drafts_and_verdicts_travel_whole_and_by_reference() -> None:
-    shelf, handles = Shelf(1, 0), Handles()
+    store, handles = TensorStore(1, 0), Handles()
     probs = torch.rand(3, 1000)
     draft = DraftTree.chain([5, 6], "small", [probs[0], None])
     rows = [Row(5, probs=probs[1]), Row(6, probs=probs[2], hidden={2: torch.ones(8)})]
     verdict = Verdict((0,), (Token(5, "small"), Token(9, "large")), rows)
-    there_draft, there_verdict = loads(dumps((draft, verdict), shelf), handles)
+    there_draft, there_verdict = loads(dumps((draft, verdict), store), handles)
     assert (there_draft.tokens, there_draft.parents, there_draft.source) == (draft.tokens, draft.parents, "small")
     assert there_verdict.tokens == verdict.tokens
     assert torch.equal(there_verdict.rows[1].hidden[2], torch.ones(8))
     blob, listed = dumps_call((there_draft, there_verdict))
     assert len(listed) == 3
     assert len(blob) < 2000
-    back_draft, back_verdict = resolved(blob, listed, shelf)
+    back_draft, back_verdict = resolved(blob, listed, store)
     assert back_draft.proposals[0] is draft.proposals[0]
     assert back_verdict.rows[1].probs is rows[1].probs
 
 
 def test_a_tensor_that_stands_twice_stays_and_is_listed_once() -> None:
-    shelf, handles = Shelf(0, 0), Handles()
+    store, handles = TensorStore(0, 0), Handles()
     tensor = torch.zeros(1000)
-    one, other = loads(dumps([tensor, tensor], shelf), handles)
+    one, other = loads(dumps([tensor, tensor], store), handles)
     assert one is other
-    assert len(shelf) == 1
+    assert len(store) == 1
     blob, listed = dumps_call((one, {"again": other}))
     assert len(listed) == 1
-    first, second = resolved(blob, listed, shelf)
+    first, second = resolved(blob, listed, store)
     assert first is second["again"]
 
 
 @pytest.mark.usefixtures("_no_collector")
 def test_reading_a_call_keeps_no_tensor() -> None:
-    shelf, handles = Shelf(0, 0), Handles()
-    handle = loads(dumps(torch.zeros(1000), shelf), handles)
+    store, handles = TensorStore(0, 0), Handles()
+    handle = loads(dumps(torch.zeros(1000), store), handles)
     blob, listed = dumps_call(handle)
-    tensor = resolved(blob, listed, shelf)
+    tensor = resolved(blob, listed, store)
     assert isinstance(tensor, torch.Tensor)
     gone = weakref.ref(tensor)
     del tensor
-    shelf.clear()
+    store.clear()
     assert gone() is None
 
 
 def test_views_of_one_memory_count_it_once() -> None:
-    shelf, probs = Shelf(0, 0), torch.zeros(4, 1000)
+    store, probs = TensorStore(0, 0), torch.zeros(4, 1000)
     for row in probs:
-        shelf.put(row)
-    assert len(shelf) == 4
-    assert shelf.nbytes == probs.nbytes
+        store.put(row)
+    assert len(store) == 4
+    assert store.nbytes == probs.nbytes
 
 
 @pytest.fixture
@@ -170,25 +170,25 @@ def _no_collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_no_collector")
 def test_the_shelf_is_empty_when_no_handle_is_left() -> None:
-    shelf, handles = Shelf(2, 0), Handles()
-    kept = loads(dumps([torch.zeros(1000) for _ in range(5)], shelf), handles)
+    store, handles = TensorStore(2, 0), Handles()
+    kept = loads(dumps([torch.zeros(1000) for _ in range(5)], store), handles)
     copies = [kept[0], copy.copy(kept[0]), copy.deepcopy(kept[0])]
     draft = replace(DraftTree.chain([1], "small", [kept[1]]), source="other")
     assert all(each is kept[0] for each in copies)
     del kept
-    shelf.drop(handles.take_dropped(2, 0))
-    assert len(shelf) == 2
+    store.drop(handles.take_dropped(2, 0))
+    assert len(store) == 2
     del copies, draft
-    shelf.drop(handles.take_dropped(2, 0))
-    assert len(shelf) == 0
-    assert shelf.nbytes == 0
+    store.drop(handles.take_dropped(2, 0))
+    assert len(store) == 0
+    assert store.nbytes == 0
     assert handles.take_dropped(2, 0) == []
 
 
 def test_handles_may_fall_on_any_thread_and_each_is_told_of_once() -> None:
-    shelf, told = Shelf(0, 0), []
+    store, told = TensorStore(0, 0), []
     handles = Handles(lambda: told.append(None))
-    batches = [loads(dumps([torch.zeros(600) for _ in range(50)], shelf), handles) for _ in range(4)]
+    batches = [loads(dumps([torch.zeros(600) for _ in range(50)], store), handles) for _ in range(4)]
     dropped: list[int] = []
     threads = [threading.Thread(target=batch.clear) for batch in batches]
     for thread in threads:
@@ -201,9 +201,9 @@ def test_handles_may_fall_on_any_thread_and_each_is_told_of_once() -> None:
 
 
 def test_drops_are_told_once_until_they_are_taken() -> None:
-    shelf, told = Shelf(0, 0), []
+    store, told = TensorStore(0, 0), []
     handles = Handles(lambda: told.append(None))
-    held = loads(dumps([torch.zeros(600) for _ in range(3)], shelf), handles)
+    held = loads(dumps([torch.zeros(600) for _ in range(3)], store), handles)
     held.pop()
     held.pop()
     assert len(told) == 1
@@ -213,8 +213,8 @@ def test_drops_are_told_once_until_they_are_taken() -> None:
 
 
 def test_a_reference_to_what_did_not_come_is_interrupted() -> None:
-    shelf, handles = Shelf(0, 0), Handles()
-    handle = loads(dumps(torch.zeros(1000), shelf), handles)
+    store, handles = TensorStore(0, 0), Handles()
+    handle = loads(dumps(torch.zeros(1000), store), handles)
     blob, _ = dumps_call(handle)
     with pytest.raises(Interrupted, match="did not come"):
         loads(blob, {})
@@ -225,15 +225,15 @@ def test_a_reference_to_what_did_not_come_is_interrupted() -> None:
 
 
 def test_a_dropped_tensor_is_interrupted() -> None:
-    shelf = Shelf(0, 0)
-    number = shelf.put(torch.zeros(3))
-    shelf.drop([number, 77])
+    store = TensorStore(0, 0)
+    number = store.put(torch.zeros(3))
+    store.drop([number, 77])
     with pytest.raises(Interrupted, match="no longer"):
-        shelf.find(Key(0, 0, number))
+        store.find(Key(0, 0, number))
 
 
 def test_a_handle_of_an_earlier_life_is_never_resolved_by_a_later_one() -> None:
-    handles, first, second = Handles(), Shelf(0, 0), Shelf(0, 1)
+    handles, first, second = Handles(), TensorStore(0, 0), TensorStore(0, 1)
     old = loads(dumps(torch.zeros(1000), first), handles)
     new = loads(dumps(torch.ones(1000), second), handles)
     assert old.id == new.id  # the same number: only the life tells them apart
@@ -241,14 +241,14 @@ def test_a_handle_of_an_earlier_life_is_never_resolved_by_a_later_one() -> None:
     with pytest.raises(Interrupted, match="of life 0 of actor 0 is gone"):
         second.find(old.key)
     with pytest.raises(Interrupted):
-        Shelf(1, 0).find(old.key)
+        TensorStore(1, 0).find(old.key)
     blob, _ = dumps_call(old)
     with pytest.raises(Interrupted):
         loads(blob, {new.key: second.find(new.key)})
 
 
 def test_what_an_earlier_life_could_drop_is_not_dropped_by_a_later_one() -> None:
-    handles, first, second = Handles(), Shelf(0, 0), Shelf(0, 1)
+    handles, first, second = Handles(), TensorStore(0, 0), TensorStore(0, 1)
     old = loads(dumps(torch.zeros(1000), first), handles)
     new = loads(dumps(torch.ones(1000), second), handles)
     del old
@@ -259,7 +259,7 @@ def test_what_an_earlier_life_could_drop_is_not_dropped_by_a_later_one() -> None
 
 
 def test_a_handle_goes_nowhere_but_to_an_actor() -> None:
-    handle = loads(dumps(torch.zeros(1000), Shelf(0, 0)), Handles())
+    handle = loads(dumps(torch.zeros(1000), TensorStore(0, 0)), Handles())
     with pytest.raises(TypeError, match="dumps_call"):
         pickle.dumps(handle)
     blob, _ = dumps_call(handle)
@@ -269,5 +269,5 @@ def test_a_handle_goes_nowhere_but_to_an_actor() -> None:
 
 def test_rows_without_tensors_keep_what_a_structure_left_them() -> None:
     rows = [Row(5, 0.0, -2.0, ((5, -2.0),), margin=1.0, forced=True, allowed_logprob=-2.0), Row(6, 1.5)]
-    packed = pack_result(Extend(), rows, Shelf(1, 1))
+    packed = pack_result(Extend(), rows, TensorStore(1, 1))
     assert unpack_result(Extend(), packed, Handles(), (), {}) == rows

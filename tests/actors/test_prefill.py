@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.disaggregated_prefill import Disaggregated
+from actors.disaggregated_prefill import DisaggregatedModel
 from decoding.model import Until, Want, WrappedModel
 from decoding.operations import PrefillAhead
 from decoding.sequence import Sequence
@@ -47,7 +47,7 @@ class Near(WrappedModel):
         self.revive()
 
     def revive(self) -> None:
-        self.supervisor: Any = SimpleNamespace(mailbox=SimpleNamespace(lost=asyncio.Event()))
+        self.supervisor: Any = SimpleNamespace(connection=SimpleNamespace(lost=asyncio.Event()))
 
     async def do(self, seq: Sequence, op: Any) -> Any:
         match op:
@@ -78,7 +78,7 @@ class Trio:
     def __init__(self) -> None:
         self.decode, self.first, self.second, self.alone = (Near() for _ in range(4))
         self.all = (self.decode, self.first, self.second, self.alone)
-        self.model = Disaggregated(self.decode, (self.first, self.second), LEAST)  # type: ignore[arg-type]
+        self.model = DisaggregatedModel(self.decode, (self.first, self.second), LEAST)  # type: ignore[arg-type]
 
     @property
     def mover(self) -> Any:
@@ -229,7 +229,7 @@ async def test_a_prefill_actor_that_ends_is_not_waited_for(trio: Trio) -> None:
     running = asyncio.ensure_future(trio.model.decode(seq))
     while not trio.mover._given[0]:
         await asyncio.sleep(0)
-    trio.first.supervisor.mailbox.lost.set()
+    trio.first.supervisor.connection.lost.set()
     await asyncio.wait_for(running, 30)
     assert seq.tokens == await expected(trio)
     assert (trio.mover.moved, trio.mover.failed) == (0, 1)
@@ -238,20 +238,20 @@ async def test_a_prefill_actor_that_ends_is_not_waited_for(trio: Trio) -> None:
 
 
 async def test_one_that_is_away_is_not_asked(trio: Trio) -> None:
-    trio.first.supervisor.mailbox = None
+    trio.first.supervisor.connection = None
     trio.first.gate.clear()
     seq = sequence()
     await trio.model.decode(seq)
     assert trio.mover.moved == 1
     trio.model.release(seq)
-    trio.second.supervisor.mailbox = None
+    trio.second.supervisor.connection = None
     other = sequence([(5 * token + 1) % 256 for token in PROMPT])
     await trio.model.decode(other)
     assert (trio.mover.moved, trio.mover.failed) == (1, 0)
     trio.model.release(other)
 
 
-@pytest.mark.parametrize("fault", [Interrupted("its shelf is gone"), ValueError("not a KV tensor")], ids=str)
+@pytest.mark.parametrize("fault", [Interrupted("its store is gone"), ValueError("not a KV tensor")], ids=str)
 async def test_whatever_fails_the_prompt_is_computed(trio: Trio, fault: Exception) -> None:
     trio.first.fault = trio.second.fault = fault
     seq = sequence()

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from actors.connection import Exchange, RayLine
-from actors.disaggregated_prefill import Disaggregated
+from actors.connection import ConnectionGroup, RayChannel
+from actors.disaggregated_prefill import DisaggregatedModel
 from actors.group import join
 from actors.model_actor import ModelActor
-from actors.model_host import ModelHost
+from actors.model_worker import ModelWorker
 from actors.remote import RemoteModel
 from decoding.sequence import Sequence
 from pool.local_pool import LocalPool
-from tests.actors.hosts import DirectLine, OneLife, RemotePool, fix_times, open_local, poll, spec_of
+from tests.actors.hosts import DirectChannel, OneIncarnation, RemotePool, fix_times, open_local, poll, spec_of
 from tests.engine.harness import Reply, ask
 from turnout.config import TurnoutConfig
 from turnout.types import SamplingParams
@@ -51,20 +51,20 @@ async def alone(actors_config: TurnoutConfig) -> AsyncIterator[LocalPool]:
 @pytest.fixture
 async def split(remote: RemotePool, actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
     """The pool in this process, its large model with one more copy that prefills."""
-    host = ModelHost(spec_of("large", actors_config, owner=2))
+    host = ModelWorker(spec_of("large", actors_config, owner=2))
     card = host.load()
     card = host.begin(card.vocab_size)
     fix_times(host.model)
-    host.transport = host._dock._transport = type(remote.hosts["large"].transport)(remote.board, 2)  # type: ignore
-    supervisor = OneLife(card, remote.exchange, 2)
-    supervisor.open(DirectLine(host))
-    large = Disaggregated(remote.members["large"], (RemoteModel("large", supervisor),), LEAST)  # type: ignore
+    host.transport = host._endpoint._transport = type(remote.hosts["large"].transport)(remote.board, 2)  # type: ignore
+    supervisor = OneIncarnation(card, remote.exchange, 2)
+    supervisor.open(DirectChannel(host))
+    large = DisaggregatedModel(remote.members["large"], (RemoteModel("large", supervisor),), LEAST)  # type: ignore
     remote.members = {**remote.members, "large": large}
     remote.pool.models["large"] = large
     remote.hosts["prefill"] = host
     remote.supervisors["prefill"] = supervisor
     yield remote
-    await poll(lambda: len(host.shelf) == 0, "the prefill actor's shelf is empty")
+    await poll(lambda: len(host.store) == 0, "the prefill actor's store is empty")
     await remote.settle()
 
 
@@ -91,7 +91,7 @@ async def test_answers_are_those_of_one_process(
 async def test_kv_does_not_pass_through_the_coordinator(split: RemotePool) -> None:
     seq = Sequence(PROMPT, SamplingParams(max_tokens=1, temperature=0.0), 1)
     await split.members["large"].decode(seq)
-    heard = [each.mailbox.bytes_heard for each in split.supervisors.values() if each.mailbox is not None]
+    heard = [each.connection.bytes_heard for each in split.supervisors.values() if each.connection is not None]
     assert split.board.num_sent == 1
     assert sum(heard) < 20_000  # signs of life included; the KV of this prompt is several times as much
     split.members["large"].release(seq)
@@ -99,22 +99,22 @@ async def test_kv_does_not_pass_through_the_coordinator(split: RemotePool) -> No
 
 async def test_a_shelf_that_lost_the_kv_does_no_harm(split: RemotePool, alone: LocalPool) -> None:
     """Planted: the prefill actor drops what it was told to keep."""
-    shelf = split.hosts["prefill"].shelf
-    put = shelf.put
+    store = split.hosts["prefill"].store
+    put = store.put
 
     def careless(tensor: Any) -> int:
         number = put(tensor)
-        shelf.drop([number])
+        store.drop([number])
         return number
 
-    shelf.put = careless  # type: ignore[method-assign]
+    store.put = careless  # type: ignore[method-assign]
     there = await ask(split, PROMPT)  # type: ignore[arg-type]
     assert told(there) == told(await ask(alone, PROMPT))
     assert split.members["large"].mover.failed == 1
 
 
 @asynccontextmanager
-async def three_actors(config: TurnoutConfig) -> AsyncIterator[tuple[Disaggregated, list[Any], list[int]]]:
+async def three_actors(config: TurnoutConfig) -> AsyncIterator[tuple[DisaggregatedModel, list[Any], list[int]]]:
     """The large model in three Ray actors, the last two of which prefill."""
     import ray
 
@@ -125,12 +125,12 @@ async def three_actors(config: TurnoutConfig) -> AsyncIterator[tuple[Disaggregat
         )
         cards = await asyncio.gather(*(a.begin.remote(cards[0].vocab_size) for a in actors))
         await join(actors, ["decode", "prefill 1", "prefill 2"], 1, 30.0)
-        exchange = Exchange(lambda: 1)
-        lives = [OneLife(card, exchange, owner) for owner, card in enumerate(cards)]
+        exchange = ConnectionGroup(lambda: 1)
+        lives = [OneIncarnation(card, exchange, owner) for owner, card in enumerate(cards)]
         for life, actor in zip(lives, actors, strict=True):
-            life.open(RayLine(actor))
+            life.open(RayChannel(actor))
         models = [RemoteModel("large", life) for life in lives]
-        yield Disaggregated(models[0], models[1:], LEAST), actors, [card.pid for card in cards]  # type: ignore
+        yield DisaggregatedModel(models[0], models[1:], LEAST), actors, [card.pid for card in cards]  # type: ignore
         for life in lives:
             await life.close()
     finally:
@@ -149,7 +149,7 @@ async def test_prompts_go_between_real_actors_and_one_that_is_killed_is_done_wit
         return seq.tokens
 
     async with three_actors(actors_config) as (model, _, pids):
-        mailboxes = [each.supervisor.mailbox for each in (model.inner, *model.prefills)]
+        connections = [each.supervisor.connection for each in (model.inner, *model.prefills)]
         assert await decoded(model, PROMPT) == await decoded(alone.engines["large"], PROMPT)
         assert (model.mover.moved, model.mover.failed) == (1, 0)
         os.kill(pids[1], signal.SIGSTOP)  # it holds the next prompt and never answers
@@ -162,4 +162,4 @@ async def test_prompts_go_between_real_actors_and_one_that_is_killed_is_done_wit
         assert (model.mover.moved, model.mover.failed) == (1, 1)
         model.prefills[0].supervisor.end()  # its supervisor would do so
         assert await decoded(model, OTHER[::-1]) == await decoded(alone.engines["large"], OTHER[::-1])
-        await poll(lambda: all(m.load.shelved == 0 for m in (mailboxes[0], mailboxes[2])), "shelves are empty")
+        await poll(lambda: all(m.load.stored == 0 for m in (connections[0], connections[2])), "stores are empty")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from actors.quarantine import Suspects, blamed
+from actors.quarantine import Quarantine, blamed
 from turnout.errors import Code
 
 
 def test_everybody_may_work_until_a_process_dies():
-    suspects = Suspects[str]()
+    suspects = Quarantine[str]()
     assert suspects.admits("a", ["b", "c"])
     assert suspects.died(["a", "b"], "p1") == {}
     assert "a" in suspects
@@ -23,14 +23,14 @@ def test_everybody_may_work_until_a_process_dies():
 
 
 def test_who_was_alone_twice_is_guilty_with_both_places():
-    suspects = Suspects[str]()
+    suspects = Quarantine[str]()
     assert suspects.died(["a"], "p1") == {}, "once may be anybody's fault"
     assert suspects.died(["a"], "p2") == {"a": ("p1", "p2")}
     assert len(suspects) == 0
 
 
 def test_a_process_that_dies_with_nothing_at_work_blames_nobody():
-    suspects = Suspects[str]()
+    suspects = Quarantine[str]()
     suspects.died(["a", "b"], "p1")
     assert suspects.died([], "p2") == {}
     assert len(suspects) == 2
@@ -43,7 +43,7 @@ def test_the_message_names_the_request_and_both_processes():
 
 
 def test_one_death_alone_proves_nothing_of_work_that_a_sound_process_did_not_die_of():
-    suspects = Suspects[str]()
+    suspects = Quarantine[str]()
     suspects.died(["a", "b"], "p1")
     assert suspects.died(["a"], "p2") == {}, "the process had completed nothing: it may be at fault"
     assert [suspects.tried(work) for work in "ab"] == [True, False]
@@ -63,7 +63,7 @@ def test_exactly_the_deadly_ones_are_found_whatever_the_order():
         works = [f"w{i}" for i in range(rng.randint(1, 8))]
         deadly = set(rng.sample(works, rng.randint(0, min(3, len(works)))))
         outside, spared = rng.randint(0, 3), set[str]()
-        suspects, waiting, completed, guilty, deaths, sound = Suspects[str](), works[:], [], [], 0, False
+        suspects, waiting, completed, guilty, deaths, sound = Quarantine[str](), works[:], [], [], 0, False
         while waiting:
             at_work: list[str] = []
             for work in sorted(waiting, key=suspects.tried):

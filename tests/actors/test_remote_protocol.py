@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from actors.connection import Exchange
-from actors.protocol import Kind, Post
+from actors.connection import ConnectionGroup
+from actors.protocol import ReplyKind, RequestKind
 from decoding.model import Until, Want
 from decoding.sequence import Sequence
 from pool.local_pool import LocalPool
-from tests.actors.hosts import DirectLine, RemotePool, close_in_process, open_in_process, poll
+from tests.actors.hosts import DirectChannel, RemotePool, close_in_process, open_in_process, poll
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
 from turnout.types import FinishReason, SamplingParams, Token
@@ -53,7 +53,7 @@ def sequence(length: int = 20, sampling: SamplingParams = LONG) -> Sequence:
     return Sequence([7 * i % 250 for i in range(1, length + 1)], sampling, seed=3)
 
 
-async def posted(line: DirectLine) -> None:
+async def posted(line: DirectChannel) -> None:
     """Wait for another post."""
     before = len(line.posts)
     await poll(lambda: len(line.posts) > before, "a post went out")
@@ -67,7 +67,7 @@ async def tokens_of(model: Any, seq: Sequence, *stretches: int) -> list[int]:
     return tokens
 
 
-def meddled(line: DirectLine, change: Callable[[list[Any]], list[Any]]) -> None:
+def meddled(line: DirectChannel, change: Callable[[list[Any]], list[Any]]) -> None:
     """Let every post be changed on its way."""
     line.meddle = lambda number, blob: [(number, pickle.dumps(change(pickle.loads(blob))))]
 
@@ -103,7 +103,7 @@ async def test_posts_are_applied_in_the_order_of_their_numbers(
         await posted(line)
     if held:
         # The last one has no follower: a post of nothing is one.
-        fragile.supervisors["large"].mailbox.say((Post.FORGET, []))  # type: ignore[union-attr]
+        fragile.supervisors["large"].connection.say((RequestKind.FORGET, []))  # type: ignore[union-attr]
     done = await asyncio.gather(*tasks, return_exceptions=True)
     for seq in seqs:
         forks.append(model.fork(seq))
@@ -113,7 +113,7 @@ async def test_posts_are_applied_in_the_order_of_their_numbers(
         model.release(seq)
         await posted(line)
     if held:
-        fragile.supervisors["large"].mailbox.say((Post.FORGET, []))  # type: ignore[union-attr]
+        fragile.supervisors["large"].connection.say((RequestKind.FORGET, []))  # type: ignore[union-attr]
     done += await asyncio.gather(*tasks[4:], return_exceptions=True)
     line.meddle = lambda number, blob: [(number, blob), *([held.pop()] if held else [])]
     for fork in forks:
@@ -126,13 +126,13 @@ async def test_posts_are_applied_in_the_order_of_their_numbers(
 
 
 async def test_a_lost_update_is_an_error_and_no_wrong_token(remote: RemotePool) -> None:
-    """Planted: one message on its way loses the tokens that the mirror lacks."""
+    """Planted: one message on its way loses the tokens that the replica lacks."""
     model, seq = remote.members["large"], sequence()
     await model.decode(seq, Until(max_tokens=4))
     seq.append(Token(65, "elsewhere"))
 
     def forget(messages: list[Any]) -> list[Any]:
-        return [(*m[:2], m[2][:2], *m[3:]) if m[0] == Post.CALL else m for m in messages]
+        return [(*m[:2], m[2][:2], *m[3:]) if m[0] == RequestKind.CALL else m for m in messages]
 
     meddled(remote.lines["large"], forget)
     await model.decode(seq, Until(max_tokens=1))  # nothing tells that the token is missing yet
@@ -144,11 +144,11 @@ async def test_a_lost_update_is_an_error_and_no_wrong_token(remote: RemotePool) 
 
 
 async def test_a_mirror_one_token_short_is_an_error(remote: RemotePool) -> None:
-    """Planted: the actor loses a token of a mirror between two operations."""
+    """Planted: the actor loses a token of a replica between two operations."""
     model, seq = remote.members["large"], sequence()
     await model.decode(seq, Until(max_tokens=4))
-    [mirror] = remote.hosts["large"]._mirrors._mirrors.values()
-    mirror.seq.tokens.pop()
+    [replica] = remote.hosts["large"]._replicas._replicas.values()
+    replica.seq.tokens.pop()
     with pytest.raises(TurnoutError, match="it has 23 tokens"):
         await model.decode(seq, Until(max_tokens=4))
     model.release(seq)
@@ -178,7 +178,7 @@ async def test_what_is_said_in_one_turn_goes_out_in_one_post(remote: RemotePool)
     await asyncio.sleep(0)
     assert len(line.posts) == before + 2
     kinds = [message[0] for message in pickle.loads(line.posts[-1])]
-    assert kinds == [Post.FORK] * 6 + [Post.RELEASE] * 12
+    assert kinds == [RequestKind.FORK] * 6 + [RequestKind.RELEASE] * 12
 
 
 async def test_a_fork_is_of_the_sequence_as_it_then_was(remote: RemotePool, local: LocalPool) -> None:
@@ -188,7 +188,7 @@ async def test_a_fork_is_of_the_sequence_as_it_then_was(remote: RemotePool, loca
     twin = model.fork(seq)
     going = asyncio.ensure_future(model.decode(seq, Until(max_tokens=4)))
     await asyncio.sleep(0)
-    early = model.fork(seq)  # the mirror may be ahead of it
+    early = model.fork(seq)  # the replica may be ahead of it
     await going
     assert len(seq) == 28
     assert len(twin) == len(early) == 24
@@ -216,8 +216,8 @@ async def test_a_cancelled_operation_ends_there_and_the_sequence_goes_on(remote:
     model, seq, host = remote.members["large"], sequence(), remote.hosts["large"]
     await model.decode(seq, Until(max_tokens=3))
     task = asyncio.ensure_future(model.decode(seq, Until(max_tokens=150)))
-    mirror = next(iter(host._mirrors._mirrors.values()))
-    await poll(lambda: len(mirror.seq) > 40, "some tokens were written there")
+    replica = next(iter(host._replicas._replicas.values()))
+    await poll(lambda: len(replica.seq) > 40, "some tokens were written there")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -225,7 +225,7 @@ async def test_a_cancelled_operation_ends_there_and_the_sequence_goes_on(remote:
     await model.decode(seq, Until(max_tokens=27))
     assert seq.tokens == expected
     assert host.model.stats().sequences == 1
-    assert len(mirror.seq) == len(seq)
+    assert len(replica.seq) == len(seq)
     assert seq.meter.models["large"].forwards > 30, "what the cancelled one cost is counted"
     model.release(seq)
 
@@ -249,9 +249,9 @@ async def test_everything_said_before_a_life_ends_is_asked_of_the_next(fragile: 
     host = fragile.hosts["large"]
     await model.decode(seq, Until(max_tokens=10))
     task = asyncio.ensure_future(model.decode(seq, Until(max_tokens=50)))
-    mirror = next(iter(host._mirrors._mirrors.values()))
-    await poll(lambda: len(mirror.seq) > 40, "it is under way")
-    old = supervisor.mailbox
+    replica = next(iter(host._replicas._replicas.values()))
+    await poll(lambda: len(replica.seq) > 40, "it is under way")
+    old = supervisor.connection
     fragile.lines["large"].cut.set()
     assert old is not None
     await old.lost.wait()
@@ -259,7 +259,7 @@ async def test_everything_said_before_a_life_ends_is_asked_of_the_next(fragile: 
     again = type(host)(host.spec)
     card = await asyncio.to_thread(lambda: (again.load(), again.begin(261))[1])
     fragile.hosts["large"], supervisor.card = again, card
-    line = fragile.lines["large"] = DirectLine(again)
+    line = fragile.lines["large"] = DirectChannel(again)
     supervisor.open(line)
     await task
     assert seq.tokens == expected
@@ -318,28 +318,28 @@ async def test_a_post_that_never_comes_is_noticed(
     fragile: RemotePool, monkeypatch: pytest.MonkeyPatch, busy: bool
 ) -> None:
     """Also where later ones keep coming."""
-    monkeypatch.setattr("actors.model_host.GAP_S", 0.05)
-    monkeypatch.setattr("actors.model_host.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("actors.model_worker.GAP_S", 0.05)
+    monkeypatch.setattr("actors.model_worker.HEARTBEAT_S", 0.05)
     model, line, seq = fragile.members["large"], fragile.lines["large"], sequence()
     line.meddle = lambda number, blob: []
     going = asyncio.ensure_future(model.absorb(seq))
     await posted(line)
     line.meddle = lambda number, blob: [(number, blob)]
     model.release(seq)
-    mailbox = fragile.supervisors["large"].mailbox
-    assert mailbox is not None
+    connection = fragile.supervisors["large"].connection
+    assert connection is not None
     async with asyncio.timeout(30):
-        while busy and not mailbox.lost.is_set():
-            mailbox.say((Post.FORGET, []))
+        while busy and not connection.lost.is_set():
+            connection.say((RequestKind.FORGET, []))
             await asyncio.sleep(0.005)
-        await mailbox.lost.wait()
-    assert "never came" in str(mailbox.reason)
+        await connection.lost.wait()
+    assert "never came" in str(connection.reason)
     assert not going.done(), "another life may answer it"
     going.cancel()
-    mailbox._sent.clear()
+    connection._sent.clear()
 
 
 async def test_kinds_keep_their_numbers() -> None:
     """They go over the wire."""
-    assert (Kind.DONE, Kind.FAILED, Kind.ALIVE) == (0, 1, 2)
-    assert Exchange().mailboxes == {}
+    assert (ReplyKind.DONE, ReplyKind.FAILED, ReplyKind.ALIVE) == (0, 1, 2)
+    assert ConnectionGroup().connections == {}

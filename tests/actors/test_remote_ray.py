@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 import ray
 
-from actors.connection import Exchange, Mailbox, RayLine
+from actors.connection import ActorConnection, ConnectionGroup, RayChannel
 from actors.model_actor import ModelActor
 from actors.remote import RemoteModel
 from pool.local_pool import LocalPool
-from tests.actors.hosts import OneLife, RemotePool, open_local, poll, spec_of
+from tests.actors.hosts import OneIncarnation, RemotePool, open_local, poll, spec_of
 from tests.actors.test_remote_methods import OTHERS, SAMPLED, assert_said, replies, told
 from tests.constrained import random_schema
 from tests.engine.harness import ask_all, call_of, random_prompts
@@ -53,12 +53,12 @@ async def pools(actors_config: TurnoutConfig, ray_cluster: None) -> AsyncIterato
     address, port = await handles["small"].listen.remote()
     joins = [handle.join.remote(1, rank, 2, address, port, 30.0) for rank, handle in enumerate(handles.values())]
     await asyncio.gather(*joins)
-    exchange = Exchange(lambda: 1)
+    exchange = ConnectionGroup(lambda: 1)
     supervisors = {
-        name: OneLife(card, exchange, owner) for owner, (name, card) in enumerate(zip(names, cards, strict=True))
+        name: OneIncarnation(card, exchange, owner) for owner, (name, card) in enumerate(zip(names, cards, strict=True))
     }
     for name, supervisor in supervisors.items():
-        supervisor.open(RayLine(handles[name]))  # type: ignore[arg-type]
+        supervisor.open(RayChannel(handles[name]))  # type: ignore[arg-type]
     remote = RemotePool("pair", actors_config, {name: RemoteModel(name, supervisors[name]) for name in names})
     remote.exchange, remote.supervisors, remote.hosts, remote.lines = exchange, supervisors, {}, {}
     local = open_local(actors_config)
@@ -70,22 +70,22 @@ async def pools(actors_config: TurnoutConfig, ray_cluster: None) -> AsyncIterato
     await local.close()
 
 
-def mailbox_of(pool: RemotePool, name: str) -> Mailbox:
-    mailbox = pool.supervisors[name].mailbox
-    assert mailbox is not None
-    return mailbox
+def connection_of(pool: RemotePool, name: str) -> ActorConnection:
+    connection = pool.supervisors[name].connection
+    assert connection is not None
+    return connection
 
 
 async def assert_idle(pool: RemotePool) -> None:
     """The actors tell that nothing is left."""
     for name in pool.supervisors:
-        mailbox = mailbox_of(pool, name)
-        assert mailbox.num_sequences == 0
+        connection = connection_of(pool, name)
+        assert connection.num_sequences == 0
 
-        def idle(mailbox: Mailbox = mailbox) -> bool:
-            load = mailbox.load
+        def idle(connection: ActorConnection = connection) -> bool:
+            load = connection.load
             assert load is not None
-            return load.stats.used_blocks == load.stats.sequences == load.shelved == load.in_flight == 0
+            return load.stats.used_blocks == load.stats.sequences == load.stored == load.in_flight == 0
 
         await poll(idle, f"{name} is idle")
 
@@ -154,7 +154,7 @@ async def test_an_error_there_names_what_is_wrong(pools: tuple[LocalPool, Remote
 
 
 async def test_death_leaves_calls_open(actors_config: TurnoutConfig, ray_cluster: None) -> None:
-    """A process that is killed: the mailbox is lost at once, and its calls wait for another life."""
+    """A process that is killed: the connection is lost at once, and its calls wait for another life."""
     import os
     import signal
 
@@ -164,18 +164,18 @@ async def test_death_leaves_calls_open(actors_config: TurnoutConfig, ray_cluster
     handle = ray.remote(ModelActor).options(num_cpus=0).remote()
     card = await handle.load.remote(spec_of("small", actors_config, 0))
     card = await handle.begin.remote(card.vocab_size)
-    supervisor = OneLife(card, Exchange(), 0)
-    mailbox = supervisor.open(RayLine(handle))  # type: ignore[arg-type]
+    supervisor = OneIncarnation(card, ConnectionGroup(), 0)
+    connection = supervisor.open(RayChannel(handle))  # type: ignore[arg-type]
     model = RemoteModel("small", supervisor)
     seq = Sequence([1, 2, 3], SamplingParams(max_tokens=400, ignore_eos=True), 0)
     going = asyncio.ensure_future(model.decode(seq))
-    await poll(lambda: mailbox.load is not None, "it lives", 30.0)
+    await poll(lambda: connection.load is not None, "it lives", 30.0)
     os.kill(card.pid, signal.SIGKILL)
     async with asyncio.timeout(20):
-        await mailbox.lost.wait()
-    assert mailbox.reason is not None
+        await connection.lost.wait()
+    assert connection.reason is not None
     assert not going.done()
-    assert len(mailbox.in_flight) == 1
+    assert len(connection.in_flight) == 1
     going.cancel()
     await asyncio.gather(going, return_exceptions=True)
     assert len(seq) == 3

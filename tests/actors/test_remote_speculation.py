@@ -22,7 +22,7 @@ from decoding.verifiers.base import Verdict
 from decoding.verifiers.match import MatchVerifier
 from decoding.verifiers.rejection import RejectionVerifier
 from pool.local_pool import LocalPool
-from tests.actors.hosts import DirectLine, RemotePool, poll
+from tests.actors.hosts import DirectChannel, RemotePool, poll
 from tests.engine.harness import ask
 from turnout.errors import Interrupted
 from turnout.types import SamplingParams
@@ -61,7 +61,7 @@ async def remote(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[RemotePoo
 
     def empty() -> bool:
         gc.collect()  # errors that were caught hold what they were about
-        return not any(len(host.shelf) or len(host._receiver) for host in pools[1].hosts.values())
+        return not any(len(host.store) or len(host._receiver) for host in pools[1].hosts.values())
 
     await poll(empty, "all tensors were dropped, all parts forgotten")
     pools[1].assert_idle()
@@ -82,9 +82,9 @@ async def test_proposals_go_from_actor_to_actor_and_never_here(remote: RemotePoo
     tree = await small.propose(seq, drafter, ROOM, FixedLength())
     assert len(tree) == 4
     assert all(isinstance(each, TensorHandle) for each in tree.proposals)
-    shelf = remote.hosts["small"].shelf
-    assert len(shelf) == 4
-    assert shelf.nbytes == sum(each.nbytes for each in tree.proposals)
+    store = remote.hosts["small"].store
+    assert len(store) == 4
+    assert store.nbytes == sum(each.nbytes for each in tree.proposals)
     verdict = await large.verify(seq, tree, RejectionVerifier())
     assert remote.board.num_sent == before + 4
     assert all(row.probs is None for row in verdict.rows), "only the verifier wanted them"
@@ -114,9 +114,9 @@ async def test_a_cancelled_proposal_leaves_nothing_on_the_shelf(remote: RemotePo
         turns += 1 + turns // 8
     release(remote, seq)
     await remote.settle()
-    shelf = remote.hosts["small"].shelf
-    await poll(lambda: not len(shelf), "all were dropped")
-    assert shelf.nbytes == 0
+    store = remote.hosts["small"].store
+    await poll(lambda: not len(store), "all were dropped")
+    assert store.nbytes == 0
 
 
 async def test_without_a_group_the_call_fails_and_can_be_made_again(remote: RemotePool) -> None:
@@ -139,10 +139,10 @@ async def test_without_a_group_the_call_fails_and_can_be_made_again(remote: Remo
 async def test_proposals_of_an_ended_life_are_never_used(remote: RemotePool) -> None:
     small, large, seq = remote.members["small"], remote.members["large"], sequence()
     tree = await small.propose(seq, ModelChainDrafter(None, Candidates.DRAWN), ROOM, FixedLength())
-    mailbox = remote.exchange.mailboxes.pop((0, 0))
+    connection = remote.exchange.connections.pop((0, 0))
     with pytest.raises(Interrupted, match="made again"):
         await large.verify(seq, tree, RejectionVerifier())
-    remote.exchange.mailboxes[0, 0] = mailbox
+    remote.exchange.connections[0, 0] = connection
     release(remote, seq)
 
 
@@ -150,7 +150,7 @@ async def test_what_the_shelf_has_no_more_is_an_interruption(remote: RemotePool)
     """Planted: an actor loses what it was to keep."""
     small, large, seq = remote.members["small"], remote.members["large"], sequence()
     tree = await small.propose(seq, ModelChainDrafter(None, Candidates.DRAWN), ROOM, FixedLength())
-    remote.hosts["small"].shelf.clear()
+    remote.hosts["small"].store.clear()
     with pytest.raises(Interrupted):
         await large.verify(seq, tree, RejectionVerifier())
     release(remote, seq)
@@ -216,8 +216,8 @@ async def test_an_answer_goes_on_when_the_target_begins_anew(
         ask(remote, [5, 6, 7] * 4, "speculative", params, max_tokens=60, ignore_eos=True)  # type: ignore[arg-type]
     )
     host, supervisor = remote.hosts["large"], remote.supervisors["large"]
-    await poll(lambda: any(m.seq.generated for m in host._mirrors._mirrors.values()), "it writes")
-    old = supervisor.mailbox
+    await poll(lambda: any(m.seq.generated for m in host._replicas._replicas.values()), "it writes")
+    old = supervisor.connection
     assert old is not None
     # The same process as a new one: it knows nothing.
     old._reader.cancel()
@@ -225,15 +225,15 @@ async def test_an_answer_goes_on_when_the_target_begins_anew(
     for _, task in list(host._tasks.values()):
         task.cancel()
     await asyncio.gather(*(task for _, task in list(host._tasks.values())), return_exceptions=True)
-    host._mirrors.clear()
+    host._replicas.clear()
     host._receiver.__init__()  # type: ignore[misc]
     host._out.clear()
     host._held.clear()
     host._next_post = 0
-    host.shelf.clear()
+    host.store.clear()
     supervisor.end()
-    line = remote.lines["large"] = DirectLine(host)
-    host.shelf.life = supervisor.restarts
+    line = remote.lines["large"] = DirectChannel(host)
+    host.store.life = supervisor.restarts
     supervisor.open(line)
     reply = await going
     assert reply.ids == expected.ids

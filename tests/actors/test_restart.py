@@ -16,7 +16,7 @@ import pytest_asyncio
 import ray
 
 import actors.group
-from actors.incarnation import Life, Starter
+from actors.incarnation import Incarnation, Launcher
 from actors.pool import ActorPool
 from tests.actors.faulty_hosts import DEADLY, POISON
 from tests.actors.hosts import open_local, poll
@@ -100,15 +100,15 @@ def lives(pid: int) -> bool:
 
 
 async def assert_idle(pool: ActorPool) -> None:
-    """The actors tell that nothing is left, on their shelves neither."""
+    """The actors tell that nothing is left, on their stores neither."""
 
     def idle() -> bool:
-        held, loads = pool.stats(), [each.mailbox and each.mailbox.load for each in pool.supervisors]
-        told_all = all(load is not None and not load.shelved and not load.in_flight for load in loads)
+        held, loads = pool.stats(), [each.connection and each.connection.load for each in pool.supervisors]
+        told_all = all(load is not None and not load.stored and not load.in_flight for load in loads)
         return told_all and held.requests == held.sequences == held.used_blocks == held.waiting == 0
 
     await poll(idle, "the pool is idle", 60)
-    assert not any(each._calls or each._sent or len(each._suspects) for each in pool.supervisors)
+    assert not any(each._calls or each._sent or len(each._quarantine) for each in pool.supervisors)
 
 
 async def under_way(pool: ActorPool, calls: list[GenerateCall]) -> list[asyncio.Task[Reply]]:
@@ -141,15 +141,15 @@ async def test_actors_answer_as_one_process_does(pool: ActorPool, wanted: dict[s
 async def test_an_actor_killed_mid_answer_and_again_while_it_starts(
     pool: ActorPool, wanted: dict[str, Reply], monkeypatch: pytest.MonkeyPatch, record_property: Any
 ):
-    loaded, killed = Starter._loaded, []
+    loaded, killed = Launcher._loaded, []
 
-    async def killing(self: Starter, number: int, actors: list[Any], places: tuple[Any, ...]) -> Life:
+    async def killing(self: Launcher, number: int, actors: list[Any], places: tuple[Any, ...]) -> Incarnation:
         if not killed:
             killed.append(places[0].pid)
             os.kill(places[0].pid, signal.SIGKILL)
         return await loaded(self, number, actors, places)
 
-    monkeypatch.setattr(Starter, "_loaded", killing)
+    monkeypatch.setattr(Launcher, "_loaded", killing)
     tasks = await under_way(pool, calls_of(6))
     os.kill(pid_of(pool, 1), signal.SIGKILL)
     await timed("killed, and killed while starting", assert_as_wanted(pool, tasks, wanted), record_property)

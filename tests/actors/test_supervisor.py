@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import OutOfDiskError
 
-from actors.protocol import Call
+from actors.protocol import PendingCall
 from decoding.model import Until
 from decoding.operations import Decode
 from decoding.sequence import Sequence
@@ -86,7 +86,7 @@ async def test_a_life_that_ends_mid_answer_changes_no_token(near: Open, actors_c
         await at_work(pool, name)
         pool.line(name).cut.set()
         await poll(lambda name=name, restarts=restarts: pool.supervisors[name].restarts > restarts, f"{name} is back")
-        await poll(lambda name=name: not len(pool.supervisors[name]._suspects), "nobody is suspect any more", 60)
+        await poll(lambda name=name: not len(pool.supervisors[name]._quarantine), "nobody is suspect any more", 60)
     assert same(await asyncio.gather(*tasks), wanted)
     assert [pool.supervisors[name].restarts for name in ("small", "large")] == [1, 2]
     assert [member.restarts for member in pool.stats().members] == [1, 2]
@@ -104,9 +104,9 @@ async def test_both_lives_may_end_at_once(near: Open, actors_config: TurnoutConf
 
 async def test_calls_wait_for_a_member_that_is_away_and_may_give_up(near: Open):
     pool, back = await near(), asyncio.Event()
-    pool.starters["large"].plan = [back]
+    pool.launchers["large"].plan = [back]
     pool.line().cut.set()
-    await poll(lambda: pool.supervisors["large"].mailbox is None, "it is gone")
+    await poll(lambda: pool.supervisors["large"].connection is None, "it is gone")
     waiting, given_up = (asyncio.create_task(answer(pool, call)) for call in calls_of(2, n=1))
     with pytest.raises(TurnoutError) as caught:
         await answer(pool, call_of("x", "plain", deadline_s=0.1, **SAMPLED))
@@ -136,7 +136,7 @@ async def test_a_forward_that_never_returns_is_noticed_though_its_process_gives_
 ):
     pool, calls = await near(silence_s=60.0, forward_timeout_s=2.0), calls_of(3)
     wanted, stuck = await expected(actors_config, calls), threading.Event()
-    runner = pool.starters["large"].host.model.batcher.runner
+    runner = pool.launchers["large"].host.model.batcher.runner
     run = runner.run
 
     def wedged(feeds: Any) -> Any:
@@ -155,7 +155,7 @@ async def test_a_forward_that_never_returns_is_noticed_though_its_process_gives_
 
 async def test_who_was_asleep_itself_takes_nobody_for_silent(near: Open):
     pool = await near(silence_s=1.2)
-    await poll(lambda: all(each.mailbox.load is not None for each in pool.supervisors.values()), "signs of life")
+    await poll(lambda: all(each.connection.load is not None for each in pool.supervisors.values()), "signs of life")
     threading.Event().wait(2.0)  # the loop stands still, as after SIGSTOP
     assert len((await answer(pool, call_of("after", "plain", **SAMPLED))).ids) == 48
     assert [each.restarts for each in pool.supervisors.values()] == [0, 0]
@@ -163,7 +163,7 @@ async def test_who_was_asleep_itself_takes_nobody_for_silent(near: Open):
 
 async def test_a_start_that_fails_is_tried_again(near: Open):
     pool = await near()
-    pool.starters["large"].plan = [TurnoutError(Code.UNAVAILABLE, "no room yet")]
+    pool.launchers["large"].plan = [TurnoutError(Code.UNAVAILABLE, "no room yet")]
     pool.line().cut.set()
     await poll(lambda: pool.supervisors["large"].restarts == 2, "the second start succeeded")
     assert len((await answer(pool, call_of("again", "plain", **SAMPLED))).ids) == 48
@@ -173,7 +173,7 @@ async def test_too_many_restarts_fail_every_call_and_the_check(near: Open):
     pool = await near(max_restarts=1)
     tasks = [asyncio.create_task(answer(pool, call)) for call in calls_of(3)]
     await at_work(pool)
-    pool.starters["large"].plan = [TurnoutError(Code.UNAVAILABLE, "the node is gone")]
+    pool.launchers["large"].plan = [TurnoutError(Code.UNAVAILABLE, "the node is gone")]
     pool.line().cut.set()
     for ended in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(ended, Interrupted)
@@ -190,12 +190,12 @@ async def test_no_restarts_may_be_allowed(near: Open):
     pool = await near(max_restarts=0)
     pool.line().cut.set()
     await poll(lambda: pool.supervisors["large"].over is not None, "it is over")
-    assert len(pool.starters["large"].lines) == 1
+    assert len(pool.launchers["large"].lines) == 1
 
 
 async def test_a_start_that_takes_too_long_ends_the_waiting(near: Open):
     pool = await near(start_timeout_s=0.3)
-    pool.starters["large"].plan = [asyncio.Event()]
+    pool.launchers["large"].plan = [asyncio.Event()]
     task = asyncio.create_task(answer(pool, calls_of(1)[0]))
     await at_work(pool)
     pool.line().cut.set()
@@ -205,26 +205,26 @@ async def test_a_start_that_takes_too_long_ends_the_waiting(near: Open):
 
 async def test_what_is_cancelled_while_its_member_is_away_leaves_nothing(near: Open):
     pool, back = await near(), asyncio.Event()
-    pool.starters["large"].plan = [back]
+    pool.launchers["large"].plan = [back]
     tasks = [asyncio.create_task(answer(pool, call)) for call in calls_of(4)]
     await at_work(pool)
     pool.line().cut.set()
-    await poll(lambda: pool.supervisors["large"].mailbox is None, "it is gone")
+    await poll(lambda: pool.supervisors["large"].connection is None, "it is gone")
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert not pool.supervisors["large"]._calls
     back.set()
-    await poll(lambda: pool.supervisors["large"].mailbox is not None, "it is back")
+    await poll(lambda: pool.supervisors["large"].connection is not None, "it is back")
 
 
 async def test_closing_fails_what_waits(near: Open):
     pool = await near()
-    pool.starters["large"].plan = [asyncio.Event()]
+    pool.launchers["large"].plan = [asyncio.Event()]
     task = asyncio.create_task(answer(pool, calls_of(1)[0]))
     await at_work(pool)
     pool.line().cut.set()
-    await poll(lambda: pool.supervisors["large"].mailbox is None, "it is gone")
+    await poll(lambda: pool.supervisors["large"].connection is None, "it is gone")
     await pool.close()
     with pytest.raises(TurnoutError) as caught:
         await task
@@ -264,10 +264,10 @@ async def test_a_full_store_is_nobodys_fault_and_is_named_in_the_end(near: Open)
     pool = await near(max_restarts=3)
     supervisor = pool.supervisors["large"]
     sampling = SamplingParams(temperature=0.0, max_tokens=4000, ignore_eos=True)
-    call = Call(Decode(Until(max_tokens=4000)), Sequence([1, 2, 3], sampling, 0))
+    call = PendingCall(Decode(Until(max_tokens=4000)), Sequence([1, 2, 3], sampling, 0))
     task = asyncio.create_task(supervisor.submit(call))
     for lives in range(4):
-        await poll(lambda lives=lives: supervisor.restarts == lives and supervisor.mailbox is not None, "it lives")
+        await poll(lambda lives=lives: supervisor.restarts == lives and supervisor.connection is not None, "it lives")
         await at_work(pool)
         pool.line().end = lambda: OutOfDiskError("Local disk is full")
         pool.line().cut.set()
@@ -281,19 +281,19 @@ async def test_nobody_runs_beside_a_suspect_that_was_given_up_and_still_works(ne
     pool = await near()
     supervisor, sampling = pool.supervisors["large"], SamplingParams(temperature=0.0, max_tokens=4000, ignore_eos=True)
     calls = [
-        Call(Decode(Until(max_tokens=count)), Sequence([1, 2, index], sampling, 0))
+        PendingCall(Decode(Until(max_tokens=count)), Sequence([1, 2, index], sampling, 0))
         for index, count in enumerate((4000, 3))
     ]
     given_up, patient = (asyncio.create_task(supervisor.submit(call)) for call in calls)
     await poll(lambda: len(supervisor._sent) == 2, "both are at work")
-    supervisor._suspects.died(calls, "before")
+    supervisor._quarantine.died(calls, "before")
     pool.line().cut.set()
-    await poll(lambda: supervisor.restarts == 1 and bool(pool.starters["large"].host._tasks), "one works again, alone")
-    mailbox = supervisor.mailbox
-    assert mailbox.in_flight == calls[:1]
+    await poll(lambda: supervisor.restarts == 1 and bool(pool.launchers["large"].host._tasks), "one works again, alone")
+    connection = supervisor.connection
+    assert connection.in_flight == calls[:1]
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
-    assert mailbox.in_flight == calls[:1], "it ends there later"
+    assert connection.in_flight == calls[:1], "it ends there later"
     assert calls[1] not in supervisor._sent
     assert len((await patient).segment.tokens) == 3
     for call in calls:

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from actors.flat_buffer import meta_of
-from actors.tensor_store import Shelf
-from actors.tensor_transfer import Dock
+from actors.tensor_store import TensorStore
+from actors.tensor_transfer import TensorEndpoint
 from actors.transport import GroupBroken, Transport, between_gpus, gpu_of
 from tests.actors.hosts import poll
 from tests.actors.test_pickling import DTYPES, LAYOUTS, same
@@ -279,10 +279,10 @@ async def test_a_member_that_stands_still_is_named_by_the_deadline(children: lis
 
 
 async def test_what_was_meant_for_another_generation_is_neither_sent_nor_waited_for(trio: list[Transport]) -> None:
-    shelves = [Shelf(owner, 0) for owner in range(2)]
-    docks = [Dock(shelf, transport) for shelf, transport in zip(shelves, trio[:2], strict=True)]
+    stores = [TensorStore(owner, 0) for owner in range(2)]
+    docks = [TensorEndpoint(store, transport) for store, transport in zip(stores, trio[:2], strict=True)]
     tensor = torch.ones(10)
-    key = shelves[0].key(shelves[0].put(tensor))
+    key = stores[0].key(stores[0].put(tensor))
     coming = [(key, *meta_of(tensor))]
     docks[0].ship([key.id], 1, 7)  # of generation 0
     begun = time.monotonic()

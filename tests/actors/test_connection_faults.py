@@ -1,4 +1,4 @@
-"""What a mailbox makes of operations that end badly: interrupted, cancelled, or never sent."""
+"""What a connection makes of operations that end badly: interrupted, cancelled, or never sent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from actors.connection import Mailbox
-from actors.protocol import Call, Post
+from actors.connection import ActorConnection
+from actors.protocol import PendingCall, RequestKind
 from decoding.model import Until
 from decoding.operations import Decode, PrefillAhead, ScoreContinuations
 from decoding.sequence import Sequence
@@ -46,35 +46,35 @@ def sequence() -> Sequence:
     return Sequence([7 * i % 250 for i in range(1, 21)], LONG, seed=3)
 
 
-def mailbox_of(pool: RemotePool) -> Mailbox:
-    mailbox = pool.supervisors["large"].mailbox
-    assert mailbox is not None
-    return mailbox
+def connection_of(pool: RemotePool) -> ActorConnection:
+    connection = pool.supervisors["large"].connection
+    assert connection is not None
+    return connection
 
 
 async def test_a_stretch_interrupted_after_some_tokens_is_made_again_whole(
     remote: RemotePool, pools: tuple[LocalPool, RemotePool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where one of the processes that a model is split over has ended."""
-    expected, seq, host, mailbox = sequence(), sequence(), remote.hosts["large"], mailbox_of(remote)
+    expected, seq, host, connection = sequence(), sequence(), remote.hosts["large"], connection_of(remote)
     local = pools[0].engines["large"]
     await local.decode(expected, Until(max_tokens=10))
     local.release(expected)
     real = host.model.do
 
-    async def broken(mirror: Sequence, op: Any) -> Any:
-        await real(mirror, Decode(Until(max_tokens=4)))
+    async def broken(replica: Sequence, op: Any) -> Any:
+        await real(replica, Decode(Until(max_tokens=4)))
         raise Interrupted("rank 1 has ended")
 
-    call = Call(Decode(Until(max_tokens=10)), seq)
+    call = PendingCall(Decode(Until(max_tokens=10)), seq)
     with monkeypatch.context() as patch:
         patch.setattr(host.model, "do", broken)
-        mailbox.send(call)
+        connection.send(call)
         with pytest.raises(Interrupted):
             await call.future
     assert len(seq) == 20, "what it wrote is written again"
     call.renew()
-    mailbox.send(call)
+    connection.send(call)
     decoded = await call.future
     assert [token.id for token in decoded.segment.tokens] == expected.tokens[20:]
     assert seq.tokens == expected.tokens
@@ -83,15 +83,15 @@ async def test_a_stretch_interrupted_after_some_tokens_is_made_again_whole(
 
 async def test_an_operation_cancelled_before_it_began_answers(fragile: RemotePool) -> None:
     """Planted: both messages are applied in one go."""
-    line, mailbox, model, seq = fragile.lines["large"], mailbox_of(fragile), fragile.members["large"], sequence()
+    line, connection, model, seq = fragile.lines["large"], connection_of(fragile), fragile.members["large"], sequence()
     held: list[tuple[int, bytes]] = []
 
     def hold(number: int, blob: bytes) -> list[tuple[int, bytes]]:
         kinds = {message[0] for message in pickle.loads(blob)}
-        if Post.CALL in kinds:
+        if RequestKind.CALL in kinds:
             held.append((number, blob))
             return []
-        return [(number, blob), held.pop()] if Post.CANCEL in kinds and held else [(number, blob)]
+        return [(number, blob), held.pop()] if RequestKind.CANCEL in kinds and held else [(number, blob)]
 
     line.meddle = hold
     task = asyncio.ensure_future(model.decode(seq, Until(max_tokens=5)))
@@ -100,21 +100,21 @@ async def test_an_operation_cancelled_before_it_began_answers(fragile: RemotePoo
     await asyncio.gather(task, return_exceptions=True)
     await poll(lambda: not held, "both are there")
     line.meddle = lambda number, blob: [(number, blob)]
-    await poll(lambda: not mailbox._sent, "it was answered")
-    assert not mailbox._calls
-    assert mailbox._known[seq].appending == 0
+    await poll(lambda: not connection._sent, "it was answered")
+    assert not connection._calls
+    assert connection._known[seq].appending == 0
     await model.decode(seq, Until(max_tokens=5))
     assert len(seq) == 25
     model.release(seq)
 
 
 async def test_only_the_call_that_cannot_be_pickled_fails(remote: RemotePool) -> None:
-    mailbox, model = mailbox_of(remote), remote.members["large"]
+    connection, model = connection_of(remote), remote.members["large"]
     sound, faulty = sequence(), sequence()
-    bad = Call(ScoreContinuations([(1, 2), lambda: None]), faulty)  # type: ignore[list-item]
-    good = Call(Decode(Until(max_tokens=3)), sound)
-    mailbox.send(bad)
-    mailbox.send(good)
+    bad = PendingCall(ScoreContinuations([(1, 2), lambda: None]), faulty)  # type: ignore[list-item]
+    good = PendingCall(Decode(Until(max_tokens=3)), sound)
+    connection.send(bad)
+    connection.send(good)
     with pytest.raises(TurnoutError, match="cannot be pickled") as caught:
         await bad.future
     assert caught.value.code is Code.INTERNAL
@@ -126,20 +126,20 @@ async def test_only_the_call_that_cannot_be_pickled_fails(remote: RemotePool) ->
 
 
 async def test_a_post_that_ray_does_not_take_fails_its_calls_and_blames_nobody(fragile: RemotePool) -> None:
-    line, mailbox = fragile.lines["large"], mailbox_of(fragile)
-    under_way = Call(Decode(Until(max_tokens=150)), sequence())
-    mailbox.send(under_way)
+    line, connection = fragile.lines["large"], connection_of(fragile)
+    under_way = PendingCall(Decode(Until(max_tokens=150)), sequence())
+    connection.send(under_way)
     await poll(lambda: bool(line.host._tasks), "it is under way")
 
     def full(number: int, blob: bytes) -> list[tuple[int, bytes]]:
         raise MemoryError("the store is full")
 
     line.meddle = full
-    late = Call(PrefillAhead(), sequence())
-    mailbox.send(late)
+    late = PendingCall(PrefillAhead(), sequence())
+    connection.send(late)
     with pytest.raises(TurnoutError, match=r"pid \d+ .*the store is full.*object store") as caught:
         await late.future
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
-    await mailbox.lost.wait()
-    assert mailbox.blameless
-    assert mailbox.in_flight == [under_way], "another life answers it"
+    await connection.lost.wait()
+    assert connection.blameless
+    assert connection.in_flight == [under_way], "another life answers it"

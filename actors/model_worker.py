@@ -1,4 +1,4 @@
-"""What runs in an actor: one model, the mirrors of the sequences it works on, and the operations under way."""
+"""What runs in an actor: one model, the replicas of the sequences it works on, and the operations under way."""
 
 from __future__ import annotations
 
@@ -15,11 +15,21 @@ import ray
 import torch
 
 from actors.packing import Unpacker, kind_of, pack_result
-from actors.protocol import HEARTBEAT_S, Kind, Load, MemberSpec, ModelCard, Post, Update, pack_tokens, trimmed
+from actors.protocol import (
+    HEARTBEAT_S,
+    Load,
+    MemberSpec,
+    ModelCard,
+    ReplyKind,
+    RequestKind,
+    Update,
+    pack_tokens,
+    trimmed,
+)
 from actors.remote_objects import Receiver
-from actors.sequence_replica import Mirror, Mirrors, keep
-from actors.tensor_store import Key, Shelf
-from actors.tensor_transfer import Dock
+from actors.sequence_replica import Replica, Replicas, keep
+from actors.tensor_store import Key, TensorStore
+from actors.tensor_transfer import TensorEndpoint
 from actors.transport import Transport
 from decoding.operations import Observe, Operation
 from engine.fingerprint import numerics_class
@@ -36,7 +46,7 @@ GAP_S = 10.0  # how long a post may be missing while later ones are there
 Packed = tuple[Any, ...]
 
 
-class ModelHost:
+class ModelWorker:
     """A model in this process, and what coordinators ask of it; knows nothing of Ray's calls.
 
     Args:
@@ -47,14 +57,14 @@ class ModelHost:
 
     def __init__(self, spec: MemberSpec, address: str = "127.0.0.1", node_id: str = "") -> None:
         self.spec = spec
-        self.shelf = Shelf(spec.owner, spec.life)
+        self.store = TensorStore(spec.owner, spec.life)
         self.transport = Transport(torch.device(spec.config.models[spec.name].device), address)
-        self._dock = Dock(self.shelf, self.transport)
+        self._endpoint = TensorEndpoint(self.store, self.transport)
         self._place = (address, node_id)
         self._member: LoadedMember | None = None
         self._receiver = Receiver()
-        self._tasks: dict[int, tuple[Mirror, asyncio.Task[None]]] = {}
-        self._lessons: dict[Mirror, asyncio.Task[None]] = {}
+        self._tasks: dict[int, tuple[Replica, asyncio.Task[None]]] = {}
+        self._lessons: dict[Replica, asyncio.Task[None]] = {}
         self._held: dict[int, bytes] = {}
         self._next_post = 0
         self._gap_since: float | None = None
@@ -85,7 +95,7 @@ class ModelHost:
         """
         assert self._member is not None
         model = self._member.begin(vocab_size)
-        self._mirrors = Mirrors(model, self._member.tokenizer)
+        self._replicas = Replicas(model, self._member.tokenizer)
         return card_of(self._member, *self._place)
 
     @property
@@ -100,7 +110,7 @@ class ModelHost:
 
         Args:
             number: counted from 0.
-            blob: a pickled list of tuples, see `wire.Post`.
+            blob: a pickled list of tuples, see `wire.RequestKind`.
         """
         self._held[number] = blob
         async with self._applying:
@@ -140,7 +150,7 @@ class ModelHost:
             now = loop.time()
             if now - alive >= HEARTBEAT_S:
                 alive = now
-                self._out.append((Kind.ALIVE, self._load()))
+                self._out.append((ReplyKind.ALIVE, self._load()))
             if self._out:
                 out, self._out = self._out, []
                 yield pickle.dumps(out, protocol=5)
@@ -152,78 +162,78 @@ class ModelHost:
     def _load(self) -> Load:
         model = self.model
         busy, step_s, cache = model.busy(), model.step_seconds(), model.cache_stats()
-        return Load(model.stats(), busy, step_s, model.step_time, cache, len(self.shelf), len(self._tasks))
+        return Load(model.stats(), busy, step_s, model.step_time, cache, len(self.store), len(self._tasks))
 
     async def _apply(self, message: tuple[Any, ...]) -> None:
         match message[0]:
-            case Post.CALL:
+            case RequestKind.CALL:
                 await self._begin(*message[1:])
-            case Post.CANCEL:
+            case RequestKind.CANCEL:
                 self._cancel(message[1])
-            case Post.FORK:
-                self._mirrors.fork(*message[1:])
-            case Post.RELEASE:
-                self._mirrors.release(message[1])
-            case Post.CONSTANT:
+            case RequestKind.FORK:
+                self._replicas.fork(*message[1:])
+            case RequestKind.RELEASE:
+                self._replicas.release(message[1])
+            case RequestKind.CONSTANT:
                 self._receiver.add_constant(*message[1:])
-            case Post.FORGET:
+            case RequestKind.FORGET:
                 self._receiver.forget(message[1])
-            case Post.DROP:
-                self.shelf.drop(message[1])
-            case Post.SHIP:
-                self._dock.ship(*message[1:])
-            case Post.PARTS:
+            case RequestKind.DROP:
+                self.store.drop(message[1])
+            case RequestKind.SHIP:
+                self._endpoint.ship(*message[1:])
+            case RequestKind.PARTS:
                 for packed in message[1]:
                     self._receiver.unpack(packed)
-            case Post.DEPARTED:
+            case RequestKind.DEPARTED:
                 self.model.forget(message[1])
 
     async def _begin(
         self, number: int, update: Packed, packed: Packed, parts: Packed = (), needed: Packed = (), trace: str = ""
     ) -> None:
-        """Start an operation; the mirror and what it carries are brought up to date before the next message."""
-        coming = [self._dock.receive(*each) for each in needed]
+        """Start an operation; the replica and what it carries are brought up to date before the next message."""
+        coming = [self._endpoint.receive(*each) for each in needed]
         kind = kind_of(packed, self._receiver)
         try:
             if kind is Operation:
                 raise TurnoutError(Code.INTERNAL, f"class {packed[0]} of operations never came")
             copies = [self._receiver.unpack(each) for each in parts]
-            mirror = await self._mirrors.update(Update(*update))
+            replica = await self._replicas.update(Update(*update))
         except Exception as error:
             log.warning("%s: %s could not begin: %s", self._name, kind.name, error)
             if kind.answers:
-                self._say((Kind.FAILED.value, number, portable(error)))
+                self._say((ReplyKind.FAILED.value, number, portable(error)))
             return
-        unpacker = Unpacker.of(packed, self._receiver, mirror, copies)
-        if not kind.answers and not coming and mirror not in self._lessons:
+        unpacker = Unpacker.of(packed, self._receiver, replica, copies)
+        if not kind.answers and not coming and replica not in self._lessons:
             self._learn(unpacker, {})
             return
-        before = self._lessons.get(mirror)
+        before = self._lessons.get(replica)
         work = self._work(number, unpacker, coming, before, trace)
         task = asyncio.get_running_loop().create_task(work, name=f"{kind.name}-{number}")
         if kind.answers:
-            self._tasks[number] = mirror, task
+            self._tasks[number] = replica, task
             task.add_done_callback(lambda _: self._tasks.pop(number, None))
         else:
-            self._lessons[mirror] = task
-            task.add_done_callback(lambda done: self._lessons.get(mirror) is done and self._lessons.pop(mirror))
+            self._lessons[replica] = task
+            task.add_done_callback(lambda done: self._lessons.get(replica) is done and self._lessons.pop(replica))
 
     def _cancel(self, number: int) -> None:
         if number in self._tasks:
-            mirror, task = self._tasks[number]
-            mirror.ending.add(task)
-            task.add_done_callback(mirror.ending.discard)
+            replica, task = self._tasks[number]
+            replica.ending.add(task)
+            task.add_done_callback(replica.ending.discard)
             # One that has not begun would end without an answer: this comes after its first step.
             asyncio.get_running_loop().call_soon(task.cancel)
 
     def _learn(self, unpacker: Unpacker, received: dict[Key, torch.Tensor]) -> None:
-        mirror = unpacker.mirror
+        replica = unpacker.replica
         try:
-            op = unpacker.unpack(self._dock.tensors(received))
+            op = unpacker.unpack(self._endpoint.tensors(received))
             assert isinstance(op, Observe)
-            self.model.teach(mirror.seq, op.drafter, op.draft, op.verdict)
+            self.model.teach(replica.seq, op.drafter, op.draft, op.verdict)
         except Exception as error:
-            mirror.fault = mirror.fault or error
+            replica.fault = replica.fault or error
 
     async def _work(
         self,
@@ -234,38 +244,38 @@ class ModelHost:
         trace: str,
     ) -> None:
         """One operation, from its arguments to its answer."""
-        mirror, kind = unpacker.mirror, unpacker.kind
-        start = len(mirror.seq.generated)
-        said, states = Kind.FAILED, tuple[tuple[int, bytes], ...]()
+        replica, kind = unpacker.replica, unpacker.kind
+        start = len(replica.seq.generated)
+        said, states = ReplyKind.FAILED, tuple[tuple[int, bytes], ...]()
         try:
             if before is not None:
                 await asyncio.wait([before])
-            await mirror.ready()
+            await replica.ready()
             received = {key: tensor for each in coming for key, tensor in (await each).items()}
             if not kind.answers:
                 self._learn(unpacker, received)
                 return
-            if mirror.fault is not None:
-                fault, mirror.fault = mirror.fault, None
+            if replica.fault is not None:
+                fault, replica.fault = replica.fault, None
                 raise fault
-            op = unpacker.unpack(self._dock.tensors(received))
+            op = unpacker.unpack(self._endpoint.tensors(received))
             with within(f"{self.spec.name} {op.name} in its actor", trace):
-                value = await self.model.do(mirror.seq, op)
+                value = await self.model.do(replica.seq, op)
             op.settle(value)
             states = unpacker.states()
-            result = pack_result(op, value, self.shelf)
-            said = Kind.DONE
-            keep(mirror.kept, number, op.kept(value))
+            result = pack_result(op, value, self.store)
+            said = ReplyKind.DONE
+            keep(replica.kept, number, op.kept(value))
         except asyncio.CancelledError:
             result = TurnoutError(Code.CANCELLED, "the operation was cancelled")
         except Exception as error:
             if not kind.answers:
-                mirror.fault = mirror.fault or error
+                replica.fault = replica.fault or error
                 return
             result = portable(error)
         if kind.answers:
-            tokens = pack_tokens(mirror.seq.generated[start:]) if kind.appends else ()
-            grown = trimmed([tokens, mirror.counts(self.spec.name), states])
+            tokens = pack_tokens(replica.seq.generated[start:]) if kind.appends else ()
+            grown = trimmed([tokens, replica.counts(self.spec.name), states])
             self._say((said.value, number, result, *grown))
 
     def _say(self, message: tuple[Any, ...]) -> None:
@@ -281,10 +291,10 @@ class ModelHost:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.transport.close()
-        self.shelf.clear()
+        self.store.clear()
         if self._member is not None:
             if self._member.model is not None:
-                self._mirrors.clear()
+                self._replicas.clear()
             await self._member.close()
 
 
