@@ -91,9 +91,32 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.disaggregated_prefill.PATIENCE_S", 60.0)
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def local(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[LocalPool]:
+    """The module's pool in one piece; idle after the test."""
+    yield pools[0]
+    assert pools[0].stats().sequences == pools[0].stats().used_blocks == 0
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def remote(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[RemotePool]:
+    """The module's pool behind the wire; idle on both sides after the test."""
+    yield pools[1]
+    await pools[1].settle()
+    pools[1].assert_idle()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fragile(actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
+    """Another one, for tests that leave it broken."""
+    pool = await open_in_process(actors_config)
+    yield pool
+    await close_in_process(pool)
+
+
 @pytest.fixture
-async def remote(actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
-    """A pool behind the wire, in this process; idle on both sides after the test."""
+async def own_remote(actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
+    """A pool behind the wire for one test; idle on both sides after it."""
     pool = await open_in_process(actors_config)
     yield pool
     await pool.settle()

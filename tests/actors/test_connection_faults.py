@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from actors.connection import ActorConnection
 from actors.protocol import PendingCall, RequestKind
@@ -16,30 +14,13 @@ from decoding.model import Until
 from decoding.operations import Decode, PrefillAhead, ScoreContinuations
 from decoding.sequence import Sequence
 from pool.local_pool import LocalPool
-from tests.actors.hosts import RemotePool, close_in_process, open_in_process, poll
-from turnout.config import TurnoutConfig
+from tests.actors.hosts import RemotePool, poll
 from turnout.errors import Code, Interrupted, TurnoutError
 from turnout.types import SamplingParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def remote(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[RemotePool]:
-    """The pool behind the wire; idle on both sides after the test."""
-    yield pools[1]
-    await pools[1].settle()
-    pools[1].assert_idle()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def fragile(actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
-    """Another one, for tests that leave it broken."""
-    pool = await open_in_process(actors_config)
-    yield pool
-    await close_in_process(pool)
 
 
 def sequence() -> Sequence:

@@ -32,7 +32,7 @@ async def local(actors_config: TurnoutConfig) -> AsyncIterator[LocalPool]:
 
 @pytest.fixture
 async def other(actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
-    """Another replica of `remote`."""
+    """Another replica of the same pool."""
     pool = await open_in_process(actors_config)
     yield pool
     await pool.settle()
@@ -45,13 +45,13 @@ async def other(actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
     [("plain", {}), ("speculative", {"draft_length": 3}), ("entropy_adaptive", {"threshold": 2.0, "min_stay": 2})],
 )
 async def test_a_call_moves_with_its_caches(
-    local: LocalPool, remote: RemotePool, other: RemotePool, name: str, params: dict[str, Any]
+    local: LocalPool, own_remote: RemotePool, other: RemotePool, name: str, params: dict[str, Any]
 ) -> None:
     call = call_of(PROMPT, name, params, **SAMPLED)
     whole = await answer(local, call)
     client, moved, moves = Client.of(call), None, 0
     while client.usage is None:
-        moved = await run((remote, other)[moves % 2], replace(call, moved=moved), client, 3, again=True)
+        moved = await run((own_remote, other)[moves % 2], replace(call, moved=moved), client, 3, again=True)
         moves += 1
         if moved is not None:
             kept = len(PROMPT) if name == "entropy_adaptive" else len(PROMPT) + len(client.ids[0])
@@ -64,11 +64,11 @@ async def test_a_call_moves_with_its_caches(
     assert found != ["moved here with the cache of 0 tokens"]
 
 
-async def test_several_answers_and_a_prompt(local: LocalPool, remote: RemotePool, other: RemotePool) -> None:
+async def test_several_answers_and_a_prompt(local: LocalPool, own_remote: RemotePool, other: RemotePool) -> None:
     call = call_of(PROMPT, "plain", n=3, **SAMPLED)
     whole = await answer(local, call)
     client = Client.of(call)
-    moved = await run(remote, call, client, 9)
+    moved = await run(own_remote, call, client, 9)
     assert moved is not None
     assert await run(other, replace(call, moved=moved), client, None) is None
     assert client.ids == [[token.id for token in tokens] for tokens in whole.answers]
@@ -77,11 +77,11 @@ async def test_several_answers_and_a_prompt(local: LocalPool, remote: RemotePool
 
 
 async def test_a_cache_that_was_computed_otherwise_is_left_behind(
-    local: LocalPool, remote: RemotePool, other: RemotePool, monkeypatch: pytest.MonkeyPatch
+    local: LocalPool, own_remote: RemotePool, other: RemotePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = call_of(PROMPT, "plain", **SAMPLED)
     whole, client = await answer(local, call), Client.of(call)
-    moved = await run(remote, call, client, 3, again=True)
+    moved = await run(own_remote, call, client, 3, again=True)
     assert moved is not None
     assert moved.caches
     monkeypatch.setattr(other.members["large"], "numerics", "another class")
@@ -91,8 +91,8 @@ async def test_a_cache_that_was_computed_otherwise_is_left_behind(
     assert "moved here with the cache of 0 tokens" in client.usage.notes
 
 
-async def test_no_more_is_asked_for_than_may_be_moved(remote: RemotePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = remote.members["large"]
+async def test_no_more_is_asked_for_than_may_be_moved(own_remote: RemotePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = own_remote.members["large"]
     assert isinstance(model, RemoteModel)
     seq = Sequence(PROMPT, SamplingParams(max_tokens=4), 3)
     await model.absorb(seq)
@@ -116,9 +116,9 @@ async def test_no_more_is_asked_for_than_may_be_moved(remote: RemotePool, monkey
     assert cache.nbytes == 10 * model.token_bytes
 
 
-async def test_a_prompt_is_taken_along_once(remote: RemotePool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_is_taken_along_once(own_remote: RemotePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pool.call_migration.WHOLE", 8)
-    model = remote.members["large"]
+    model = own_remote.members["large"]
     assert isinstance(model, RemoteModel)
     seq = Sequence(PROMPT, SamplingParams(max_tokens=4), 3)
     await model.decode(seq)

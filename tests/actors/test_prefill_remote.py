@@ -49,23 +49,23 @@ async def alone(actors_config: TurnoutConfig) -> AsyncIterator[LocalPool]:
 
 
 @pytest.fixture
-async def split(remote: RemotePool, actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
+async def split(own_remote: RemotePool, actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
     """The pool in this process, its large model with one more copy that prefills."""
     host = ModelWorker(spec_of("large", actors_config, owner=2))
     card = host.load()
     card = host.begin(card.vocab_size)
     fix_times(host.model)
-    host.transport = host._endpoint._transport = type(remote.hosts["large"].transport)(remote.board, 2)  # type: ignore
-    supervisor = OneIncarnation(card, remote.exchange, 2)
+    host.transport = host._endpoint._transport = type(own_remote.hosts["large"].transport)(own_remote.board, 2)  # type: ignore
+    supervisor = OneIncarnation(card, own_remote.exchange, 2)
     supervisor.open(DirectChannel(host))
-    large = DisaggregatedModel(remote.members["large"], (RemoteModel("large", supervisor),), LEAST)  # type: ignore
-    remote.members = {**remote.members, "large": large}
-    remote.pool.models["large"] = large
-    remote.hosts["prefill"] = host
-    remote.supervisors["prefill"] = supervisor
-    yield remote
+    large = DisaggregatedModel(own_remote.members["large"], (RemoteModel("large", supervisor),), LEAST)  # type: ignore
+    own_remote.members = {**own_remote.members, "large": large}
+    own_remote.pool.models["large"] = large
+    own_remote.hosts["prefill"] = host
+    own_remote.supervisors["prefill"] = supervisor
+    yield own_remote
     await poll(lambda: len(host.store) == 0, "the prefill actor's store is empty")
-    await remote.settle()
+    await own_remote.settle()
 
 
 def told(reply: Reply) -> list[list[tuple[int, str, str]]]:

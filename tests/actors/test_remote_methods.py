@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.lengths.base import PACKAGE as LENGTHS
@@ -78,14 +76,6 @@ RACY: list[Case] = [
     ("entropy_adaptive", {"window": 3, "min_stay": 2, "threshold": 2.0, "catch_up": "shadow"}),
     ("pearl", {}),
 ]
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def remote(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[RemotePool]:
-    """The pool behind the wire; idle on both sides after the test."""
-    yield pools[1]
-    await pools[1].settle()
-    pools[1].assert_idle()
 
 
 def said(reply: Reply) -> Any:

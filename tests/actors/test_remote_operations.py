@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
-import pytest_asyncio
 import torch
 
-from decoding.model import Until, Want
-from decoding.operations import Decode, Operation
+from decoding.drafters.base import Room
+from decoding.drafters.model_chain import ModelChainDrafter
+from decoding.lengths.fixed import FixedLength
+from decoding.model import Row, Until, Want
+from decoding.operations import Decode, Operation, Propose, Verify
 from decoding.sequence import Sequence
 from decoding.state import twin
 from decoding.switching.mean_entropy import MeanEntropySwitch
 from decoding.tree import DraftTree
+from decoding.verifiers.base import Verdict
+from decoding.verifiers.match import MatchVerifier
 from pool.local_pool import LocalPool
 from tests.actors.hosts import RemotePool
 from tests.actors.test_remote_protocol import posted
@@ -25,21 +28,6 @@ from turnout.types import SamplingParams
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def local(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[LocalPool]:
-    """The pool in one piece; idle after the test."""
-    yield pools[0]
-    assert pools[0].stats().sequences == pools[0].stats().used_blocks == 0
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def remote(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[RemotePool]:
-    """The pool behind the wire; idle on both sides after the test."""
-    yield pools[1]
-    await pools[1].settle()
-    pools[1].assert_idle()
 
 
 def sequence(sampling: SamplingParams = LONG) -> Sequence:
@@ -115,6 +103,57 @@ async def test_a_rule_that_goes_there_stays_as_it_is_and_its_new_state_comes_bac
     assert vars(sent) != fresh
     for owner, seq in ((local.engines["large"], here), (model, there)):
         owner.release(seq)
+
+
+class Counted(MatchVerifier):
+    """Counts rounds."""
+
+    changing = ("rounds",)
+    rounds = 0
+
+    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+        self.rounds += 1
+        return super().judge(seq, draft, rows, target)
+
+
+class Listing(ModelChainDrafter):
+    """Proposes what it has listed, and lists what it saw; a memory that does not travel counts too."""
+
+    changing = ("listed",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: tuple[int, ...] = ()
+        self.memory = [0] * 1000
+
+    async def propose(self, model: Any, seq: Sequence, room: Room, length: Any) -> DraftTree:
+        self.memory.append(len(seq))
+        self.listed = (*self.listed, len(self.memory) - 1000)
+        return DraftTree.chain(list(self.listed), model.name)
+
+
+async def test_what_speculation_carries_stays_and_its_new_state_is_in_the_results(
+    remote: RemotePool, local: LocalPool
+) -> None:
+    results = []
+    for model in (local.engines["large"], remote.members["large"]):
+        seq, verifier, drafter = sequence(), Counted(), Listing()
+        for times in range(3):
+            propose = Propose(drafter, Room(4, 4), FixedLength())
+            proposed = await model.do(seq, propose)
+            propose.settle(proposed)
+            assert proposed.drafter == (drafter.listed,)
+            verify = Verify(proposed.draft, verifier)
+            verdict = await model.do(seq, verify)
+            assert verifier.rounds == times, "it is the caller who applies the new state"
+            assert verdict.state == (times + 1,)
+            verify.settle(verdict)
+            assert verifier.rounds == times + 1
+            seq.extend(verdict.tokens, {"large": 1})
+        results.append((seq.tokens, drafter.listed))
+        model.release(seq)
+    assert results[0] == results[1]
+    assert len(drafter.memory) == 1000, "what the drafter keeps next to its model does not come back"
 
 
 async def test_twins_of_many_share_a_post(remote: RemotePool) -> None:

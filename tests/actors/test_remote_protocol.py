@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from actors.connection import ConnectionGroup
 from actors.protocol import ReplyKind, RequestKind
 from decoding.model import Until, Want
 from decoding.sequence import Sequence
 from pool.local_pool import LocalPool
-from tests.actors.hosts import DirectChannel, RemotePool, close_in_process, open_in_process, poll
-from turnout.config import TurnoutConfig
+from tests.actors.hosts import DirectChannel, RemotePool, poll
 from turnout.errors import Code, TurnoutError
 from turnout.types import FinishReason, SamplingParams, Token
 
@@ -24,29 +22,6 @@ from turnout.types import FinishReason, SamplingParams, Token
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def local(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[LocalPool]:
-    """The pool in one piece; idle after the test."""
-    yield pools[0]
-    assert pools[0].stats().sequences == pools[0].stats().used_blocks == 0
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def remote(pools: tuple[LocalPool, RemotePool]) -> AsyncIterator[RemotePool]:
-    """The pool behind the wire; idle on both sides after the test."""
-    yield pools[1]
-    await pools[1].settle()
-    pools[1].assert_idle()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def fragile(actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
-    """Another one, for tests that leave it broken."""
-    pool = await open_in_process(actors_config)
-    yield pool
-    await close_in_process(pool)
 
 
 def sequence(length: int = 20, sampling: SamplingParams = LONG) -> Sequence:
