@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from turnout.config import ModelConfig, PoolConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError
+from turnout.pool_config import LARGE, PREFILL
 
-Role = Literal["small", "large", "prefill"]
 REPLICA = 0  # its bundle
 
 
@@ -23,7 +23,7 @@ class Slot:
     Attributes:
         bundle: its place in the placement group.
         model: name of its model.
-        role: what the model's role asks of a node; a model in both roles has the large one.
+        role: the model's role, whose resources it asks of a node; of several the large one, or the first.
         copy: 0 is the member itself, from 1 on the actors that only compute prompts.
         rank: in the tensor-parallel group of its copy.
         world: ranks of that group.
@@ -31,27 +31,31 @@ class Slot:
 
     bundle: int
     model: str
-    role: Role
+    role: str
     copy: int
     rank: int
     world: int
 
 
 def slots(pool: PoolConfig, config: TurnoutConfig) -> list[Slot]:
-    """All actors of a replica in the order of their bundles: small ranks, large ranks, prefill ranks.
+    """All actors of a replica in the order of their bundles: the ranks of each role's model, then prefill ranks.
 
-    A model used in both roles has one set of ranks. Empty where the models run in the replica's own process.
+    A model with several roles has one set of ranks. Empty where the models run in the replica's own process.
     """
     if pool.placement.models != "actors":
         return []
-    copies: list[tuple[Role, str, int]] = [] if pool.small == pool.large else [("small", pool.small, 0)]
-    copies.append(("large", pool.large, 0))
-    copies += [("prefill", pool.large, 1 + i) for i in range(pool.placement.prefill)]
+    copies = [(_role_of(model, pool), model, 0) for model in pool.members]
+    copies += [(PREFILL, pool.large, 1 + i) for i in range(pool.placement.prefill)]
     found: list[Slot] = []
     for role, model, copy in copies:
         world = config.models[model].tensor_parallel
         found += [Slot(REPLICA + 1 + len(found) + rank, model, role, copy, rank, world) for rank in range(world)]
     return found
+
+
+def _role_of(model: str, pool: PoolConfig) -> str:
+    """The role of a member: the large one where it has that among others, else its first."""
+    return LARGE if model == pool.large else next(role for role, name in pool.roles.items() if name == model)
 
 
 def bundles(pool: PoolConfig, config: TurnoutConfig) -> list[dict[str, float]]:
@@ -64,7 +68,7 @@ def _bundle(slot: Slot, pool: PoolConfig, settings: ModelConfig) -> dict[str, fl
     wanted: dict[str, float] = {"CPU": pool.placement.cpus}
     if settings.device != "cpu":
         wanted["GPU"] = 1.0
-    roles = (slot.role,) if pool.small != pool.large or slot.copy else ("small", "large")
+    roles = [slot.role] if slot.copy else [role for role, model in pool.roles.items() if model == slot.model]
     for role in roles:
         for name, amount in resources.get(role, {}).items():
             wanted[name] = max(amount, wanted.get(name, 0.0))

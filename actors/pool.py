@@ -220,7 +220,7 @@ def _check_split(name: str, config: TurnoutConfig) -> None:
     The weight files may lie on the nodes of the actors only, which check them when they load.
     """
     pool = config.pools[name]
-    for model in dict.fromkeys((pool.small, pool.large)):
+    for model in pool.members:
         check_description(model_path(config.models[model]), f"models.{model}.path")
         ranks = config.models[model].tensor_parallel
         if ranks > 1:

@@ -161,7 +161,7 @@ async def measure(count: int, calibration: int) -> tuple[str, list[ArmResult], l
     config = TurnoutConfig.demo()
     one_thread = config.engine.model_copy(update={"threads": 1})
     pool = LocalPool.load("demo", config.model_copy(update={"engine": one_thread}))
-    pair = ", ".join(f"{role} model {pool.pool.role(role).digest}" for role in ("small", "large"))
+    pair = ", ".join(f"{role} model {pool.pool.by_role(role).digest}" for role in ("small", "large"))
     try:
         ablation = Ablation(
             pool,

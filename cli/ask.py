@@ -149,7 +149,7 @@ def pool_for(model: str, config: TurnoutConfig) -> str:
     if not model and len(config.pools) == 1:
         return next(iter(config.pools))
     for name, pool in config.pools.items():
-        if model in (name, pool.small, pool.large):
+        if model in (name, *pool.members):
             return name
     allowed = ", ".join(sorted({*config.pools, *config.models}))
     raise invalid("model", f"must be one of {allowed} (got {model!r})")

@@ -42,7 +42,7 @@ def check(
         print_json(config.model_dump(mode="json"))
         return
     pools = ", ".join(
-        f"{name} ({pool.small} + {pool.large}, {pool.default.name})" for name, pool in config.pools.items()
+        f"{name} ({' + '.join(pool.members)}, {pool.default.name})" for name, pool in config.pools.items()
     )
     typer.echo(f"{file}: ok; {len(config.models)} models; pools: {pools}")
 

@@ -162,12 +162,12 @@ def _settings(model: str, config: Path | None) -> tuple[ModelConfig, TurnoutConf
 
     settings = read_config(config)
     pool = next(iter(settings.pools.values()))
-    name = {"small": pool.small, "large": pool.large}.get(model, model)
+    name = pool.roles.get(model, model)
     if name in settings.models:
         return settings.models[name], settings
     if model.startswith(DEMO_PREFIX) or (Path(model) / "config.json").is_file():
         return ModelConfig(path=model), settings
-    raise not_found("model", model, ["small", "large", *settings.models, "a folder with a checkpoint"])
+    raise not_found("model", model, [*pool.roles, *settings.models, "a folder with a checkpoint"])
 
 
 def _run(

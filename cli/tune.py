@@ -149,5 +149,5 @@ async def _calibrate(tuner: Tuner, best: Tried, target: Target, path: Path) -> N
         outcome = await tuner.calibrate(best, target)
     if outcome is None:
         return
-    digests = {role: tuner.bench.models.role(role).digest for role in ("small", "large")}
+    digests = {role: tuner.bench.models.by_role(role).digest for role in ("small", "large")}
     keep_calibration(outcome, digests, path)

@@ -120,7 +120,7 @@ class Artifact:
         if self.kind != kind:
             raise invalid(where, f"is of the kind {self.kind!r}; {kind!r} is needed")
         for role, digest in self.models.items():
-            model = models.role(role)
+            model = models.by_role(role)
             if model.digest != digest:
                 raise invalid(
                     where, f"was made for the {role} model with digest {digest}; {model.name!r} has {model.digest}"

@@ -30,6 +30,7 @@ from decoding.partial_forward import Sketch
 from decoding.read_spec import Decision, Draw, Row, Score, StopRule, Until, Want
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
+from turnout.errors import invalid
 from turnout.types import Segment, Token
 
 if TYPE_CHECKING:
@@ -318,11 +319,11 @@ class TokenText(Protocol):
 
 @dataclass(slots=True)
 class ModelPool:
-    """The models a method may use, by role.
+    """The models a method may use, by role: any number of them, of which small and large are the usual ones.
 
     Attributes:
         models: every name's model.
-        roles: the name of the model that fills a role.
+        roles: the name of the model that fills each role; one model may fill several.
         tokenizer: theirs.
         artifacts: trained for them.
         clock: seconds; what learns from times reads it, for it stands still while a request has to wait for others.
@@ -334,19 +335,27 @@ class ModelPool:
     artifacts: Artifacts = field(default_factory=Artifacts)
     clock: Callable[[], float] = perf_counter
 
-    def role(self, role: str) -> Model:
-        """The model that fills a role ("small", "large")."""
+    def by_role(self, role: str) -> Model:
+        """The model that fills a role, such as "judge".
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: the pool has none for it.
+        """
+        if role not in self.roles:
+            raise invalid(
+                "method", f"no model has the role {role!r}; the pool's roles: {', '.join(sorted(self.roles))}"
+            )
         return self.models[self.roles[role]]
 
     @property
     def small(self) -> Model:
         """The cheap model: draft, or first to answer."""
-        return self.role("small")
+        return self.by_role("small")
 
     @property
     def large(self) -> Model:
         """The strong model: target, or called when the small one is unsure."""
-        return self.role("large")
+        return self.by_role("large")
 
     @property
     def sizes(self) -> dict[str, int]:

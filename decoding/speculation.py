@@ -320,7 +320,7 @@ class Speculation:
             self._read_to = len(seq)
 
     def _beside(self, arm: Arm) -> Model:
-        return self._models.role("small" if arm.drafter.beside == "small" else "large")
+        return self._models.by_role("small" if arm.drafter.beside == "small" else "large")
 
 
 def named(part: Part) -> str:

@@ -92,7 +92,7 @@ def replica_bundles(config: TurnoutConfig, pool: PoolConfig) -> list[dict[str, f
         from actors import placement
 
         return placement.bundles(pool, config)
-    devices = {config.models[name].device for name in (pool.small, pool.large)} - {"cpu"}
+    devices = {config.models[name].device for name in pool.members} - {"cpu"}
     return [{"CPU": 1.0, **({"GPU": float(len(devices))} if devices else {})}]
 
 
@@ -160,7 +160,7 @@ def pool_version(name: str, config: TurnoutConfig, load: Callable[..., Any]) -> 
         "pool": pool.model_dump(mode="json", exclude={"replicas", "autoscaling"}),
         # The name of the route log depends on it.
         "alone": logged and pool.replicas == 1 and pool.autoscaling is None,
-        "models": {member: config.models[member].model_dump(mode="json") for member in (pool.small, pool.large)},
+        "models": {member: config.models[member].model_dump(mode="json") for member in pool.members},
         "engine": config.engine.model_dump(mode="json"),
         "kvstore": config.kvstore.model_dump(mode="json"),
         "telemetry": config.telemetry.model_dump(mode="json", include={"traces", "audit"}),

@@ -176,7 +176,7 @@ class Tuner:
         name = json.dumps(
             [self.method, self.fixed, {name: asdict(each) for name, each in sorted(self.space.items())}, asdict(target),
              self.asked.digest, self.bench.seed, self.bench.at_once, self.bench.sampling.model_dump(mode="json"),
-             [self.bench.models.role(role).digest for role in ("small", "large")], FIGURES]
+             [self.bench.models.by_role(role).digest for role in ("small", "large")], FIGURES]
         )  # fmt: skip
         study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
         # One that goes on must not draw again what it drew at first.

@@ -104,7 +104,7 @@ class Audits:
         if not plan.method.continues(plan.params, call.sampling.greedy):
             return
         # A method that can run over either model says which in `model`; all others keep the law of the large one.
-        model = self._models.role(getattr(plan.params, "model", "large"))
+        model = self._models.by_role(getattr(plan.params, "model", "large"))
         method, due = plan.method.name, self._is_due()
         self._shadows.offer(call.request_id, lambda: self._audit(call.request_id, method, model, run, due), due)
 

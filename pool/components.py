@@ -24,8 +24,8 @@ class Parts:
 
     Attributes:
         config: the pool's.
-        roles: "small" and "large" -> model name.
-        tokenizer: the large model's, which is the small one's too.
+        roles: role -> model name.
+        tokenizer: the large model's, which is that of all.
         folder: where it lies.
         places: how many calls are worked on at once.
         default: for requests that name no method.
@@ -60,24 +60,29 @@ def pool_of(name: str, config: TurnoutConfig) -> PoolConfig:
 
 
 def open_parts(name: str, config: TurnoutConfig) -> Parts:
-    """Make them; the tokenizers of both models are read and compared.
+    """Make them; the tokenizers of all models are read and compared.
 
     Raises:
         TurnoutError: NOT_FOUND: no such pool; INVALID_ARGUMENT: its models do not share a vocabulary.
     """
     pool = pool_of(name, config)
     folder = model_path(config.models[pool.large])
-    tokenizer, other = (_tokenizer_of(member, config) for member in (pool.large, pool.small))
-    check_vocabulary(name, pool.small, pool.large, other, tokenizer)
+    tokenizer = _tokenizer_of(pool.large, config)
+    notes = []
+    for member in pool.members:
+        if member != pool.large:
+            other = _tokenizer_of(member, config)
+            check_vocabulary(name, member, pool.large, other, tokenizer)
+            notes += _differing_ends(member, pool.large, other, tokenizer)
     return Parts(
         config=pool,
-        roles={"small": pool.small, "large": pool.large},
+        roles=pool.roles,
         tokenizer=tokenizer,
         folder=folder,
         places=Places(name, pool.max_ongoing_requests, pool.max_queued_requests),
         default=DefaultMethod(pool.default.name, pool.default.params),
         artifacts=Artifacts(artifacts_path(pool)),
-        notes=_differing_ends(pool, tokenizer, other),
+        notes=notes,
     )
 
 
@@ -92,12 +97,12 @@ def _tokenizer_of(model: str, config: TurnoutConfig) -> TextTokenizer:
         return TextTokenizer(folder)
 
 
-def _differing_ends(pool: PoolConfig, large: TextTokenizer, small: TextTokenizer) -> list[str]:
-    """A note where the pool's checkpoints do not end texts alike."""
-    if large.eos_ids == small.eos_ids:
+def _differing_ends(member: str, large: str, mine: TextTokenizer, other: TextTokenizer) -> list[str]:
+    """A note where a checkpoint does not end texts as the pool's large one does; arguments as of `check_vocabulary`."""
+    if mine.eos_ids == other.eos_ids:
         return []
-    mine, theirs = (f"{sorted(each.eos_ids)} ({each.ends.source or 'none named'})" for each in (small, large))
-    return [f"{pool.small} ends texts with tokens {mine}, {pool.large} with {theirs}, which hold for both"]
+    here, there = (f"{sorted(each.eos_ids)} ({each.ends.source or 'none named'})" for each in (mine, other))
+    return [f"{member} ends texts with tokens {here}, {large} with {there}, which hold for both"]
 
 
 def prepare(loaded: Endpoint, config: TurnoutConfig) -> None:
@@ -119,14 +124,14 @@ def prepare(loaded: Endpoint, config: TurnoutConfig) -> None:
         loaded.audits = Audits(config.telemetry.audit, loaded.pool, loaded.tokenizer, dtype)
 
 
-def check_vocabulary(pool: str, small: str, large: str, mine: TextTokenizer, other: TextTokenizer) -> None:
+def check_vocabulary(pool: str, member: str, large: str, mine: TextTokenizer, other: TextTokenizer) -> None:
     """Models that continue each other's text must agree on what every token means.
 
     Args:
         pool: named in the refusal, as are
-        small: the small model and
+        member: one of its models and
         large: the large one.
-        mine: the small model's tokenizer.
+        mine: the member's tokenizer.
         other: the large model's.
 
     Raises:
@@ -136,5 +141,5 @@ def check_vocabulary(pool: str, small: str, large: str, mine: TextTokenizer, oth
     if ours != theirs:
         apart = min((token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)), key=str)
         ids = f"{apart!r} is {ours.get(apart, 'absent')} in one and {theirs.get(apart, 'absent')} in the other"
-        message = f"pools.{pool}: {small!r} and {large!r} do not share one vocabulary: {ids}"
+        message = f"pools.{pool}: {member!r} and {large!r} do not share one vocabulary: {ids}"
         raise TurnoutError(Code.INVALID_ARGUMENT, message, f"pools.{pool}")

@@ -1,4 +1,4 @@
-"""A pool in this process: a small and a large model that answer together."""
+"""A pool in this process: models that answer together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LocalPool(Endpoint):
     Args:
         name: what requests put in `model`.
         models: members by name.
-        roles: "small" and "large" -> member name.
+        roles: role -> member name; "small" and "large" are always among them.
         tokenizer: shared by the members.
         places: how many calls are worked on at once, and who is next.
         default: for requests that name no method.
@@ -82,7 +82,7 @@ class LocalPool(Endpoint):
         devices: dict[str, Device] = {}
         models: dict[str, EngineModel] = {}
         checkpoints: dict[str, Checkpoint] = {}
-        members = dict.fromkeys((pool.small, pool.large))
+        members = pool.members
         needs = check_memory({member: config.models[member] for member in members}, config.engine)
         marks = mark_contents(config, members, model_path(config.models[pool.large]))
         for member in members:

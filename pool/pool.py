@@ -35,6 +35,7 @@ from turnout.calls import (
     Usage,
 )
 from turnout.errors import invalid, not_found, out_of_range
+from turnout.pool_config import USUAL_ROLES
 from turnout.tracing import begin, end, header_of
 from turnout.types import SamplingParams, Token, TokenKind
 
@@ -58,7 +59,7 @@ class Endpoint:
     Args:
         name: what requests put in `model`.
         members: models by name.
-        roles: "small" and "large" -> member name.
+        roles: role -> member name; "small" and "large" are always among them.
         tokenizer: shared by the members.
         places: how many calls are worked on at once, and who is next.
         default: for requests that name no method.
@@ -174,10 +175,13 @@ class Endpoint:
 
     def intake(self) -> Intake:
         """What the pool accepts, as it is now."""
-        members = {member: role for role, member in self.roles.items()}
+        # A member with several roles is asked for by the usual one.
+        members = {self.roles[role]: role for role in (*self.roles, *USUAL_ROLES) if role in self.roles}
         default = (self.default_method, self.default_params)
         lengths = (self.max_length, self.vocab_size)
-        return Intake(self.name, members, self.tokenizer, *lengths, *default, routed=self.routing is not None)
+        return Intake(
+            self.name, members, self.tokenizer, *lengths, *default, self.routing is not None, frozenset(self.roles)
+        )
 
     @contextmanager
     def _beside(self) -> Iterator[None]:

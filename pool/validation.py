@@ -13,6 +13,7 @@ from router.decision import Decision
 from turnout.calls import AUTO, GenerateCall, ScoreCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
 from turnout.message_size import MOST_UNITS, units
+from turnout.pool_config import USUAL_ROLES
 from turnout.registry import MethodInfo, MethodParams, get_method
 from turnout.types import MAX_SEED, SamplingParams, given_limits
 
@@ -81,6 +82,7 @@ class Intake:
         default_method: used when the call names none and nothing routes.
         default_params: its parameters.
         routed: whether the pool has a router for calls that leave the method open.
+        roles: that the pool fills.
     """
 
     pool: str
@@ -91,6 +93,7 @@ class Intake:
     default_method: str
     default_params: dict[str, Any]
     routed: bool = False
+    roles: frozenset[str] = frozenset(USUAL_ROLES)
 
     def prepare(self, call: GenerateCall) -> Prepared:
         """Check everything that can be checked before work starts.
@@ -142,12 +145,14 @@ class Intake:
         """A method with these parameters over the pool's own.
 
         Raises:
-            TurnoutError: no such method, or a parameter is wrong.
+            TurnoutError: no such method, a parameter is wrong, or the pool has no model for a role.
         """
         method = get_method(name)
         # What the pool sets for its default method is calibrated for its models: it holds for everyone who uses it.
         chosen = self.default_params if method.name == self.default_method else {}
-        return Plan(method, method.parse(method.params.over(chosen, params)))
+        parsed = method.parse(method.params.over(chosen, params))
+        method.check_roles(parsed, self.roles)
+        return Plan(method, parsed)
 
     def follow(self, prepared: Prepared, decision: Decision) -> Prepared:
         """The call as a router decided: its plan, its sampling parameters, and the prompt with the suffix.

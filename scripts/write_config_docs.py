@@ -75,7 +75,7 @@ def _default(field: dict[str, Any], child: dict[str, Any] | None) -> str:
     value = field.get("default")
     if isinstance(value, dict) and value:
         value = value["name"]
-    return "absent" if value is None else f"`{value}`"
+    return "absent" if value in (None, "") else f"`{value}`"
 
 
 def main() -> int:

@@ -193,7 +193,7 @@ def _about(kind: str, models: ModelPool, source: Source, recipe: Disco | SpecDec
 
 
 def _digests(models: ModelPool) -> dict[str, str]:
-    return {role: models.role(role).digest for role in ("small", "large")}
+    return {role: models.by_role(role).digest for role in ("small", "large")}
 
 
 async def _mine_all(

@@ -182,14 +182,14 @@ async def run_outcomes(
         )
 
     rows = await asyncio.gather(*(one(number, question) for number, question in enumerate(asked)))
-    return Outcomes.of(rows, {role: pool.pool.role(role).digest for role in ROLES})
+    return Outcomes.of(rows, {role: pool.pool.by_role(role).digest for role in ROLES})
 
 
 async def _samples(
     pool: LocalPool, role: Role, question: Question, sampling: SamplingParams, samples: int, seed: int
 ) -> tuple[Sample, ...]:
     prompt = question.asked.encode(pool.tokenizer)
-    model = pool.pool.role(role)
+    model = pool.pool.by_role(role)
 
     async def one(index: int) -> Sample:
         seq = Sequence(prompt, sampling, derive_seed(seed, index), pool.tokenizer.eos_ids)

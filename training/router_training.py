@@ -146,7 +146,7 @@ def train_probe(
         TurnoutError: INVALID_ARGUMENT: too few rows, rows without what is needed, labels all alike, or answers of other
             models.
     """
-    digests: dict[Role, str] = {role: models.role(role).digest for role in ROLES}
+    digests: dict[Role, str] = {role: models.by_role(role).digest for role in ROLES}
     outcomes.check_models(digests)
     labels = labels_of(target, outcomes)
     train, tune, heldout = split(outcomes, recipe.seed)

@@ -91,7 +91,7 @@ async def train_state_head(
             "data": source.digest,
             "heldout": asdict(heldout),
         },
-        models={recipe.role: models.role(recipe.role).digest},
+        models={recipe.role: models.by_role(recipe.role).digest},
         tensors=dict(head.state_dict()),
     )
     return Trained(artifact, losses, heldout)
@@ -143,7 +143,7 @@ def _about(models: ModelPool, source: Source, recipe: HeadRecipe) -> dict[str, A
         "prompts": source.digest,
         "sampling": source.sampling.model_dump(mode="json"),
         "seed": source.seed,
-        "models": {role: models.role(role).digest for role in ("small", "large")},
+        "models": {role: models.by_role(role).digest for role in ("small", "large")},
     }
 
 

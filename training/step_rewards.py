@@ -33,7 +33,7 @@ async def mine_steps(
         expected: the lines of the worked answer.
         recipe: whose states are read.
     """
-    reader = models.role(recipe.role)
+    reader = models.by_role(recipe.role)
     seq, again = source.sequence(index), source.sequence(index)
     try:
         segment = await models.small.decode(seq)

@@ -28,7 +28,7 @@ class PlacementConfig(BaseModel):
     ] = "PACK"
     resources: Annotated[
         dict[str, dict[str, Annotated[float, Field(gt=0)]]],
-        Field(description="custom resources by role (small, large, prefill), as cluster nodes offer them"),
+        Field(description="custom resources by role (small, large, ..., prefill), as cluster nodes offer them"),
     ] = {}
     prefill: Annotated[
         int, Field(ge=0, le=64, description="more actors of the large model that only compute prompts")
@@ -52,9 +52,6 @@ class PlacementConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> PlacementConfig:
-        unknown = set(self.resources) - {"small", "large", "prefill"}
-        if unknown:
-            raise Misfit(f"resources.{min(unknown)}", "no such role; roles: large, prefill, small")
         if self.prefill and self.models != "actors":
             raise Misfit("prefill", "needs placement.models: actors")
         return self

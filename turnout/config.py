@@ -6,27 +6,29 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from turnout.access_config import AccessConfig
 from turnout.batches_config import BatchesConfig
 from turnout.checkpoint_files import check_present
-from turnout.cluster_config import AutoscalingConfig, PlacementConfig
 from turnout.console_config import ConsoleConfig
 from turnout.errors import invalid
 from turnout.kvstore_config import KVStoreConfig as KVStoreConfig
 from turnout.kvstore_config import TenantSharing as TenantSharing
+from turnout.pool_config import MethodChoice as MethodChoice
+from turnout.pool_config import PolicyChoice as PolicyChoice
+from turnout.pool_config import PoolConfig as PoolConfig
+from turnout.pool_config import ReuseConfig as ReuseConfig
+from turnout.pool_config import RouteLogConfig as RouteLogConfig
+from turnout.pool_config import RoutingConfig as RoutingConfig
+from turnout.pool_config import Section as Section
+from turnout.pool_config import ShadowConfig as ShadowConfig
+from turnout.pool_config import StickyConfig as StickyConfig
 from turnout.registry import explain, get_method, load
 from turnout.telemetry_config import TelemetryConfig
 
 DEMO_PREFIX = "demo:"
 POLICIES_PACKAGE = "router.policies"
-
-
-class Section(BaseModel):
-    """A part of the configuration: unknown keys are refused, values are immutable."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ModelConfig(Section):
@@ -107,13 +109,6 @@ class EngineConfig(Section):
     ] = "auto"
 
 
-class MethodChoice(Section):
-    """A decoding method by name, with its parameters."""
-
-    name: Annotated[str, Field(description="as in `turnout methods`")]
-    params: Annotated[dict[str, Any], Field(description="as in `turnout methods NAME`; absent ones: defaults")] = {}
-
-
 # Calibrated for the demo pair (docs/results/ead.md): every token that the small model is unsure of is the large one's.
 DEMO_METHOD = MethodChoice(
     name="entropy_adaptive",
@@ -126,103 +121,6 @@ DEMO_METHOD = MethodChoice(
         "effect_back": "next",
     },
 )
-
-
-class PolicyChoice(Section):
-    """A routing policy by name, with its parameters."""
-
-    name: Annotated[str, Field(description="as in docs/routing.md")]
-    params: Annotated[dict[str, Any], Field(description="as in docs/routing.md; absent ones: defaults")] = {}
-
-
-class StickyConfig(Section):
-    """How long a session keeps its first decision, on every replica."""
-
-    seconds: Annotated[float, Field(gt=0, description="since the session's last request, seconds")] = 600.0
-    max_sessions: Annotated[
-        int, Field(ge=1, description="sessions remembered; the tenant with the most loses its least recently used one")
-    ] = 10_000
-
-
-class RouteLogConfig(Section):
-    """A file with one JSON line per routed request."""
-
-    path: Annotated[str, Field(min_length=1, description="the file; several replicas on a node add their process id")]
-    max_bytes: Annotated[int, Field(ge=4096, description="size at which a new file is begun, bytes")] = 64 << 20
-    backups: Annotated[int, Field(ge=1, le=1000, description="full files kept: PATH.1 is the newest")] = 5
-    texts: Annotated[bool, Field(description="write prompts and answers too")] = False
-
-
-class ShadowConfig(Section):
-    """Requests run a second time in the background, in another way, for comparison only."""
-
-    share: Annotated[float, Field(ge=0, le=1, description="share of the routed requests")]
-    policy: Annotated[PolicyChoice, Field(description="what decides how they are run")]
-    beside: Annotated[int, Field(ge=0, description="shadows run while at most this many requests are in progress")] = 0
-    max_running: Annotated[int, Field(ge=1, description="shadows begun and not finished")] = 1
-    max_waiting: Annotated[int, Field(ge=0, description="shadows that wait; more are dropped")] = 16
-    timeout_s: Annotated[float, Field(gt=0, description="time from its begin at which one is dropped, seconds")] = 300.0
-
-
-class RoutingConfig(Section):
-    """How requests that name no method, or the method auto, are answered."""
-
-    policy: Annotated[PolicyChoice, Field(description="what decides")]
-    sticky: Annotated[StickyConfig | None, Field(description="sessions keep a decision; absent: they do not")] = None
-    log: Annotated[RouteLogConfig | None, Field(description="where decisions are written; absent: nowhere")] = None
-    shadow: Annotated[ShadowConfig | None, Field(description="comparison in the background; absent: none")] = None
-
-
-class ReuseConfig(Section):
-    """Spans of other prompts that a request with `cache: lossy` takes over at other positions (paper #222, KVShare)."""
-
-    recompute: Annotated[float, Field(ge=0, le=1, description="largest share of these that is computed again")] = 0.15
-    threshold: Annotated[
-        float, Field(ge=0, description="smallest deviation worth it, in means of the norms of keys and values")
-    ] = 0.02
-    check_layers: Annotated[int, Field(ge=1, description="first layers that all tokens go through")] = 2
-    decode_tokens: Annotated[int, Field(ge=0, description="tokens computed again with each new one")] = 2
-    min_similarity: Annotated[float, Field(ge=0, le=1, description="share of a prompt that a source must have")] = 0.1
-    min_run: Annotated[int | None, Field(ge=1, description="shortest span, tokens; absent: a block")] = None
-    max_prompts: Annotated[int, Field(ge=1, description="prompts remembered for each tenant or group")] = 256
-    max_sources: Annotated[int, Field(ge=1, description="prompts that one request takes spans from")] = 4
-
-
-class PoolConfig(Section):
-    """A served endpoint: a small and a large model that answer together."""
-
-    small: Annotated[str, Field(description="name of the small model, in models")]
-    large: Annotated[str, Field(description="name of the large model, in models")]
-    default: Annotated[MethodChoice, Field(description="method used when a request names none")] = MethodChoice(
-        name="entropy_adaptive"
-    )
-    artifacts: Annotated[
-        str | None,
-        Field(
-            description="folder of what was trained for the pair (NAME.safetensors); demo:artifacts: the demo pair's;"
-            " absent: none"
-        ),
-    ] = None
-    routing: Annotated[
-        RoutingConfig | None, Field(description="chooses a method for each request; absent: the default method")
-    ] = None
-    reuse: Annotated[
-        ReuseConfig | None, Field(description="spans of other prompts for requests with cache lossy; absent: none")
-    ] = None
-    placement: Annotated[PlacementConfig, Field(description="where a copy's models run")] = PlacementConfig()
-    replicas: Annotated[int, Field(ge=1, description="copies of the pair; with autoscaling: to begin with")] = 1
-    autoscaling: Annotated[
-        AutoscalingConfig | None, Field(description="copies come and go with the load; absent: they do not")
-    ] = None
-    choice: Annotated[
-        Literal["prefix", "load"],
-        Field(
-            description="which copy answers: prefix: by cached prompts and load; load: the less busy of two, as in Ray"
-            " itself; sessions do not stick"
-        ),
-    ] = "prefix"
-    max_ongoing_requests: Annotated[int, Field(ge=1, description="requests a replica works on at once")] = 64
-    max_queued_requests: Annotated[int, Field(ge=1, description="requests waiting before new ones are refused")] = 256
 
 
 class ServerConfig(Section):
@@ -277,10 +175,9 @@ class TurnoutConfig(Section):
     def _check_references(self) -> TurnoutConfig:
         known = ", ".join(sorted(self.models))
         for pool_name, pool in self.pools.items():
-            for role in ("small", "large"):
-                name = getattr(pool, role)
+            for role, name in pool.roles.items():
                 if name not in self.models:
-                    raise invalid(f"pools.{pool_name}.{role}", f"no model {name!r}; models: {known}")
+                    raise invalid(f"pools.{pool_name}.{pool.field_of(role)}", f"no model {name!r}; models: {known}")
                 if self.models[name].tensor_parallel > 1 and pool.placement.models != "actors":
                     message = f"must be actors: models.{name}.tensor_parallel is more than 1"
                     raise invalid(f"pools.{pool_name}.placement.models", message)
@@ -370,7 +267,9 @@ def check_resources(config: TurnoutConfig) -> None:
         check_present(model_path(model), f"models.{name}.path")
     for name, pool in config.pools.items():
         field = f"pools.{name}.default"
-        get_method(pool.default.name, f"{field}.name").parse(pool.default.params, f"{field}.params")
+        chosen = get_method(pool.default.name, f"{field}.name")
+        params = chosen.parse(pool.default.params, f"{field}.params")
+        chosen.check_roles(params, pool.roles, f"{field}.name", f"{field}.params")
         if pool.routing is not None:
             _check_routing(pool.routing, f"pools.{name}.routing")
 

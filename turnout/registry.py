@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -17,12 +17,16 @@ from importlib.util import find_spec
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnout.errors import Misfit, TurnoutError, invalid, not_found
 
 METHODS_PACKAGE = "decoding.methods"
 M = TypeVar("M", bound=BaseModel)
+
+IS_ROLE = object()  # marks a parameter that names a role
+# A parameter that names the role of a model: any that the pool fills.
+ModelRole = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64, examples=["large", "small"]), IS_ROLE]
 
 
 class MethodParams(BaseModel):
@@ -60,7 +64,7 @@ class MethodInfo:
         papers: numbers, as in docs/papers.md, of the papers it implements.
         lossless: whether its output law is exactly the target model's, unless parameters with a property `lossless`
             say that it is not.
-        needs: roles ("small", "large") the pool must fill.
+        needs: roles ("small", "large", "judge", ...) the pool must fill; parameters with a property `needs` add theirs.
         resumable: whether an answer may be gone on with from its first tokens: the next one depends only on the tokens
             so far, the seed and the position, unless parameters with a property `resumable` say that it does not.
     """
@@ -100,6 +104,31 @@ class MethodInfo:
             return self.params.model_validate(values)
         except ValidationError as error:
             raise explain(error, field, self.params) from None
+
+    def check_roles(
+        self, params: MethodParams, roles: Collection[str], name: str = "method", field: str = "method.params"
+    ) -> None:
+        """Refuse a pool without a model for a role that the method, or one of its parameters, names.
+
+        Args:
+            params: the method's.
+            roles: that the pool fills.
+            name: the field that chose the method.
+            field: the field that holds the parameters.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT, naming the field and the pool's roles.
+        """
+        filled = f"the pool's roles: {', '.join(sorted(roles))}"
+        for role in sorted(self.needs | getattr(params, "needs", frozenset())):
+            if role not in roles:
+                raise invalid(name, f"{self.name!r} needs a model with the role {role!r}; {filled}")
+        for each, info in type(params).model_fields.items():
+            if IS_ROLE in info.metadata and getattr(params, each) not in roles:
+                *rest, last = sorted(map(repr, roles))
+                allowed = f"{', '.join(rest)} or {last}" if rest else last
+                message = f"must be {allowed}: the pool's roles (got {getattr(params, each)!r})"
+                raise invalid(f"{field}.{each}", message)
 
 
 def method(

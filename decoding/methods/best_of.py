@@ -16,7 +16,7 @@ from decoding.noise import derive_seed
 from decoding.recorder import watched
 from decoding.scorers.reward_model import RewardModelParams, RewardModelScorer
 from decoding.sequence import Sequence
-from turnout.registry import MethodParams, method
+from turnout.registry import MethodParams, ModelRole, method
 from turnout.types import Segment
 
 Rerank = Literal["majority", "logprob", "reward"]
@@ -25,7 +25,7 @@ Rerank = Literal["majority", "logprob", "reward"]
 class BestOfParams(MethodParams):
     """Parameters of `best_of`."""
 
-    model: Annotated[Literal["large", "small"], Field(description="role of the model that answers")] = "large"
+    model: Annotated[ModelRole, Field(description="role of the model that answers")] = "large"
     k: Annotated[int, Field(ge=1, le=64, description="answers drawn")] = 4
     rerank: Annotated[
         Rerank,
@@ -69,7 +69,7 @@ async def best_of(request: Request, models: ModelPool, params: BestOfParams) -> 
     Each answer follows the model's law, which one is shown does not. Nothing is shown before all are written. The
     prompt is computed once. With k = 1 it is plain decoding: the first answer is drawn with the request's own seed.
     """
-    model, seq = models.role(params.model), request.sequence
+    model, seq = models.by_role(params.model), request.sequence
     count = params.k
     if seq.sampling.greedy and count > 1:
         request.notes.append(f"one answer instead of {count}: at temperature 0 they would all be the same")

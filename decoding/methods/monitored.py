@@ -46,6 +46,11 @@ class MonitoredParams(MethodParams):
         self.monitor.find(MONITORS, f"{FIELD}.monitor")
         return self
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """Roles that the inner method needs."""
+        return get_method(self.inner.name, f"{FIELD}.inner").needs
+
     def check_parts(self, models: ModelPool) -> None:
         """See `MethodParams.check_parts`; what is inside may be calibrated, too."""
         inner = get_method(self.inner.name, f"{FIELD}.inner")

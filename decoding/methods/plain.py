@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from decoding.decode_loop import stream
 from decoding.model import ModelPool, Request
-from turnout.registry import MethodParams, method
+from turnout.registry import MethodParams, ModelRole, method
 from turnout.types import Segment
 
 
 class PlainParams(MethodParams):
     """Parameters of `plain`."""
 
-    model: Annotated[Literal["large", "small"], Field(description="role of the model that answers")] = "large"
+    model: Annotated[ModelRole, Field(description="role of the model that answers")] = "large"
 
 
 @method(params=PlainParams, lossless=True, needs=frozenset(), resumable=True)
 async def plain(request: Request, models: ModelPool, params: PlainParams) -> AsyncIterator[Segment]:
     """One model answers alone."""
-    async for segment in stream(models.role(params.model), request.sequence):
+    async for segment in stream(models.by_role(params.model), request.sequence):
         yield segment

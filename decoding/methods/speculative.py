@@ -246,7 +246,7 @@ def checked_parts(params: SpeculativeParams, models: ModelPool) -> tuple[list[Ar
     for arm in arms:
         arm.drafter.check(models)
         arm.length.check(models)
-        arm.length.check_draft(models.role("small" if arm.drafter.beside == "small" else "large"))
+        arm.length.check_draft(models.by_role("small" if arm.drafter.beside == "small" else "large"))
     verifier.check(models)
     return arms, selector, verifier
 

@@ -198,7 +198,7 @@ class _Steps:
                 break
             before = step
         if params.rest != "nobody" and not seq.finished:
-            rest = self._models.role(params.rest)
+            rest = self._models.by_role(params.rest)
             self._written_by(rest)
             async for segment in stream(rest, seq):
                 yield segment

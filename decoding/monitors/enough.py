@@ -101,7 +101,7 @@ class EnoughMonitor(Monitor):
         harmful = estimator in settings.get("harmful", {})
         if estimator not in thresholds or (harmful and not self.params.harmful):
             raise invalid(f"{WHERE}.estimator", _not_usable(estimator, self.params.artifact, settings))
-        self._measured_on = {models.role(role).name for role in artifact.models}
+        self._measured_on = {models.by_role(role).name for role in artifact.models}
         self.top = int(settings["top"])
         return float(thresholds[estimator])
 

@@ -69,7 +69,7 @@ class RewardModelScorer(Scorer):
     async def score(self, models: ModelPool, seq: Sequence, step: tuple[int, ...]) -> float:
         """A reward from 0 to 1; one forward of the model with the head."""
         text = without_end(step, seq.end_ids)
-        rows = await models.role(self._role).extend(seq, text, STEP_WANT, every=True)
+        rows = await models.by_role(self._role).extend(seq, text, STEP_WANT, every=True)
         return self._head.probability(step_features(rows, text))
 
     def chance(self, score: float) -> float:

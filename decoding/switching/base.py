@@ -83,11 +83,11 @@ async def alternate(
     seq, lengths, reader = request.sequence, stretch_lengths(), BackgroundReader()
     try:
         if catch_up is not CatchUp.LAZY:
-            reader.start(models.role(other(rule.active)), seq)
+            reader.start(models.by_role(other(rule.active)), seq)
         length = next(lengths)
         while not seq.finished:
             role = rule.active
-            segment = await models.role(role).decode(seq, Until((rule,), max_tokens=length))
+            segment = await models.by_role(role).decode(seq, Until((rule,), max_tokens=length))
             if segment.tokens:
                 yield segment
                 length = next(lengths)  # a token that was dropped brought the client nothing
@@ -95,7 +95,7 @@ async def alternate(
                 seq.meter.switches += 1
                 await reader.stop()
             if catch_up is CatchUp.SHADOW and not seq.finished:
-                reader.start(models.role(other(rule.active)), seq)
+                reader.start(models.by_role(other(rule.active)), seq)
     finally:
         await reader.stop()
 

@@ -88,7 +88,7 @@ class Job:
             OSError: a model's files, or an artifact, cannot be read.
         """
         pool = self.config.pools[self.pool]
-        models = {name: self.config.models[name] for name in (pool.small, pool.large)}
+        models = {name: self.config.models[name] for name in pool.members}
         paths = {name: model_path(model) for name, model in models.items()}
         artifacts = artifacts_path(pool)
         files = sorted(artifacts.glob("*.safetensors")) if artifacts is not None else []

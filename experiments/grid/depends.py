@@ -55,7 +55,7 @@ def reference_key(config: TurnoutConfig, pool: str) -> str:
 
 def members_of(config: TurnoutConfig, name: str) -> dict[str, ModelConfig]:
     """The models of a pool, by role."""
-    return {role: config.models[getattr(config.pools[name], role)] for role in ("small", "large")}
+    return {role: config.models[model] for role, model in config.pools[name].roles.items()}
 
 
 def _settings(config: TurnoutConfig, name: str) -> dict[str, Any]:

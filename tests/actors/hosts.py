@@ -247,7 +247,7 @@ async def open_in_process(
     config: TurnoutConfig, pool: str = "pair", host: type[ModelWorker] = StoringWorker
 ) -> RemotePool:
     """A pool whose models run in this process, each behind a wire."""
-    names = list(dict.fromkeys((config.pools[pool].small, config.pools[pool].large)))
+    names = config.pools[pool].members
     board = Board()
     hosts = {name: host(spec_of(name, config, owner, pool)) for owner, name in enumerate(names)}
     cards = {name: each.load() for name, each in hosts.items()}

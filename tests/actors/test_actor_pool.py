@@ -31,10 +31,12 @@ CARD = ModelCard("m", "llama", 1, 2, 3, 4, "d1", "c1", {"python": "3", "torch": 
 PROGRAM = Program("10.0.0.1 pid 5", "c1", {"python": "3", "torch": "2", "ray": "2"})
 
 
-def placed(config: TurnoutConfig, small: str = "large", **placement: Any) -> TurnoutConfig:
-    """The pool in actors; one model in both roles unless told otherwise."""
+def placed(
+    config: TurnoutConfig, small: str = "large", models: dict[str, str] | None = None, **placement: Any
+) -> TurnoutConfig:
+    """The pool in actors; one model in both usual roles unless another is given."""
     settings = PlacementConfig(models="actors", **{"cpus": 0.5, "threads": 1, "start_timeout_s": 240.0, **placement})
-    pool = config.pools["pair"].model_copy(update={"placement": settings, "small": small})
+    pool = config.pools["pair"].model_copy(update={"placement": settings, "small": small, "models": models or {}})
     return config.model_copy(update={"pools": {"pair": pool}})
 
 
@@ -148,3 +150,14 @@ async def test_one_model_in_both_roles_is_one_actor_and_closing_ends_it(actors_c
     with pytest.raises(TurnoutError, match="closed"):
         await ask(pool, "too late")  # type: ignore[arg-type]
     await poll(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], "its bundle is free", 30)
+
+
+async def test_a_third_role_has_an_actor_of_its_own(actors_config: TurnoutConfig, free: None):
+    pool = ActorPool.load("pair", placed(actors_config, models={"judge": "small"}))
+    assert pool.pool.roles == {"small": "large", "large": "large", "judge": "small"}
+    assert len({supervisor.card.pid for supervisor in pool.supervisors}) == 2
+    reply = await ask(pool, "who judges", "plain", {"model": "judge"})  # type: ignore[arg-type]
+    assert {token.source for token in reply.tokens} == {"small"}
+    assert list(reply.usage.models) == ["small"]
+    assert [member.model for member in pool.stats().members] == ["large", "small"]
+    await pool.close()

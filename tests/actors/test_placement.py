@@ -101,3 +101,20 @@ def test_bundles_that_are_taken_are_told_from_those_that_nobody_has():
     assert "5 s" in error.message
     assert "{CPU: 1} and {CPU: 2}" in error.message
     assert "ray status" in error.message
+
+
+def test_a_third_role_has_an_actor_and_resources_of_its_own():
+    placement = {"models": "actors", "prefill": 1, "resources": {"judge": {"critic": 1}}}
+    config = parse_config(
+        {
+            "models": {name: {"path": name} for name in ("a", "b", "c")},
+            "pools": {"p": {"small": "a", "large": "b", "models": {"judge": "c"}, "placement": placement}},
+        }
+    )
+    assert shown(config) == [
+        (1, "a", "small", 0, 0),
+        (2, "b", "large", 0, 0),
+        (3, "c", "judge", 0, 0),
+        (4, "b", "prefill", 1, 0),
+    ]
+    assert bundles(config.pools["p"], config)[3] == {"CPU": 1, "critic": 1}

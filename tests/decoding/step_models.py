@@ -91,7 +91,7 @@ def with_head(
     head.last.weight.data = torch.cat([torch.tensor([chances]).logit(eps=1e-6), torch.zeros(1, unread)], 1)
     head.last.bias.data.zero_()
     artifact = Artifact(
-        kind, "test", {"head": head.settings}, {role: models.role(role).digest}, dict(head.state_dict())
+        kind, "test", {"head": head.settings}, {role: models.by_role(role).digest}, dict(head.state_dict())
     )
     artifact.save(folder / f"{kind}.safetensors")
     return replace(models, artifacts=Artifacts(folder))

@@ -40,7 +40,7 @@ async def usage_of(pool: LocalPool, call: GenerateCall) -> Usage:
 
 def save(pool: LocalPool, folder: Path, curve: KnobCalibration = CURVE) -> str:
     """Put a calibration for this pool into the folder; its version."""
-    digests = {role: pool.pool.role(role).digest for role in ("small", "large")}
+    digests = {role: pool.pool.by_role(role).digest for role in ("small", "large")}
     made = curve.to_artifact(digests, "test")
     path = folder / "mine.safetensors"
     later = path.stat().st_mtime_ns + 10**9 if path.exists() else None

@@ -1,0 +1,173 @@
+"""One pool of the configuration: its models by role, its default method, its routing, its replicas."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from turnout.cluster_config import AutoscalingConfig, PlacementConfig
+from turnout.errors import Misfit
+
+SMALL, LARGE = "small", "large"
+USUAL_ROLES = (SMALL, LARGE)
+PREFILL = "prefill"  # placement's name for the actors that only compute prompts
+
+RoleName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are refused, values are immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MethodChoice(Section):
+    """A decoding method by name, with its parameters."""
+
+    name: Annotated[str, Field(description="as in `turnout methods`")]
+    params: Annotated[dict[str, Any], Field(description="as in `turnout methods NAME`; absent ones: defaults")] = {}
+
+
+class PolicyChoice(Section):
+    """A routing policy by name, with its parameters."""
+
+    name: Annotated[str, Field(description="as in docs/routing.md")]
+    params: Annotated[dict[str, Any], Field(description="as in docs/routing.md; absent ones: defaults")] = {}
+
+
+class StickyConfig(Section):
+    """How long a session keeps its first decision, on every replica."""
+
+    seconds: Annotated[float, Field(gt=0, description="since the session's last request, seconds")] = 600.0
+    max_sessions: Annotated[
+        int, Field(ge=1, description="sessions remembered; the tenant with the most loses its least recently used one")
+    ] = 10_000
+
+
+class RouteLogConfig(Section):
+    """A file with one JSON line per routed request."""
+
+    path: Annotated[str, Field(min_length=1, description="the file; several replicas on a node add their process id")]
+    max_bytes: Annotated[int, Field(ge=4096, description="size at which a new file is begun, bytes")] = 64 << 20
+    backups: Annotated[int, Field(ge=1, le=1000, description="full files kept: PATH.1 is the newest")] = 5
+    texts: Annotated[bool, Field(description="write prompts and answers too")] = False
+
+
+class ShadowConfig(Section):
+    """Requests run a second time in the background, in another way, for comparison only."""
+
+    share: Annotated[float, Field(ge=0, le=1, description="share of the routed requests")]
+    policy: Annotated[PolicyChoice, Field(description="what decides how they are run")]
+    beside: Annotated[int, Field(ge=0, description="shadows run while at most this many requests are in progress")] = 0
+    max_running: Annotated[int, Field(ge=1, description="shadows begun and not finished")] = 1
+    max_waiting: Annotated[int, Field(ge=0, description="shadows that wait; more are dropped")] = 16
+    timeout_s: Annotated[float, Field(gt=0, description="time from its begin at which one is dropped, seconds")] = 300.0
+
+
+class RoutingConfig(Section):
+    """How requests that name no method, or the method auto, are answered."""
+
+    policy: Annotated[PolicyChoice, Field(description="what decides")]
+    sticky: Annotated[StickyConfig | None, Field(description="sessions keep a decision; absent: they do not")] = None
+    log: Annotated[RouteLogConfig | None, Field(description="where decisions are written; absent: nowhere")] = None
+    shadow: Annotated[ShadowConfig | None, Field(description="comparison in the background; absent: none")] = None
+
+
+class ReuseConfig(Section):
+    """Spans of other prompts that a request with `cache: lossy` takes over at other positions (paper #222, KVShare)."""
+
+    recompute: Annotated[float, Field(ge=0, le=1, description="largest share of these that is computed again")] = 0.15
+    threshold: Annotated[
+        float, Field(ge=0, description="smallest deviation worth it, in means of the norms of keys and values")
+    ] = 0.02
+    check_layers: Annotated[int, Field(ge=1, description="first layers that all tokens go through")] = 2
+    decode_tokens: Annotated[int, Field(ge=0, description="tokens computed again with each new one")] = 2
+    min_similarity: Annotated[float, Field(ge=0, le=1, description="share of a prompt that a source must have")] = 0.1
+    min_run: Annotated[int | None, Field(ge=1, description="shortest span, tokens; absent: a block")] = None
+    max_prompts: Annotated[int, Field(ge=1, description="prompts remembered for each tenant or group")] = 256
+    max_sources: Annotated[int, Field(ge=1, description="prompts that one request takes spans from")] = 4
+
+
+class PoolConfig(Section):
+    """A served endpoint: models that answer together, each by its role. At least one of small and large is given."""
+
+    small: Annotated[str, Field(description="name of the small model, in models; absent: the large one")] = ""
+    large: Annotated[str, Field(description="name of the large model, in models; absent: the small one")] = ""
+    models: Annotated[
+        dict[RoleName, str],
+        Field(description="names of models by role, such as judge; small and large may stand here instead"),
+    ] = {}
+    default: Annotated[MethodChoice, Field(description="method used when a request names none")] = MethodChoice(
+        name="entropy_adaptive"
+    )
+    artifacts: Annotated[
+        str | None,
+        Field(
+            description="folder of what was trained for the pair (NAME.safetensors); demo:artifacts: the demo pair's;"
+            " absent: none"
+        ),
+    ] = None
+    routing: Annotated[
+        RoutingConfig | None, Field(description="chooses a method for each request; absent: the default method")
+    ] = None
+    reuse: Annotated[
+        ReuseConfig | None, Field(description="spans of other prompts for requests with cache lossy; absent: none")
+    ] = None
+    placement: Annotated[PlacementConfig, Field(description="where a copy's models run")] = PlacementConfig()
+    replicas: Annotated[int, Field(ge=1, description="copies of the pair; with autoscaling: to begin with")] = 1
+    autoscaling: Annotated[
+        AutoscalingConfig | None, Field(description="copies come and go with the load; absent: they do not")
+    ] = None
+    choice: Annotated[
+        Literal["prefix", "load"],
+        Field(
+            description="which copy answers: prefix: by cached prompts and load; load: the less busy of two, as in Ray"
+            " itself; sessions do not stick"
+        ),
+    ] = "prefix"
+    max_ongoing_requests: Annotated[int, Field(ge=1, description="requests a replica works on at once")] = 64
+    max_queued_requests: Annotated[int, Field(ge=1, description="requests waiting before new ones are refused")] = 256
+
+    @model_validator(mode="after")
+    def _fill_roles(self) -> PoolConfig:
+        """Give `small` and `large` their models, wherever these are named."""
+        given: dict[str, str] = {role: getattr(self, role) for role in USUAL_ROLES if getattr(self, role)}
+        for role in USUAL_ROLES:
+            name = self.models.get(role, "")
+            if name and given.setdefault(role, name) != name:
+                raise Misfit(f"models.{role}", f"is {name!r}, and {role} is {given[role]!r}: name one of them")
+        if not given:
+            raise Misfit(LARGE, "required: a pool has at least a large model (large: NAME, or models.large: NAME)")
+        alone = next(iter(given.values()))
+        for role in USUAL_ROLES:
+            self.__dict__[role] = given.get(role, alone)
+        return self
+
+    @model_validator(mode="after")
+    def _check_roles(self) -> PoolConfig:
+        if PREFILL in self.models:
+            raise Misfit(f"models.{PREFILL}", "is the role of actors that only compute prompts: choose another name")
+        unknown = set(self.placement.resources) - {*self.roles, PREFILL}
+        if unknown:
+            known = ", ".join(sorted({*self.roles, PREFILL}))
+            raise Misfit(f"placement.resources.{min(unknown)}", f"no such role; roles: {known}")
+        return self
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The model of each role: small, large, then the others as they are given."""
+        return {SMALL: self.small, LARGE: self.large} | self.models
+
+    @property
+    def members(self) -> list[str]:
+        """Names of the models, each once, in the order of `roles`."""
+        return list(dict.fromkeys(self.roles.values()))
+
+    def field_of(self, role: str) -> str:
+        """The field that names the model of a role: where the pool has one model alone, the one that is given."""
+        if role in self.models:
+            return f"models.{role}"
+        if role in self.model_fields_set:
+            return role
+        return self.field_of(SMALL if role == LARGE else LARGE)
