@@ -365,11 +365,13 @@ class ModelPool:
 
 @dataclass(slots=True)
 class Request:
-    """One answer to produce: what a method is given. Wire types never get here.
+    """The answers to produce: what a method is given. Wire types never get here.
 
     Attributes:
         id: of the call.
         sequence: holds the prompt; what is generated is appended.
+        answers: for a joint method, the sequences of all answers, each with a seed of its own; else `sequence` alone.
+            What is appended to one is sent to its reader; what may be discarded is written on forks.
         tenant: whose request it is.
         extra: what a method leaves for the answer's usage.
         notes: for the person who reads the answer.
@@ -383,6 +385,10 @@ class Request:
     extra: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     delivered: tuple[int, ...] = ()
+    answers: tuple[Sequence, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.answers = self.answers or (self.sequence,)
 
 
 def token_of(row: Row, source: str) -> Token:

@@ -7,27 +7,28 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from decoding.artifacts import Artifact
+from decoding.calibration import KIND as CALIBRATION
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
 from engine.tracing import spanned
-from pool.beginning import begin
+from pool.answers import Answer, new_sequence, resume
 from pool.detokenizer import Detokenizer
-from pool.named_artifacts import naming
 from pool.prefix_stores import Share, unconfigured
-from pool.resume import Delivery, deliveries, notes_of
+from pool.resume import deliveries
 from pool.routing import Routing
 from pool.stop_strings import StopStrings
-from pool.structures import check_answer
 from pool.text import TextTokenizer
-from pool.usage import token_out, usage_of
+from pool.usage import usage_of
 from pool.validation import Prepared
 from turnout.calls import Chunk, Decided, Event, Regained, Usage
 from turnout.errors import Code, Interrupted, TurnoutError
 from turnout.tracing import current, header, within
-from turnout.types import FinishReason, Token
+from turnout.types import Token
 
 if TYPE_CHECKING:
     from pool.call_migration import HandOver
@@ -37,55 +38,49 @@ FIRST = 0
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Answer:
-    """One of a call's `n` answers.
+_Events = asyncio.Queue[Chunk | Decided | Regained | BaseException | None]
 
-    Attributes:
-        index: which one.
-        sequence: its tokens.
-        text: its text, up to a stop string.
-        spans: gives each of its tokens its part of the text.
-        delivery: what of it is still to be sent.
-        started: set once it has a token, or has ended.
-        taken: tokens that its method has given.
+
+def _noting_artifacts(models: ModelPool, request: Request) -> ModelPool:
+    """Note each artifact that a request opens with its version, so that a replaced file shows in its usage.
+
+    Calibrations are left out: their notes say more, see `decoding.calibrated_params`.
     """
 
-    index: int
-    sequence: Sequence
-    text: StopStrings
-    spans: Detokenizer
-    delivery: Delivery
-    started: asyncio.Event = field(default_factory=asyncio.Event)
-    taken: int = 0
+    def opened(name: str, artifact: Artifact, version: str) -> None:
+        note = f"artifact {name}, version {version}"
+        if artifact.kind != CALIBRATION and note not in request.notes:
+            request.notes.append(note)
 
-    def skip(self, token_ids: Iterable[int]) -> None:
-        """Take tokens that the client has."""
-        for token_id in token_ids:
-            self.spans.feed(token_id)
-
-    def take(self, given: tuple[Token, ...]) -> tuple[Token, ...]:
-        """Take the next tokens from the method; those that the client does not have."""
-        self.taken += len(given)
-        tokens = self.delivery.new(given)
-        self.skip(token.id for token in given[: len(given) - len(tokens)])
-        return tokens
-
-    def chunk(self, tokens: tuple[Token, ...]) -> Chunk:
-        """The next tokens, and the text there is by now."""
-        text = self.delivery.text(self.text.take())
-        return Chunk(self.index, text, tuple(token_out(token, self.spans) for token in tokens))
-
-    def last_chunk(self) -> Chunk:
-        """The rest of its text, and why it ended."""
-        check_answer(self.sequence)
-        reason = self.sequence.finish_reason or FinishReason.LENGTH
-        text = self.delivery.text(self.text.take(final=True))
-        self.delivery.end()
-        return Chunk(self.index, text, (), reason)
+    return replace(models, artifacts=models.artifacts.telling(opened))
 
 
-_Events = asyncio.Queue[Chunk | Decided | Regained | BaseException | None]
+async def _pack(answers: list[Answer], handover: HandOver, put: Callable[[Answer], None] | None) -> Exception | None:
+    """Take along what another replica need not compute again of the answers that go on there.
+
+    Args:
+        answers: that one run writes.
+        handover: takes their caches.
+        put: sends the tokens that were appended last, where the answers go on from them; None: they are made again.
+
+    Returns:
+        What went wrong, if anything.
+    """
+    try:
+        for answer in answers:
+            if not (answer.delivery.finished or answer.ended):
+                if put is not None:
+                    put(answer)
+                await handover.pack(answer.index, answer.sequence, put is not None)
+    except Exception as error:
+        return error
+    return None
+
+
+def _end(answer: Answer, queue: _Events) -> None:
+    """Send the end of an answer, unless the client has it."""
+    if not (answer.ended or answer.delivery.finished):
+        queue.put_nowait(answer.last_chunk())
 
 
 def _release(sequence: Sequence, models: ModelPool) -> None:
@@ -159,7 +154,7 @@ class AnswerRun:
 
     def fresh(self, index: int) -> tuple[Sequence, StopStrings, Detokenizer]:
         """An answer as it is before its first token."""
-        return begin(self.prepared, self._tokenizer, self._share, index)
+        return new_sequence(self.prepared, self._tokenizer, self._share, index)
 
     async def events(self) -> AsyncIterator[Event]:
         """Chunks as they come, then the usage.
@@ -211,10 +206,11 @@ class AnswerRun:
             again: also where the answer would be made again from its start, and not gone on with.
 
         Returns:
-            Whether it does: a call that has no method yet, and an answer that would be made again, stay.
+            Whether it does: a call that has no method yet, and an answer that would be made again, stay; so do the
+            answers of a joint method that cannot go on from its tokens.
         """
-        plan = self.prepared.plan
-        if self._handover is not None or plan is None or not (again or self._continues):
+        stays = self.prepared.plan is None or not (self.prepared.continues or (again and not self.prepared.joint))
+        if stays or self._handover is not None:
             return False
         from pool.call_migration import HandOver
 
@@ -224,28 +220,35 @@ class AnswerRun:
             asyncio.get_running_loop().call_soon(task.cancel)
         return True
 
-    @property
-    def _continues(self) -> bool:
-        """Whether answers go on from their first tokens."""
-        plan = self.prepared.plan
-        return plan is not None and plan.method.continues(plan.params, self.prepared.sampling.greedy)
+    def _written_with(self, answer: Answer) -> list[Answer]:
+        """The answers that the run of one of them writes: a joint method writes all in the run of the first."""
+        if not self.prepared.joint:
+            return [answer]
+        return self.answers if answer.index == FIRST else []
 
     async def _drive(self, answer: Answer, queue: _Events) -> None:
-        """Run one answer's method; its chunks go into the queue, then None (or the error). Frees its memory."""
+        """Run the method for one answer, or for all of them where it is joint, and free their memory.
+
+        Puts the chunks into the queue, then None or the error.
+        """
         call = self.prepared.call
         request = Request(call.request_id, answer.sequence, call.tenant, delivered=answer.delivery.tokens)
         try:
             if answer.index != FIRST:
                 # The first answer computes the prompt; the others find its blocks in the pool.
                 await self.answers[FIRST].started.wait()
-            with within("answer", call.trace, index=answer.index):
-                await self._run(answer, request, queue)
-            if not answer.delivery.finished:
-                queue.put_nowait(answer.last_chunk())
+            if self._written_with(answer):
+                with within("answer", call.trace, index=answer.index):
+                    await self._run(answer, request, queue)
+            for each in (written := self._written_with(answer)):
+                if len(written) > 1 and not each.delivery.finished:
+                    self._put_rest(each, queue)
+                _end(each, queue)
             queue.put_nowait(None)
         except asyncio.CancelledError:
             if self._handover is not None:
-                queue.put_nowait(await self._pack(answer, self._handover, queue))
+                put = partial(self._put_rest, queue=queue) if self.prepared.continues else None
+                queue.put_nowait(await _pack(self._written_with(answer), self._handover, put))
                 return
             # Read only if it was not the caller who gave up.
             queue.put_nowait(TurnoutError(Code.CANCELLED, "the pool was closed while it answered"))
@@ -258,7 +261,8 @@ class AnswerRun:
                 request.notes += self.prepared.plan.notes
             self._notes += [note for note in request.notes if note not in self._notes]
             self._extra.update(request.extra)
-            _release(answer.sequence, self._models)
+            for each in self._written_with(answer):
+                _release(each.sequence, self._models)
 
     async def _run(self, answer: Answer, request: Request, queue: _Events) -> None:
         models = self._models
@@ -272,50 +276,37 @@ class AnswerRun:
         request.sequence = answer.sequence
         plan = self.prepared.plan
         assert plan is not None
-        if answer.sequence.finished or answer.delivery.finished:
+        written = self._written_with(answer)
+        request.answers = tuple(each.sequence for each in written)
+        if all(each.sequence.finished or each.delivery.finished for each in written):
             return
         if (span := current()) is not None:
             span.update_name(f"method {plan.method.name}")
             models = spanned(models)
-        models = naming(models, request)
+        models = _noting_artifacts(models, request)
         async with aclosing(plan.method.run(request, models, plan.params)) as segments:  # type: ignore[type-var]
             async for segment in segments:
+                into = written[segment.answer]
                 if segment.tokens:
-                    self._put(answer, segment.tokens, queue)
+                    self._put(into, segment.tokens, queue)
                     answer.started.set()
+                if plan.method.joint and into.sequence.finished and into.taken == len(into.sequence.generated):
+                    _end(into, queue)
+
+    def _put_rest(self, answer: Answer, queue: _Events) -> None:
+        """Send what an answer has beyond its segments."""
+        self._put(answer, answer.sequence.generated[answer.taken :], queue)
 
     async def _resume(self) -> None:
         """Let the answers begin with what was delivered, where their method goes on from there; take over what came."""
-        call = self.prepared.call
-        begun = [answer for answer in self.answers if answer.delivery]
-        for answer in begun:
-            if self._continues or answer.delivery.finished:
-                answer.delivery.resume(answer.sequence)
-                answer.skip(answer.delivery.tokens)
-                answer.taken = answer.delivery.count
-        self._notes += notes_of([answer.delivery for answer in begun], self._continues)
+        call, plan = self.prepared.call, self.prepared.plan
+        assert plan is not None
+        self._notes += resume(self.answers, plan.method, self.prepared.continues)
         if call.moved is not None:
             from pool.call_migration import unpack
 
             found = await unpack(call.moved, self._models.models, [answer.sequence for answer in self.answers])
             self._notes.append(f"moved here with the cache of {found} tokens")
-
-    async def _pack(self, answer: Answer, handover: HandOver, queue: _Events) -> Exception | None:
-        """Send the tokens that were appended last, and take along what another replica need not do again.
-
-        Returns:
-            What went wrong, if anything.
-        """
-        if answer.delivery.finished:
-            return None
-        continues = self._continues
-        try:
-            if continues:
-                self._put(answer, answer.sequence.generated[answer.taken :], queue)
-            await handover.pack(answer.index, answer.sequence, continues)
-        except Exception as error:
-            return error
-        return None
 
     async def _route(self, first: Answer, queue: _Events) -> ModelPool:
         """Let the router choose for all answers: it reads the prompt of the first one.

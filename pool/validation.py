@@ -64,6 +64,16 @@ class Prepared:
     account: str = ""
 
     @property
+    def joint(self) -> bool:
+        """Whether one run of its method writes all answers."""
+        return self.plan is not None and self.plan.method.joint
+
+    @property
+    def continues(self) -> bool:
+        """Whether answers can be continued from their first tokens."""
+        return self.plan is not None and self.plan.method.continues(self.plan.params, self.sampling.greedy)
+
+    @property
     def sampling(self) -> SamplingParams:
         """The call's, with the room there is."""
         return self.call.sampling.model_copy(update={"max_tokens": self.max_tokens})

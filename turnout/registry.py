@@ -67,6 +67,8 @@ class MethodInfo:
         needs: roles ("small", "large", "judge", ...) the pool must fill; parameters with a property `needs` add theirs.
         resumable: whether an answer may be gone on with from its first tokens: the next one depends only on the tokens
             so far, the seed and the position, unless parameters with a property `resumable` say that it does not.
+        joint: whether one run writes all `n` answers of a request (`Request.answers`), and says of each segment which
+            answer it belongs to; otherwise each answer is a run of its own.
     """
 
     name: str
@@ -76,6 +78,7 @@ class MethodInfo:
     lossless: bool
     needs: frozenset[str]
     resumable: bool = False
+    joint: bool = False
 
     @property
     def summary(self) -> str:
@@ -90,9 +93,10 @@ class MethodInfo:
         """Whether tokens written elsewhere with the same seed can be gone on with, to the same answer.
 
         A method that keeps the law of the model leaves a greedy request no choice: its tokens are the model's own.
+        A joint method must declare it: where one of its answers ends may depend on the others.
         """
         resumable = bool(self.resumable and getattr(params, "resumable", True))
-        return resumable or (greedy and self.keeps_law(params))
+        return resumable or (greedy and not self.joint and self.keeps_law(params))
 
     def parse(self, values: dict[str, Any], field: str = "method.params") -> MethodParams:
         """Validate parameters.
@@ -138,12 +142,13 @@ def method(
     lossless: bool,
     needs: frozenset[str],
     resumable: bool = False,
+    joint: bool = False,
 ) -> Callable[[Callable[..., AsyncIterator[Any]]], MethodInfo]:
     """Register the decorated async generator as the method named after its module."""
 
     def register(run: Callable[..., AsyncIterator[Any]]) -> MethodInfo:
         name = run.__module__.rpartition(".")[2]
-        return MethodInfo(name, run, params, papers, lossless, needs, resumable)
+        return MethodInfo(name, run, params, papers, lossless, needs, resumable, joint)
 
     return register
 

@@ -127,10 +127,17 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of emitted tokens; `stopped_by` names the rule that ended it ("finish" when the sequence ended)."""
+    """Emitted tokens.
+
+    Attributes:
+        tokens: in their order.
+        stopped_by: the rule that ended them; "finish" when the sequence ended.
+        answer: which of the request's answers they belong to; other than 0 only from joint methods.
+    """
 
     tokens: tuple[Token, ...]
     stopped_by: str
+    answer: int = 0
 
 
 class SamplingParams(BaseModel):

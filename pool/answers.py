@@ -1,0 +1,129 @@
+"""One answer of a request: its sequence, its text, and what of both is still to be sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from decoding.noise import derive_seed
+from decoding.sequence import Sequence
+from pool.detokenizer import Detokenizer
+from pool.prefix_stores import Share
+from pool.resume import Delivery, notes_of
+from pool.stop_strings import StopStrings
+from pool.structures import check_answer
+from pool.text import TextTokenizer
+from pool.usage import token_out
+from pool.validation import Prepared
+from turnout.calls import Chunk
+from turnout.errors import Code, TurnoutError
+from turnout.registry import MethodInfo
+from turnout.types import FinishReason, Token
+
+
+@dataclass(slots=True)
+class Answer:
+    """One of the `n` answers of a request.
+
+    Attributes:
+        index: its number.
+        sequence: its tokens.
+        text: its text, up to a stop string.
+        spans: gives each of its tokens its part of the text.
+        delivery: what of it is still to be sent.
+        started: set once it has a token, or has ended.
+        taken: tokens that its method has given.
+        ended: whether its last chunk has been sent.
+    """
+
+    index: int
+    sequence: Sequence
+    text: StopStrings
+    spans: Detokenizer
+    delivery: Delivery
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    taken: int = 0
+    ended: bool = False
+
+    def skip(self, token_ids: Iterable[int]) -> None:
+        """Advance the text over tokens that the client has."""
+        for token_id in token_ids:
+            self.spans.feed(token_id)
+
+    def take(self, given: tuple[Token, ...]) -> tuple[Token, ...]:
+        """Take the next tokens from the method; return those that the client does not have."""
+        self.taken += len(given)
+        tokens = self.delivery.new(given)
+        self.skip(token.id for token in given[: len(given) - len(tokens)])
+        return tokens
+
+    def chunk(self, tokens: tuple[Token, ...]) -> Chunk:
+        """Make a chunk of the next tokens and the text so far."""
+        text = self.delivery.text(self.text.take())
+        return Chunk(self.index, text, tuple(token_out(token, self.spans) for token in tokens))
+
+    def last_chunk(self) -> Chunk:
+        """Make the chunk that ends it: the rest of its text, and the reason."""
+        self.ended = True
+        check_answer(self.sequence)
+        reason = self.sequence.finish_reason or FinishReason.LENGTH
+        text = self.delivery.text(self.text.take(final=True))
+        self.delivery.end()
+        return Chunk(self.index, text, (), reason)
+
+
+def new_sequence(
+    prepared: Prepared, tokenizer: TextTokenizer, share: Share, index: int
+) -> tuple[Sequence, StopStrings, Detokenizer]:
+    """Make the sequence of an answer, its text up to a stop string, and what gives each token its part of the text.
+
+    Args:
+        prepared: the checked call.
+        tokenizer: the pool's.
+        share: decides whose cache the prompt belongs to.
+        index: of the answer; each has noise of its own.
+    """
+    call, sampling = prepared.call, prepared.sampling
+    spans = tokenizer.detokenizer(prepared.prompt)
+    text = StopStrings(spans.clone(), sampling.stop)
+    sequence = Sequence(
+        prepared.prompt,
+        sampling,
+        derive_seed(prepared.seed, index),
+        tokenizer.eos_ids,
+        text,
+        share(call.tenant, prepared.prompt, call.sharing),
+        prepared.account or call.tenant,
+        lossy=call.cache == "lossy",
+        patient=call.priority == "batch",
+    )
+    sequence.owner = call.tenant
+    sequence.constraint = prepared.constraint.clone() if prepared.constraint is not None else None
+    return sequence, text, spans
+
+
+def resume(answers: list[Answer], method: MethodInfo, continues: bool) -> list[str]:
+    """Let answers begin with what the client has of them.
+
+    Args:
+        answers: of a request.
+        method: writes the rest.
+        continues: whether its method goes on from their tokens; otherwise only those begin that are complete.
+
+    Returns:
+        Notes for the person who reads them.
+
+    Raises:
+        TurnoutError: UNAVAILABLE: a joint method cannot make them again, as one may depend on how fast another was.
+    """
+    begun = [answer for answer in answers if answer.delivery]
+    if begun and method.joint and not continues:
+        message = f"method {method.name!r} writes its answers together: once begun, they cannot be made again"
+        raise TurnoutError(Code.UNAVAILABLE, f"{message}; send the request again")
+    for answer in begun:
+        if continues or answer.delivery.finished:
+            answer.delivery.resume(answer.sequence)
+            answer.skip(answer.delivery.tokens)
+            answer.taken = answer.delivery.count
+    return notes_of([answer.delivery for answer in begun], continues)
