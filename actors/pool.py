@@ -26,10 +26,10 @@ from actors.supervisor import Supervisor
 from decoding.model import ModelPool
 from engine.member import PoolMember
 from pool.components import Parts, open_parts, pool_of, prepare
-from pool.pool import Endpoint
+from pool.pool import Pool
 from pool.prefix_stores import open_tenancy, share_of
 from pool.routing import Routing
-from pool.validation import Prepared
+from pool.validation import PreparedRequest
 from turnout.calls import Event, PoolStats, ScoreCall, ScoredTokens
 from turnout.checkpoint_files import check_description
 from turnout.config import TurnoutConfig, model_path
@@ -47,7 +47,7 @@ FIRST = 1  # generation of the group
 NOBODYS = {"CPU": 0.01}  # bundle of the replica, where this process is none
 
 
-class ActorPool(Endpoint):
+class ActorPool(Pool):
     """Models in actor processes, which are started again when they end, and the methods that run over them. Use `load`.
 
     Attributes:
@@ -150,12 +150,14 @@ class ActorPool(Endpoint):
         for supervisor in self.supervisors:
             supervisor.attach(self._group)
 
-    def _run(self, prepared: Prepared, models: ModelPool, routing: Routing | None = None) -> AsyncIterator[Event]:
+    def _run(
+        self, prepared: PreparedRequest, models: ModelPool, routing: Routing | None = None
+    ) -> AsyncIterator[Event]:
         REQUEST.set(prepared.call.request_id)  # the tasks of the answer are made in this context
         return super()._run(prepared, models, routing)
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
-        """See `Endpoint.score`."""
+        """See `Pool.score`."""
         REQUEST.set(call.request_id)
         return await super().score(call)
 

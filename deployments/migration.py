@@ -33,7 +33,7 @@ class HandsOver(Protocol):
     """A pool whose calls can go on elsewhere."""
 
     def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
-        """See `pool.pool.Endpoint.hand_over`."""
+        """See `pool.pool.Pool.hand_over`."""
         ...
 
 
@@ -129,7 +129,7 @@ class Mover:
         self._starting = asyncio.Lock()
 
     async def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
-        """Let calls stop here and go on in another replica; see `pool.pool.Endpoint.hand_over`.
+        """Let calls stop here and go on in another replica; see `pool.pool.Pool.hand_over`.
 
         They run on until there is a place to leave their caches in.
 

@@ -25,6 +25,7 @@ from engine.costs.prefill_estimate import prefill_forecast
 from engine.costs.probe import Probe, profile
 from engine.device import Device
 from engine.fingerprint import KV_LAYOUT, numerics_class
+from engine.kv_transfer import token_bytes
 from engine.loading import Checkpoint
 from engine.member import PoolMember
 from engine.operations import HANDLERS
@@ -91,6 +92,7 @@ class EngineModel(PoolMember):
         self.numerics = numerics_class(plan.backend.name, device.torch_device)
         self.pool = BlockPool(num_blocks, engine.block_size)
         self.store = plan.cache(num_blocks * engine.block_size, device.torch_device)
+        self.block_size, self.token_bytes = engine.block_size, token_bytes(self)
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)
         device.floor.share = engine.batch_share
         probe = Probe(runner, num_blocks, self.max_length, engine.max_batch, engine.token_budget)

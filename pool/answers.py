@@ -10,12 +10,12 @@ from decoding.noise import derive_seed
 from decoding.sequence import Sequence
 from pool.detokenizer import Detokenizer
 from pool.prefix_stores import Share
-from pool.resume import Delivery, notes_of
+from pool.resume import ResumeState, notes_of
 from pool.stop_strings import StopStrings
 from pool.structures import check_answer
 from pool.text import TextTokenizer
 from pool.usage import token_out
-from pool.validation import Prepared
+from pool.validation import PreparedRequest
 from turnout.calls import Chunk
 from turnout.errors import Code, TurnoutError
 from turnout.registry import MethodInfo
@@ -41,7 +41,7 @@ class Answer:
     sequence: Sequence
     text: StopStrings
     spans: Detokenizer
-    delivery: Delivery
+    delivery: ResumeState
     started: asyncio.Event = field(default_factory=asyncio.Event)
     taken: int = 0
     ended: bool = False
@@ -74,7 +74,7 @@ class Answer:
 
 
 def new_sequence(
-    prepared: Prepared, tokenizer: TextTokenizer, share: Share, index: int
+    prepared: PreparedRequest, tokenizer: TextTokenizer, share: Share, index: int
 ) -> tuple[Sequence, StopStrings, Detokenizer]:
     """Make the sequence of an answer, its text up to a stop string, and what gives each token its part of the text.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from pool.request_runner import AnswerRun
+    from pool.request_runner import RequestRunner
 
 PIECE = 64  # tokens read between two looks at whether others wait
 KEPT = 8  # mismatches that are told of in full
@@ -94,7 +94,7 @@ class Audits:
             tuple(self._last),
         )
 
-    def offer(self, run: AnswerRun) -> None:
+    def offer(self, run: RequestRunner) -> None:
         """A call has been answered: audit it where it is one of the share, and its method keeps to plain decoding."""
         call, plan = run.prepared.call, run.prepared.plan
         if not self._shadows.wants(call.tenant, call.request_id) or call.cache != "exact" or call.delivered:
@@ -122,7 +122,7 @@ class Audits:
         """End all and wait for it."""
         await self._shadows.close()
 
-    async def _audit(self, request_id: str, method: str, model: Model, run: AnswerRun, due: bool) -> None:
+    async def _audit(self, request_id: str, method: str, model: Model, run: RequestRunner, due: bool) -> None:
         asked = model if due else deferring(self._models, self._shadows.gate).models[model.name]
         answers: list[_Answer] = []
         try:

@@ -1,4 +1,4 @@
-"""Calls that stop here and go on in another replica: what is packed for them, and unpacked there.
+"""Migration of calls to another replica: packing what it need not compute again, and unpacking it there.
 
 Nothing here can fail a call: a cache that is too large, lost or another model's is left behind, and computed again.
 """
@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -18,9 +18,6 @@ from decoding.sequence import Sequence
 from engine.kv_operations import ExportKV, ImportKV
 from turnout.calls import Moved, MovedCache
 from turnout.cost import Meter
-
-if TYPE_CHECKING:
-    from engine.model import EngineModel
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ WHOLE = 256  # tokens; a block is no larger, so that what is moved twice of a pr
 
 @runtime_checkable
 class MovesCaches(Protocol):
-    """A model elsewhere whose caches can be moved; see `engine.kv_operations`.
+    """A model whose caches can be moved; see `engine.kv_operations`.
 
     Attributes:
         numerics: class of what computes it, see `engine.fingerprint.numerics_class`.
@@ -41,6 +38,13 @@ class MovesCaches(Protocol):
 
     numerics: str
     token_bytes: int
+
+
+@runtime_checkable
+class HasBlocks(Protocol):
+    """A model that says how many tokens a block of its cache holds: caches are moved in whole blocks."""
+
+    block_size: int
 
 
 class HandOver:
@@ -88,14 +92,10 @@ class HandOver:
                 log.exception("the cache of %s could not be taken along", name)
 
     async def _pack(self, answer: int, seq: Sequence, name: str, model: Model, stop: int) -> None:
-        if _is_here(model):
-            from engine.kv_transfer import token_bytes
-
-            size, per_token = model.pool.block_size, token_bytes(model)
-        elif isinstance(model, MovesCaches):
-            size, per_token = WHOLE, model.token_bytes
-        else:
+        if not isinstance(model, MovesCaches):
             return
+        per_token = model.token_bytes
+        size = model.block_size if isinstance(model, HasBlocks) else WHOLE
         prompt = seq.num_prompt_tokens // size * size
         start = prompt if name in self._with_prompt else 0
         stop = min(stop, start + self._left // per_token)
@@ -149,22 +149,15 @@ async def _unpack(cache: MovedCache, model: Model | None, seq: Sequence) -> int:
     if same <= cache.start:
         return 0
     kv = cache.kv[:, : same - cache.start]
-    if not _is_here(model) and not isinstance(model, MovesCaches):
+    if not isinstance(model, MovesCaches):
         return 0
     held = await model.do(seq, ImportKV(cache.start, kv))
     return max(min(held, same) - cache.start, 0)
 
 
-def _is_here(model: Model) -> TypeGuard[EngineModel]:
-    """Whether the model runs in this process; asked late, because who has its models elsewhere loads no engine."""
-    from engine.model import EngineModel
-
-    return isinstance(model, EngineModel)
-
-
 def _digest(model: Model) -> str:
     """Whose a cache is: another model's is of no use, and one that was computed otherwise is not exact."""
-    numerics = model.numerics if _is_here(model) or isinstance(model, MovesCaches) else ""
+    numerics = model.numerics if isinstance(model, MovesCaches) else ""
     return f"{model.digest} {numerics}"
 
 

@@ -9,8 +9,8 @@ from decoding.artifacts import Artifacts
 from decoding.calibrated_params import check_method
 from engine.checkpoints import reading
 from pool.audit import Audits
-from pool.concurrency import Places
-from pool.pool import DefaultMethod, Endpoint
+from pool.concurrency import ConcurrencyLimiter
+from pool.pool import DefaultMethod, Pool
 from pool.routing import PoolRouting
 from pool.text import TextTokenizer
 from turnout.config import PoolConfig, TurnoutConfig, artifacts_path, model_path
@@ -20,7 +20,7 @@ from turnout.registry import get_method
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """For the constructor of an `Endpoint`.
+    """For the constructor of an `Pool`.
 
     Attributes:
         config: the pool's.
@@ -37,7 +37,7 @@ class Parts:
     roles: dict[str, str]
     tokenizer: TextTokenizer
     folder: Path
-    places: Places
+    places: ConcurrencyLimiter
     default: DefaultMethod
     artifacts: Artifacts
     notes: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ def open_parts(name: str, config: TurnoutConfig) -> Parts:
         roles=pool.roles,
         tokenizer=tokenizer,
         folder=folder,
-        places=Places(name, pool.max_ongoing_requests, pool.max_queued_requests),
+        places=ConcurrencyLimiter(name, pool.max_ongoing_requests, pool.max_queued_requests),
         default=DefaultMethod(pool.default.name, pool.default.params),
         artifacts=Artifacts(artifacts_path(pool)),
         notes=notes,
@@ -105,7 +105,7 @@ def _differing_ends(member: str, large: str, mine: TextTokenizer, other: TextTok
     return [f"{member} ends texts with tokens {here}, {large} with {there}, which hold for both"]
 
 
-def prepare(loaded: Endpoint, config: TurnoutConfig) -> None:
+def prepare(loaded: Pool, config: TurnoutConfig) -> None:
     """Check the default method against the loaded models; open the routing and the audits where there are any.
 
     Raises:

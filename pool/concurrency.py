@@ -11,7 +11,7 @@ from turnout.calls import Moved
 from turnout.errors import Code, Interrupted, TurnoutError, busy
 
 
-class Places:
+class ConcurrencyLimiter:
     """Hands out a pool's places fairly between tenants.
 
     A place that becomes free goes to the tenant that holds fewest, then to the one served least recently; within a
@@ -35,9 +35,9 @@ class Places:
         self._turns: dict[str, int] = {}  # when each tenant was last given a place
         self._turn = 0
 
-    def beside(self) -> Places:
+    def beside(self) -> ConcurrencyLimiter:
         """As many places again, for calls that take none of these."""
-        return Places(self._name, self._limit, self._max_waiting)
+        return ConcurrencyLimiter(self._name, self._limit, self._max_waiting)
 
     @property
     def num_held(self) -> int:

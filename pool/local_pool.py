@@ -14,8 +14,8 @@ from engine.loading import Checkpoint, load_checkpoint
 from engine.model import EngineModel
 from engine.threads import measured
 from pool.components import open_parts, pool_of, prepare
-from pool.concurrency import Places
-from pool.pool import PLAIN, DefaultMethod, Endpoint
+from pool.concurrency import ConcurrencyLimiter
+from pool.pool import PLAIN, DefaultMethod, Pool
 from pool.prefix_stores import mark_contents, open_stores, reuse_spans, share_of
 from pool.text import TextTokenizer
 from turnout.config import TurnoutConfig, model_path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class LocalPool(Endpoint):
+class LocalPool(Pool):
     """Models loaded in this process, and the methods that run over them. Use `load`.
 
     Args:
@@ -52,7 +52,7 @@ class LocalPool(Endpoint):
         models: dict[str, EngineModel],
         roles: dict[str, str],
         tokenizer: TextTokenizer,
-        places: Places,
+        places: ConcurrencyLimiter,
         default: DefaultMethod = PLAIN,
         artifacts: Artifacts | None = None,
         devices: tuple[Device, ...] = (),

@@ -14,13 +14,13 @@ from decoding.sequence import Sequence
 from engine.costs.prefill_estimate import prompt_token_seconds, waiting_seconds
 from engine.member import PoolMember
 from pool.audit import Audits
-from pool.concurrency import Places
+from pool.concurrency import ConcurrencyLimiter
 from pool.prefix_stores import Share, summed, unconfigured
-from pool.request_runner import AnswerRun
+from pool.request_runner import RequestRunner
 from pool.routing import PoolRouting, Routing
 from pool.text import TextTokenizer
 from pool.usage import token_out
-from pool.validation import Intake, Prepared, scored_ids
+from pool.validation import PreparedRequest, RequestValidator, scored_ids
 from router.decision import Decision
 from router.routing import Router
 from turnout.calls import (
@@ -36,6 +36,7 @@ from turnout.calls import (
 )
 from turnout.errors import invalid, not_found, out_of_range
 from turnout.pool_config import USUAL_ROLES
+from turnout.registry import ALONE
 from turnout.tracing import begin, end, header_of
 from turnout.types import SamplingParams, Token, TokenKind
 
@@ -46,14 +47,14 @@ SCARCE = 0.75  # share of a model's blocks in use beyond which shadows give way
 class DefaultMethod:
     """For requests that name none: a method and its parameters."""
 
-    name: str = "plain"
+    name: str = ALONE
     params: Mapping[str, Any] | None = None
 
 
 PLAIN = DefaultMethod()
 
 
-class Endpoint:
+class Pool:
     """Models that answer together. All calls must come from one event loop.
 
     Args:
@@ -77,7 +78,7 @@ class Endpoint:
         members: Mapping[str, PoolMember],
         roles: dict[str, str],
         tokenizer: TextTokenizer,
-        places: Places,
+        places: ConcurrencyLimiter,
         default: DefaultMethod = PLAIN,
         artifacts: Artifacts | None = None,
     ) -> None:
@@ -98,7 +99,7 @@ class Endpoint:
         self.routing: PoolRouting | None = None
         self.audits: Audits | None = None
         self.share: Share = unconfigured
-        self._running: set[AnswerRun] = set()
+        self._running: set[RequestRunner] = set()
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
         """Answer a call: chunks, then one `Usage`. Closing the iterator frees everything within a step.
@@ -128,7 +129,7 @@ class Endpoint:
         finally:
             end(span, failed)
 
-    async def _events(self, prepared: Prepared) -> AsyncIterator[Event]:
+    async def _events(self, prepared: PreparedRequest) -> AsyncIterator[Event]:
         call = prepared.call
         patient = call.priority == "batch"
         places = self._patient_places if patient else self._places
@@ -143,13 +144,15 @@ class Endpoint:
                     async for event in events:
                         yield replace(event, queue_s=queue_s) if isinstance(event, Usage) else event
 
-    def _run(self, prepared: Prepared, models: ModelPool, routing: Routing | None = None) -> AsyncIterator[Event]:
+    def _run(
+        self, prepared: PreparedRequest, models: ModelPool, routing: Routing | None = None
+    ) -> AsyncIterator[Event]:
         large = self.roles["large"]
         # A shadow is nobody's answer: it is not handed over.
         asked = routing is None or (self.routing is not None and routing.router is self.routing.router)
         running = self._running if asked else None
         answered = self.audits.offer if asked and self.audits is not None else None
-        run = AnswerRun(prepared, models, self.tokenizer, large, routing, self.share, running, answered)
+        run = RequestRunner(prepared, models, self.tokenizer, large, routing, self.share, running, answered)
         return run.events()
 
     def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
@@ -173,13 +176,13 @@ class Endpoint:
         for member in self.members.values():
             member.forget(tenant)
 
-    def intake(self) -> Intake:
+    def intake(self) -> RequestValidator:
         """What the pool accepts, as it is now."""
         # A member with several roles is asked for by the usual one.
         members = {self.roles[role]: role for role in (*self.roles, *USUAL_ROLES) if role in self.roles}
         default = (self.default_method, self.default_params)
         lengths = (self.max_length, self.vocab_size)
-        return Intake(
+        return RequestValidator(
             self.name, members, self.tokenizer, *lengths, *default, self.routing is not None, frozenset(self.roles)
         )
 
@@ -256,7 +259,7 @@ class Endpoint:
         routed = self.routing is not None
         pool = ModelDescription(self.name, large.architecture, *sizes, self.roles, *default, routed, **ends)
         members = [
-            ModelDescription(m.name, m.architecture, m.num_parameters, m.vocab_size, m.max_length, {}, "plain", **ends)
+            ModelDescription(m.name, m.architecture, m.num_parameters, m.vocab_size, m.max_length, {}, ALONE, **ends)
             for m in self.members.values()
         ]
         return [pool, *members]
@@ -308,7 +311,7 @@ def _sums(members: tuple[MemberStats, ...]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _held(places: Places, call: GenerateCall) -> AsyncIterator[float]:
+async def _held(places: ConcurrencyLimiter, call: GenerateCall) -> AsyncIterator[float]:
     """A place for a call, and the time it was waited for, in seconds."""
     queued, asked = begin("queue", call.trace), time.perf_counter()
     async with AsyncExitStack() as stack:

@@ -24,7 +24,7 @@ from pool.routing import Routing
 from pool.stop_strings import StopStrings
 from pool.text import TextTokenizer
 from pool.usage import usage_of
-from pool.validation import Prepared
+from pool.validation import PreparedRequest
 from turnout.calls import Chunk, Decided, Event, Regained, Usage
 from turnout.errors import Code, Interrupted, TurnoutError
 from turnout.tracing import current, header, within
@@ -94,7 +94,7 @@ def _expire(deadline_s: float, queue: _Events, tasks: list[asyncio.Task[None]]) 
         task.cancel()
 
 
-def _tell(run: AnswerRun, answered: Callable[[AnswerRun], None] | None) -> None:
+def _tell(run: RequestRunner, answered: Callable[[RequestRunner], None] | None) -> None:
     """The caller has its answer, and is told of nothing that comes after it."""
     try:
         if answered is not None:
@@ -103,7 +103,7 @@ def _tell(run: AnswerRun, answered: Callable[[AnswerRun], None] | None) -> None:
         log.exception("request %s: what comes after its answer failed", run.request_id)
 
 
-class AnswerRun:
+class RequestRunner:
     """Runs a prepared call; iterate `events` once. Leaving the iteration early frees everything.
 
     What was delivered before is not sent again: the answer goes on from it where the method can, else it is made again.
@@ -125,14 +125,14 @@ class AnswerRun:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedRequest,
         models: ModelPool,
         tokenizer: TextTokenizer,
         large: str,
         routing: Routing | None = None,
         share: Share = unconfigured,
-        running: set[AnswerRun] | None = None,
-        answered: Callable[[AnswerRun], None] | None = None,
+        running: set[RequestRunner] | None = None,
+        answered: Callable[[RequestRunner], None] | None = None,
     ) -> None:
         self.request_id = prepared.call.request_id
         self.prepared = prepared

@@ -15,7 +15,7 @@ NOTHING = Delivered()
 SOURCE = "delivered"
 
 
-class Delivery:
+class ResumeState:
     """What of one answer is still to be sent.
 
     Args:
@@ -102,13 +102,13 @@ class Delivery:
         return TurnoutError(Code.INTERNAL, message)
 
 
-def deliveries(call: GenerateCall) -> list[Delivery]:
+def deliveries(call: GenerateCall) -> list[ResumeState]:
     """One for each answer of a call."""
     given = call.delivered
-    return [Delivery(index, given[index] if index < len(given) else NOTHING) for index in range(call.sampling.n)]
+    return [ResumeState(index, given[index] if index < len(given) else NOTHING) for index in range(call.sampling.n)]
 
 
-def notes_of(begun: list[Delivery], continued: bool) -> list[str]:
+def notes_of(begun: list[ResumeState], continued: bool) -> list[str]:
     """What to say of answers whose beginning was written elsewhere.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 from decoding.calibrated_params import check_current, check_method
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
-from pool.validation import Intake, Prepared, question_of
+from pool.validation import PreparedRequest, RequestValidator, question_of
 from router.base import Asked
 from router.decision import Decision
 from router.first_token_cache import primed
@@ -30,13 +30,15 @@ class Routing:
     """The routing of one call: asked once, after its prompt is known and before anything is generated."""
 
     router: Router
-    intake: Intake
+    intake: RequestValidator
     decision: Decision | None = None
     refused: dict[str, Any] | None = None  # the arm of a split that led nowhere; see `Asked.arm`
     notes: list[str] = field(default_factory=list)
     drift: tuple[DriftReading, ...] = ()
 
-    async def route(self, prepared: Prepared, sequence: Sequence, models: ModelPool) -> tuple[Prepared, ModelPool]:
+    async def route(
+        self, prepared: PreparedRequest, sequence: Sequence, models: ModelPool
+    ) -> tuple[PreparedRequest, ModelPool]:
         """Decide; the call as decided, and the models to run it with.
 
         Raises:
@@ -74,7 +76,7 @@ class Routing:
         return values if explain else {**values, "features": {}, "scores": {}, "limits": {}}
 
 
-Runs = Callable[[Prepared, ModelPool, Routing], AsyncIterator[Event]]
+Runs = Callable[[PreparedRequest, ModelPool, Routing], AsyncIterator[Event]]
 
 
 @dataclass(slots=True)
@@ -136,7 +138,7 @@ class PoolRouting:
         self.log = RouteLog(config.log, alone, f"{place}.log.path") if config.log is not None else None
         self._models = models
 
-    def check(self, intake: Intake) -> None:
+    def check(self, intake: RequestValidator) -> None:
         """Refuse methods that a policy may choose and whose calibration or parts are missing or do not fit.
 
         Args:
@@ -168,7 +170,7 @@ class PoolRouting:
         with self.shadows.during_request(full):
             yield
 
-    async def recorded(self, prepared: Prepared, routing: Routing, runs: Runs) -> AsyncIterator[Event]:
+    async def recorded(self, prepared: PreparedRequest, routing: Routing, runs: Runs) -> AsyncIterator[Event]:
         """Run a routed call; afterwards it is logged, and perhaps run again in the background.
 
         A call that is interrupted is logged by the replica in which it goes on.
@@ -190,7 +192,7 @@ class PoolRouting:
             if seen.usage is None and not seen.elsewhere:
                 self._write("request", prepared, routing, seen)
 
-    def _answered(self, prepared: Prepared, routing: Routing, runs: Runs, seen: _Seen) -> None:
+    def _answered(self, prepared: PreparedRequest, routing: Routing, runs: Runs, seen: _Seen) -> None:
         self._write("request", prepared, routing, seen)
         if self._wants_shadow(prepared.call):
             self._offer(prepared, routing.intake, runs, seen.answers)
@@ -198,7 +200,7 @@ class PoolRouting:
     def _wants_shadow(self, call: GenerateCall) -> bool:
         return self.shadows is not None and self.shadows.wants(call.tenant, call.request_id)
 
-    def _offer(self, prepared: Prepared, intake: Intake, runs: Runs, answers: list[str]) -> None:
+    def _offer(self, prepared: PreparedRequest, intake: RequestValidator, runs: Runs, answers: list[str]) -> None:
         assert self.shadows is not None
         shadows = self.shadows
         call = replace(prepared.call, deadline_s=shadows.config.timeout_s, trace="", priority="batch")
@@ -221,7 +223,7 @@ class PoolRouting:
         shadows.offer(prepared.call.request_id, run)
 
     def _write(
-        self, kind: str, prepared: Prepared, routing: Routing, seen: _Seen, more: dict[str, Any] | None = None
+        self, kind: str, prepared: PreparedRequest, routing: Routing, seen: _Seen, more: dict[str, Any] | None = None
     ) -> None:
         if self.log is None:
             return

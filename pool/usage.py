@@ -11,7 +11,7 @@ from decoding.model import Model
 from decoding.sequence import Sequence as TokenSequence
 from pool.detokenizer import Detokenizer
 from pool.routing import Routing
-from pool.validation import Prepared
+from pool.validation import PreparedRequest
 from turnout.calls import TokenOut, Usage
 from turnout.cost import Meter, report
 from turnout.types import Token
@@ -43,7 +43,7 @@ def token_out(token: Token, text: Detokenizer) -> TokenOut:
 
 
 def usage_of(
-    prepared: Prepared,
+    prepared: PreparedRequest,
     sequences: Sequence[TokenSequence],
     large: Model,
     seconds: tuple[float, float],

@@ -14,7 +14,7 @@ from turnout.calls import AUTO, GenerateCall, ScoreCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
 from turnout.message_size import MOST_UNITS, units
 from turnout.pool_config import USUAL_ROLES
-from turnout.registry import MethodInfo, MethodParams, get_method
+from turnout.registry import ALONE, MethodInfo, MethodParams, get_method
 from turnout.types import MAX_SEED, SamplingParams, given_limits
 
 # What a router may set instead of the caller; see `Decision.sampling`.
@@ -27,7 +27,7 @@ ROUTED_SAMPLING = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResolvedMethod:
     """A method and its parameters, validated."""
 
     method: MethodInfo
@@ -42,7 +42,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A call that passed every check.
 
     Attributes:
@@ -56,7 +56,7 @@ class Prepared:
     """
 
     call: GenerateCall
-    plan: Plan | None
+    plan: ResolvedMethod | None
     prompt: list[int]
     seed: int
     max_tokens: int
@@ -80,7 +80,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class RequestValidator:
     """What a pool accepts.
 
     Attributes:
@@ -105,7 +105,7 @@ class Intake:
     routed: bool = False
     roles: frozenset[str] = frozenset(USUAL_ROLES)
 
-    def prepare(self, call: GenerateCall) -> Prepared:
+    def prepare(self, call: GenerateCall) -> PreparedRequest:
         """Check everything that can be checked before work starts.
 
         Raises:
@@ -125,24 +125,24 @@ class Intake:
                 name = "stop_token_ids" if token in sampling.stop_token_ids else "logit_bias"
                 raise out_of_range(name, f"token id {token}; allowed: 0 to {self.vocab_size - 1}")
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
-        return Prepared(call, plan, prompt, seed, min(sampling.max_tokens, self.max_length - len(prompt)))
+        return PreparedRequest(call, plan, prompt, seed, min(sampling.max_tokens, self.max_length - len(prompt)))
 
-    async def admit(self, call: GenerateCall) -> Prepared:
+    async def admit(self, call: GenerateCall) -> PreparedRequest:
         """As `prepare`, without holding up the event loop over a long text."""
         return await self.tokenizer.either(
             _num_chars(call), lambda tokenizer: replace(self, tokenizer=tokenizer).prepare(call)
         )
 
-    def _plan_of(self, call: GenerateCall) -> Plan | None:
+    def _plan_of(self, call: GenerateCall) -> ResolvedMethod | None:
         if call.model not in (self.pool, *self.members):
             raise not_found("model", call.model, [self.pool, *self.members])
         routes = self.routed and call.model not in self.members and call.method in (None, AUTO)
         if not routes and (limits := given_limits(call.limits)):
             raise invalid(f"limits.{limits[0]}", "is for a pool's routing: leave it out, or leave the method open")
         if call.model in self.members:
-            if call.method not in (None, "plain"):
-                raise invalid("method", f"{call.model!r} is one model and answers alone (plain); ask {self.pool!r}")
-            return self.plan("plain", {**call.params, "model": self.members[call.model]})
+            if call.method not in (None, ALONE):
+                raise invalid("method", f"{call.model!r} is one model and answers alone ({ALONE}); ask {self.pool!r}")
+            return self.plan(ALONE, {**call.params, "model": self.members[call.model]})
         if routes:
             if call.params:
                 raise invalid("params", "belong to a method: name one, or leave them out where the router chooses")
@@ -151,7 +151,7 @@ class Intake:
             raise invalid("method", f"{AUTO}: pool {self.pool!r} has no routing; name a method, or none")
         return self.plan(call.method or self.default_method, call.params)
 
-    def plan(self, name: str, params: dict[str, Any]) -> Plan:
+    def plan(self, name: str, params: dict[str, Any]) -> ResolvedMethod:
         """A method with these parameters over the pool's own.
 
         Raises:
@@ -162,9 +162,9 @@ class Intake:
         chosen = self.default_params if method.name == self.default_method else {}
         parsed = method.parse(method.params.over(chosen, params))
         method.check_roles(parsed, self.roles)
-        return Plan(method, parsed)
+        return ResolvedMethod(method, parsed)
 
-    def follow(self, prepared: Prepared, decision: Decision) -> Prepared:
+    def follow(self, prepared: PreparedRequest, decision: Decision) -> PreparedRequest:
         """The call as a router decided: its plan, its sampling parameters, and the prompt with the suffix.
 
         Raises:
@@ -185,7 +185,7 @@ class Intake:
         return replace(prepared, call=call, plan=plan, max_tokens=min(sampling.max_tokens, prepared.max_tokens))
 
 
-def _overridden(prepared: Prepared, values: dict[str, Any]) -> SamplingParams:
+def _overridden(prepared: PreparedRequest, values: dict[str, Any]) -> SamplingParams:
     """Raises ValueError: not a router's to set, or out of range."""
     given = prepared.call.sampling
     unknown = set(values) - ROUTED_SAMPLING

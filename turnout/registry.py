@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from turnout.errors import Misfit, TurnoutError, invalid, not_found
 
 METHODS_PACKAGE = "decoding.methods"
+ALONE = "plain"  # the method by which one model answers alone: what a request for a member is answered with
 M = TypeVar("M", bound=BaseModel)
 
 IS_ROLE = object()  # marks a parameter that names a role

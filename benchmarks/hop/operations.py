@@ -22,7 +22,7 @@ from decoding.model import Until, Want, WrappedModel
 from decoding.operations import Operation as ModelOperation
 from decoding.sequence import Sequence
 from pool.components import open_parts
-from pool.pool import Endpoint
+from pool.pool import Pool
 from training.data import arithmetic
 from turnout.calls import Chunk, GenerateCall
 from turnout.config import TurnoutConfig
@@ -202,7 +202,7 @@ async def measure_operations(count: int) -> tuple[list[Operation], list[Spoken]]
     supervisors = await _start(config, (pool.small, pool.large))
     parts = open_parts(POOL, config)
     members = {each.card.name: RemoteModel(each.card.name, each) for each in supervisors}
-    endpoint = Endpoint(POOL, members, parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
+    endpoint = Pool(POOL, members, parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
     prompts = [problem.prompt for problem in arithmetic.heldout(3, PROMPTS)]
     prompt = parts.tokenizer.encode(prompts[0])
     try:
@@ -260,7 +260,7 @@ async def _timed(
 
 
 async def _spoken(
-    endpoint: Endpoint, supervisors: list[OneIncarnation], prompts: list[str], method: str, params: dict[str, Any]
+    endpoint: Pool, supervisors: list[OneIncarnation], prompts: list[str], method: str, params: dict[str, Any]
 ) -> Spoken:
     note(f"counting what {method} sends")
     before, tokens = await _counted(supervisors), 0

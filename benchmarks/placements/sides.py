@@ -18,7 +18,7 @@ from actors.pickling import TensorHandle
 from actors.pool import ActorPool
 from experiments.process_cpu import cpu_seconds
 from pool.local_pool import LocalPool
-from pool.pool import Endpoint
+from pool.pool import Pool
 from turnout.calls import Failure, GenerateCall, Usage
 from turnout.cluster_config import PlacementConfig
 from turnout.config import TurnoutConfig
@@ -107,7 +107,7 @@ class Placement:
         name: of the pool in its configuration.
     """
 
-    def __init__(self, pool: Endpoint, name: str) -> None:
+    def __init__(self, pool: Pool, name: str) -> None:
         self.pool = pool
         self._name = name
         self._actors = pool.supervisors if isinstance(pool, ActorPool) else ()

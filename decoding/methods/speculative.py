@@ -32,7 +32,6 @@ from decoding.selectors.base import Selector
 from decoding.speculation import Arm, Speculation
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from decoding.verifiers.base import Verifier
-from decoding.verifiers.match import MatchVerifier
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import MethodParams, explain, load, method, names
 from turnout.types import Segment
@@ -190,7 +189,7 @@ class SpeculativeParams(MethodParams):
     def resumable(self) -> bool:
         """Whether each token depends on those before it and the seed alone, and not on who drafted what when."""
         part = self.verifier.find(VERIFIERS, f"{FIELD}.verifier")
-        return bool(self._refused) or part is MatchVerifier
+        return bool(self._refused) or (issubclass(part, Verifier) and part.resumable)
 
 
 def parsed(form: type[Form], value: Any, where: str) -> Form:

@@ -53,11 +53,13 @@ class Verifier(Part, Stateful):
     Attributes:
         lossless: whether emitted tokens follow the target's own law; if not, the class docstring states the law.
         accepts: candidates it can judge, best first.
+        resumable: whether each token depends on those before it and the seed alone, whatever was drafted.
         want: what the target must read at the root and at every node; models read `want_of(verifier, seq)`.
     """
 
     lossless: ClassVar[bool]
     accepts: ClassVar[tuple[Candidates, ...]]
+    resumable: ClassVar[bool] = False
     want: Want
 
     @abstractmethod

@@ -20,6 +20,7 @@ class MatchVerifier(Verifier):
 
     papers = (111,)
     lossless = True
+    resumable = True
     accepts = (Candidates.FIXED, Candidates.DRAWN, Candidates.SEQUENCES)
     want = Want(draw=Draw.SAMPLE)
 

@@ -11,6 +11,7 @@ from turnout.access_config import TenantLimits
 from turnout.calls import GenerateCall, ScoreCall
 from turnout.config import PoolConfig
 from turnout.errors import Code, TurnoutError
+from turnout.registry import ALONE
 
 
 def check_permission(call: GenerateCall | ScoreCall, pool: str, settings: PoolConfig, limits: TenantLimits) -> None:
@@ -35,7 +36,7 @@ def _methods_of(call: GenerateCall, pool: str, settings: PoolConfig) -> list[str
     if call.method is not None:
         name = call.method
     elif call.model not in ("", pool):
-        name = "plain"
+        name = ALONE
     else:
         name = "auto" if settings.routing is not None else settings.default.name
     return [name, *_methods_within(call.params)]

@@ -20,7 +20,7 @@ from router.difficulty.probe import EXTRA_COST, ROUTER_PROBE, Probe, worth_of
 from router.hashing import share_of
 from router.rule_targets import Outer, Target, follow, methods_of
 from turnout.errors import invalid, out_of_range
-from turnout.registry import MethodParams, get_method
+from turnout.registry import ALONE, MethodParams, get_method
 
 TARGETS = ("large_share", "cost", "quality", "threshold", "miss_weight")
 DEFAULT_SHARE = 0.3
@@ -50,10 +50,10 @@ class LearnedParams(MethodParams):
         Field(ge=0, description="wasted large answers that one request is worth that only the large model gets right"),
     ] = None
     small: Annotated[Target, Field(description="how a request is answered that gains too little")] = Target(
-        method=PartChoice.of("plain", model="small")
+        method=PartChoice.of(ALONE, model="small")
     )
     large: Annotated[Target, Field(description="how the others are answered")] = Target(
-        method=PartChoice.of("plain", model="large")
+        method=PartChoice.of(ALONE, model="large")
     )
 
     @model_validator(mode="after")
@@ -258,7 +258,7 @@ class _Choice:
 def _alone(target: Target, role: str) -> bool:
     """Whether the model of a role answers by itself, whose cost and chance of a right answer are known."""
     made = target.method
-    return made is not None and made.name == "plain" and made.params.get("model", "large") == role
+    return made is not None and made.name == ALONE and made.params.get("model", "large") == role
 
 
 def _as_large(target: Target) -> bool:

@@ -15,7 +15,7 @@ from router.decision import Decision, rules_version
 from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import STRATEGY_PROBE, Probe
 from router.difficulty.strategies import STRATEGIES
-from turnout.registry import MethodParams, get_method
+from turnout.registry import ALONE, MethodParams, get_method
 
 Suffix = Annotated[str, Field(max_length=2000)]
 
@@ -25,7 +25,7 @@ class StrategiesParams(MethodParams):
 
     artifact: ArtifactName = "strategies"
     method: Annotated[PartChoice, Field(description="who answers: a method, as in static's rules")] = PartChoice.of(
-        "plain", model="small"
+        ALONE, model="small"
     )
     suffixes: Annotated[
         dict[Literal["easy", "normal", "hard"], Suffix],

@@ -17,7 +17,7 @@ from actors.remote import RemoteModel
 from engine.costs.step_time import StepCost, StepTime
 from pool.components import open_parts, prepare
 from pool.local_pool import LocalPool
-from pool.pool import Endpoint
+from pool.pool import Pool
 from turnout.config import TurnoutConfig
 from turnout.errors import Interrupted
 
@@ -180,7 +180,7 @@ class OneIncarnation:
             await self.connection.close()
 
 
-class RemotePool(Endpoint):
+class RemotePool(Pool):
     """A pool over remote models, as tests look into it."""
 
     exchange: ConnectionGroup

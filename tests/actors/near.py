@@ -17,9 +17,9 @@ from actors.remote import RemoteModel
 from actors.supervisor import Supervisor
 from decoding.model import ModelPool
 from pool.components import open_parts, prepare
-from pool.pool import Endpoint
+from pool.pool import Pool
 from pool.routing import Routing
-from pool.validation import Prepared
+from pool.validation import PreparedRequest
 from tests.actors.hosts import Board, BoardTransport, DirectChannel, fix_times, poll, spec_of
 from turnout.calls import Event
 from turnout.cluster_config import PlacementConfig
@@ -117,7 +117,7 @@ def poison(host: ModelWorker, line: NearChannel) -> None:
     host.model.batcher.runner.run = deadly  # type: ignore[method-assign]
 
 
-class NearPool(Endpoint):
+class NearPool(Pool):
     """A pool over supervised members in this process."""
 
     supervisors: dict[str, Supervisor]
@@ -143,7 +143,9 @@ class NearPool(Endpoint):
             each.attach(None)
         return pool
 
-    def _run(self, prepared: Prepared, models: ModelPool, routing: Routing | None = None) -> AsyncIterator[Event]:
+    def _run(
+        self, prepared: PreparedRequest, models: ModelPool, routing: Routing | None = None
+    ) -> AsyncIterator[Event]:
         REQUEST.set(prepared.call.request_id)
         return super()._run(prepared, models, routing)
 

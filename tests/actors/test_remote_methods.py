@@ -11,7 +11,7 @@ from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from pool.local_pool import LocalPool
-from pool.pool import Endpoint
+from pool.pool import Pool
 from tests.actors.hosts import RemotePool
 from tests.engine.harness import Reply, answer, ask, ask_all, call_of, random_prompts
 from turnout.registry import load, names
@@ -112,7 +112,7 @@ def identify(case: Any) -> str | None:
     return None
 
 
-async def replies(pool: Endpoint, case: Case, count: int = 2, **options: Any) -> list[Reply]:
+async def replies(pool: Pool, case: Case, count: int = 2, **options: Any) -> list[Reply]:
     """One after the other, so that forwards hold the same rows in both pools."""
     method, params = case
     prompts = [prompt * 3 for prompt in random_prompts(count, 12, seed=4)]

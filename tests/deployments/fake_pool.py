@@ -14,7 +14,7 @@ from typing import Any
 
 from deployments.backend import Pool
 from deployments.pool_deployment import load_engine
-from pool.concurrency import Places
+from pool.concurrency import ConcurrencyLimiter
 from turnout.calls import (
     Begun,
     Chunk,
@@ -48,7 +48,7 @@ class FakePool:
         self.name = name
         self.names = (config.pools[name].small, config.pools[name].large)
         pool = config.pools[name]
-        self.places = Places(name, pool.max_ongoing_requests, pool.max_queued_requests)
+        self.places = ConcurrencyLimiter(name, pool.max_ongoing_requests, pool.max_queued_requests)
         self.step_s = step_s
 
     async def encode(self, text: str, parse_special: bool = True) -> list[int]:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from time import perf_counter
 
-from pool.concurrency import Places
+from pool.concurrency import ConcurrencyLimiter
 from turnout.calls import (
     Chunk,
     Decided,
@@ -57,7 +57,7 @@ class ScriptedPool:
         self.active: dict[str, asyncio.Event] = {}
         pool = config.pools[name]
         self.folder = Path(pool.artifacts or ".")
-        self.places = Places(name, pool.max_ongoing_requests, pool.max_queued_requests)
+        self.places = ConcurrencyLimiter(name, pool.max_ongoing_requests, pool.max_queued_requests)
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
         async with self.places.hold(call.tenant, call.deadline_s, stays=call.moved is not None):
@@ -117,7 +117,7 @@ class ScriptedPool:
                 raise Interrupted("an actor has ended")
 
     def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
-        """See `pool.pool.Endpoint.hand_over`."""
+        """See `pool.pool.Pool.hand_over`."""
         leaving = [event for name, event in self.active.items() if request_id in (None, name)]
         for event in leaving:
             event.set()
@@ -126,11 +126,11 @@ class ScriptedPool:
         return len(leaving)
 
     def send_away(self, count: int) -> int:
-        """See `pool.pool.Endpoint.send_away`."""
+        """See `pool.pool.Pool.send_away`."""
         return self.places.send_away(count)
 
     def forget(self, tenant: str) -> None:
-        """See `pool.pool.Endpoint.forget`."""
+        """See `pool.pool.Pool.forget`."""
         (self.folder / f"forgot-{tenant}-{os.getpid()}").touch()
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:

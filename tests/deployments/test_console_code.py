@@ -14,7 +14,7 @@ import pytest
 
 import deployments.console
 from decoding.parts import with_parts
-from pool.validation import Intake
+from pool.validation import RequestValidator
 from tests.deployments.conftest import poll
 from tests.deployments.console.held_stream import HeldStreams, token
 from turnout.registry import all_methods
@@ -110,7 +110,7 @@ def test_the_line_that_is_drawn_is_the_engines(
 ) -> None:
     model = {"default_method": "entropy_adaptive", "default_params": own, "routed": False}
     drawn = _drawn(code, model, name, given)
-    intake = Intake("demo", {}, None, 10, 10, "entropy_adaptive", own)  # type: ignore[arg-type]
+    intake = RequestValidator("demo", {}, None, 10, 10, "entropy_adaptive", own)  # type: ignore[arg-type]
     params = intake.plan(name or "entropy_adaptive", given).params
     assert drawn == {"threshold": params.threshold, "window": params.window}  # type: ignore[attr-defined]
 

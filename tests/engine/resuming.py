@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pool.local_pool import LocalPool
-from pool.pool import Endpoint
+from pool.pool import Pool
 from pool.stop_strings import StopStrings
 from tests.engine.harness import Reply, answer
 from turnout.calls import Chunk, Delivered, Event, GenerateCall, Moved, Usage
@@ -89,7 +89,7 @@ async def rest(pool: LocalPool, call: GenerateCall, client: Client) -> Client:
     return client
 
 
-async def run(pool: Endpoint, call: GenerateCall, client: Client, stop_after: int | None, **how: Any) -> Moved | None:
+async def run(pool: Pool, call: GenerateCall, client: Client, stop_after: int | None, **how: Any) -> Moved | None:
     """Answer a client's call until it ends (None) or, after so many chunks, is handed over."""
     chunks = 0
     try:

@@ -14,7 +14,7 @@ from engine.backends.base import Kernels
 from engine.device import Device
 from engine.model import EngineModel
 from engine.parallel import join, load_sharded
-from pool.concurrency import Places
+from pool.concurrency import ConcurrencyLimiter
 from pool.local_pool import LocalPool
 from pool.text import TextTokenizer
 from tests.engine.harness import pair_config, shrink
@@ -114,7 +114,7 @@ def pool_with(large: EngineModel, folder: Path, num_blocks: int | None = None, *
         for model in models.values():
             shrink(model, num_blocks)
     roles = {"small": "small", "large": "large"}
-    return LocalPool("pair", models, roles, TextTokenizer(folder / "large"), Places("pair", 64, 64))
+    return LocalPool("pair", models, roles, TextTokenizer(folder / "large"), ConcurrencyLimiter("pair", 64, 64))
 
 
 def whole_pool(folder: Path, num_blocks: int | None = None, **engine: Any) -> LocalPool:

@@ -1,4 +1,4 @@
-"""Places of a pool: who gets the next one, who waits, who is refused, and that none is lost."""
+"""The concurrency limiter of a pool: who gets the next place, who waits, who is refused, and that none is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.concurrency import Places
+from pool.concurrency import ConcurrencyLimiter
 from turnout.errors import Code, Interrupted, TurnoutError
 
 
@@ -17,7 +17,7 @@ class Desk:
     """Calls that hold their place until they are told to go."""
 
     def __init__(self, limit: int, max_waiting: int = 1000) -> None:
-        self.places = Places("pool", limit, max_waiting)
+        self.places = ConcurrencyLimiter("pool", limit, max_waiting)
         self.inside: list[str] = []
         self._doors: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}

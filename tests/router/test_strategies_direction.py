@@ -13,7 +13,7 @@ from decoding.fakes import TableModel, pair
 from decoding.model import ModelPool, Request, Row, Want
 from decoding.parts import PartChoice
 from decoding.sequence import Sequence
-from pool.validation import Intake, Prepared
+from pool.validation import PreparedRequest, RequestValidator
 from router.base import Asked, make_policy
 from router.decision import Decision
 from router.difficulty.strategies import STRATEGIES
@@ -90,8 +90,8 @@ async def outcome_of(models: ModelPool, prompt: list[int]) -> Outcome:
 async def answered(models: ModelPool, prompt: list[int], seed: int, decision: Decision) -> Answered:
     """The answer to a caller of 20 tokens, sampled as the decision says; this model knows no words to be told."""
     call = GenerateCall("r", "pool", prompt=tuple(prompt), sampling=SamplingParams(max_tokens=MOST))
-    intake = Intake("pool", {}, None, 1000, VOCAB, "plain", {})  # type: ignore[arg-type]
-    followed = intake.follow(Prepared(call, None, prompt, seed, MOST), replace(decision, suffix=""))
+    intake = RequestValidator("pool", {}, None, 1000, VOCAB, "plain", {})  # type: ignore[arg-type]
+    followed = intake.follow(PreparedRequest(call, None, prompt, seed, MOST), replace(decision, suffix=""))
     said = await written(models, prompt, followed.sampling, seed)
     return Answered(any(token.id == RIGHT for token in said.generated), len(said.generated))
 
