@@ -116,20 +116,22 @@ class Pool:
             constraint = await self.tokenizer.structures.admit(call.sampling, self.vocab_size, call.tenant)
             prepared = replace(prepared, constraint=constraint)
             untold = call.tells_prompt
-            async with aclosing(self._events(prepared)) as events:  # type: ignore[type-var]
+            async with self._started(prepared) as (events, queue_s):
                 async for event in events:
                     if untold:
                         untold = False
                         yield Begun(len(prepared.prompt))
                     self._rate.count(event)
-                    yield event
+                    yield replace(event, queue_s=queue_s) if isinstance(event, Usage) else event
         except BaseException as error:
             failed = type(error).__name__
             raise
         finally:
             end(span, failed)
 
-    async def _events(self, prepared: PreparedRequest) -> AsyncIterator[Event]:
+    @asynccontextmanager
+    async def _started(self, prepared: PreparedRequest) -> AsyncIterator[tuple[AsyncIterator[Event], float]]:
+        """Wait for a place; yield the events of a request, which end with the context, and the seconds waited."""
         call = prepared.call
         patient = call.priority == "batch"
         places = self._patient_places if patient else self._places
@@ -141,8 +143,7 @@ class Pool:
                 else:
                     events = self._run(prepared, self.pool)
                 async with aclosing(events):  # type: ignore[type-var]
-                    async for event in events:
-                        yield replace(event, queue_s=queue_s) if isinstance(event, Usage) else event
+                    yield events, queue_s
 
     def _run(
         self, prepared: PreparedRequest, models: ModelPool, routing: Routing | None = None
