@@ -109,7 +109,7 @@ def resume(answers: list[Answer], method: MethodInfo, continues: bool) -> list[s
     Args:
         answers: of a request.
         method: writes the rest.
-        continues: whether its method goes on from their tokens; otherwise only those begin that are complete.
+        continues: whether its method continues from their tokens; otherwise only complete answers are taken over.
 
     Returns:
         Notes for the person who reads them.

@@ -1,4 +1,4 @@
-"""The losslessness audit: answers that must equal plain decoding are computed again where nobody waits for the models.
+"""The losslessness audit: answers that must equal plain decoding are computed again while the models are idle.
 
 The large model reads the answer it is said to have given, and says at each place what it chooses there, with the same
 noise. That is plain decoding, all of its steps at once: an answer is plain decoding's if and only if each of its
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pool.request_runner import RequestRunner
 
 PIECE = 64  # tokens read between two looks at whether others wait
-KEPT = 8  # mismatches that are told of in full
+KEPT = 8  # mismatches that are reported in full
 SEED = 1  # of the choice of answers: not those that routing shadows take
 NOBODY = "(audit)"  # its time on the models is no tenant's, and no tenant can be called that
 
@@ -52,8 +52,8 @@ class Audits:
     """Audits a share of a pool's answers.
 
     An audit begins when its request has ended, and asks the model for something only while no more than
-    `config.beside` requests are in progress (see `router.shadows.Shadows`); at each step it gives way to others. It is
-    no call: nobody is billed, and no place of the pool is held. Where requests are always in progress, one audit runs
+    `config.beside` requests are in progress (see `router.shadows.Shadows`); at each step it yields to others. It is
+    no call: it is not billed, and no place of the pool is held. Where requests are always in progress, one audit runs
     in line with them each `config.floor_s`: else a server that is never idle would look at none of its answers.
 
     Answers that are audited are those whose next token depends only on tokens, seed and position: of lossless methods,

@@ -64,7 +64,7 @@ class HandOver:
 
     @property
     def packed(self) -> bool:
-        """Whether any answer goes on elsewhere."""
+        """Whether any answer continues elsewhere."""
         return bool(self._meters)
 
     def moved(self, meters: list[Meter]) -> Moved:
@@ -77,7 +77,7 @@ class HandOver:
         Args:
             answer: its number.
             seq: what it has so far; nothing is added any more.
-            whole: whether the next replica goes on from its tokens; otherwise only the prompt is of use there.
+            whole: whether the next replica continues from its tokens; otherwise only the prompt is of use there.
         """
         self._meters[answer] = deepcopy(seq.meter)
         if not whole:

@@ -1,4 +1,4 @@
-"""What a pool has beside its models, wherever these run: made from the configuration alone."""
+"""Components of a pool other than its models: made from the configuration alone, wherever the models run."""
 
 from __future__ import annotations
 

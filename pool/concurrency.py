@@ -113,7 +113,7 @@ class ConcurrencyLimiter:
             self._staying.discard(place)
 
     async def _granted(self, tenant: str, place: asyncio.Future[None]) -> None:
-        """Wait for the place; whoever gives up leaves the queue, or passes the place on."""
+        """Wait for the place; a caller that gives up leaves the queue, or passes the place on."""
         try:
             await place
         except asyncio.CancelledError:

@@ -41,7 +41,7 @@ class LocalPool(Pool):
 
     Attributes:
         engines: the members.
-        notes: what was found while loading that whoever runs the pool should know, each of it once: slower kernels than
+        notes: findings of loading for the operator of the pool, each once: slower kernels than
             could be had, and why; sequences shorter than a checkpoint allows.
         stores: what the members share with other processes; None: nothing.
     """

@@ -1,4 +1,4 @@
-"""Models that answer together, from text to text, wherever they run."""
+"""The pool: models that answer requests together, from text to text, wherever they run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from turnout.registry import ALONE
 from turnout.tracing import begin, end, header_of
 from turnout.types import SamplingParams, Token, TokenKind
 
-SCARCE = 0.75  # share of a model's blocks in use beyond which shadows give way
+SCARCE = 0.75  # share of a model's blocks in use beyond which shadows are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ PLAIN = DefaultMethod()
 
 
 class Pool:
-    """Models that answer together. All calls must come from one event loop.
+    """Pool of models that answer together. All calls must come from one event loop.
 
     Args:
         name: what requests put in `model`.
@@ -92,8 +92,8 @@ class Pool:
         self.max_length = min(model.max_length for model in members.values())
         self.vocab_size = min(model.vocab_size for model in members.values())
         self._places = places
-        # What is in no hurry takes nobody's place.
-        self._patient_places = places.beside()
+        # Low-priority calls have places of their own.
+        self._low_priority_places = places.beside()
         self._began = time.time()
         self._rate = _Rate()
         self.routing: PoolRouting | None = None
@@ -133,9 +133,9 @@ class Pool:
     async def _started(self, prepared: PreparedRequest) -> AsyncIterator[tuple[AsyncIterator[Event], float]]:
         """Wait for a place; yield the events of a request, which end with the context, and the seconds waited."""
         call = prepared.call
-        patient = call.priority == "batch"
-        places = self._patient_places if patient else self._places
-        with nullcontext() if patient else self._beside():
+        low_priority = call.priority == "batch"
+        places = self._low_priority_places if low_priority else self._places
+        with nullcontext() if low_priority else self._background_paused():
             async with _held(places, call) as queue_s:
                 if prepared.plan is None:
                     assert self.routing is not None
@@ -149,7 +149,7 @@ class Pool:
         self, prepared: PreparedRequest, models: ModelPool, routing: Routing | None = None
     ) -> AsyncIterator[Event]:
         large = self.roles["large"]
-        # A shadow is nobody's answer: it is not handed over.
+        # A shadow has no client: it is not handed over.
         asked = routing is None or (self.routing is not None and routing.router is self.routing.router)
         running = self._running if asked else None
         answered = self.audits.offer if asked and self.audits is not None else None
@@ -157,11 +157,11 @@ class Pool:
         return run.events()
 
     def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
-        """Stop calls between two tokens: each ends with Interrupted, with what another replica goes on with.
+        """Stop calls between two tokens: each ends with Interrupted, with what another replica continues from.
 
         Args:
             request_id: of the one call; None: all that are being answered.
-            again: also calls whose answers would be made again from their start, and not gone on with.
+            again: also calls whose answers would be made again from their start, and not continued.
 
         Returns:
             How many calls stop.
@@ -169,7 +169,7 @@ class Pool:
         return sum(run.leave(again) for run in list(self._running) if request_id in (None, run.request_id))
 
     def send_away(self, count: int) -> int:
-        """End calls that wait for a place, at most so many and none that has moved before; how many leave."""
+        """End at most `count` calls that wait for a place, none that has moved before; return how many leave."""
         return self._places.send_away(count)
 
     def forget(self, tenant: str) -> None:
@@ -188,7 +188,7 @@ class Pool:
         )
 
     @contextmanager
-    def _beside(self) -> Iterator[None]:
+    def _background_paused(self) -> Iterator[None]:
         """A call is in progress: shadows and audits wait, and are dropped where it finds the pool full."""
         with ExitStack() as stack:
             for background in (self.routing, self.audits):
@@ -240,7 +240,7 @@ class Pool:
             )
         sharing = self.share(call.tenant, prompt, call.sharing)
         seq = Sequence(prompt, SamplingParams(temperature=0.0), 0, sharing=sharing, tenant=call.tenant)
-        with self._beside():
+        with self._background_paused():
             async with self._places.hold(call.tenant):
                 try:
                     scores = await model.score(seq, completions, call.top)
@@ -274,7 +274,7 @@ class Pool:
             cache=summed([each for member in self.members.values() if (each := member.cache_stats()) is not None]),
             waiting_s=sum(map(waiting_seconds, self.members.values(), members)),
             prompt_token_s=sum(map(prompt_token_seconds, self.members.values())),
-            batch_requests=self._patient_places.num_held + self._patient_places.num_waiting,
+            batch_requests=self._low_priority_places.num_held + self._low_priority_places.num_waiting,
             audit=self.audits.stats() if self.audits is not None else None,
             began=self._began,
             now=time.time(),
@@ -291,7 +291,7 @@ class Pool:
         return self.tokenizer.decode(ids, special=True)
 
     async def close_background(self) -> None:
-        """Cancel shadows and audits; what is under way for callers goes on."""
+        """Cancel shadows and audits; requests of callers continue."""
         for background in (self.audits, self.routing):
             if background is not None:
                 await background.close()

@@ -23,9 +23,9 @@ Share = Callable[[str, list[int], SharingPolicy | None], Sharing]
 HEALTH = ("ok", "degraded", "off")  # from well to ill
 
 
-def unconfigured(tenant: str, prompt: list[int], told: SharingPolicy | None) -> Sharing:
+def unconfigured(tenant: str, prompt: list[int], policy: SharingPolicy | None) -> Sharing:
     """Without a store and settings: everything is the tenant's own, or its group's where the call says so."""
-    return Sharing.private(tenant) if told is None else Sharing(told.home(tenant))
+    return Sharing.private(tenant) if policy is None else Sharing(policy.home(tenant))
 
 
 def mark_contents(config: TurnoutConfig, names: Iterable[str], folder: Path) -> dict[str, Marks]:
@@ -51,7 +51,7 @@ def open_stores(
 ) -> SharedStore | None:
     """Connect the models to the configured store; None where there is none.
 
-    The embedded server belongs to who serves: a pool loaded alone has nobody to share with.
+    The embedded server belongs to the serving process: a pool loaded alone has no process to share with.
 
     Args:
         config: its `kvstore` holds the address.

@@ -1,4 +1,4 @@
-"""One call from prompt to events: validated, run by its method, turned into text, metered, cleaned up."""
+"""The runner of a request: from a validated call to events, run by its method, turned into text, metered."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def _expire(deadline_s: float, queue: _Events, tasks: list[asyncio.Task[None]]) 
         task.cancel()
 
 
-def _tell(run: RequestRunner, answered: Callable[[RequestRunner], None] | None) -> None:
-    """The caller has its answer, and is told of nothing that comes after it."""
+def _report(run: RequestRunner, answered: Callable[[RequestRunner], None] | None) -> None:
+    """Report that a run is answered; a fault in what follows does not reach the caller."""
     try:
         if answered is not None:
             answered(run)
@@ -104,9 +104,10 @@ def _tell(run: RequestRunner, answered: Callable[[RequestRunner], None] | None) 
 
 
 class RequestRunner:
-    """Runs a prepared call; iterate `events` once. Leaving the iteration early frees everything.
+    """Runner of a prepared call; iterate `events` once. Leaving the iteration early frees everything.
 
-    What was delivered before is not sent again: the answer goes on from it where the method can, else it is made again.
+    What was delivered before is not sent again: the answer continues from it where the method can, else it is made
+    again.
 
     Args:
         prepared: the checked call.
@@ -116,7 +117,7 @@ class RequestRunner:
         routing: decides where the call has no plan yet.
         share: says whose cache the prompt belongs to.
         running: the runs of the pool; this one is among them while it runs.
-        answered: told of the run when all of it has been answered.
+        answered: called with the run when all of it has been answered.
 
     Attributes:
         prepared: the call as it runs: as its router decided, where it has one.
@@ -196,7 +197,7 @@ class RequestRunner:
             moved = self._handover.moved([answer.sequence.meter for answer in self.answers])
             raise Interrupted("the replica has handed the call over", moved)
         usage = self._usage()
-        _tell(self, self._answered)
+        _report(self, self._answered)
         yield usage
 
     def leave(self, again: bool = False) -> bool:
@@ -298,7 +299,7 @@ class RequestRunner:
         self._put(answer, answer.sequence.generated[answer.taken :], queue)
 
     async def _resume(self) -> None:
-        """Let the answers begin with what was delivered, where their method goes on from there; take over what came."""
+        """Let the answers begin with what was delivered, where their method continues; unpack what was moved."""
         call, plan = self.prepared.call, self.prepared.plan
         assert plan is not None
         self._notes += resume(self.answers, plan.method, self.prepared.continues)

@@ -11,7 +11,7 @@ from turnout.errors import Code, TurnoutError, invalid, out_of_range
 from turnout.types import Token
 
 NOTHING = Delivered()
-# Who wrote the tokens is known where they were shown; here they are nobody's.
+# Who wrote the tokens is known where they were shown; here it is not.
 SOURCE = "delivered"
 
 

@@ -59,7 +59,7 @@ class Routing:
             plan = self.intake.plan(decision.method, decision.params)
             check_current(models, plan.method.name, plan.params)
 
-        # An answer that has begun goes on as it was decided.
+        # An answer that has begun continues as it was decided.
         try:
             self.decision = await self.router.decide(asked, models, before, None if call.delivered else check)
         except TurnoutError:
@@ -86,7 +86,7 @@ class _Seen:
     texts: dict[int, str] = field(default_factory=dict)
     usage: Usage | None = None
     status: str = Code.CANCELLED.value
-    elsewhere: bool = False  # it goes on in another replica
+    elsewhere: bool = False  # it continues in another replica
 
     def take(self, event: Event) -> None:
         if isinstance(event, Chunk):
@@ -173,7 +173,7 @@ class PoolRouting:
     async def recorded(self, prepared: PreparedRequest, routing: Routing, runs: Runs) -> AsyncIterator[Event]:
         """Run a routed call; afterwards it is logged, and perhaps run again in the background.
 
-        A call that is interrupted is logged by the replica in which it goes on.
+        A call that is interrupted is logged by the replica in which it continues.
 
         Args:
             prepared: the call.
@@ -185,7 +185,7 @@ class PoolRouting:
             async with aclosing(seen.watch(runs(prepared, self._models, routing))) as events:  # type: ignore[type-var]
                 async for event in events:
                     if isinstance(event, Usage):
-                        # Whoever reads may stop after the last event, and never come back for more.
+                        # The reader may stop after the last event, and never ask for more.
                         self._answered(prepared, routing, runs, seen)
                     yield event
         finally:

@@ -107,7 +107,7 @@ class Structures:
         return kept.made
 
     async def _in_turn(self, wanted: _Wanted) -> None:
-        """Wait until it is compiled; whoever gives up before its turn leaves the queue."""
+        """Wait until it is compiled; a caller that gives up before its turn leaves the queue."""
         queue = self._waiting.setdefault(wanted.kept.tenant, deque())
         queue.append(wanted)
         self._begin()

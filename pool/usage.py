@@ -1,4 +1,4 @@
-"""What is told of an answer: its tokens, and at the end what it took."""
+"""The report on an answer: its tokens as clients see them, and at the end its usage."""
 
 from __future__ import annotations
 
