@@ -10,7 +10,8 @@ from google.protobuf import struct_pb2
 
 from deployments.backend import Batch
 from deployments.grpc_chat import conversation
-from deployments.service import Answer, parse_sampling, request_id, session_name
+from deployments.request_fields import parse_sampling, request_id, session_name
+from deployments.service import Answer
 from deployments.tools import CallReader
 from turnout.calls import (
     Chunk,

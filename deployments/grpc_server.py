@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments import grpc_messages as messages
-from deployments.access import grpc_status as access
-from deployments.access.callers import Caller
+from deployments.access.callers import PRIORITY_HEADER, Caller, Callers
 from deployments.bodies import parsed
 from deployments.faults import guarded, respell
 from deployments.grpc_wire import parse
-from deployments.service import GenerationService, request_id
+from deployments.request_fields import request_id
+from deployments.service import GenerationService
 from deployments.tools import CallReader, may_call
 from turnout.calls import GenerateCall
 from turnout.errors import Code, TurnoutError
@@ -37,7 +41,7 @@ class GrpcServicer:
 
     def _caller(self, grpc_context: RayServegRPCContext, data: bytes) -> Caller:
         """Who calls; refuses what is too large before it is looked at."""
-        caller = access.caller_of(self.service.callers, grpc_context)
+        caller = caller_of(self.service.callers, grpc_context)
         limit = self.service.max_body_bytes
         if len(data) > limit:
             raise TurnoutError(Code.RESOURCE_EXHAUSTED, f"message: at most {limit} bytes", "message")
@@ -47,7 +51,7 @@ class GrpcServicer:
         self, grpc_context: RayServegRPCContext, data: bytes, names: dict[str, str]
     ) -> tuple[GenerateCall, str]:
         """The call that a message asks for, and what the model it asks for is called; `names` gets its spelling."""
-        with self.service.watch.refusing(key_id=access.key_of(self.service.callers, grpc_context)):
+        with self.service.watch.refusing(key_id=key_of(self.service.callers, grpc_context)):
             caller = self._caller(grpc_context, data)
         with self.service.watch.refusing(caller.tenant, key_id=caller.key_id):
             await self.service.knock(caller)
@@ -88,7 +92,7 @@ class GrpcServicer:
     ) -> pb.ScoreResponse:
         """Log-likelihood of completions."""
         with _status(grpc_context, {}):
-            with self.service.watch.refusing(key_id=access.key_of(self.service.callers, grpc_context)):
+            with self.service.watch.refusing(key_id=key_of(self.service.callers, grpc_context)):
                 caller = self._caller(grpc_context, data)
             with self.service.watch.refusing(caller.tenant, key_id=caller.key_id):
                 await self.service.knock(replace(caller, priority="interactive"))
@@ -164,4 +168,42 @@ def _status(context: RayServegRPCContext, names: dict[str, str]) -> Iterator[Non
         with guarded(request_id()):
             yield
     except TurnoutError as error:
-        access.tell(context, respell(error, names))
+        set_status(context, respell(error, names))
+
+
+RETRY_AFTER = "retry-after-s"
+DETAILS = "grpc-status-details-bin"  # where gRPC's own libraries look for google.rpc.Status
+
+
+def caller_of(callers: Callers, context: Any) -> Caller:
+    """Who makes a call, by its metadata `authorization` and `x-turnout-priority`.
+
+    Raises:
+        TurnoutError: see `Callers.of`.
+    """
+    metadata = _metadata(context)
+    return callers.of(metadata.get("authorization"), metadata.get(PRIORITY_HEADER))
+
+
+def key_of(callers: Callers, context: Any) -> str:
+    """As `Callers.key_of`."""
+    return callers.key_of(_metadata(context).get("authorization"))
+
+
+def _metadata(context: Any) -> dict[str, str]:
+    return {key.lower(): value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def set_status(context: Any, error: TurnoutError) -> None:
+    """End a call with an error: code, message, and when to try again."""
+    code = grpc.StatusCode[error.code.name]
+    context.set_code(code)
+    context.set_details(error.message)
+    if error.retry_after_s is None:
+        return
+    delay = Duration()
+    delay.FromNanoseconds(round(error.retry_after_s * 1e9))
+    status = Status(code=code.value[0], message=error.message)
+    status.details.add().Pack(RetryInfo(retry_delay=delay))
+    # As a list: Serve puts the request's id in front of it.
+    context.set_trailing_metadata([(RETRY_AFTER, f"{error.retry_after_s:.3f}"), (DETAILS, status.SerializeToString())])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from math import inf
+from typing import Any, Generic, Literal, TypeVar
 
 from turnout.calls import CacheStats, PoolStats
 from turnout.errors import TurnoutError
@@ -42,3 +45,33 @@ def _store(caches: list[CacheStats]) -> str:
     what = {"off": "the prefix store", "degraded": "all of the prefix store"}
     reasons = [f"{n} of {len(caches)} replicas cannot reach {what[state]}" for state, n in counts.items() if n]
     return f"degraded: {', '.join(reasons)}; what it holds is computed" if reasons else ""
+
+
+T = TypeVar("T")
+
+
+class SharedAnswer(Generic[T]):
+    """Asks no more often than once in a while, however many want to know. One event loop.
+
+    Args:
+        ask: gives the answer; an error of it is shared too.
+        kept_s: an answer that was asked for so many seconds ago is still good.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, ask: Callable[[], Coroutine[Any, Any, T]], kept_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ask = ask
+        self._kept_s = kept_s
+        self._clock = clock
+        self._asked = -inf
+        self._answer: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """The answer: of now, or of just before."""
+        now = self._clock()
+        if self._answer is None or (self._answer.done() and now - self._asked >= self._kept_s):
+            self._asked, self._answer = now, asyncio.create_task(self._ask())
+        # Whoever leaves does not take it away from the others.
+        return await asyncio.shield(self._answer)

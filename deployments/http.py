@@ -37,9 +37,9 @@ from deployments.openai_format import (
     usage_object,
 )
 from deployments.openapi import document as openapi
+from deployments.response_format import format_of
 from deployments.schemas import Job, chat_job, completion_job, read_json
 from deployments.service import GenerationService
-from deployments.shapes import form_of
 from turnout.calls import PoolStats, Usage
 from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.json_lines import json_line
@@ -194,7 +194,7 @@ async def _respond(
 
 async def _run(service: GenerationService, job: Job, form: Format, call_id: str, model: str) -> Response:
     head = {"id": call_id, "created": int(time.time()), "model": model}
-    form = form_of(form, job)
+    form = format_of(form, job.calls[0])
     logprobs = job.calls[0].sampling.logprobs is not None
     if job.stream:
         outputs = answering.stream(service, job)

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field, ValidationError
 
-from deployments.answer_forms import ResponseFormat, structure_of
-from deployments.body_part import BodyPart
 from deployments.faults import respell
-from deployments.service import ROLES, parse_sampling, request_id, session_name
+from deployments.request_fields import ROLES, BodyPart, parse_sampling, request_id, session_name
+from deployments.response_format import ResponseFormat, structure_of
 from deployments.tools import CalledTool, ToolBody, ToolChoice, offered
 from turnout.calls import CACHE_CLASSES, ChatMessage, GenerateCall, cache_class
 from turnout.errors import TurnoutError, invalid

@@ -8,23 +8,18 @@ import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
-from uuid import uuid4
 
 from deployments.access.admission import Admission
-from deployments.access.callers import Caller, Callers
+from deployments.access.callers import Caller, Callers, Departed
 from deployments.access.tarpit import Holding
-from deployments.access.tenant_removal import Departed
 from deployments.access.ticket import Ticket
-from deployments.audit import AuditLog
 from deployments.backend import Backend, Batch, merge
 from deployments.deadline import Deadline, Limit
 from deployments.faults import guarded, internal
-from deployments.health import Health, HealthReport, health_of
+from deployments.health import Health, HealthReport, SharedAnswer, health_of
 from deployments.metrics import Metrics
-from deployments.model_names import ModelNames
-from deployments.shared_answer import SharedAnswer
-from deployments.telemetry.request_log import RequestLog
+from deployments.request_fields import ROLES
+from deployments.telemetry.request_log import AuditLog, RequestLog
 from deployments.telemetry.request_trace import Seen, Watch
 from turnout import tracing
 from turnout.access_config import UNLIMITED, TenantLimits
@@ -39,18 +34,61 @@ from turnout.calls import (
     ScoredTokens,
     Usage,
 )
-from turnout.config import TurnoutConfig
-from turnout.errors import Code, TurnoutError, invalid
+from turnout.config import PoolConfig, TurnoutConfig
+from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.message_size import MOST_UNITS, units
-from turnout.registry import validated
-from turnout.types import MAX_SEED, SamplingParams
+from turnout.types import MAX_SEED
 
-MAX_REQUEST_ID_LENGTH = 128
-MAX_SESSION_LENGTH = 256
+
+class ModelNames:
+    """Each pool's own name and those of its members; a model may be a member of several pools.
+
+    Args:
+        pools: as configured.
+    """
+
+    def __init__(self, pools: Mapping[str, PoolConfig]) -> None:
+        self._own = list(pools)
+        self._pools: dict[str, list[str]] = {name: [name] for name in pools}
+        for name, pool in pools.items():
+            for member in dict.fromkeys((pool.small, pool.large)):
+                self._pools.setdefault(member, []).append(name)
+
+    def resolved(self, given: str, limits: TenantLimits = UNLIMITED) -> str:
+        """A request's `model`; empty means the only pool. A refusal names those within the caller's limits.
+
+        Raises:
+            TurnoutError: NOT_FOUND, or INVALID_ARGUMENT where empty is ambiguous.
+        """
+        if given in self._pools:
+            return given
+        if given:
+            raise not_found("model", given[:100], [name for name in self._pools if self.allowed(name, limits)])
+        if len(self._own) == 1:
+            return self._own[0]
+        pools = sorted(filter(limits.allows_pool, self._own))
+        raise invalid("model", f"is needed here; pools: {', '.join(pools)}")
+
+    def label(self, given: str) -> str:
+        """The name for metrics; unknown ones share the empty one, so that callers cannot make up series."""
+        try:
+            return self.resolved(given)
+        except TurnoutError:
+            return ""
+
+    def pool(self, model: str, limits: TenantLimits = UNLIMITED) -> str:
+        """The pool that answers for a known name: the first that a caller may ask; if it may ask none, the first."""
+        pools = self._pools[model]
+        return next(filter(limits.allows_pool, pools), pools[0])
+
+    def allowed(self, model: str, limits: TenantLimits) -> bool:
+        """Whether a caller may ask a pool that has the model."""
+        return limits.allows_pool(self.pool(model, limits))
+
+
 MAX_COMPLETIONS = 1024  # that are scored at once
 HEALTH_KEPT_S = 1.0
 HEALTH_TIMEOUT_S = 6.0  # a little longer than a pool waits for its replicas
-ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,39 +97,6 @@ class Answer:
 
     choices: tuple[Chunk, ...]
     usage: Usage
-
-
-def parse_sampling(values: Mapping[str, Any], prefix: str = "") -> SamplingParams:
-    """Validate sampling parameters.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT, naming the parameter (after `prefix`) and what is allowed.
-    """
-    return validated(SamplingParams, values, prefix)
-
-
-def request_id(given: str = "") -> str:
-    """The caller's id when it is usable in a log line, a new one when absent.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT.
-    """
-    if not given:
-        return uuid4().hex
-    if len(given) > MAX_REQUEST_ID_LENGTH or not given.isascii() or not given.isprintable():
-        raise invalid("request_id", f"must be at most {MAX_REQUEST_ID_LENGTH} printable ASCII characters")
-    return given
-
-
-def session_name(given: str) -> str:
-    """The caller's session.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT: too long.
-    """
-    if len(given) > MAX_SESSION_LENGTH:
-        raise invalid("session", f"must be at most {MAX_SESSION_LENGTH} characters")
-    return given
 
 
 class GenerationService:

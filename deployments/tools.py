@@ -12,8 +12,8 @@ from pydantic import Field
 from decoding.constraints.flat_schemas import FlatSchema
 from decoding.constraints.keywords import place_in, placed
 from decoding.constraints.schemas import ENDLESS, endless
-from deployments.body_part import BodyPart
 from deployments.openai_format import Format
+from deployments.request_fields import BodyPart
 from turnout.calls import Chunk, GenerateCall
 from turnout.errors import invalid
 from turnout.registry import validated

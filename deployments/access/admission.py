@@ -6,17 +6,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+from pydantic import ValidationError
+
+from decoding.parts import PartChoice
 from deployments.access.buckets import Bucket
 from deployments.access.callers import Caller, Callers
-from deployments.access.estimate import estimated_tokens
-from deployments.access.permission import check_permission
 from deployments.access.recording import Books
 from deployments.access.spending import period_end
 from deployments.access.ticket import Account, Ticket, priority_of
 from turnout.access_config import Budget, TenantLimits
 from turnout.calls import GenerateCall, Priority, ScoreCall
-from turnout.config import TurnoutConfig
+from turnout.config import PoolConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid
 
 BUSY_RETRY_S = 1.0
@@ -239,3 +241,59 @@ def _exceeded(name: str, limit: str, left: str, wait_s: float) -> TurnoutError:
     field_name = f"tenant.{name}"
     message = f"{field_name}: {limit} allowed, {left}; try again in {max(wait_s, 0.1):.1f} s"
     return TurnoutError(Code.RESOURCE_EXHAUSTED, message, field_name, wait_s)
+
+
+CHARS_PER_TOKEN = 4  # until it is known
+TURN_TOKENS = 4  # what a template adds to a message, about
+
+
+def estimated_tokens(call: GenerateCall | ScoreCall) -> int:
+    """About how many tokens a call has the models read."""
+    if isinstance(call, ScoreCall):
+        return _estimated(call.prompt) + sum(_estimated(completion) for completion in call.completions)
+    if call.messages is not None:
+        return sum(_estimated(turn.content) + TURN_TOKENS for turn in call.messages)
+    return _estimated(call.prompt or "")
+
+
+def _estimated(text: str | tuple[int, ...]) -> int:
+    return len(text) if isinstance(text, tuple) else -(-len(text) // CHARS_PER_TOKEN)
+
+
+def check_permission(call: GenerateCall | ScoreCall, pool: str, settings: PoolConfig, limits: TenantLimits) -> None:
+    """Refuse what a tenant may not ask for.
+
+    Raises:
+        TurnoutError: PERMISSION_DENIED.
+    """
+    if not limits.allows_pool(pool):
+        message = f"model: tenant {call.tenant!r} may not ask pool {pool!r}; allowed: {', '.join(limits.pools)}"
+        raise TurnoutError(Code.PERMISSION_DENIED, message, "model")
+    if isinstance(call, GenerateCall):
+        for method in _methods_of(call, pool, settings):
+            if not limits.allows_method(method):
+                allowed = ", ".join(limits.methods)
+                message = f"method: tenant {call.tenant!r} may not use {method!r}; allowed: {allowed}"
+                raise TurnoutError(Code.PERMISSION_DENIED, message, "method")
+
+
+def _methods_of(call: GenerateCall, pool: str, settings: PoolConfig) -> list[str]:
+    """The methods a call asks for: by name, by default, and those that its method is to run."""
+    if call.method is not None:
+        name = call.method
+    elif call.model not in ("", pool):
+        name = "plain"
+    else:
+        name = "auto" if settings.routing is not None else settings.default.name
+    return [name, *_methods_within(call.params)]
+
+
+def _methods_within(params: Any) -> list[str]:
+    """Methods that run inside one another, as parameters name them."""
+    inner = params.get("inner") if isinstance(params, dict) else None
+    try:
+        # Read as the method reads it: the short forms name methods, too.
+        choice = PartChoice.model_validate(inner)
+    except ValidationError:
+        return []  # there is none, or one that the pool refuses
+    return [choice.name, *_methods_within(choice.params)]

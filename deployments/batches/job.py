@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from deployments.batches.disk import named
 from deployments.batches.job_directory import Spent
@@ -41,7 +42,6 @@ from deployments.batches.records import (
 )
 from deployments.batches.retry import persistently
 from deployments.batches.store import KEPT, BatchStore
-from deployments.batches.threads import to_its_end
 from deployments.service import GenerationService
 from turnout.calls import GenerateCall, Usage
 from turnout.errors import Code, TurnoutError, invalid
@@ -336,3 +336,22 @@ async def _opened(path: Path) -> Journal:
             journal.close()
         raise
     return opened[0]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `asyncio.to_thread`, but who is cancelled meanwhile goes on being cancelled when the thread has ended.
+
+    A thread cannot be stopped: what it writes to must not be closed, or opened by somebody else, before it has ended.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        raise

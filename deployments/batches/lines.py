@@ -19,9 +19,9 @@ from deployments.openai_format import (
     error_body,
     usage_object,
 )
+from deployments.response_format import format_of
 from deployments.schemas import Job, chat_job, completion_job, read_json
 from deployments.service import GenerationService
-from deployments.shapes import form_of
 from turnout.calls import GenerateCall, Usage
 from turnout.errors import TurnoutError, invalid
 from turnout.types import MAX_SEED
@@ -165,7 +165,7 @@ async def answer_line(
         job = replace(job, calls=tuple(attributed(_seeded(call, seed)) for call in job.calls))
         asked = job.calls[0]
         model = service.model_name(asked.model, service.callers.limits(asked.tenant))
-        form = form_of(shape.form(), job)
+        form = format_of(shape.form(), job.calls[0])
         try:
             chunks, usage = await answering.answer(service, job)
         except TurnoutError as error:

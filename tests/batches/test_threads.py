@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from deployments.batches import job as job_module
+from deployments.batches.job import to_its_end
 from deployments.batches.journal import Journal
-from deployments.batches.threads import to_its_end
 
 
 async def test_who_is_cancelled_is_so_when_the_thread_has_ended() -> None:

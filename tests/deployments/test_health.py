@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from deployments.build_info import this_program
+from deployments.health import SharedAnswer
 from deployments.pool_deployment import ServedPool
-from deployments.shared_answer import SharedAnswer
 from deployments.version_check import Origin
 from tests.deployments.fake_pool import load_fake_pool
 from tests.deployments.in_process import make_config, make_service

@@ -10,11 +10,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from decoding.methods.speculative import SpeculativeParams
+from deployments.fan_out import combine
 from deployments.metrics import DEEPEST, DRAFTERS, MOST_DRAFTING, MOST_DRAFTS, OTHER, Metrics, Times, drafter_of
 from deployments.openai_format import usage_object
 from deployments.telemetry.catalogue import ALL, COUNTED, READ
 from deployments.telemetry.monotonic_counters import MOST_PROCESSES, Growing
-from deployments.usage import combine
 from tests.deployments.in_process import make_config
 from turnout.calls import DriftReading, Usage
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter

@@ -16,13 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.audit import AuditLog
 from deployments.backend import Batch
 from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.service import GenerationService
-from deployments.telemetry.request_log import RequestLog
+from deployments.telemetry.request_log import AuditLog, RequestLog
 from tests.deployments.access.kit import house, served
 from tests.deployments.fake_pool import load_fake_pool
 from tests.deployments.in_process import InProcessBackend, make_config, make_service

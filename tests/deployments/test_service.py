@@ -8,7 +8,8 @@ import pytest
 
 import deployments.service
 from deployments.backend import Batch
-from deployments.service import MAX_COMPLETIONS, parse_sampling
+from deployments.request_fields import parse_sampling
+from deployments.service import MAX_COMPLETIONS
 from tests.deployments.in_process import InProcessBackend, make_service
 from turnout.calls import ChatMessage, Chunk, GenerateCall, ScoreCall, Usage
 from turnout.errors import Code, TurnoutError

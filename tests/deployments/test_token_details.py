@@ -13,9 +13,8 @@ import pytest
 from deployments import grpc_messages
 from deployments.grpc_messages import generate_call
 from deployments.http import build_http
-from deployments.openai_format import ChatFormat, CompletionFormat
+from deployments.openai_format import ChatFormat, CompletionFormat, token_object
 from deployments.service import Answer
-from deployments.token_details import token_object
 from pool.text import TextTokenizer
 from pool.usage import token_out
 from tests.client.test_client_messages import USAGE

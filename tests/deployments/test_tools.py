@@ -11,8 +11,8 @@ import pytest
 
 from deployments.faults import respell
 from deployments.openai_format import ChatFormat
+from deployments.response_format import format_of
 from deployments.schemas import chat_job
-from deployments.shapes import form_of
 from deployments.tools import END_MARK, MARK, ToolFormat
 from pool.text import TextTokenizer
 from tests.constrained import byte_compiler, fits
@@ -239,11 +239,11 @@ def test_a_stream_says_what_the_whole_answer_says(text: str, size: int, ends_apa
 def test_one_form_for_what_a_body_asks_for() -> None:
     """Of the endpoint and of batch lines: calls are read out, and tokens told."""
     job = chat_job({"messages": [USER], "tools": TOOLS, "decoding": {"tokens": True}})
-    made = form_of(ChatFormat(), job).choice(Chunk(0, CALL, (), FinishReason.STOP), False)
+    made = format_of(ChatFormat(), job.calls[0]).choice(Chunk(0, CALL, (), FinishReason.STOP), False)
     assert made["finish_reason"] == "tool_calls"
     assert made["turnout"] == {"tokens": []}
     plain = chat_job({"messages": [USER], "tools": TOOLS, "tool_choice": "none"})
-    assert isinstance(form_of(ChatFormat(), plain), ChatFormat)
+    assert isinstance(format_of(ChatFormat(), plain.calls[0]), ChatFormat)
 
 
 def test_templates_with_and_without_a_place_for_tools(tmp_path: Path) -> None:

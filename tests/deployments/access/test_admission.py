@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployments.access.admission import Admission
+from deployments.access.admission import Admission, estimated_tokens
 from deployments.access.callers import Caller, Callers
-from deployments.access.estimate import estimated_tokens
 from deployments.access.spending import Spending, period_end, period_start
 from deployments.access.ticket import Ticket
 from deployments.access.usage_record import Spent, UsageRecord

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from deployments.access.callers import Departed
 from deployments.access.keys import make_key
-from deployments.access.tenant_removal import Departed
 from deployments.access.tenants_file import Tenant, Tenants, new_entry, read_tenants, write_tenants
 from deployments.batches.job import BatchJob
 from deployments.batches.store import BatchStore

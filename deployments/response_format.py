@@ -6,7 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from deployments.body_part import BodyPart
+from deployments.openai_format import DetailedFormat, Format
+from deployments.request_fields import BodyPart
+from deployments.tools import ToolFormat, may_call
+from turnout.calls import GenerateCall
 from turnout.errors import invalid
 from turnout.registry import validated
 from turnout.structure import Structure
@@ -55,3 +58,15 @@ def structure_of(form: ResponseFormat | None, own: dict[str, Any] | None) -> tup
         raise invalid("response_format.json_schema.schema", "is needed")
     where = "response_format.json_schema.schema"
     return validated(Structure, {"json_schema": form.json_schema.schema_}, where), where
+
+
+def format_of(form: Format, call: GenerateCall) -> Format:
+    """Return the format of a call's answers: its endpoint's, with tool calls and token details where it asks for them.
+
+    Args:
+        form: of the endpoint.
+        call: any call of the request; all ask for the same.
+    """
+    if may_call(call):
+        form = ToolFormat(form)
+    return DetailedFormat(form) if call.sampling.token_details else form

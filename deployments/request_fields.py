@@ -1,0 +1,66 @@
+"""Fields of a request that both front ends read: sampling parameters, request id, session, chat roles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from turnout.errors import invalid
+from turnout.registry import validated
+from turnout.types import SamplingParams
+
+MAX_REQUEST_ID_LENGTH = 128
+MAX_SESSION_LENGTH = 256
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class BodyPart(BaseModel):
+    """Part of a JSON body: unknown fields are refused, values are immutable, and null means absent.
+
+    Clients send answers back with null for every optional field of an answer, including fields unknown here.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            return {name: value for name, value in values.items() if value is not None}
+        return values
+
+
+def parse_sampling(values: Mapping[str, Any], prefix: str = "") -> SamplingParams:
+    """Validate sampling parameters.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the parameter (after `prefix`) and what is allowed.
+    """
+    return validated(SamplingParams, values, prefix)
+
+
+def request_id(given: str = "") -> str:
+    """Return the caller's id if it is usable in a log line, or a new one if it is empty.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT.
+    """
+    if not given:
+        return uuid4().hex
+    if len(given) > MAX_REQUEST_ID_LENGTH or not given.isascii() or not given.isprintable():
+        raise invalid("request_id", f"must be at most {MAX_REQUEST_ID_LENGTH} printable ASCII characters")
+    return given
+
+
+def session_name(given: str) -> str:
+    """Check the length of the caller's session name.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: too long.
+    """
+    if len(given) > MAX_SESSION_LENGTH:
+        raise invalid("session", f"must be at most {MAX_SESSION_LENGTH} characters")
+    return given
