@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
@@ -36,6 +36,7 @@ from deployments.openai_format import (
     model_object,
     usage_object,
 )
+from deployments.openapi import answers
 from deployments.openapi import document as openapi
 from deployments.response_format import format_of
 from deployments.schemas import Job, chat_job, completion_job, read_json
@@ -82,7 +83,8 @@ def build_http(service: GenerationService) -> FastAPI:
     @app.get("/v1/models")
     async def list_models(caller: CallerOf) -> Response:
         models = await service.models_for(caller)
-        return JSONResponse({"object": "list", "data": [model_object(model, started) for model in models]})
+        listed: answers.ModelList = {"object": "list", "data": [model_object(model, started) for model in models]}
+        return JSONResponse(listed)
 
     @app.get("/v1/models/{name:slashed}")
     async def get_model(name: str, caller: CallerOf) -> Response:
@@ -103,7 +105,8 @@ def build_http(service: GenerationService) -> FastAPI:
             }
             for method in await service.methods()
         ]
-        return JSONResponse({"object": "list", "data": methods})
+        listed: answers.MethodList = {"object": "list", "data": methods}
+        return JSONResponse(listed)
 
     @app.post("/v1/completions")
     async def complete(request: Request, caller: CallerOf) -> Response:
@@ -117,8 +120,10 @@ def build_http(service: GenerationService) -> FastAPI:
     @app.get("/healthz")
     async def health() -> Response:
         health = await service.health_report()
-        store = {"store": health.store} if health.store else {}
-        return JSONResponse({"status": health.status, **store}, 503 if health.status == "unavailable" else 200)
+        body: answers.Health = {"status": health.status}
+        if health.store:
+            body["store"] = health.store
+        return JSONResponse(body, 503 if health.status == "unavailable" else 200)
 
     _add_inside(app, service)
     return app
@@ -140,7 +145,7 @@ def _add_inside(app: FastAPI, service: GenerationService) -> None:
         return Response(await service.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _status(service: GenerationService) -> dict[str, Any]:
+async def _status(service: GenerationService) -> answers.StatusAnswer:
     """By pool, what its replicas hold; under `errors`, why a pool does not answer."""
     pools: dict[str, Any] = {}
     errors: dict[str, str] = {}
@@ -239,7 +244,7 @@ class _Events:
         return [_event({**self._head, "choices": [delta], **usage}) for delta in deltas]
 
 
-def _event(value: dict[str, Any]) -> str:
+def _event(value: Mapping[str, Any]) -> str:
     return f"data: {json_line(value)}\n\n"
 
 
@@ -275,5 +280,7 @@ def _add_error_handlers(app: FastAPI, service: GenerationService) -> None:
         if request.url.path in COUNTED and error.status_code in UNREAD:
             _refused_early(service, request, TurnoutError(UNREAD[error.status_code], error.detail, "body"))
         message = f"{request.method} {request.url.path}: {error.detail}"
-        body = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-        return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
+        body: answers.ErrorAnswer = {
+            "error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        }
+        return JSONResponse(body, status_code=error.status_code, headers=error.headers)

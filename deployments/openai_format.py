@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, cast
 
+from deployments.openapi.answers import (
+    AnyLogprob,
+    ChatChoice,
+    ChatLogprob,
+    ChatLogprobs,
+    ChoiceDetails,
+    CompletionChoice,
+    ErrorAnswer,
+    Logprobs,
+    ModelObject,
+    SpeculationDetails,
+    TokenDetails,
+    UsageObject,
+)
+from deployments.openapi.events import ChatPart, CompletionPart, MessagePart
 from turnout.calls import Chunk, ModelDescription, TokenOut, Usage
 from turnout.cost import SpeculationMeter
 from turnout.errors import Code, TurnoutError
+from turnout.types import FinishReason
 from turnout.utf8 import name_of_part
 
 HTTP_STATUS = {
@@ -23,11 +39,13 @@ HTTP_STATUS = {
     Code.DEADLINE_EXCEEDED: 504,
 }
 
+ErrorKind = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 
-def error_body(error: TurnoutError) -> dict[str, Any]:
-    """OpenAI's error object."""
+
+def error_body(error: TurnoutError) -> ErrorAnswer:
+    """Return OpenAI's error object."""
     status = HTTP_STATUS[error.code]
-    kind = "server_error" if status >= 500 else "invalid_request_error"
+    kind: ErrorKind = "server_error" if status >= 500 else "invalid_request_error"
     code = error.code.value.lower()
     if error.code is Code.RESOURCE_EXHAUSTED:
         code = "insufficient_quota" if error.field == "tenant.budget" else "rate_limit_exceeded"
@@ -39,8 +57,8 @@ def error_body(error: TurnoutError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": error.field, "code": code}}
 
 
-def model_object(model: ModelDescription, created: int) -> dict[str, Any]:
-    """One entry of /v1/models; `turnout` holds what OpenAI has no field for."""
+def model_object(model: ModelDescription, created: int) -> ModelObject:
+    """Return one entry of /v1/models; `turnout` holds what OpenAI has no field for."""
     details = asdict(model)
     return {
         "id": details.pop("name"),
@@ -51,7 +69,7 @@ def model_object(model: ModelDescription, created: int) -> dict[str, Any]:
     }
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: Usage) -> UsageObject:
     """OpenAI's counts, and `turnout`: work by model and the three cost meters beside the large model alone."""
     models = {name: {**_flat(meter), "flops": meter.flops} for name, meter in usage.models.items()}
     cost = _flat(usage.cost) | {"spent": _flat(usage.cost.spent), "large_only": _flat(usage.cost.large_only)}
@@ -78,7 +96,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def speculation_details(meter: SpeculationMeter) -> dict[str, Any]:
+def speculation_details(meter: SpeculationMeter) -> SpeculationDetails:
     """What drafting brought, with the rates that follow from the counts."""
     rates = {
         "tokens_per_round": meter.tokens_per_round,
@@ -93,19 +111,23 @@ def _flat(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
+Choice = CompletionChoice | ChatChoice
+Part = CompletionPart | ChatPart
+
+
 class Format(Protocol):
-    """How one endpoint writes choices."""
+    """Format of one endpoint's choices."""
 
     prefix: str
     whole: str
     part: str
 
-    def choice(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
-        """A finished choice."""
+    def choice(self, chunk: Chunk, logprobs: bool) -> Choice:
+        """Write a finished choice."""
         ...
 
-    def delta(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
-        """New output of a choice."""
+    def delta(self, chunk: Chunk, logprobs: bool) -> Part:
+        """Write new output of a choice."""
         ...
 
 
@@ -118,8 +140,13 @@ class CompletionFormat:
     def __init__(self) -> None:
         self._offsets: dict[int, int] = {}
 
-    def choice(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
-        """A finished choice."""
+    def choice(self, chunk: Chunk, logprobs: bool) -> CompletionChoice:
+        """Write a finished choice."""
+        # The same members; `finish_reason` is set in a finished one.
+        return cast("CompletionChoice", self.delta(chunk, logprobs))
+
+    def delta(self, chunk: Chunk, logprobs: bool) -> CompletionPart:
+        """Write new output of a choice."""
         return {
             "index": chunk.index,
             "text": chunk.text,
@@ -127,9 +154,7 @@ class CompletionFormat:
             "finish_reason": chunk.finish_reason,
         }
 
-    delta = choice
-
-    def _logprobs(self, chunk: Chunk) -> dict[str, Any]:
+    def _logprobs(self, chunk: Chunk) -> Logprobs:
         offset = self._offsets.get(chunk.index, 0)
         offsets = []
         for token in chunk.tokens:
@@ -177,18 +202,18 @@ class ChatFormat:
     def __init__(self) -> None:
         self._begun: set[int] = set()
 
-    def choice(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
-        """A finished choice."""
+    def choice(self, chunk: Chunk, logprobs: bool) -> ChatChoice:
+        """Write a finished choice."""
         return {
             "index": chunk.index,
             "message": {"role": "assistant", "content": chunk.text},
             "logprobs": _chat_logprobs(chunk) if logprobs else None,
-            "finish_reason": chunk.finish_reason,
+            "finish_reason": cast("FinishReason", chunk.finish_reason),
         }
 
-    def delta(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
-        """New output of a choice."""
-        delta = {"content": chunk.text}
+    def delta(self, chunk: Chunk, logprobs: bool) -> ChatPart:
+        """Write new output of a choice."""
+        delta: MessagePart = {"content": chunk.text}
         if chunk.index not in self._begun:
             self._begun.add(chunk.index)
             delta = {"role": "assistant", **delta}
@@ -200,11 +225,11 @@ class ChatFormat:
         }
 
 
-def _chat_logprobs(chunk: Chunk) -> dict[str, Any]:
+def _chat_logprobs(chunk: Chunk) -> ChatLogprobs:
     return {"content": [_chat_token(token) for token in chunk.tokens], "refusal": None}
 
 
-def _chat_token(token: TokenOut) -> dict[str, Any]:
+def _chat_token(token: TokenOut) -> ChatLogprob:
     broken, texts = dict(token.broken), top_texts(token)
     return {
         **_with_bytes(token.text, token.logprob, broken.get(token.id)),
@@ -212,7 +237,7 @@ def _chat_token(token: TokenOut) -> dict[str, Any]:
     }
 
 
-def _with_bytes(text: str, logprob: float | None, data: bytes | None) -> dict[str, Any]:
+def _with_bytes(text: str, logprob: float | None, data: bytes | None) -> AnyLogprob:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode() if data is None else data)}
 
 
@@ -223,20 +248,24 @@ class DetailedFormat:
         self._form = form
         self.prefix, self.whole, self.part = form.prefix, form.whole, form.part
 
-    def choice(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
-        """A finished choice."""
-        return self._form.choice(chunk, logprobs) | _details(chunk)
+    def choice(self, chunk: Chunk, logprobs: bool) -> Choice:
+        """Write a finished choice."""
+        made = self._form.choice(chunk, logprobs)
+        made["turnout"] = _details(chunk)
+        return made
 
-    def delta(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
-        """New output of a choice."""
-        return self._form.delta(chunk, logprobs) | _details(chunk)
+    def delta(self, chunk: Chunk, logprobs: bool) -> Part:
+        """Write new output of a choice."""
+        made = self._form.delta(chunk, logprobs)
+        made["turnout"] = _details(chunk)
+        return made
 
 
-def _details(chunk: Chunk) -> dict[str, Any]:
-    return {"turnout": {"tokens": [token_object(token) for token in chunk.tokens]}}
+def _details(chunk: Chunk) -> ChoiceDetails:
+    return {"tokens": [token_object(token) for token in chunk.tokens]}
 
 
-def token_object(token: TokenOut) -> dict[str, Any]:
+def token_object(token: TokenOut) -> TokenDetails:
     """One token: entropy in bits, log-probabilities in nats, `rejected` the drafts that were refused in its place.
 
     `text` is its part of the answer's text: a character that several tokens hold is the last one's. `bytes` are those
@@ -248,7 +277,7 @@ def token_object(token: TokenOut) -> dict[str, Any]:
         "text": token.text,
         "bytes": None if part is None else list(part),
         "source": token.source,
-        "kind": token.kind.value,
+        "kind": token.kind,
         "entropy_bits": token.entropy_bits,
         "logprob": token.logprob,
         "top": [{"text": texts[each], "logprob": logprob} for each, _, logprob in token.top],

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from deployments.openai_format import DetailedFormat, Format
+from deployments.openai_format import ChatFormat, DetailedFormat, Format
 from deployments.request_fields import BodyPart
 from deployments.tools import ToolFormat, may_call
 from turnout.calls import GenerateCall
@@ -67,6 +67,6 @@ def format_of(form: Format, call: GenerateCall) -> Format:
         form: of the endpoint.
         call: any call of the request; all ask for the same.
     """
-    if may_call(call):
+    if may_call(call) and isinstance(form, ChatFormat):
         form = ToolFormat(form)
     return DetailedFormat(form) if call.sampling.token_details else form

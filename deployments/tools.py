@@ -12,7 +12,9 @@ from pydantic import Field
 from decoding.constraints.flat_schemas import FlatSchema
 from decoding.constraints.keywords import place_in, placed
 from decoding.constraints.schemas import ENDLESS, endless
-from deployments.openai_format import Format
+from deployments.openai_format import ChatFormat
+from deployments.openapi.answers import ChatChoice, ToolCallObject
+from deployments.openapi.events import ChatPart
 from deployments.request_fields import BodyPart
 from turnout.calls import Chunk, GenerateCall
 from turnout.errors import invalid
@@ -220,34 +222,33 @@ class CallReader:
 class ToolFormat:
     """The chat endpoint's format, with calls read out of the answers."""
 
-    def __init__(self, form: Format) -> None:
+    def __init__(self, form: ChatFormat) -> None:
         self._form = form
         self._reader = CallReader()
         self.prefix, self.whole, self.part = form.prefix, form.whole, form.part
 
-    def choice(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
-        """A finished choice."""
+    def choice(self, chunk: Chunk, logprobs: bool) -> ChatChoice:
+        """Write a finished choice."""
         read = self._reader.whole(chunk)
         made = self._form.choice(read, logprobs)
         if read.tool_calls:
-            calls = [_call_object(call) for call in read.tool_calls]
-            made["message"] |= {"content": read.text or None, "tool_calls": calls}
+            made["message"]["content"] = read.text or None
+            made["message"]["tool_calls"] = [_call_object(call) for call in read.tool_calls]
             made["finish_reason"] = "tool_calls"
         return made
 
-    def delta(self, chunk: Chunk, logprobs: bool) -> dict[str, Any]:
-        """New output of a choice."""
+    def delta(self, chunk: Chunk, logprobs: bool) -> ChatPart:
+        """Write new output of a choice."""
         read = self._reader.part(chunk)
         made = self._form.delta(read, logprobs)
         if not read.text:
             del made["delta"]["content"]
         if read.tool_calls:
-            made["delta"]["tool_calls"] = [
-                {"index": place, **_call_object(call)} for place, call in enumerate(read.tool_calls)
-            ]
+            # There is one at most.
+            made["delta"]["tool_calls"] = [{"index": 0, **_call_object(call)} for call in read.tool_calls]
             made["finish_reason"] = "tool_calls"
         return made
 
 
-def _call_object(call: ToolCall) -> dict[str, Any]:
+def _call_object(call: ToolCall) -> ToolCallObject:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from deployments.access.callers import CallerOf, OperatorOf
 
 if TYPE_CHECKING:
+    from deployments.openapi.answers import TenantList, TenantObject
     from deployments.service import GenerationService
     from turnout.access_config import TenantLimits
 
@@ -26,12 +27,13 @@ def router(service: GenerationService) -> APIRouter:
     async def of_all(caller: OperatorOf) -> Response:
         known = service.callers.all_limits() or {caller.tenant: caller.limits}
         data = [_tenant(service, name, limits) for name, limits in sorted(known.items())]
-        return JSONResponse({"object": "list", "data": data, "faults": service.callers.faults})
+        listed: TenantList = {"object": "list", "data": data, "faults": service.callers.faults}
+        return JSONResponse(listed)
 
     return routes
 
 
-def _tenant(service: GenerationService, name: str, limits: TenantLimits) -> dict[str, Any]:
+def _tenant(service: GenerationService, name: str, limits: TenantLimits) -> TenantObject:
     return {
         "tenant": name,
         "limits": limits.model_dump(mode="json"),

@@ -31,6 +31,7 @@ from turnout.registry import explain
 from turnout.types import MAX_SEED
 
 if TYPE_CHECKING:
+    from deployments.openapi import answers
     from deployments.service import GenerationService
 
 UNITS_S = {"m": 60, "h": 3600, "d": 86400}
@@ -132,7 +133,8 @@ def _add_files(routes: APIRouter, store: BatchStore, service: GenerationService)
     @routes.delete("/v1/files/{file_id}")
     async def delete(file_id: str, caller: CallerOf) -> Response:
         await asyncio.to_thread(store.delete_file, caller.owner, file_id)
-        return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+        gone: answers.DeletedFile = {"id": file_id, "object": "file", "deleted": True}
+        return JSONResponse(gone)
 
 
 def _add_batches(routes: APIRouter, store: BatchStore, service: GenerationService) -> None:
@@ -202,16 +204,16 @@ def _seconds(window: str) -> int:
     return int(window[:-1]) * UNITS_S[window[-1]]
 
 
-def _page(found: Sequence[Any], after: str | None, limit: int, shown: Any) -> dict[str, Any]:
-    """A page of a list, in OpenAI's form; `after` is the last id of the page before."""
+def _page(found: Sequence[Any], after: str | None, limit: int, shown: Any) -> answers.FileList:
+    """Return a page of a list, in OpenAI's form; `after` is the last id of the page before."""
     ids = [each.id for each in found]
     if after is not None:
         if after not in ids:
             raise invalid("after", "must be an id of the list")
         found = found[ids.index(after) + 1 :]
     data = [shown(each) for each in found[:limit]]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": data, **ends, "has_more": len(found) > limit}
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(found) > limit}
 
 
 async def _form(request: Request, tenant: str, max_file_bytes: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -205,7 +205,7 @@ def _unanswered(
     return Result(number, False, {"id": request_id, "custom_id": custom_id, "response": None, "error": error})
 
 
-def _record(request_id: str, custom_id: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
+def _record(request_id: str, custom_id: str, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
     response = {"status_code": status, "request_id": request_id, "body": body}
     return {"id": request_id, "custom_id": custom_id, "response": response, "error": None}
 

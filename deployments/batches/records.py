@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.access.callers import owner_of
+
+if TYPE_CHECKING:
+    from deployments.openapi.answers import BatchFaults, BatchUsageObject
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 ENDED: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})
@@ -123,20 +126,23 @@ class BatchRecord(BaseModel):
 
     def shown(self) -> dict[str, Any]:
         """OpenAI's batch object."""
-        errors = {"object": "list", "data": [each.model_dump() for each in self.errors]} if self.errors else None
+        errors: BatchFaults | None = None
+        if self.errors:
+            errors = {"object": "list", "data": [each.model_dump() for each in self.errors]}
         used = self.usage
+        usage: BatchUsageObject = {
+            "input_tokens": used.input_tokens,
+            "input_tokens_details": {"cached_tokens": used.cached_tokens},
+            "output_tokens": used.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": used.input_tokens + used.output_tokens,
+            "turnout": {"flops": used.flops, "flops_large_only": used.flops_large_only},
+        }
         return {
             **self.model_dump(exclude={"tenant", "key_id", "entry", "seed", "errors", "usage"}),
             "object": "batch",
             "errors": errors,
-            "usage": {
-                "input_tokens": used.input_tokens,
-                "input_tokens_details": {"cached_tokens": used.cached_tokens},
-                "output_tokens": used.output_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": used.input_tokens + used.output_tokens,
-                "turnout": {"flops": used.flops, "flops_large_only": used.flops_large_only},
-            },
+            "usage": usage,
         }
 
 

@@ -1,29 +1,38 @@
-"""The shapes of answers, for the document only: what writes them is `deployments.openai_format` and its neighbours."""
+"""Types of the HTTP API's answers: their writers return them, and the OpenAPI document is derived from them.
+
+A type checker compares every answer that is written with its type, key by key; at run time they are plain dictionaries.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, NotRequired, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
+from typing_extensions import TypedDict
 
-from deployments.batches.records import Counts, Status
+from deployments.batches.records import BatchFault, BatchRecord, FileRecord
 from deployments.console.reports import Report
 from turnout.access_config import TenantLimits
 from turnout.calls import DriftReading, MethodDescription, ModelDescription, PoolStats
 from turnout.cost import CostReport, ModelMeter, SpeculationMeter
+from turnout.types import FinishReason, TokenKind
 
 
-class Answer(BaseModel):
+class Answer(TypedDict):
     """A JSON object that has these members and no others."""
 
-    model_config = ConfigDict(extra="forbid")
+
+Answer.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]  # not a member of the object
 
 
-def _of(name: str, source: type, leave: frozenset[str] = frozenset(), **more: Any) -> Any:
-    """A dataclass as it is written: all its fields, without those to leave, and what is added to them."""
-    fields: Any = {key: (kind, ...) for key, kind in get_type_hints(source).items() if key not in leave}
-    fields |= {key: (kind, ...) for key, kind in more.items()}
-    return create_model(name, __base__=Answer, **fields)
+def _of(name: str, source: type, leave: frozenset[str] = frozenset(), doc: str | None = None, **more: Any) -> Any:
+    """Derive an object from a dataclass or model: its fields without those in `leave`, and `more`."""
+    if issubclass(source, BaseModel):
+        hints = {key: field.annotation for key, field in source.model_fields.items()}
+    else:
+        hints = get_type_hints(source)
+    fields: Any = {key: (kind, ...) for key, kind in (hints | more).items() if key not in leave}
+    return create_model(name, __config__=ConfigDict(extra="forbid"), __doc__=doc, **fields)
 
 
 class Fault(Answer):
@@ -47,6 +56,10 @@ SpeculationDetails: Any = _of(
     "SpeculationDetails", SpeculationMeter, tokens_per_round=float, acceptance=list[float], draft_time_share=float
 )
 Method: Any = _of("Method", MethodDescription, frozenset({"seeds", "params_schema"}), params=dict[str, Any])
+CostDetails: Any = CostReport
+Drift: Any = DriftReading
+Limits: Any = TenantLimits
+Stats: Any = PoolStats
 
 
 class ModelObject(Answer):
@@ -88,12 +101,12 @@ class UsageDetails(Answer):
     models: dict[str, ModelWork]
     speculation: SpeculationDetails
     switches: int
-    cost: CostReport
+    cost: CostDetails
     ttft_s: float
     wall_s: float
     queue_s: float
     notes: list[str]
-    drift: DriftReading | None
+    drift: Drift | None
     route: dict[str, Any] | None
 
 
@@ -121,7 +134,7 @@ class TokenDetails(Answer):
     text: str
     bytes: list[int] | None
     source: str
-    kind: Literal["decoded", "accepted", "recovered", "bonus"]
+    kind: TokenKind
     entropy_bits: float | None
     logprob: float | None
     top: list[TopText]
@@ -149,8 +162,8 @@ class CompletionChoice(Answer):
     index: int
     text: str
     logprobs: Logprobs | None
-    finish_reason: Literal["stop", "length"]
-    turnout: ChoiceDetails = ChoiceDetails(tokens=[])
+    finish_reason: FinishReason
+    turnout: NotRequired[ChoiceDetails]
 
 
 class CompletionAnswer(Answer):
@@ -205,7 +218,7 @@ class Message(Answer):
 
     role: Literal["assistant"]
     content: str | None
-    tool_calls: list[ToolCallObject] = []
+    tool_calls: NotRequired[list[ToolCallObject]]
 
 
 class ChatChoice(Answer):
@@ -214,8 +227,8 @@ class ChatChoice(Answer):
     index: int
     message: Message
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
-    turnout: ChoiceDetails = ChoiceDetails(tokens=[])
+    finish_reason: FinishReason | Literal["tool_calls"]
+    turnout: NotRequired[ChoiceDetails]
 
 
 class ChatAnswer(Answer):
@@ -233,7 +246,7 @@ class TenantObject(Answer):
     """A tenant's limits, what is left of them, and what it used this month."""
 
     tenant: str
-    limits: TenantLimits
+    limits: Limits
     left: dict[str, float]
     usage: dict[str, float]
 
@@ -250,27 +263,27 @@ class Health(Answer):
     """ok; degraded, some pool cannot reach its prefix store; or unavailable."""
 
     status: Literal["ok", "degraded", "unavailable"]
-    store: Annotated[str, Field(description="degraded: and why; absent where all of the prefix store is reached")] = ""
+    store: NotRequired[
+        Annotated[str, Field(description="degraded: and why; absent where all of the prefix store is reached")]
+    ]
 
 
 class StatusAnswer(Answer):
     """By pool, what its replicas hold; under `errors`, why a pool does not answer."""
 
-    pools: dict[str, list[PoolStats]]
+    pools: dict[str, list[Stats]]
     errors: dict[str, str]
 
 
-class FileObject(Answer):
-    """A file that was uploaded or written by a batch; times in seconds since 1970."""
-
-    id: str
-    object: Literal["file"]
-    bytes: int
-    created_at: int
-    expires_at: int
-    filename: str
-    purpose: str
-    status: Literal["processed"]
+FileObject: Any = _of(
+    "FileObject",
+    FileRecord,
+    frozenset({"owner"}),
+    "A file that was uploaded or written by a batch; times in seconds since 1970.",
+    object=Literal["file"],
+    expires_at=int,
+    status=Literal["processed"],
+)
 
 
 class _Page(Answer):
@@ -294,13 +307,7 @@ class DeletedFile(Answer):
     deleted: Literal[True]
 
 
-class BatchFaultObject(Answer):
-    """Why a line, or the whole batch, was refused."""
-
-    code: str
-    message: str
-    line: int | None
-    param: str | None
+BatchFaultObject: Any = _of("BatchFaultObject", BatchFault, doc=BatchFault.__doc__)
 
 
 class BatchFaults(Answer):
@@ -340,30 +347,15 @@ class BatchUsageObject(Answer):
     turnout: BatchCost
 
 
-class BatchObject(Answer):
-    """A batch; times in seconds since 1970."""
-
-    id: str
-    object: Literal["batch"]
-    endpoint: str
-    input_file_id: str
-    completion_window: str
-    created_at: int
-    expires_at: int
-    status: Status
-    errors: BatchFaults | None
-    output_file_id: str | None
-    error_file_id: str | None
-    in_progress_at: int | None
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
-    expired_at: int | None
-    cancelling_at: int | None
-    cancelled_at: int | None
-    request_counts: Counts
-    usage: BatchUsageObject
-    metadata: dict[str, str] | None
+BatchObject: Any = _of(
+    "BatchObject",
+    BatchRecord,
+    frozenset({"tenant", "key_id", "entry", "seed"}),
+    "A batch; times in seconds since 1970.",
+    object=Literal["batch"],
+    errors=BatchFaults | None,
+    usage=BatchUsageObject,
+)
 
 
 class BatchList(_Page):

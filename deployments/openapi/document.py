@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
 
 from deployments.access.callers import PRIORITIES, PRIORITY_HEADER
 from deployments.batches.http import NewBatch
@@ -61,13 +60,13 @@ class Operation:
     method: str
     path: str
     summary: str
-    answer: type[BaseModel] | str
+    answer: Any
     errors: tuple[str, ...] = KEYED
     body: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     query: tuple[tuple[str, dict[str, Any]], ...] = ()
     headers: tuple[tuple[str, dict[str, Any]], ...] = ()
     also: tuple[str, ...] = ()
-    chunk: type[BaseModel] | None = None
+    chunk: Any = None
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
@@ -173,9 +172,9 @@ def document(batches: bool, keys: bool = False, anonymous: bool = True, experime
     operations = ALL + (BATCHES if batches else ()) + (EXPERIMENTS if experiments else ())
     told = [each.answer for each in operations if not isinstance(each.answer, str)]
     told += [each.chunk for each in operations if each.chunk is not None]
-    wanted: list[Any] = [(kind, "serialization") for kind in (*told, answers.ErrorAnswer)]
-    wanted += [(kind, "validation") for kind in PARSED]
-    names, made = models_json_schema(wanted, ref_template=REF)
+    wanted: list[Any] = [(kind, "serialization", TypeAdapter(kind)) for kind in (*told, answers.ErrorAnswer)]
+    wanted += [(kind, "validation", TypeAdapter(kind)) for kind in PARSED]
+    names, made = TypeAdapter.json_schemas(wanted, ref_template=REF)
     schemas = made["$defs"]
     parsed = {kind.__name__: schemas[names[kind, "validation"]["$ref"].rpartition("/")[2]] for kind in PARSED}
     refs = {kind: names[kind, "serialization"] for kind in told}

@@ -1,10 +1,8 @@
-"""The shapes of streamed answers, for the document only: events whose `data` is a chunk, a fault or `[DONE]`."""
+"""Types of streamed answers: events whose `data` is a chunk, an error or `[DONE]`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal, NotRequired
 
 from deployments.openapi.answers import (
     Answer,
@@ -14,6 +12,7 @@ from deployments.openapi.answers import (
     ToolCallObject,
     UsageObject,
 )
+from turnout.types import FinishReason
 
 DONE = "[DONE]"
 
@@ -24,8 +23,8 @@ class CompletionPart(Answer):
     index: int
     text: str
     logprobs: Logprobs | None
-    finish_reason: Literal["stop", "length"] | None
-    turnout: ChoiceDetails = ChoiceDetails(tokens=[])
+    finish_reason: FinishReason | None
+    turnout: NotRequired[ChoiceDetails]
 
 
 class CompletionChunk(Answer):
@@ -36,7 +35,7 @@ class CompletionChunk(Answer):
     created: int
     model: str
     choices: list[CompletionPart]
-    usage: UsageObject | None = None
+    usage: NotRequired[UsageObject | None]
 
 
 class ToolCallPart(ToolCallObject):
@@ -48,9 +47,9 @@ class ToolCallPart(ToolCallObject):
 class MessagePart(Answer):
     """What the model says; the first part of an answer names the role."""
 
-    role: Literal["assistant"] = "assistant"
-    content: str = ""
-    tool_calls: list[ToolCallPart] = Field(default_factory=list)
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallPart]]
 
 
 class ChatPart(Answer):
@@ -59,8 +58,8 @@ class ChatPart(Answer):
     index: int
     delta: MessagePart
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
-    turnout: ChoiceDetails = ChoiceDetails(tokens=[])
+    finish_reason: FinishReason | Literal["tool_calls"] | None
+    turnout: NotRequired[ChoiceDetails]
 
 
 class ChatChunk(Answer):
@@ -71,11 +70,11 @@ class ChatChunk(Answer):
     created: int
     model: str
     choices: list[ChatPart]
-    usage: UsageObject | None = None
+    usage: NotRequired[UsageObject | None]
 
 
 def event_schema(chunk: dict[str, Any], fault: dict[str, Any]) -> dict[str, Any]:
-    """One event of a stream, as OpenAPI 3.1 tells it: its `data` is a text that holds JSON, or says that this is all.
+    """Describe one event of a stream in OpenAPI 3.1: its `data` is a string that holds JSON, or `[DONE]`.
 
     Args:
         chunk: reference to the shape of a part of the answer.
@@ -84,7 +83,7 @@ def event_schema(chunk: dict[str, Any], fault: dict[str, Any]) -> dict[str, Any]
     held = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": [chunk, fault]}}
     return {
         "type": "object",
-        "description": f"an event; the last one has the data `{DONE}`, or tells what failed",
+        "description": f"an event; the last one has the data `{DONE}`, or holds the error",
         "properties": {"data": {"anyOf": [{"const": DONE}, held]}},
         "required": ["data"],
     }
