@@ -16,10 +16,8 @@ from pathlib import Path
 
 import ray
 from ray import serve
-from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 from ray.exceptions import RayTaskError
 from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import LoggingConfig
 
@@ -30,6 +28,7 @@ from deployments.embedded_store import EmbeddedStore, start_store
 from deployments.grpc_wire import MAX_REQUEST_BYTES
 from deployments.ingress import Ingress
 from deployments.listening import check_can_listen, unbound_by_serve
+from deployments.placement_check import check_room
 from deployments.pool_deployment import PoolLoader, ServedPool, load_engine
 from deployments.pool_options import (
     all_bundles,
@@ -41,7 +40,7 @@ from deployments.pool_options import (
     pool_version,
     replica_bundles,
 )
-from deployments.room import check_room
+from deployments.serve_internals import read_authentication_mode, serve_runs
 from deployments.serve_status import unsettled_pools
 from deployments.starting import Tell, run_until_up, silent
 from deployments.version_check import Origin, begin
@@ -212,7 +211,7 @@ def start_serve(config: TurnoutConfig, proxy_location: ProxyLocation = ProxyLoca
     """
     timeout_s = config.server.request_timeout_s + BACKSTOP_S
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    was_there = _get_global_client(raise_if_no_controller_running=False) is not None
+    was_there = serve_runs()
     try:
         serve.start(
             proxy_location=proxy_location,
@@ -325,4 +324,4 @@ def _prepare_environment() -> None:
     environment.setdefault("RAY_worker_niceness", "0")
     environment.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    RayNativeConfig.initialize("")  # importing ray has read the authentication mode already
+    read_authentication_mode()

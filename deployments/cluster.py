@@ -10,21 +10,24 @@ from pathlib import Path
 import grpc
 import ray
 from ray import serve
-from ray._private import services
-from ray._private.grpc_utils import init_grpc_channel
-from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
-from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from deployments.app import ADD_TO_SERVER, APP_NAME, BACKSTOP_S, RunningServer, run_app
 from deployments.build_info import this_program
 from deployments.cluster_checks import check_clocks, check_nodes, growth, node_offers
+from deployments.placement_check import check_room
 from deployments.pool_deployment import PoolLoader, load_engine
 from deployments.pool_options import all_bundles
-from deployments.room import check_room
+from deployments.serve_internals import (
+    check_alive,
+    is_a_node,
+    listening,
+    read_authentication_mode,
+    resolve_address,
+    serve_runs,
+)
 from deployments.serve_status import applications
 from deployments.starting import Tell, silent
 from turnout.addresses import host_port, http_url, reachable
@@ -51,7 +54,7 @@ def connect(address: str) -> None:
     _prepare_environment()
     place = _resolve(address)
     _probe(place)
-    if not services.find_node_ids():
+    if not is_a_node():
         message = (
             f"no node of the cluster at {place} is on this machine: run this on a node (`ray exec CLUSTER.yaml ...`)"
         )
@@ -124,7 +127,7 @@ def stop(address: str) -> bool:
         TurnoutError: as `connect`.
     """
     connect(address)
-    if _get_global_client(raise_if_no_controller_running=False) is None:
+    if not serve_runs():
         return False
     names = set(serve.status().applications)
     if names <= {APP_NAME}:
@@ -142,35 +145,32 @@ def _prepare_environment() -> None:
     named = environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH")
     if named or (Path.home() / ".ray" / "auth_token").is_file():
         environment.setdefault("RAY_AUTH_MODE", "token")
-    RayNativeConfig.initialize("")  # importing ray has read the mode already
+    read_authentication_mode()
 
 
 def _resolve(address: str) -> str:
     try:
-        place = services.canonicalize_bootstrap_address_or_die(address)
+        return resolve_address(address)
     except (ConnectionError, ValueError) as error:
         message = (
             f"cluster: {address!r} leads to no cluster ({' '.join(str(error).split())}); give HOST:PORT of its head"
         )
         raise TurnoutError(Code.INVALID_ARGUMENT, message, "cluster") from None
-    return str(place)
 
 
 def _probe(place: str) -> None:
     """Ask whether a cluster is there and lets this process in: ray.init takes 20 s to say less."""
-    with init_grpc_channel(place) as channel:
-        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
-        try:
-            stub.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=PROBE_TIMEOUT_S)
-        except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-                message = (
-                    f"the cluster at {place} refuses the token of this process, or it has none ({TOKEN_SOURCES}):"
-                    " use the one that its nodes were started with"
-                )
-            else:
-                message = f"no cluster answers at {place} ({error.code().name})"
-            raise TurnoutError(Code.UNAVAILABLE, message, "cluster") from None
+    try:
+        check_alive(place, PROBE_TIMEOUT_S)
+    except grpc.RpcError as error:
+        if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            message = (
+                f"the cluster at {place} refuses the token of this process, or it has none ({TOKEN_SOURCES}):"
+                " use the one that its nodes were started with"
+            )
+        else:
+            message = f"no cluster answers at {place} ({error.code().name})"
+        raise TurnoutError(Code.UNAVAILABLE, message, "cluster") from None
 
 
 def check_listening(config: TurnoutConfig, http: HTTPOptions, rpc: gRPCOptions) -> None:
@@ -200,12 +200,10 @@ def check_listening(config: TurnoutConfig, http: HTTPOptions, rpc: gRPCOptions) 
 
 
 def _check_listening(config: TurnoutConfig) -> None:
-    client = _get_global_client(raise_if_no_controller_running=False)
-    if client is None:
-        return
     try:
-        rpc = ray.get(client._controller.get_grpc_config.remote(), timeout=PROBE_TIMEOUT_S)
+        options = listening(PROBE_TIMEOUT_S)
     except RayError:
         message = f"the controller of Serve does not answer within {PROBE_TIMEOUT_S:g} s; try again"
         raise TurnoutError(Code.UNAVAILABLE, message, "cluster") from None
-    check_listening(config, client.http_config, rpc)
+    if options is not None:
+        check_listening(config, *options)

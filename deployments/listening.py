@@ -7,9 +7,9 @@ import re
 import socket
 from contextlib import closing
 
-from ray._common.network_utils import is_ipv6
 from ray.exceptions import RayTaskError
 
+from deployments.serve_internals import is_ipv6
 from turnout.addresses import LOOPBACKS, host_port
 from turnout.config import ServerConfig
 from turnout.errors import TurnoutError, invalid

@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.backend import Batch, merge
 from deployments.retry import Attempts, Lane, LostError, Replay, Turn
+from deployments.serve_internals import request_router
 from turnout.calls import (
     AUTO,
     Event,
@@ -293,6 +294,6 @@ def _raised(failure: Failure, pool: str) -> Exception:
 
 
 def _request_router(handle: DeploymentHandle) -> Any:
-    """The pool's `PrefixRouter` in this process, once a call has been made; Serve has no public way to it."""
-    router = getattr(getattr(getattr(handle, "_router", None), "_asyncio_router", None), "request_router", None)
+    """Return the pool's `PrefixRouter` in this process, once a call has been made."""
+    router = request_router(handle)
     return router if hasattr(router, "retired") else None

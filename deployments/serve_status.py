@@ -1,4 +1,4 @@
-"""What Serve says of the applications it serves; nothing, where no Serve runs."""
+"""State of the applications that Serve serves; empty where no Serve runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import ray
 from ray import serve
-from ray.serve._private.common import ReplicaState
-from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatus, DeploymentStatusOverview
+
+from deployments.serve_internals import ReplicaState, serve_runs
 
 STARTING = (ReplicaState.STARTING, ReplicaState.UPDATING, ReplicaState.RECOVERING)
 ON_ITS_WAY = (DeploymentStatus.UPDATING, DeploymentStatus.UPSCALING)
@@ -17,7 +17,7 @@ ON_ITS_WAY = (DeploymentStatus.UPDATING, DeploymentStatus.UPSCALING)
 def applications() -> Mapping[str, ApplicationStatusOverview]:
     """Those of the cluster this process is connected to, by name."""
     # Asked by a process that is connected to none, Serve would start a Ray of its own.
-    if not ray.is_initialized() or _get_global_client(raise_if_no_controller_running=False) is None:
+    if not ray.is_initialized() or not serve_runs():
         return {}
     found: Mapping[str, ApplicationStatusOverview] = serve.status().applications
     return found

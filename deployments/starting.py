@@ -7,9 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from ray import serve
-from ray._private import state
-from ray.serve._private.common import ReplicaState
-from ray.serve.context import _get_global_client
 from ray.serve.schema import (
     ApplicationStatus,
     ApplicationStatusOverview,
@@ -21,6 +18,7 @@ from ray.util import placement_group_table
 from actors import placement
 from deployments.placement_check import Replica, fit
 from deployments.pool_options import replica_bundles
+from deployments.serve_internals import ReplicaState, actor_states, free_resources, wait_for_proxies
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
 
@@ -52,7 +50,7 @@ def run_until_up(target: serve.RunTarget, config: TurnoutConfig, tell: Tell = si
     serve.run_many([target], wait_for_applications_running=False)
     _wait(target.name, config, tell)
     try:
-        _get_global_client().wait_for_proxies_serving()
+        wait_for_proxies()
     except TimeoutError as error:
         raise _failed(f"its pools run, but Serve says: {error}") from None
 
@@ -125,7 +123,7 @@ def _awaited(homeless: int, deployment: DeploymentStatusOverview, replica: Repli
         return f"{counted}; the last one that failed: {fault}"
     if not homeless:
         return f"{counted}; those that start load their models: see their logs, or raise {FIELD}"
-    misfit = fit([replica], list(state.available_resources_per_node().values()))
+    misfit = fit([replica], free_resources())
     if misfit is None:
         return f"{counted}; {homeless} of them wait for a process: see `ray status`, or raise {FIELD}"
     asked = " and ".join(placement.shown(bundle) for bundle in replica.bundles)
@@ -140,5 +138,5 @@ def _homeless(application: str, deployment: str) -> int:
     """Replicas that no node has taken in."""
     prefix = f"SERVE_REPLICA::{application}#{deployment}#"
     placed = {group["name"] for group in placement_group_table().values() if group["state"] == "CREATED"}
-    waiting = {actor["Name"] for actor in state.actors().values() if actor["State"] in UNBORN}
+    waiting = {name for name, state in actor_states() if state in UNBORN}
     return sum(name.startswith(prefix) for name in waiting - placed)

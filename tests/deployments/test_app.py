@@ -186,7 +186,7 @@ def test_what_a_node_of_a_cluster_cannot_bind_is_named_and_not_tried_forever(
 
     monkeypatch.setattr(deployments.app.serve, "start", fail)
     monkeypatch.setattr(deployments.app.serve, "shutdown", lambda: ended.append(True))
-    monkeypatch.setattr(deployments.app, "_get_global_client", lambda **_: object() if was_there else None)
+    monkeypatch.setattr(deployments.app, "serve_runs", lambda: was_there)
     config = make_config(grpc_port=9000, http_port=8000, http_host=host)
     expected = f"{line} on the node 10.0.0.9;" if line else said
     with pytest.raises(TurnoutError if line else RayTaskError, match=re.escape(expected)):

@@ -16,8 +16,7 @@ from deployments.app import ADD_TO_SERVER, BACKSTOP_S
 from deployments.build_info import Program, compare, this_program
 from deployments.cluster import check_listening
 from deployments.cluster_checks import growth, off_by
-from deployments.placement_check import HEAD_MARK, Growth, NodeType
-from deployments.room import check_room
+from deployments.placement_check import HEAD_MARK, Growth, NodeType, check_room
 from turnout.config import TurnoutConfig, parse_config
 from turnout.errors import Code, TurnoutError
 
@@ -199,7 +198,7 @@ def test_nodes_with_another_program_are_refused_before_they_are_asked_anything_e
     def unfit(mine: Program) -> None:
         raise TurnoutError(Code.UNAVAILABLE, "node 10.0.0.1 has other sources")
 
-    monkeypatch.setattr(cluster, "_get_global_client", lambda raise_if_no_controller_running: None)
+    monkeypatch.setattr(cluster, "listening", lambda _: None)
     monkeypatch.setattr(cluster, "check_nodes", unfit)
     monkeypatch.setattr(cluster, "growth", lambda _: pytest.fail("asked of a node that cannot know"))
     with pytest.raises(TurnoutError, match="other sources"):
@@ -215,7 +214,7 @@ def test_of_a_clock_only_what_the_round_trip_cannot_explain_counts(theirs: float
 
 
 def test_a_cluster_has_no_embedded_store_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_get_global_client", lambda raise_if_no_controller_running: None)
+    monkeypatch.setattr(cluster, "listening", lambda _: None)
     for name in ("check_nodes", "check_clocks", "check_room"):
         monkeypatch.setattr(cluster, name, lambda *_: [])
     monkeypatch.setattr(cluster, "node_offers", list)

@@ -1,0 +1,96 @@
+"""Adapter of everything that Ray and Serve keep private and the deployments rely on.
+
+Other modules of `deployments` import none of it. `tests/deployments/test_serve_internals.py` names what a new version
+of Ray changed. It also checks the base class of `deployments.replica_choice.PrefixRouter`, whose overrides stay in that
+module: Serve pickles it by value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray._common.network_utils import is_ipv6
+from ray._private import services, state
+from ray._private.grpc_utils import init_grpc_channel
+from ray._raylet import Config as _NativeConfig  # type: ignore[attr-defined]
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+from ray.serve._private.common import ReplicaState
+from ray.serve.config import HTTPOptions, gRPCOptions
+from ray.serve.context import _get_global_client
+from ray.serve.handle import DeploymentHandle
+
+__all__ = ["ReplicaState", "is_ipv6"]
+
+
+def read_authentication_mode() -> None:
+    """Have Ray read its authentication mode from the environment again: it did so when it was imported."""
+    _NativeConfig.initialize("")
+
+
+def serve_runs() -> bool:
+    """Return whether Serve's controller runs on the cluster that this process is connected to."""
+    return _get_global_client(raise_if_no_controller_running=False) is not None
+
+
+def listening(timeout_s: float) -> tuple[HTTPOptions, gRPCOptions] | None:
+    """Return the options that Serve's proxies were started with; None: Serve does not run.
+
+    Raises:
+        ray.exceptions.RayError: the controller does not answer in time.
+    """
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return None
+    return client.http_config, ray.get(client._controller.get_grpc_config.remote(), timeout=timeout_s)
+
+
+def wait_for_proxies() -> None:
+    """Wait until Serve's proxies answer.
+
+    Raises:
+        TimeoutError: Serve gave up.
+    """
+    _get_global_client().wait_for_proxies_serving()
+
+
+def request_router(handle: DeploymentHandle) -> Any:
+    """Return the request router of a handle in this process; None before its first call."""
+    return getattr(getattr(getattr(handle, "_router", None), "_asyncio_router", None), "request_router", None)
+
+
+def free_resources() -> list[dict[str, float]]:
+    """Return what each live node of the cluster has free now."""
+    nodes = state.available_resources_per_node().values()
+    return [{str(name): float(amount) for name, amount in node.items()} for node in nodes]
+
+
+def actor_states() -> list[tuple[str, str]]:
+    """Return name and state of each actor of the cluster, in Ray's words."""
+    return [(str(each["Name"]), str(each["State"])) for each in state.actors().values()]
+
+
+def is_a_node() -> bool:
+    """Return whether a node of a cluster runs on this machine."""
+    return bool(services.find_node_ids())
+
+
+def resolve_address(address: str) -> str:
+    """Return HOST:PORT of the head that an address, or "auto", means.
+
+    Raises:
+        ConnectionError: it means none.
+        ValueError: it is no address.
+    """
+    return str(services.canonicalize_bootstrap_address_or_die(address))
+
+
+def check_alive(address: str, timeout_s: float) -> None:
+    """Ask the head of a cluster whether it runs and accepts this process's token.
+
+    Raises:
+        grpc.RpcError: it does not.
+    """
+    with init_grpc_channel(address) as channel:
+        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        stub.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=timeout_s)

@@ -1,0 +1,77 @@
+"""What Ray and Serve keep private and the deployments rely on: a version that changes it is named here first."""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray._private import services, state
+from ray.serve import context
+from ray.serve._private.common import ReplicaState, RequestMetadata
+from ray.serve._private.controller import ServeController
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from deployments import serve_internals
+
+ROOT = Path(serve_internals.__file__).parents[1]
+PARAMETERS: list[tuple[Any, str, list[str]]] = [
+    (context, "_get_global_client", ["raise_if_no_controller_running"]),
+    (state, "actors", []),
+    (state, "available_resources_per_node", []),
+    (services, "find_node_ids", []),
+    (services, "canonicalize_bootstrap_address_or_die", ["addr"]),
+    (serve_internals, "init_grpc_channel", ["address"]),
+    (RequestRouter, "_get_pending_request_matching_internal_request_id", ["self", "request_metadata"]),
+    (RequestRouter, "_fulfill_next_pending_request", ["self", "replica", "request_metadata"]),
+    (RequestRouter, "choose_replicas", ["self", "candidate_replicas", "pending_request"]),
+    (RequestRouter, "initialize_state", ["self"]),
+    (RequestRouter, "on_request_routed", ["self", "pending_request", "replica_id", "result"]),
+    (RequestRouter, "on_send_request", ["self", "replica_id"]),
+    (RequestRouter, "on_replica_actor_died", ["self", "replica_id"]),
+    (RequestRouter, "update_replicas", ["self", "replicas"]),
+    (RunningReplica, "try_send_request", ["self", "pr", "with_rejection"]),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "wanted"), PARAMETERS, ids=[name for _, name, _ in PARAMETERS])
+def test_private_functions_take_what_they_are_called_with(owner: Any, name: str, wanted: list[str]) -> None:
+    found = getattr(owner, name, None)
+    assert found is not None, f"ray {version('ray')} has no {name}: adapt deployments/serve_internals.py"
+    given = inspect.signature(found).parameters
+    missing = [each for each in wanted if each not in given]
+    assert not missing, f"{name} of ray {version('ray')} has no parameter {', '.join(missing)}"
+
+
+def test_private_attributes_are_there() -> None:
+    source = inspect.getsource(RequestRouter)
+    for name in ("self._pending_requests_to_fulfill", "self._event_loop", "replica_queue_len_cache", "curr_replicas"):
+        assert name in source, f"RequestRouter of ray {version('ray')} has no {name}"
+    for state_name in ("STARTING", "UPDATING", "RECOVERING", "RUNNING"):
+        assert hasattr(ReplicaState, state_name)
+    assert {"call_method", "is_streaming", "internal_request_id"} <= set(RequestMetadata.__dataclass_fields__)
+    assert {"args", "kwargs", "metadata", "resolved", "routing_context"} <= set(PendingRequest.__dataclass_fields__)
+    assert hasattr(_undecorated(ServeController), "get_grpc_config")
+
+
+def _undecorated(kind: Any) -> Any:
+    return getattr(getattr(kind, "__ray_metadata__", None), "modified_class", kind)
+
+
+def test_no_other_module_of_the_deployments_uses_private_names_of_ray() -> None:
+    words = ("ray._private", "ray._raylet", "ray._common", "ray.serve._private", "ray.core.generated")
+    sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "deployments").rglob("*.py")}
+    found = {name for name, text in sources.items() if any(f"from {word}" in text for word in words)}
+    found |= {name for name, text in sources.items() if "_get_global_client" in text}
+    assert found == {"serve_internals.py"}
+
+
+def test_an_address_without_a_cluster_is_refused() -> None:
+    with pytest.raises(ValueError, match="nowhere"):
+        serve_internals.resolve_address("nowhere")
+
+
+def test_a_handle_without_a_router_has_no_request_router() -> None:
+    assert serve_internals.request_router(object()) is None  # type: ignore[arg-type]
