@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import monotonic
+from typing import Self
 
 from deployments.backend import Batch, merge
 from turnout.calls import Chunk, Event
 from turnout.message_size import PART_UNITS, units
+
+Fill = Callable[[Callable[[Event], None]], Awaitable[None]]
 
 
 class Pace:
@@ -31,68 +34,82 @@ class Pace:
         return min(self._longest_gap_s, self.streams / self._items_per_second)
 
 
-class _Inbox:
-    """Events that arrived and were not sent yet."""
+class Coalescer:
+    """Iterator over batches at least `gap_s()` seconds apart; the first and the last batch are not delayed.
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.closed = False
-        self.arrived = asyncio.Event()
-        self.ended = asyncio.Event()
+    Closing it, or cancelling the task that waits for a batch, cancels the source and waits until it has unwound.
 
-    async def fill(self, events: AsyncIterator[Event]) -> None:
+    Args:
+        fill: the source: gives each event to the function it is called with. Its exceptions come after its events.
+        gap_s: seconds.
+    """
+
+    def __init__(self, fill: Fill, gap_s: Callable[[], float]) -> None:
+        self._fill = fill
+        self._gap_s = gap_s
+        self._source: asyncio.Task[None] | None = None
+        self._events: list[Event] = []
+        self._arrived = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._last_sent = -math.inf
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        if self._source is None:
+            self._source = asyncio.create_task(self._run())
         try:
-            async for event in events:
-                self.events.append(event)
-                self.arrived.set()
-        finally:
-            self.closed = True
-            self.arrived.set()
-            self.ended.set()
+            while self._events or not self._ended.is_set():
+                await self._arrived.wait()
+                wait_s = self._last_sent + self._gap_s() - monotonic()
+                if wait_s > 0 and not self._ended.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._ended.wait(), wait_s)
+                batch = merge(self._take())
+                self._last_sent = monotonic()
+                if batch:
+                    return batch
+            await self._source
+        except BaseException:
+            await self.aclose()
+            raise
+        raise StopAsyncIteration
 
-    def take(self) -> list[Event]:
-        """What has arrived, up to what fits one message: where nobody took any for a while, it may be much."""
+    async def aclose(self) -> None:
+        """Cancel the source, and wait until it has unwound."""
+        if self._source is None:
+            return
+        self._source.cancel()
+        await asyncio.wait([self._source])
+        if not self._source.cancelled():
+            self._source.exception()  # raised by `__anext__`, or after its reader left
+
+    async def _run(self) -> None:
+        try:
+            await self._fill(self._put)
+        finally:
+            self._arrived.set()
+            self._ended.set()
+
+    def _put(self, event: Event) -> None:
+        self._events.append(event)
+        self._arrived.set()
+
+    def _take(self) -> list[Event]:
+        """Take what has arrived, up to what fits one message: a slow reader may find much."""
         size = taken = 0
-        for event in self.events:
+        for event in self._events:
             size += _units(event)
             if taken and size > PART_UNITS:
                 break
             taken += 1
-        events, self.events = self.events[:taken], self.events[taken:]
-        if not self.closed and not self.events:
-            self.arrived.clear()
+        events, self._events = self._events[:taken], self._events[taken:]
+        if not self._ended.is_set() and not self._events:
+            self._arrived.clear()
         return events
 
 
 def _units(event: Event) -> int:
     tokens = event.tokens if isinstance(event, Chunk) else ()
     return units(len(tokens), len(tokens[0].top)) if tokens else 0
-
-
-async def coalesce(events: AsyncIterator[Event], gap_s: Callable[[], float]) -> AsyncGenerator[Batch, None]:
-    """Merge events into batches at least `gap_s()` seconds apart; the first and the last are not delayed.
-
-    Closing the generator, or cancelling the task that runs it, cancels `events` and waits until it has unwound.
-    """
-    inbox = _Inbox()
-    pump = asyncio.create_task(inbox.fill(events))
-    last_sent = -math.inf
-    try:
-        while True:
-            await inbox.arrived.wait()
-            wait_s = last_sent + gap_s() - monotonic()
-            if wait_s > 0 and not inbox.closed:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(inbox.ended.wait(), wait_s)
-            batch = merge(inbox.take())
-            last_sent = monotonic()
-            if batch:
-                yield batch
-            if inbox.closed and not inbox.events:
-                break
-        await pump
-    finally:
-        pump.cancel()
-        await asyncio.wait([pump])
-        if not pump.cancelled():
-            pump.exception()  # already raised above, or nobody is left to hear it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, Self
 
 from deployments.backend import Batch
 from turnout.errors import Code, TurnoutError
@@ -14,48 +14,67 @@ class Deadline:
     """One point in time for a whole request.
 
     Args:
-        seconds: from now; None: it may take for ever.
+        seconds: from now; None: none.
     """
 
     def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds
-        self._at = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        self.seconds = seconds
+        self.at = None if seconds is None else asyncio.get_running_loop().time() + seconds
+
+    def over(self, batches: AsyncGenerator[Batch, None]) -> TimedBatches:
+        """Return the same batches, each of which comes before the deadline."""
+        return TimedBatches(batches, self)
+
+    def guard(self) -> Limit:
+        """Raise DEADLINE_EXCEEDED when the block is still waiting at the deadline."""
+        return Limit(self.at, self.seconds)
+
+
+class TimedBatches:
+    """Iterator over batches up to a deadline; the clock runs while it waits for them, not while the client reads.
+
+    Raises:
+        TurnoutError: DEADLINE_EXCEEDED.
+    """
+
+    def __init__(self, batches: AsyncGenerator[Batch, None], deadline: Deadline) -> None:
+        self._batches = batches
+        self._deadline = deadline
+        # One timer for all batches: one for each would be half of what a batch costs here.
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting: asyncio.Task[Any] | None = None
         self._passed = self._ended = False
 
-    async def over(self, batches: AsyncGenerator[Batch, None]) -> AsyncGenerator[Batch, None]:
-        """The same batches; the clock runs while we wait for them, not while the client reads.
+    def __aiter__(self) -> Self:
+        return self
 
-        Raises:
-            TurnoutError: DEADLINE_EXCEEDED.
-        """
-        # One timer for all of them: one for each would be half of what a batch costs here.
-        timer = None if self._at is None else asyncio.get_running_loop().call_at(self._at, self._pass)
+    async def __anext__(self) -> Batch:
+        if self._timer is None and self._deadline.at is not None:
+            self._timer = asyncio.get_running_loop().call_at(self._deadline.at, self._pass)
         try:
-            while True:
-                try:
-                    if self._passed:
-                        async with self.guard():
-                            batch = await anext(batches)
-                    else:
-                        batch = await self._within(batches)
-                except StopAsyncIteration:
-                    return
-                yield batch
-        finally:
-            if timer is not None:
-                timer.cancel()
+            if self._passed:
+                async with self._deadline.guard():
+                    return await anext(self._batches)
+            return await self._within()
+        except BaseException:
+            await self.aclose()
+            raise
 
-    async def _within(self, batches: AsyncGenerator[Batch, None]) -> Batch:
-        """The next one, if it comes before the timer does."""
+    async def aclose(self) -> None:
+        """Cancel the timer; the batches are closed by their owner."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _within(self) -> Batch:
+        """Return the next batch, if it comes before the timer does."""
         task = self._waiting = asyncio.current_task()
         assert task is not None
         before = task.cancelling()
         try:
-            return await anext(batches)
+            return await anext(self._batches)
         except asyncio.CancelledError:
             if self._ended and task.cancelling() <= before + 1:
-                raise _exceeded(self._seconds) from None
+                raise _exceeded(self._deadline.seconds) from None
             raise
         finally:
             self._waiting = None
@@ -67,10 +86,6 @@ class Deadline:
         if self._waiting is not None:
             self._ended = True
             self._waiting.cancel()
-
-    def guard(self) -> Limit:
-        """Raise DEADLINE_EXCEEDED when the block is still waiting at the deadline."""
-        return Limit(self._at, self._seconds)
 
 
 class Limit:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from deployments.backend import merge
+from deployments.backend import Batch, merge
 from deployments.schemas import Job
 from deployments.service import GenerationService
 from turnout.calls import Chunk, GenerateCall, ScoreCall, TokenOut, Usage
@@ -16,7 +16,6 @@ from turnout.cost import Cost, CostReport, Meter
 from turnout.types import TokenKind
 
 T = TypeVar("T")
-Output = tuple[Chunk, ...] | Usage
 
 
 async def answer(service: GenerationService, job: Job) -> tuple[list[Chunk], Usage]:
@@ -40,15 +39,16 @@ async def _answer_one(service: GenerationService, call: GenerateCall, echo: bool
     return tuple(chunk for choice in choices for chunk in choice if isinstance(chunk, Chunk)), finished.usage
 
 
-async def stream(service: GenerationService, job: Job) -> AsyncGenerator[Output, None]:
-    """Chunks as they are written, numbered over all prompts; at the end, what all used together."""
-    if len(job.calls) == 1:
-        async with aclosing(_stream_one(service, job.calls[0], 0, job.echo)) as outputs:
-            async for part in outputs:
-                yield part
-        return
+def stream(service: GenerationService, job: Job) -> AsyncGenerator[Batch, None]:
+    """Return batches as they are written, choices numbered over all prompts; the last ends in their common Usage."""
+    if len(job.calls) > 1:
+        return _stream_all(service, job)
+    return _stream_one(service, job.calls[0], 0, job.echo) if job.echo else service.stream(job.calls[0])
+
+
+async def _stream_all(service: GenerationService, job: Job) -> AsyncGenerator[Batch, None]:
     await service.check(job.calls)
-    queue: asyncio.Queue[Output | None] = asyncio.Queue()
+    queue: asyncio.Queue[Batch | None] = asyncio.Queue()
     tasks = [
         asyncio.create_task(_pump(_stream_one(service, call, place * call.sampling.n, job.echo), queue))
         for place, call in enumerate(job.calls)
@@ -57,37 +57,36 @@ async def stream(service: GenerationService, job: Job) -> AsyncGenerator[Output,
     try:
         running = len(tasks)
         while running:
-            output = await queue.get()
-            if isinstance(output, Usage):
-                usages.append(output)
-            elif output is not None:
-                yield output
-            else:
+            batch = await queue.get()
+            if batch is None:
                 running -= 1
                 for task in tasks:
                     if task.done():
                         task.result()
-        yield combine(usages)
+                continue
+            if isinstance(batch[-1], Usage):
+                usages.append(batch[-1])
+                batch = batch[:-1]
+            if batch:
+                yield batch
+        yield (combine(usages),)
     finally:
         await _cancel(tasks)
 
 
 async def _stream_one(
     service: GenerationService, call: GenerateCall, first_index: int, echo: bool
-) -> AsyncGenerator[Output, None]:
+) -> AsyncGenerator[Batch, None]:
     async with aclosing(service.stream(call)) as batches:
         async for batch in batches:
             if echo:
                 # Not before the call has been let in.
                 echo, echoed = False, await _echo(service, call)
                 yield tuple(replace(echoed, index=first_index + index) for index in range(call.sampling.n))
-            chunks = tuple(
-                replace(chunk, index=first_index + chunk.index) for chunk in batch if isinstance(chunk, Chunk)
+            yield tuple(
+                replace(event, index=first_index + event.index) if isinstance(event, Chunk) else event
+                for event in batch
             )
-            if chunks:
-                yield chunks
-            if isinstance(batch[-1], Usage):
-                yield batch[-1]
 
 
 async def _echo(service: GenerationService, call: GenerateCall) -> Chunk:
@@ -121,11 +120,11 @@ def _reading(call: GenerateCall, ids: tuple[int, ...]) -> ScoreCall:
     )
 
 
-async def _pump(outputs: AsyncGenerator[Output, None], queue: asyncio.Queue[Output | None]) -> None:
+async def _pump(batches: AsyncGenerator[Batch, None], queue: asyncio.Queue[Batch | None]) -> None:
     try:
-        async with aclosing(outputs):
-            async for output in outputs:
-                queue.put_nowait(output)
+        async with aclosing(batches):
+            async for batch in batches:
+                queue.put_nowait(batch)
     finally:
         # The reader looks for failed tasks on each None, so this task must be done by then.
         asyncio.get_running_loop().call_soon(queue.put_nowait, None)

@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 from deployments import fan_out as answering
 from deployments.access import http as access
 from deployments.access.callers import Caller, CallerOf, OperatorOf
-from deployments.batches import http as batches
+from deployments.backend import Batch
+from deployments.batches import http as batch_routes
 from deployments.bodies import ENCODED, TOO_LARGE, TOO_LATE, Bodies, parsed
 from deployments.console import http as console
-from deployments.fan_out import Output
 from deployments.faults import guarded, respell
 from deployments.http_paths import HeadAsGet, redirect_slashes
 from deployments.metrics import OTHER
@@ -41,7 +41,7 @@ from deployments.openapi import document as openapi
 from deployments.response_format import format_of
 from deployments.schemas import Job, chat_job, completion_job, read_json
 from deployments.service import GenerationService
-from turnout.calls import PoolStats, Usage
+from turnout.calls import Chunk, PoolStats, Usage
 from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.json_lines import json_line
 from turnout.message_size import check_answer_bytes
@@ -55,7 +55,7 @@ COUNTED = frozenset({"/v1/completions", "/v1/chat/completions"})  # as over gRPC
 class EventStream(StreamingResponse):
     """Server-sent events whose source is closed when the client leaves, not when memory is collected."""
 
-    def __init__(self, events: AsyncGenerator[str, None], source: AsyncGenerator[Output, None]) -> None:
+    def __init__(self, events: AsyncGenerator[str, None], source: AsyncGenerator[Batch, None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self._events = events
         self._source = source
@@ -77,7 +77,7 @@ def build_http(service: GenerationService) -> FastAPI:
     _add_error_handlers(app, service)
     app.include_router(access.router(service))
     app.include_router(console.router(service.console))
-    app.include_router(batches.router(service, service.batches))
+    app.include_router(batch_routes.router(service, service.batches))
     app.include_router(openapi.router_of(service))
 
     @app.get("/v1/models")
@@ -202,11 +202,11 @@ async def _run(service: GenerationService, job: Job, form: Format, call_id: str,
     form = format_of(form, job.calls[0])
     logprobs = job.calls[0].sampling.logprobs is not None
     if job.stream:
-        outputs = answering.stream(service, job)
-        # Refusals come before the first output: wait for it, so that they get their own status code.
-        first = await anext(outputs)
+        batches = answering.stream(service, job)
+        # Refusals come before the first batch: wait for it, so that they get their own status code.
+        first = await anext(batches)
         events = _Events({**head, "object": form.part}, form, job, logprobs)
-        return EventStream(events.write(first, outputs), outputs)
+        return EventStream(events.write(first, batches), batches)
     chunks, usage = await answering.answer(service, job)
     choices = [form.choice(chunk, logprobs) for chunk in chunks]
     whole = JSONResponse({**head, "object": form.whole, "choices": choices, "usage": usage_object(usage)})
@@ -215,7 +215,7 @@ async def _run(service: GenerationService, job: Job, form: Format, call_id: str,
 
 
 class _Events:
-    """Writes outputs as server-sent events."""
+    """Writer of batches as server-sent events."""
 
     def __init__(self, head: dict[str, Any], form: Format, job: Job, logprobs: bool) -> None:
         self._head = head
@@ -223,25 +223,29 @@ class _Events:
         self._job = job
         self._logprobs = logprobs
 
-    async def write(self, first: Output, outputs: AsyncGenerator[Output, None]) -> AsyncGenerator[str, None]:
+    async def write(self, first: Batch, batches: AsyncGenerator[Batch, None]) -> AsyncGenerator[str, None]:
         try:
             with guarded(self._head["id"]):
                 for event in self._render(first):
                     yield event
-                async for output in outputs:
-                    for event in self._render(output):
+                async for batch in batches:
+                    for event in self._render(batch):
                         yield event
         except TurnoutError as error:
             yield _event(error_body(respell(error, self._job.spelling)))
             return
         yield "data: [DONE]\n\n"
 
-    def _render(self, output: Output) -> list[str]:
+    def _render(self, batch: Batch) -> list[str]:
+        events = []
         usage = {"usage": None} if self._job.include_usage else {}
-        if isinstance(output, Usage):
-            return [_event({**self._head, "choices": [], "usage": usage_object(output)})] if usage else []
-        deltas = [self._form.delta(chunk, self._logprobs) for chunk in output]
-        return [_event({**self._head, "choices": [delta], **usage}) for delta in deltas]
+        for each in batch:
+            if isinstance(each, Chunk):
+                part = self._form.delta(each, self._logprobs)
+                events.append(_event({**self._head, "choices": [part], **usage}))
+            elif isinstance(each, Usage) and usage:
+                events.append(_event({**self._head, "choices": [], "usage": usage_object(each)}))
+        return events
 
 
 def _event(value: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -15,7 +16,7 @@ from ray import serve
 
 from decoding.parts import with_parts
 from deployments.backend import Batch, Pool, merge
-from deployments.coalesce import Pace, coalesce
+from deployments.coalesce import Coalescer, Pace
 from deployments.faults import guarded
 from deployments.migration import Mover
 from deployments.replica_load import ReplicaLoad
@@ -68,7 +69,7 @@ class PoolReplica:
         self._pace.streams += read
         try:
             gap_s = (lambda: self._pace.gap_s) if read else (lambda: WHOLE_GAP_S)
-            async with aclosing(coalesce(self._events(call), gap_s)) as batches:
+            async with aclosing(Coalescer(partial(self._answer, call), gap_s)) as batches:
                 async for batch in batches:
                     yield batch
         finally:
@@ -76,8 +77,8 @@ class PoolReplica:
 
     async def complete(self, call: GenerateCall) -> Batch:
         """The whole answer in one piece; where it failed, what there is of it, and the Failure."""
-        async with aclosing(self._events(call)) as events:
-            collected = [event async for event in events]
+        collected: list[Event] = []
+        await self._answer(call, collected.append)
         return merge(collected)
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens] | Failure:
@@ -132,30 +133,25 @@ class PoolReplica:
         if forget is not None:
             forget(tenant)
 
-    async def _events(self, call: GenerateCall) -> AsyncGenerator[Event, None]:
+    async def _answer(self, call: GenerateCall, put: Callable[[Event], None]) -> None:
+        """Give all events of an answer to `put`; the last one is Usage or Failure."""
         self._load.begun()
         answered = False
         try:
-            async with aclosing(self._answer(call)) as events:
-                async for event in events:
-                    # Whoever reads may stop after the last event, and never come back for more.
-                    answered = answered or isinstance(event, Usage)
-                    yield event
+            events = self._pool.generate(await self._mover.incoming(call))
+            try:
+                with guarded(call.request_id):
+                    async for event in events:
+                        answered = answered or isinstance(event, Usage)
+                        put(event)
+            except TurnoutError as error:
+                put(Failure(await self._mover.outgoing(error)))
+            finally:
+                close = getattr(events, "aclose", None)
+                if close is not None:
+                    await asyncio.shield(close())
         finally:
             self._load.ended(call, answered)
-
-    async def _answer(self, call: GenerateCall) -> AsyncGenerator[Event, None]:
-        events = self._pool.generate(await self._mover.incoming(call))
-        try:
-            with guarded(call.request_id):
-                async for event in events:
-                    yield event
-        except TurnoutError as error:
-            yield Failure(await self._mover.outgoing(error))
-        finally:
-            close = getattr(events, "aclose", None)
-            if close is not None:
-                await asyncio.shield(close())
 
 
 class ServedPool(PoolReplica):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.backend import Batch, merge
-from deployments.retry import Attempts, Lane, LostError, Replay, Turn
+from deployments.retry import Attempts, Lane, LostError, Replay
 from deployments.serve_internals import request_router
 from turnout.calls import (
     AUTO,
@@ -77,17 +77,14 @@ class RemoteBackend:
         self._sleeps = sleeps
         self._lane = Lane()
 
-    async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
-        """Batches as the replica sends them, each token once, whatever becomes of the replica."""
-        with self._spanned(replace(call, tells_decision=self._routed)) as asked:
-            async with aclosing(self._stream(self._replay(asked))) as batches:
-                async for batch in batches:
-                    yield batch
+    def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
+        """Return batches as the replica sends them, each token once, whatever becomes of the replica."""
+        return self._stream(replace(call, tells_decision=self._routed))
 
     async def complete(self, call: GenerateCall) -> Batch:
         """The whole answer at once."""
         with self._spanned(replace(call, tells_decision=self._routed)) as asked:
-            return await self._complete(self._replay(asked))
+            return await self._complete(asked, self._replay(asked))
 
     def _replay(self, call: GenerateCall) -> Replay:
         """All attempts of a call, the first one with what its session keeps."""
@@ -97,7 +94,7 @@ class RemoteBackend:
         call = replace(call, decided=self._sessions.recall(key))
         return Replay(call, self._name, told=partial(self._sessions.remember, key, call.request_id))
 
-    async def _complete(self, replay: Replay) -> Batch:
+    async def _complete(self, call: GenerateCall, replay: Replay) -> Batch:
         collected: list[Event] = []
         try:
             *events, last = await self._ask(self._handle.complete.remote(replay.call))
@@ -108,7 +105,7 @@ class RemoteBackend:
         except LostError as loss:
             replay.lost(loss)
         # As a stream: whether a suspect gets on is to be seen before it is done.
-        async with aclosing(self._stream(replay)) as batches:
+        async with aclosing(self._stream(call, replay)) as batches:
             async for batch in batches:
                 collected += batch
         return merge(collected)
@@ -181,48 +178,49 @@ class RemoteBackend:
         finally:
             end(span)
 
-    async def _stream(self, replay: Replay) -> AsyncGenerator[Batch, None]:
-        """All attempts of a call, as one stream."""
-        while True:
-            await asyncio.sleep(replay.attempts.pause_s)
-            async with self._lane.turn(replay.attempts) as turn, aclosing(self._attempt(replay, turn)) as batches:
-                try:
-                    async for batch in batches:
-                        yield batch
-                    return
-                except LostError as loss:
-                    replay.lost(loss, turn.lasts)
-                except TurnoutError as error:
-                    # It was let in before: where there is no room for it now, it waits.
-                    if error.code is not Code.RESOURCE_EXHAUSTED or not replay.attempts.num_lost:
-                        raise
-                    replay.attempts.refused()
+    async def _stream(self, call: GenerateCall, replay: Replay | None = None) -> AsyncGenerator[Batch, None]:
+        """Stream all attempts of a call as one answer.
 
-    async def _attempt(self, replay: Replay, turn: Turn) -> AsyncGenerator[Batch, None]:
-        response = self._streaming.stream.remote(replay.call)
-        answered = False
-        try:
-            with self._translated():
-                async for batch in response:
-                    *events, last = replay.take(batch) or (None,)
-                    if replay.attempts.gets_on:
-                        turn.over()
-                    answered = isinstance(last, Usage)
-                    if isinstance(last, Failure):
-                        if events:
-                            yield tuple(events)
-                        raise _raised(last, self._name)
-                    if last is not None:
-                        yield (*events, last)
-            if not answered:
-                raise LostError(f"a replica of {self._name!r}")
-        except LostError:
-            # Whatever becomes of a replica after its last word is nobody's loss.
-            if not answered:
-                raise
-        except (asyncio.CancelledError, GeneratorExit):
-            response.cancel()
-            raise
+        Args:
+            call: as it is asked.
+            replay: its attempts so far, which its caller traces; None: there are none yet.
+        """
+        with self._spanned(call) if replay is None else nullcontext(call) as asked:
+            replay = replay or self._replay(asked)
+            while True:
+                await asyncio.sleep(replay.attempts.pause_s)
+                async with self._lane.turn(replay.attempts) as turn:
+                    response = self._streaming.stream.remote(replay.call)
+                    answered = False
+                    try:
+                        with self._translated():
+                            async for batch in response:
+                                *events, last = replay.take(batch) or (None,)
+                                if replay.attempts.gets_on:
+                                    turn.over()
+                                answered = isinstance(last, Usage)
+                                if isinstance(last, Failure):
+                                    if events:
+                                        yield tuple(events)
+                                    raise _raised(last, self._name)
+                                if last is not None:
+                                    yield (*events, last)
+                        if not answered:
+                            raise LostError(f"a replica of {self._name!r}")
+                        return
+                    except LostError as loss:
+                        # Whatever becomes of a replica after its last word is nobody's loss.
+                        if answered:
+                            return
+                        replay.lost(loss, turn.lasts)
+                    except TurnoutError as error:
+                        # It was let in before: where there is no room for it now, it waits.
+                        if error.code is not Code.RESOURCE_EXHAUSTED or not replay.attempts.num_lost:
+                            raise
+                        replay.attempts.refused()
+                    except (asyncio.CancelledError, GeneratorExit):
+                        response.cancel()
+                        raise
 
     async def _replayed(self, request_id: str, ask: Callable[[], DeploymentResponse]) -> Any:
         """Ask one replica, and another one where it is lost."""

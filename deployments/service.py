@@ -137,9 +137,10 @@ class GenerationService:
             async with (
                 self._let_in(call, pool) as ticket,
                 aclosing(self._backends[pool].stream(call)) as batches,
+                aclosing(deadline.over(batches)) as timed,
             ):
                 seen.ticket = ticket
-                async for batch in deadline.over(batches):
+                async for batch in timed:
                     shown = ticket.served(batch)
                     if not seen.first_s and any(map(_writes, shown)):
                         seen.first()

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from deployments import coalesce as coalescing
 from deployments.backend import merge
-from deployments.coalesce import Pace, coalesce
-from turnout.calls import Chunk, TokenOut
+from deployments.coalesce import Coalescer, Pace
+from turnout.calls import Chunk, Event, TokenOut
 from turnout.message_size import units
 from turnout.types import FinishReason, TokenKind
 
@@ -16,6 +16,14 @@ from turnout.types import FinishReason, TokenKind
 def chunk(text: str, index: int = 0, last: bool = False) -> Chunk:
     tokens = tuple(TokenOut(ord(letter), letter, "m", TokenKind.DECODED) for letter in text)
     return Chunk(index, text, tokens, FinishReason.STOP if last else None)
+
+
+def coalesce(events: AsyncIterator[Event], gap_s: Callable[[], float]) -> Coalescer:
+    async def fill(put: Callable[[Event], None]) -> None:
+        async for event in events:
+            put(event)
+
+    return Coalescer(fill, gap_s)
 
 
 class Source:
