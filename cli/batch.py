@@ -205,14 +205,14 @@ def _serve(
     cancel: bool,
     as_json: bool,
 ) -> None:
-    from deployments.batches.eta import Pace, left_s
-    from deployments.batches.served import ServedJob, left_behind, run
+    from cli.batch_client import ServedJob, left_behind, run
+    from deployments.batches.eta import ProgressRate, left_s
 
     key = read_api_key(key_file, "key_file")
     url = server.rstrip("/").removesuffix("/v1")
     job = ServedJob(source, *places, server=url, defaults=defaults, window=window, key=key, limit=limit, seed=seed)
     with _if_interrupted(lambda: left_behind(job, cancel)), _bar() as show:
-        pace = Pace()
+        pace = ProgressRate()
 
         def tell(batch: dict[str, Any]) -> None:
             done, total = _counted(batch["request_counts"])

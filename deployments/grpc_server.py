@@ -51,10 +51,10 @@ class GrpcServicer:
         self, grpc_context: RayServegRPCContext, data: bytes, names: dict[str, str]
     ) -> tuple[GenerateCall, str]:
         """The call that a message asks for, and what the model it asks for is called; `names` gets its spelling."""
-        with self.service.watch.refusing(key_id=key_of(self.service.callers, grpc_context)):
+        with self.service.tracer.refusing(key_id=key_of(self.service.callers, grpc_context)):
             caller = self._caller(grpc_context, data)
-        with self.service.watch.refusing(caller.tenant, key_id=caller.key_id):
-            await self.service.knock(caller)
+        with self.service.tracer.refusing(caller.tenant, key_id=caller.key_id):
+            await self.service.precheck(caller)
             call = caller.attributed(await parsed(data, lambda body: _generate_call(body, names)))
             model = self.service.model_name(call.model, caller.limits)
             return replace(call, trace=_traceparent(grpc_context)), model
@@ -92,10 +92,10 @@ class GrpcServicer:
     ) -> pb.ScoreResponse:
         """Log-likelihood of completions."""
         with _status(grpc_context, {}):
-            with self.service.watch.refusing(key_id=key_of(self.service.callers, grpc_context)):
+            with self.service.tracer.refusing(key_id=key_of(self.service.callers, grpc_context)):
                 caller = self._caller(grpc_context, data)
-            with self.service.watch.refusing(caller.tenant, key_id=caller.key_id):
-                await self.service.knock(replace(caller, priority="interactive"))
+            with self.service.tracer.refusing(caller.tenant, key_id=caller.key_id):
+                await self.service.precheck(replace(caller, priority="interactive"))
                 asked = await parsed(data, lambda body: messages.score_call(parse(pb.ScoreRequest, body)))
             call = caller.attributed(asked)
             return messages.score_message(call.request_id, await self.service.score(call))

@@ -179,7 +179,7 @@ async def _respond(
     form: Format,
 ) -> Response:
     call_id = request.state.call_id = form.prefix + uuid4().hex
-    await service.knock(caller)
+    await service.precheck(caller)
     with service.admission.reading(caller):
         data = await request.app.state.bodies.read(request, caller.tenant)
     with guarded(call_id):
@@ -263,7 +263,7 @@ def _headers(error: TurnoutError) -> dict[str, str] | None:
 def _refused_early(service: GenerationService, request: Request, error: TurnoutError) -> None:
     """Count and log a refusal, with as much of the request as is known."""
     tenant, call_id = (getattr(request.state, name, other) for name, other in (("tenant", OTHER), ("call_id", "")))
-    service.watch.refused(error, tenant, call_id, service.callers.key_of(request.headers.get("authorization")))
+    service.tracer.refused(error, tenant, call_id, service.callers.key_of(request.headers.get("authorization")))
 
 
 def _add_error_handlers(app: FastAPI, service: GenerationService) -> None:

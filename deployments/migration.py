@@ -1,7 +1,7 @@
-"""Running calls from one replica to another: what a replica packs lies in a depot until the next one fetches it.
+"""Call migration between replicas: caches lie in a handoff store until the next replica fetches them.
 
-The depot is an actor of its own, beside no replica: it outlives the one that ends, keeps what it holds for a short
-time and up to a number of bytes, and ends by itself. A cache that does not arrive is computed again.
+The store is an actor outside every replica's placement group: it outlives the replica that ends, holds a limited number
+of bytes for a short time, and ends by itself. A cache that does not arrive is computed again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from turnout.errors import Interrupted, TurnoutError
 log = logging.getLogger("ray.serve")
 
 NAMESPACE = "turnout-moving"
-MOST_BYTES = 1 << 30  # in one depot
-KEPT_S = 30.0  # how long a cache waits to be fetched, and a depot for another one
-START_S = 5.0  # for a depot to answer; calls do not wait meanwhile, but who ends a replica does
+MOST_BYTES = 1 << 30  # in one store
+KEPT_S = 30.0  # how long a cache waits to be fetched, and a store for another one
+START_S = 5.0  # for a store to answer; calls do not wait meanwhile, but who ends a replica does
 FETCH_S = 5.0  # to leave or to fetch a cache: longer than most take to compute, and the client waits
 
 
@@ -38,17 +38,17 @@ class HandsOver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
-    """Where a cache is to be fetched: a depot's name, a key there, and what the bytes mean."""
+class HandoffHandle:
+    """Handle of a cache in a handoff store: the store's name, the key, shape and dtype of the bytes."""
 
-    depot: str
+    store: str
     key: str
     shape: tuple[int, ...]
     dtype: str
 
 
-class Shelf:
-    """What lies in a depot: values of known size, each for so long.
+class BoundedStore:
+    """Store of values of known size, each for a limited time.
 
     Args:
         most_bytes: of all values together; what does not fit is refused.
@@ -84,11 +84,11 @@ class Shelf:
             del self._values[key]
 
 
-class Depot:
-    """An actor with a shelf. Ends when nothing was put for a while."""
+class HandoffStore:
+    """Actor with a bounded store; it ends when nothing was put for a while."""
 
     def __init__(self, most_bytes: int = MOST_BYTES, kept_s: float = KEPT_S) -> None:
-        self._shelf = Shelf(most_bytes, kept_s)
+        self._values = BoundedStore(most_bytes, kept_s)
         self._kept_s = kept_s
         self._last = time.monotonic()
         self._waiting = asyncio.get_running_loop().create_task(self._wait())
@@ -100,31 +100,31 @@ class Depot:
     async def put(self, key: str, value: Any, nbytes: int) -> bool:
         """Keep bytes, as a copy: what came lies in memory of its sender."""
         self._last = time.monotonic()
-        return self._shelf.put(key, value.copy(), nbytes, self._last)
+        return self._values.put(key, value.copy(), nbytes, self._last)
 
     async def take(self, key: str) -> Any | None:
         """What was put under a key, once."""
-        return self._shelf.take(key, time.monotonic())
+        return self._values.take(key, time.monotonic())
 
     async def _wait(self) -> None:
         while time.monotonic() < self._last + 2 * self._kept_s:
             await asyncio.sleep(self._kept_s / 4)
-            self._shelf.sweep(time.monotonic())
+            self._values.sweep(time.monotonic())
         ray.kill(ray.get_runtime_context().current_actor)
 
 
-class Mover:
-    """What a replica does for calls that leave it, and for those that come.
+class Handoff:
+    """Handoff of calls that leave a replica, and of those that arrive.
 
     Args:
         pool: the replica's.
-        start_s: how long a depot may take to start; after that, calls leave without their caches.
+        start_s: how long a store may take to start; after that, calls leave without their caches.
     """
 
     def __init__(self, pool: Any, start_s: float = START_S) -> None:
         self._pool = pool
         self._start_s = start_s
-        self._depot: Any = None
+        self._store: Any = None
         self._name = ""
         self._starting = asyncio.Lock()
 
@@ -143,7 +143,7 @@ class Mover:
         return self._pool.hand_over(request_id, again)
 
     async def outgoing(self, error: TurnoutError) -> TurnoutError:
-        """The failure a call ends with, as it crosses to another process: caches stay in the depot."""
+        """The failure a call ends with, as it crosses to another process: caches stay in the store."""
         if not isinstance(error, Interrupted) or error.moved is None or not ray.is_initialized():
             return error
         left = await asyncio.gather(*(self._leave(cache) for cache in error.moved.caches))
@@ -152,48 +152,48 @@ class Mover:
 
     async def incoming(self, call: GenerateCall) -> GenerateCall:
         """A call with the caches that another replica left for it."""
-        if call.moved is None or not any(isinstance(cache.kv, Ticket) for cache in call.moved.caches):
+        if call.moved is None or not any(isinstance(cache.kv, HandoffHandle) for cache in call.moved.caches):
             return call
         most_s = FETCH_S if call.deadline_s is None else min(FETCH_S, call.deadline_s / 4)
         found = await asyncio.gather(*(_fetch(cache, most_s) for cache in call.moved.caches))
         return replace(call, moved=replace(call.moved, caches=tuple(cache for cache in found if cache is not None)))
 
     async def _ready(self) -> None:
-        """Have a depot that runs; without one, calls leave without their caches."""
+        """Have a store that runs; without one, calls leave without their caches."""
         async with self._starting:
             for _ in range(2):  # one that has ended is replaced
                 try:
-                    if self._depot is None:
-                        self._depot, self._name = await asyncio.to_thread(_start_depot)
-                    await asyncio.wait_for(self._depot.ready.remote(), self._start_s)
+                    if self._store is None:
+                        self._store, self._name = await asyncio.to_thread(_start_store)
+                    await asyncio.wait_for(self._store.ready.remote(), self._start_s)
                     return
                 except TimeoutError:
-                    log.warning("a depot for moved caches did not answer in %g s", self._start_s)
-                    self._depot = None
+                    log.warning("a store for moved caches did not answer in %g s", self._start_s)
+                    self._store = None
                     return
                 except Exception:
-                    log.warning("a depot for moved caches has ended, or could not be started", exc_info=True)
-                    self._depot = None
+                    log.warning("a store for moved caches has ended, or could not be started", exc_info=True)
+                    self._store = None
 
     async def _leave(self, cache: MovedCache) -> MovedCache | None:
-        if self._depot is None:
+        if self._store is None:
             return None
-        key, depot = secrets.token_hex(16), self._depot
+        key, store = secrets.token_hex(16), self._store
         try:
             from engine.kv_transfer import as_bytes  # here: who only passes calls on needs no torch
 
-            # As bytes: the depot needs no torch, and numpy knows no bfloat16.
+            # As bytes: the store needs no torch, and numpy knows no bfloat16.
             flat, shape, dtype = as_bytes(cache.kv)
-            kept = await asyncio.wait_for(depot.put.remote(key, flat, cache.nbytes), FETCH_S)
+            kept = await asyncio.wait_for(store.put.remote(key, flat, cache.nbytes), FETCH_S)
         except Exception:
-            log.warning("a cache could not be left in the depot", exc_info=True)
+            log.warning("a cache could not be left in the store", exc_info=True)
             return None
-        return replace(cache, kv=Ticket(self._name, key, shape, dtype)) if kept else None
+        return replace(cache, kv=HandoffHandle(self._name, key, shape, dtype)) if kept else None
 
 
-def _start_depot() -> tuple[Any, str]:
-    """A new depot, outside the replica's placement group, which ends with the replica."""
-    name = f"depot-{secrets.token_hex(8)}"
+def _start_store() -> tuple[Any, str]:
+    """A new store, outside the replica's placement group, which ends with the replica."""
+    name = f"store-{secrets.token_hex(8)}"
     options: dict[str, Any] = {
         "name": name,
         "namespace": NAMESPACE,
@@ -201,22 +201,22 @@ def _start_depot() -> tuple[Any, str]:
         "num_cpus": 0,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(placement_group=None),
     }
-    return ray.remote(Depot).options(**options).remote(), name
+    return ray.remote(HandoffStore).options(**options).remote(), name
 
 
 async def _fetch(cache: MovedCache, most_s: float) -> MovedCache | None:
-    ticket = cache.kv
-    if not isinstance(ticket, Ticket):
+    handle = cache.kv
+    if not isinstance(handle, HandoffHandle):
         return cache
     try:
         async with asyncio.timeout(most_s):
-            depot = await asyncio.to_thread(ray.get_actor, ticket.depot, NAMESPACE)
-            flat = await depot.take.remote(ticket.key)
+            store = await asyncio.to_thread(ray.get_actor, handle.store, NAMESPACE)
+            flat = await store.take.remote(handle.key)
         if flat is None:
             return None
         from engine.kv_transfer import as_tensor
 
-        return replace(cache, kv=as_tensor(flat, ticket.shape, ticket.dtype))
+        return replace(cache, kv=as_tensor(flat, handle.shape, handle.dtype))
     except Exception:
         log.warning("a moved cache could not be fetched; it is computed", exc_info=True)
         return None

@@ -95,7 +95,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class Unplaced:
     """A bundle that found no room where most others had theirs.
 
     Attributes:
@@ -125,7 +125,7 @@ def sum_of(bundles: Sequence[Resources], times: float = 1) -> dict[str, float]:
     return total
 
 
-def fit(replicas: Sequence[Replica], nodes: Sequence[Resources], more: Growth | None = None) -> Misfit | None:
+def fit(replicas: Sequence[Replica], nodes: Sequence[Resources], more: Growth | None = None) -> Unplaced | None:
     """Look for a place for every bundle of all replicas.
 
     Args:
@@ -139,21 +139,21 @@ def fit(replicas: Sequence[Replica], nodes: Sequence[Resources], more: Growth | 
     return _Search(replicas, more).run(nodes)
 
 
-def refusal(misfit: Misfit, nodes: Sequence[Resources], more: bool) -> TurnoutError:
+def refusal(unplaced: Unplaced, nodes: Sequence[Resources], more: bool) -> TurnoutError:
     """Why pools cannot be hosted, where each of their bundles could be, alone.
 
     Args:
-        misfit: proven.
+        unplaced: proven.
         nodes: what each live node offers.
         more: whether an autoscaler may add nodes.
     """
     added = ", and what the autoscaler may add," if more else ""
     message = (
-        f"pool {misfit.pool!r}: the nodes{added} have no room for all bundles at the same time: none is left for"
-        f" {placement.shown(misfit.bundle)} ({misfit.short}); {placement.offers(nodes)}: add nodes, lower"
-        f" pools.*.replicas, or change pools.{misfit.pool}.placement"
+        f"pool {unplaced.pool!r}: the nodes{added} have no room for all bundles at the same time: none is left for"
+        f" {placement.shown(unplaced.bundle)} ({unplaced.short}); {placement.offers(nodes)}: add nodes, lower"
+        f" pools.*.replicas, or change pools.{unplaced.pool}.placement"
     )
-    return TurnoutError(Code.UNAVAILABLE, message, f"pools.{misfit.pool}.placement")
+    return TurnoutError(Code.UNAVAILABLE, message, f"pools.{unplaced.pool}.placement")
 
 
 class _Search:
@@ -175,7 +175,7 @@ class _Search:
         self._left: tuple[Node, ...] = ()
         self._steps = 0
 
-    def run(self, nodes: Sequence[Resources]) -> Misfit | None:
+    def run(self, nodes: Sequence[Resources]) -> Unplaced | None:
         """See `fit`."""
         # A stack of its own: there may be more bundles than Python may call functions.
         stack = [iter([(tuple(sorted(map(self._node, nodes))), self._counts)])]
@@ -189,13 +189,13 @@ class _Search:
                 return None
             self._steps += 1
             if self._steps > MOST_STEPS:
-                return self._misfit(proven=False)
+                return self._unplaced(proven=False)
             if place > self._best:
                 self._best, self._left = place, state[0]
             if (place, state[0]) not in self._seen:
                 self._seen.add((place, state[0]))
                 stack.append(self._next(place, *state))
-        return self._misfit(proven=True)
+        return self._unplaced(proven=True)
 
     def _next(
         self, place: int, nodes: tuple[Node, ...], counts: tuple[int, ...]
@@ -222,14 +222,14 @@ class _Search:
     def _node(self, resources: Resources) -> Node:
         return tuple(resources.get(name, 0.0) for name in self._names), frozenset()
 
-    def _misfit(self, proven: bool) -> Misfit:
+    def _unplaced(self, proven: bool) -> Unplaced:
         number, piece = self._pieces[self._best]
         left = {
             name: max((amounts[index] for amounts, _ in self._left), default=0.0)
             for index, name in enumerate(self._names)
             if name in piece
         }
-        return Misfit(self._replicas[number].pool, piece, left, proven)
+        return Unplaced(self._replicas[number].pool, piece, left, proven)
 
 
 def _take(node: Node, amounts: tuple[float, ...], alone: int | None) -> Node | None:
@@ -298,16 +298,16 @@ def _check_spread(replica: Replica, nodes: int, more: int) -> None:
 
 
 def _check_fit(wanted: Sequence[Replica], nodes: Sequence[Resources], left: Growth | None) -> list[str]:
-    misfit = fit(wanted, nodes, left)
-    if misfit is None:
+    unplaced = fit(wanted, nodes, left)
+    if unplaced is None:
         return []
-    if misfit.proven:
-        raise refusal(misfit, nodes, left is not None)
-    return [_unknown(misfit)]
+    if unplaced.proven:
+        raise refusal(unplaced, nodes, left is not None)
+    return [_unknown(unplaced)]
 
 
-def _unknown(misfit: Misfit) -> str:
-    return f"pool {misfit.pool!r}: whether there is room for all bundles at the same time was not found out"
+def _unknown(unplaced: Unplaced) -> str:
+    return f"pool {unplaced.pool!r}: whether there is room for all bundles at the same time was not found out"
 
 
 def _shortage(wanted: Sequence[Replica], nodes: Sequence[Resources], more: Growth | None) -> TurnoutError | None:

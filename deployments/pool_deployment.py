@@ -18,7 +18,7 @@ from decoding.parts import with_parts
 from deployments.backend import Batch, Pool, merge
 from deployments.coalesce import Coalescer, Pace
 from deployments.faults import guarded
-from deployments.migration import Mover
+from deployments.migration import Handoff
 from deployments.replica_load import ReplicaLoad
 from deployments.version_check import Origin, agree
 from turnout.calls import (
@@ -61,7 +61,7 @@ class PoolReplica:
         self._pool = load(name, config)
         self._pace = Pace()
         self._load = ReplicaLoad(self._pool.stats, config.engine.block_size)
-        self._mover = Mover(self._pool)
+        self._handoff = Handoff(self._pool)
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Batches of events; the last event is Usage or Failure."""
@@ -119,8 +119,8 @@ class PoolReplica:
             return Failure(error)
 
     async def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
-        """Let calls stop here and go on in another replica; how many do. See `deployments.migration.Mover`."""
-        return await self._mover.hand_over(request_id, again)
+        """Let calls stop here and go on in another replica; how many do. See `deployments.migration.Handoff`."""
+        return await self._handoff.hand_over(request_id, again)
 
     def send_away(self, count: int) -> int:
         """Let calls that wait for a place go on in another replica; how many do, 0 where this pool cannot do it."""
@@ -138,14 +138,14 @@ class PoolReplica:
         self._load.begun()
         answered = False
         try:
-            events = self._pool.generate(await self._mover.incoming(call))
+            events = self._pool.generate(await self._handoff.incoming(call))
             try:
                 with guarded(call.request_id):
                     async for event in events:
                         answered = answered or isinstance(event, Usage)
                         put(event)
             except TurnoutError as error:
-                put(Failure(await self._mover.outgoing(error)))
+                put(Failure(await self._handoff.outgoing(error)))
             finally:
                 close = getattr(events, "aclose", None)
                 if close is not None:

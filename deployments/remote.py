@@ -15,7 +15,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.backend import Batch, merge
-from deployments.retry import Attempts, Lane, LostError, Replay
+from deployments.retry import Attempts, LostError, Replay, SerialGate
 from deployments.serve_internals import request_router
 from turnout.calls import (
     AUTO,
@@ -75,15 +75,15 @@ class RemoteBackend:
         self._routed = routed
         self._sessions = Sessions(sticky) if sticky is not None else None
         self._sleeps = sleeps
-        self._lane = Lane()
+        self._gate = SerialGate()
 
     def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Return batches as the replica sends them, each token once, whatever becomes of the replica."""
-        return self._stream(replace(call, tells_decision=self._routed))
+        return self._stream(replace(call, include_decision=self._routed))
 
     async def complete(self, call: GenerateCall) -> Batch:
         """The whole answer at once."""
-        with self._spanned(replace(call, tells_decision=self._routed)) as asked:
+        with self._spanned(replace(call, include_decision=self._routed)) as asked:
             return await self._complete(asked, self._replay(asked))
 
     def _replay(self, call: GenerateCall) -> Replay:
@@ -189,7 +189,7 @@ class RemoteBackend:
             replay = replay or self._replay(asked)
             while True:
                 await asyncio.sleep(replay.attempts.pause_s)
-                async with self._lane.turn(replay.attempts) as turn:
+                async with self._gate.turn(replay.attempts) as turn:
                     response = self._streaming.stream.remote(replay.call)
                     answered = False
                     try:
@@ -227,7 +227,7 @@ class RemoteBackend:
         attempts = Attempts(request_id, self._name)
         while True:
             await asyncio.sleep(attempts.pause_s)
-            async with self._lane.turn(attempts):
+            async with self._gate.turn(attempts):
                 try:
                     return await self._ask(ask())
                 except LostError as loss:

@@ -228,19 +228,19 @@ class Replay:
         self._moved = loss.moved
 
 
-class Lane:
-    """Suspects go one at a time, in the order in which they come; all others pass. One for each pool."""
+class SerialGate:
+    """Gate of one pool: attempts of suspect calls run one at a time, in order of arrival; all others pass."""
 
     def __init__(self) -> None:
         self._one = asyncio.Lock()
 
-    def turn(self, attempts: Attempts) -> Turn:
+    def turn(self, attempts: Attempts) -> GatePass:
         """A place for one attempt, as an asynchronous context."""
-        return Turn(self._one if attempts.suspect else None)
+        return GatePass(self._one if attempts.suspect else None)
 
 
-class Turn:
-    """One attempt's time in the lane; `over` ends it early, when the suspect has shown that it gets on."""
+class GatePass:
+    """Pass of one attempt; `over` returns it early, once the call has made progress."""
 
     def __init__(self, lock: asyncio.Lock | None) -> None:
         self._lock = lock
@@ -250,7 +250,7 @@ class Turn:
         """Whether no other suspect runs meanwhile."""
         return self._lock is not None
 
-    async def __aenter__(self) -> Turn:
+    async def __aenter__(self) -> GatePass:
         if self._lock is not None:
             await self._lock.acquire()
         return self

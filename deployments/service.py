@@ -10,9 +10,9 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from deployments.access.admission import Admission
-from deployments.access.callers import Caller, Callers, Departed
-from deployments.access.tarpit import Holding
-from deployments.access.ticket import Ticket
+from deployments.access.callers import Caller, Callers, RemovedTenants
+from deployments.access.lease import Lease
+from deployments.access.tarpit import Tarpit
 from deployments.backend import Backend, Batch, merge
 from deployments.deadline import Deadline, Limit
 from deployments.faults import guarded, internal
@@ -20,7 +20,7 @@ from deployments.health import Health, HealthReport, SharedAnswer, health_of
 from deployments.metrics import Metrics
 from deployments.request_fields import ROLES
 from deployments.telemetry.request_log import AuditLog, RequestLog
-from deployments.telemetry.request_trace import Seen, Watch
+from deployments.telemetry.request_trace import RequestTrace, RequestTracer
 from turnout import tracing
 from turnout.access_config import UNLIMITED, TenantLimits
 from turnout.calls import (
@@ -117,10 +117,10 @@ class GenerationService:
         self.callers = Callers(config.access)
         metrics.known_tenant = self.callers.knows
         self.admission = Admission(config, self.callers)
-        self._holding = Holding()
-        self._departed = Departed(self.callers, backends)
+        self._tarpit = Tarpit()
+        self._removed = RemovedTenants(self.callers, backends)
         self._health = SharedAnswer(self._look, HEALTH_KEPT_S)
-        self.watch = Watch(metrics, log, config.server.request_timeout_s)
+        self.tracer = RequestTracer(metrics, log, config.server.request_timeout_s)
         self._log = log
         self._audits = AuditLog(log.write, log.texts) if log is not None else None
         self._names = ModelNames(config.pools)
@@ -129,23 +129,23 @@ class GenerationService:
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Batches as they are written, the last one ending in Usage. Closing it cancels the request."""
-        with self._watched(call, "stream") as seen:
+        with self._traced(call, "stream") as trace:
             call, pool = self._admit(call)
-            call = seen.admitted(call)
+            call = trace.admitted(call)
             deadline = Deadline(call.deadline_s)
             usage: Usage | None = None
             async with (
-                self._let_in(call, pool) as ticket,
+                self._let_in(call, pool) as lease,
                 aclosing(self._backends[pool].stream(call)) as batches,
                 aclosing(deadline.over(batches)) as timed,
             ):
-                seen.ticket = ticket
+                trace.lease = lease
                 async for batch in timed:
-                    shown = ticket.served(batch)
-                    if not seen.first_s and any(map(_writes, shown)):
-                        seen.first()
+                    shown = lease.served(batch)
+                    if not trace.first_s and any(map(_writes, shown)):
+                        trace.first()
                     if isinstance(batch[-1], Usage):
-                        usage = seen.usage = batch[-1]
+                        usage = trace.usage = batch[-1]
                     if shown:
                         yield shown
             if usage is None:
@@ -153,21 +153,21 @@ class GenerationService:
 
     async def generate(self, call: GenerateCall) -> Answer:
         """The whole answer."""
-        with self._watched(call, "generate") as seen:
+        with self._traced(call, "generate") as trace:
             call, pool = self._admit(call)
-            call = seen.admitted(call)
-            async with self._let_in(call, pool) as ticket, Deadline(call.deadline_s).guard():
-                seen.ticket = ticket
-                *chunks, usage = await _whole(self._backends[pool], call, ticket)
+            call = trace.admitted(call)
+            async with self._let_in(call, pool) as lease, Deadline(call.deadline_s).guard():
+                trace.lease = lease
+                *chunks, usage = await _whole(self._backends[pool], call, lease)
             if not isinstance(usage, Usage):
                 raise internal(call.request_id)
-            seen.usage = usage
+            trace.usage = usage
             choices = sorted((chunk for chunk in chunks if isinstance(chunk, Chunk)), key=lambda chunk: chunk.index)
             return Answer(tuple(choices), usage)
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion."""
-        with self._watched(call, "score"):
+        with self._traced(call, "score"):
             limits = self.callers.limits(call.tenant)
             model = self.model_name(call.model, limits)
             pool = self._names.pool(model, limits)
@@ -178,22 +178,22 @@ class GenerationService:
             if not 0 <= call.top <= 20:
                 raise invalid("top", f"must be from 0 to 20 (got {call.top})")
             call = replace(call, model=model, sharing=self.callers.sharing(call.tenant))
-            async with self._let_in(call, pool) as ticket:
+            async with self._let_in(call, pool) as lease:
                 async with self._limit():
                     scored = await self._backends[pool].score(call)
-                ticket.scored(scored[0].prompt_tokens + sum(len(each.tokens) for each in scored))
+                lease.scored(scored[0].prompt_tokens + sum(len(each.tokens) for each in scored))
                 return scored
 
-    async def knock(self, caller: Caller) -> None:
+    async def precheck(self, caller: Caller) -> None:
         """Refuse a request that could not be let in now, before it is looked at.
 
         Raises:
             TurnoutError: RESOURCE_EXHAUSTED.
         """
         try:
-            self.admission.knock(caller)
+            self.admission.precheck(caller)
         except TurnoutError as error:
-            await self._holding.hold(caller.tenant, error)
+            await self._tarpit.hold(caller.tenant, error)
             raise
 
     async def check(self, calls: Sequence[GenerateCall]) -> None:
@@ -202,23 +202,23 @@ class GenerationService:
         Raises:
             TurnoutError: see `Admission.check`.
         """
-        with self.watch.refusing(calls[0].tenant, calls[0].request_id, calls[0].key_id):
+        with self.tracer.refusing(calls[0].tenant, calls[0].request_id, calls[0].key_id):
             try:
                 self.admission.check(calls)
             except TurnoutError as error:
-                await self._holding.hold(calls[0].tenant, error)
+                await self._tarpit.hold(calls[0].tenant, error)
                 raise
 
     @asynccontextmanager
-    async def _let_in(self, call: GenerateCall | ScoreCall, pool: str) -> AsyncGenerator[Ticket, None]:
+    async def _let_in(self, call: GenerateCall | ScoreCall, pool: str) -> AsyncGenerator[Lease, None]:
         """A request that is let in; where limits or the pool have no room for it, its tenant may have to wait."""
-        await self._departed.settled(call.tenant)
+        await self._removed.settled(call.tenant)
         try:
-            with self.admission.admit(call, pool) as ticket:
-                yield ticket
+            with self.admission.admit(call, pool) as lease:
+                yield lease
         except TurnoutError as error:
             if self.admission.counts:
-                await self._holding.hold(call.tenant, error)
+                await self._tarpit.hold(call.tenant, error)
             raise
 
     @property
@@ -272,7 +272,7 @@ class GenerationService:
 
     def held(self) -> dict[str, int]:
         """What there is of requests just now, by one of INGRESS_STATES; without limits and records, refusals alone."""
-        return {**self.admission.held(), "refused": self._holding.num_held}
+        return {**self.admission.held(), "refused": self._tarpit.num_held}
 
     async def exposition(self) -> bytes:
         """All metrics as text; what a pool counts is as of now, or of the last time it answered."""
@@ -325,27 +325,27 @@ class GenerationService:
         counts = self.admission.counts and call.billed
         sharing = self.callers.sharing(call.tenant)  # whatever the call says: its tenant does not decide that
         call = replace(
-            call, model=model, sampling=sampling, deadline_s=deadline_s, tells_prompt=counts, sharing=sharing
+            call, model=model, sampling=sampling, deadline_s=deadline_s, include_prompt_len=counts, sharing=sharing
         )
         return call, self._names.pool(model, limits)
 
     @contextmanager
-    def _watched(self, call: GenerateCall | ScoreCall, kind: str) -> Iterator[Seen]:
+    def _traced(self, call: GenerateCall | ScoreCall, kind: str) -> Iterator[RequestTrace]:
         label = self._names.label(call.model)
         large = self._config.pools[self._names.pool(label)].large if label else ""
-        with self.watch.over(call, kind, label, large) as seen, guarded(call.request_id):
-            yield seen
+        with self.tracer.over(call, kind, label, large) as trace, guarded(call.request_id):
+            yield trace
 
 
-async def _whole(backend: Backend, call: GenerateCall, ticket: Ticket) -> Batch:
+async def _whole(backend: Backend, call: GenerateCall, lease: Lease) -> Batch:
     """A whole answer: in large parts where it may be too much for one message, or counts, also what is cut short."""
     sampling = call.sampling
-    if not ticket.counts and units(sampling.n * sampling.max_tokens, sampling.logprobs) <= MOST_UNITS:
+    if not lease.counts and units(sampling.n * sampling.max_tokens, sampling.logprobs) <= MOST_UNITS:
         return await backend.complete(call)
     events: list[Event] = []
     async with aclosing(backend.stream(replace(call, whole=True))) as batches:
         async for batch in batches:
-            events += ticket.served(batch)
+            events += lease.served(batch)
     return merge(events)
 
 

@@ -123,13 +123,13 @@ def _awaited(homeless: int, deployment: DeploymentStatusOverview, replica: Repli
         return f"{counted}; the last one that failed: {fault}"
     if not homeless:
         return f"{counted}; those that start load their models: see their logs, or raise {FIELD}"
-    misfit = fit([replica], free_resources())
-    if misfit is None:
+    unplaced = fit([replica], free_resources())
+    if unplaced is None:
         return f"{counted}; {homeless} of them wait for a process: see `ray status`, or raise {FIELD}"
     asked = " and ".join(placement.shown(bundle) for bundle in replica.bundles)
     return (
         f"{counted}; {homeless} of them found no free place for {asked} ({replica.strategy}): among what is free"
-        f" {misfit.short}; others have it (see `ray status`), or no node offers it yet: free it, add nodes, or change"
+        f" {unplaced.short}; others have it (see `ray status`), or no node offers it yet: free it, add nodes, or change"
         f" pools.{replica.pool}.placement"
     )
 

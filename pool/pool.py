@@ -115,7 +115,7 @@ class Pool:
             prepared = await self.intake().admit(call)
             constraint = await self.tokenizer.structures.admit(call.sampling, self.vocab_size, call.tenant)
             prepared = replace(prepared, constraint=constraint)
-            untold = call.tells_prompt
+            untold = call.include_prompt_len
             async with self._started(prepared) as (events, queue_s):
                 async for event in events:
                     if untold:

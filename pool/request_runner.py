@@ -318,7 +318,7 @@ class RequestRunner:
         assert self._routing is not None
         asked, before = self.prepared, first.sequence
         self.prepared, models = await self._routing.route(asked, before, self._models)
-        if asked.call.tells_decision and self._routing.decision is not None:
+        if asked.call.include_decision and self._routing.decision is not None:
             queue.put_nowait(Decided(self._routing.decision.as_json()))
         self._notes += self._routing.notes
         if self.prepared.prompt == asked.prompt:

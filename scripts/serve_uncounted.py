@@ -7,7 +7,7 @@ from ray.serve.handle import DeploymentHandle
 from cli.main import main
 from deployments import app
 from deployments.ingress import Ingress
-from deployments.telemetry.request_trace import Unwatched
+from deployments.telemetry.request_trace import UntracedRequests
 from turnout.config import TurnoutConfig
 
 
@@ -19,7 +19,7 @@ class UncountedIngress(Ingress):
         self, config: TurnoutConfig, pools: dict[str, DeploymentHandle]
     ) -> None:
         await super().__init__(config, pools)  # type: ignore[misc]
-        self.service.watch = Unwatched(self.service.metrics)
+        self.service.tracer = UntracedRequests(self.service.metrics)
 
 
 if __name__ == "__main__":

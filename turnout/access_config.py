@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from turnout.calls import Priority
-from turnout.errors import Misfit, invalid
+from turnout.errors import FieldError, invalid
 from turnout.types import SharingPolicy
 
 TENANT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -59,7 +59,7 @@ class TenantLimits(_Section):
     @model_validator(mode="after")
     def _check_priority(self) -> TenantLimits:
         if self.max_priority == "batch" and self.priority == "interactive":
-            raise Misfit("priority", "must be batch: max_priority is")
+            raise FieldError("priority", "must be batch: max_priority is")
         return self
 
     def allows_pool(self, name: str) -> bool:

@@ -120,7 +120,7 @@ class GenerateCall:
         delivered: by answer, what the client has already: the same answers are computed (the call has a seed), and
             only what comes after it is sent.
         moved: what the replica that answered so far handed over; None where it could not.
-        tells_decision: whether a routed answer begins with a `Decided`, so that the call can be made again.
+        include_decision: whether a routed answer begins with a `Decided`, so that the call can be made again.
         decided: what was decided when the call was made before, or for its session (`router.decision.Decision` as
             JSON); None: decide.
         priority: a "batch" call yields to every "interactive" one, within a step.
@@ -148,13 +148,13 @@ class GenerateCall:
     parse_special: bool = True
     delivered: tuple[Delivered, ...] = ()
     moved: Moved | None = None
-    tells_decision: bool = False
+    include_decision: bool = False
     decided: dict[str, Any] | None = None
     key_id: str = ""
     billed: bool = True
     priority: Priority = "interactive"
     batch_id: str = ""
-    tells_prompt: bool = False
+    include_prompt_len: bool = False
     whole: bool = False
     trace: str = ""
     tools: tuple[Tool, ...] = ()
@@ -272,7 +272,7 @@ class Regained:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The prompt has been read: it comes with the first event of a call with `tells_prompt`. Clients never see it."""
+    """Length of the prompt, with the first event of a call with `include_prompt_len`; clients never see it."""
 
     prompt_tokens: int
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from turnout.errors import Misfit
+from turnout.errors import FieldError
 
 
 class PlacementConfig(BaseModel):
@@ -53,7 +53,7 @@ class PlacementConfig(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> PlacementConfig:
         if self.prefill and self.models != "actors":
-            raise Misfit("prefill", "needs placement.models: actors")
+            raise FieldError("prefill", "needs placement.models: actors")
         return self
 
 
@@ -82,5 +82,5 @@ class AutoscalingConfig(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> AutoscalingConfig:
         if self.max_replicas < max(self.min_replicas, 1):
-            raise Misfit("max_replicas", f"must be at least min_replicas ({self.min_replicas})")
+            raise FieldError("max_replicas", f"must be at least min_replicas ({self.min_replicas})")
         return self

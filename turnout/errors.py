@@ -47,8 +47,8 @@ class TurnoutError(Exception):
         return self.message
 
 
-class Misfit(ValueError):  # noqa: N818 - pydantic's word for it is a value that does not fit
-    """What a model's validator says of one of its fields: it cannot know where the model stands, `explain` does.
+class FieldError(ValueError):
+    """Error of one field, raised by a model's validator; `explain` adds the path of the model.
 
     Args:
         field: of the model.

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from turnout.errors import Misfit, TurnoutError, invalid, not_found
+from turnout.errors import FieldError, TurnoutError, invalid, not_found
 
 METHODS_PACKAGE = "decoding.methods"
 ALONE = "plain"  # the method by which one model answers alone: what a request for a member is answered with
@@ -248,14 +248,14 @@ def explain(error: ValidationError, prefix: str, model: type[BaseModel]) -> Turn
     """Turn the first fault pydantic found into a refusal that names the field and what is allowed."""
     fault = error.errors(include_url=False)[0]
     said = fault.get("ctx", {}).get("error")
-    place = (*fault["loc"], said.field) if isinstance(said, Misfit) else fault["loc"]
+    place = (*fault["loc"], said.field) if isinstance(said, FieldError) else fault["loc"]
     where = ".".join(str(part) for part in place)
     field = f"{prefix}.{where}" if prefix and where else (where or prefix)
     if fault["type"] == "extra_forbidden":
         owner = _model_at(model, fault["loc"][:-1])
         known = ", ".join(sorted(owner.model_fields)) if owner is not None else ""
         return invalid(field, f"unknown; allowed here: {known or 'nothing'}")
-    if isinstance(said, Misfit):
+    if isinstance(said, FieldError):
         return invalid(field, said.message)
     shown = repr(fault.get("input"))
     given = f" (got {shown})" if len(shown) <= 80 and fault["type"] != "missing" else ""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple, NewType
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from turnout.errors import Misfit
+from turnout.errors import FieldError
 from turnout.structure import Structure
 
 TenantId = NewType("TenantId", str)
@@ -81,7 +81,7 @@ class SharingPolicy(BaseModel):
     @model_validator(mode="after")
     def _check_group(self) -> SharingPolicy:
         if self.policy == "group" and self.group is None:
-            raise Misfit("group", "must be named where the policy is group")
+            raise FieldError("group", "must be named where the policy is group")
         return self
 
     def home(self, tenant: str) -> Namespace:

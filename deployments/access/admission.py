@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from decoding.parts import PartChoice
 from deployments.access.buckets import Bucket
 from deployments.access.callers import Caller, Callers
-from deployments.access.recording import Books
+from deployments.access.lease import Account, Lease, priority_of
+from deployments.access.recording import UsageLedger
 from deployments.access.spending import period_end
-from deployments.access.ticket import Account, Ticket, priority_of
 from turnout.access_config import Budget, TenantLimits
 from turnout.calls import GenerateCall, Priority, ScoreCall
 from turnout.config import PoolConfig, TurnoutConfig
@@ -57,38 +57,38 @@ class Admission:
         self._clock = clock
         self._now = now
         self._accounts: dict[str, Account] = {}
-        self._books = Books(config.access.usage if config.access is not None else None, now)
+        self._ledger = UsageLedger(config.access.usage if config.access is not None else None, now)
 
     @property
     def counts(self) -> bool:
         """Whether anything is limited or recorded at all."""
         return self._config.access is not None
 
-    def admit(self, call: GenerateCall | ScoreCall, pool: str) -> Ticket:
-        """Let a request in; the ticket is a context that lasts as long as the request.
+    def admit(self, call: GenerateCall | ScoreCall, pool: str) -> Lease:
+        """Let a request in; the lease is a context that lasts as long as the request.
 
         Raises:
             TurnoutError: PERMISSION_DENIED: pool or method; RESOURCE_EXHAUSTED: a limit, with the time to try again;
                 UNAUTHENTICATED: the tenant is gone; UNAVAILABLE: usage cannot be recorded.
         """
         if not self.counts or not call.billed:
-            return Ticket(None, call, None, 0, 0.0)
+            return Lease(None, call, None, 0, 0.0)
         limits = self._callers.limits(call.tenant)
         check_permission(call, pool, self._config.pools[pool], limits)
         priority, now = priority_of(call), self._clock()
         account = self._check_room(call.tenant, limits, priority)
         estimate = estimated_tokens(call)
         self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, estimate, _kept(priority))
-        self._books.promise()
+        self._ledger.promise()
         account.running[priority] += 1
         account.held[call.model] += estimate
         if limits.requests_per_minute is not None:
             account.requests.add(1, limits.requests_per_minute, now)
         if limits.tokens_per_minute is not None:
             account.tokens.add(estimate, limits.tokens_per_minute, now)
-        return Ticket(self, call, account, estimate, now)
+        return Lease(self, call, account, estimate, now)
 
-    def knock(self, caller: Caller) -> None:
+    def precheck(self, caller: Caller) -> None:
         """Refuse a request that could not be let in now, whatever it asks for: before it costs the time to read it.
 
         Raises:
@@ -100,13 +100,13 @@ class Admission:
             self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, 1, kept)
 
     def count(self, caller: Caller) -> None:
-        """A request that knocked asks no pool for anything: it counts against the rate of requests all the same."""
+        """Count a request that passed `precheck` and asks no pool for anything against the rate of requests."""
         if self.counts and (limit := caller.limits.requests_per_minute) is not None:
             self._accounts.setdefault(caller.tenant, Account()).requests.add(1, limit, self._clock())
 
     @contextmanager
     def reading(self, caller: Caller) -> Iterator[None]:
-        """A request that knocked is read in the context: it counts as one in progress."""
+        """Count a request whose body is read in the context as one in progress."""
         if not self.counts:
             yield
             return
@@ -153,16 +153,16 @@ class Admission:
         if limits.requests_per_minute is not None and requests:
             account.requests.add(requests, limits.requests_per_minute, self._clock())
 
-    def elapsed_s(self, ticket: Ticket) -> float:
+    def elapsed_s(self, lease: Lease) -> float:
         """Seconds since a request was let in."""
-        return self._clock() - ticket.began
+        return self._clock() - lease.began
 
-    def ended(self, ticket: Ticket, outcome: str) -> None:
+    def ended(self, lease: Lease, outcome: str) -> None:
         """A request is over: what it used is recorded."""
-        assert ticket.account is not None
-        ticket.account.running[ticket.priority] -= 1
-        ticket.account.held[ticket.call.model] -= ticket.charged
-        self._books.ended(ticket, outcome)
+        assert lease.account is not None
+        lease.account.running[lease.priority] -= 1
+        lease.account.held[lease.call.model] -= lease.charged
+        self._ledger.ended(lease, outcome)
 
     def held(self) -> dict[str, int]:
         """What there is of requests just now: bodies being read, requests running, records not written."""
@@ -170,7 +170,7 @@ class Admission:
         return {
             "reading": sum(each.reading.total() for each in accounts),
             "running": sum(each.running.total() for each in accounts),
-            "recording": self._books.num_waiting,
+            "recording": self._ledger.num_waiting,
         }
 
     def left(self, tenant: str, limits: TenantLimits) -> dict[str, float]:
@@ -189,15 +189,15 @@ class Admission:
 
     def used(self, tenant: str) -> dict[str, float]:
         """What a tenant has used this month: tokens, FLOPs and seconds."""
-        return self._books.used(tenant)
+        return self._ledger.used(tenant)
 
     def flush(self) -> bool:
         """Wait until the records of what has ended are written; whether they were."""
-        return self._books.flush()
+        return self._ledger.flush()
 
     def close(self) -> None:
         """Write the records that wait."""
-        self._books.close()
+        self._ledger.close()
 
     def _check_room(self, tenant: str, limits: TenantLimits, priority: Priority) -> Account:
         """Whether one more request fits, as far as that does not depend on what it asks for."""
@@ -224,7 +224,7 @@ class Admission:
 
     def _spent(self, tenant: str, budget: Budget, account: Account) -> tuple[float, float]:
         """What a tenant has spent of a budget, and what its requests in progress use of it, as far as that is known."""
-        return self._books.spent(tenant, budget), self._books.expected(account.held, budget.unit)
+        return self._ledger.spent(tenant, budget), self._ledger.expected(account.held, budget.unit)
 
     def _check_rate(self, name: str, limit: float | None, bucket: Bucket, needed: float, kept: float) -> None:
         if limit is None:

@@ -14,7 +14,7 @@ from typing import Annotated, Protocol, TypeVar
 from fastapi import Depends, Request
 
 from deployments.access.keys import KeyRecord, is_key, parse_key
-from deployments.access.reloading_file import POLL_S, Watched
+from deployments.access.reloading_file import POLL_S, ReloadingFile
 from deployments.access.signed import SignedTokens, refused
 from deployments.access.tenants_file import Tenant, Tenants, read_tenants, unrecorded
 from turnout.access_config import UNLIMITED, AccessConfig, TenantLimits
@@ -86,12 +86,12 @@ class Callers:
         self.config = config
         self._last: _Directory | None = None
         self._changed: deque[str] = deque()
-        self._file: Watched[_Directory] | None = None
+        self._file: ReloadingFile[_Directory] | None = None
         self._signed: SignedTokens | None = None
         if config is not None and config.jwt is not None:
             self._signed = SignedTokens(config.jwt, poll_s)
         if config is not None and config.tenants_file is not None:
-            self._file = Watched(Path(config.tenants_file).expanduser(), self._read, poll_s)
+            self._file = ReloadingFile(Path(config.tenants_file).expanduser(), self._read, poll_s)
 
     def of(self, authorization: str | None, priority: str | None = None) -> Caller:
         """The caller with these credentials.
@@ -295,8 +295,8 @@ class Forgetful(Protocol):
         ...
 
 
-class Departed:
-    """Has every pool forget the tenants that have left the tenants file, and those that have come into it.
+class RemovedTenants:
+    """Removal of learned state: every pool forgets tenants that left the tenants file, and those that joined it.
 
     Both, for an answer that was under way when its tenant left may have gone on to learn.
 

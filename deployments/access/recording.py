@@ -17,7 +17,7 @@ from turnout.access_config import Budget, UsageConfig
 from turnout.calls import GenerateCall, Usage
 
 if TYPE_CHECKING:
-    from deployments.access.ticket import Ticket
+    from deployments.access.lease import Lease
 
 RECENT = 0.1  # weight of the last request in what a token costs
 LOOK_S = 5.0  # how often we look at what other processes record
@@ -51,7 +51,7 @@ def _mixed(rate: float, amount: float, tokens: int) -> float:
     return RECENT * new + (1 - RECENT) * rate if rate else new
 
 
-class Books:
+class UsageLedger:
     """Records what requests used, and knows what tenants have spent.
 
     What other processes record is read at start, by sums, and then every few seconds: an ingress that is being replaced
@@ -93,9 +93,9 @@ class Books:
         if self._records is not None:
             self._records.promise()
 
-    def ended(self, ticket: Ticket, outcome: str) -> None:
+    def ended(self, lease: Lease, outcome: str) -> None:
         """A request is over: what it used is recorded."""
-        record = self._record(ticket, outcome)
+        record = self._record(lease, outcome)
         self._spending.add(record)
         if self._records is not None:
             self._records.write(record)
@@ -133,11 +133,11 @@ class Books:
     def _look(self) -> None:
         self._spending.take(self._others.since(period_start("month", self._now())).sums)
 
-    def _record(self, ticket: Ticket, outcome: str) -> UsageRecord:
-        call, usage = ticket.call, ticket.usage
+    def _record(self, lease: Lease, outcome: str) -> UsageRecord:
+        call, usage = lease.call, lease.usage
         rates = self._rates.setdefault(call.model, _Rates())
-        written = sum(ticket.sources.values())
-        values: dict[str, Any] = {"prompt_tokens": ticket.prompt_tokens, "completion_tokens": written}
+        written = sum(lease.sources.values())
+        values: dict[str, Any] = {"prompt_tokens": lease.prompt_tokens, "completion_tokens": written}
         if usage is not None:
             rates.learn(usage)
             cost = usage.cost.spent
@@ -148,8 +148,8 @@ class Books:
                 "completion_tokens": usage.completion_tokens,
                 "cost": Spent(paper=cost.paper, flops=cost.flops, wall_s=cost.wall_s),
             }
-        elif ticket.prompt_tokens or written:
-            values |= {"cost": rates.spent(ticket.prompt_tokens, written, ticket.elapsed_s), "estimated": True}
+        elif lease.prompt_tokens or written:
+            values |= {"cost": rates.spent(lease.prompt_tokens, written, lease.elapsed_s), "estimated": True}
         generates = isinstance(call, GenerateCall)
         return UsageRecord(
             time=self._now(),
@@ -158,9 +158,9 @@ class Books:
             tenant=call.tenant,
             key_id=call.key_id,
             model=call.model,
-            priority=ticket.priority,
+            priority=lease.priority,
             batch_id=call.batch_id if isinstance(call, GenerateCall) else "",
-            tokens_by_model=dict(sorted(ticket.sources.items())),
+            tokens_by_model=dict(sorted(lease.sources.items())),
             outcome=outcome,
             **values,
         )

@@ -16,7 +16,7 @@ T = TypeVar("T")
 POLL_S = 0.5  # a change holds within two seconds, reading included
 
 
-class Watched(Generic[T]):
+class ReloadingFile(Generic[T]):
     """What a file says.
 
     Looking at the file's name, size and times works on every file system and for every way of replacing it, where

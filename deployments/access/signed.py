@@ -12,7 +12,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from deployments.access.reloading_file import POLL_S, Watched
+from deployments.access.reloading_file import POLL_S, ReloadingFile
 from turnout.access_config import TENANT_PATTERN, JwtConfig
 from turnout.errors import Code, TurnoutError, invalid
 
@@ -106,7 +106,9 @@ class SignedTokens:
     def __init__(self, config: JwtConfig, poll_s: float = POLL_S) -> None:
         self._config = config
         path = Path(config.jwks_file or config.key_file or "").expanduser()
-        self._keys = Watched(path, lambda at: read_keys(at, config.jwks_file is not None, config.algorithms), poll_s)
+        self._keys = ReloadingFile(
+            path, lambda at: read_keys(at, config.jwks_file is not None, config.algorithms), poll_s
+        )
 
     def tenant_of(self, token: str) -> tuple[str, str]:
         """The tenant that a token names, and the id of the key that signed it.

@@ -17,7 +17,7 @@ MOST_HELD = 128  # of all tenants; more are answered at once
 LONGEST_S = 1.0
 
 
-class Holding:
+class Tarpit:
     """Knows who was told to wait, in one event loop.
 
     Args:

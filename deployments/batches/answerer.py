@@ -15,18 +15,18 @@ from uuid import uuid4
 
 import uvloop
 
-from deployments.batches.attempts import ALONE, GIVEN_UP, LOADING, LOADS, TOGETHER, Tries
+from deployments.batches.attempts import ALONE, GIVEN_UP, LOADING, LOADS, TOGETHER, AttemptLog
 from deployments.batches.disk import named
-from deployments.batches.job_directory import Spent, Workplace
+from deployments.batches.job_directory import JobDirectory, Spent
 from deployments.batches.journal import Journal
 from deployments.batches.lines import Line, Result, answer_line, failed, not_asked, request_id_of, seed_of
 from deployments.batches.local_backend import LocalBackend
-from deployments.batches.retry import persistently
+from deployments.batches.retry import retried
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.schemas import MAX_PROMPTS
 from deployments.service import GenerationService
-from deployments.telemetry.request_trace import Unwatched
+from deployments.telemetry.request_trace import UntracedRequests
 from turnout.calls import GenerateCall, Usage
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
@@ -94,7 +94,7 @@ class Answerer:
         from deployments.pool_deployment import load_engine
 
         self._task = task
-        self._place = Workplace(task.folder)
+        self._place = JobDirectory(task.folder)
         self._job = self._place.job_id
         self._asked = self._place.asking(uuid4().hex)
         self._loop = uvloop.new_event_loop()
@@ -125,7 +125,7 @@ class Answerer:
         freeze_loaded()
         service = GenerationService(task.alone, {task.pool: LocalBackend(replica)}, Metrics())
         if task.config.telemetry.traces is None:  # what became of each line stands in the output
-            service.watch = Unwatched(service.metrics)
+            service.tracer = UntracedRequests(service.metrics)
         return service
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,9 @@ class Answerer:
                 each.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _one_by_one(self, block: str, lines: list[Line], journal: Journal, spent: Spent, tries: Tries) -> None:
+    async def _one_by_one(
+        self, block: str, lines: list[Line], journal: Journal, spent: Spent, tries: AttemptLog
+    ) -> None:
         """Lines of a block whose processes ended, each alone: one that ends its process again fails, not the others."""
         failing = [line for line in lines if tries.alone[line.number] >= ALONE]
         if len(failing) >= GIVEN_UP and not any(number in journal for number in tries.alone):
@@ -228,7 +230,7 @@ class Answerer:
                 )
 
         try:
-            result = await persistently(ask, PASSING)
+            result = await retried(ask, PASSING)
         except TurnoutError as error:
             if error.code is Code.UNAVAILABLE:
                 raise  # nothing is wrong with the line: it is asked when the job is run again

@@ -1,4 +1,4 @@
-"""What was begun and never ended: how often a block, or the loading of models, and which lines were asked alone.
+"""Attempt log: how often a block, or the loading of models, was begun, and which lines were asked alone.
 
 A process that is killed says nothing. What it was about to do it has written down, so that the next one knows.
 """
@@ -18,8 +18,8 @@ LOADING = "models"
 _BEGUN = b"begun"
 
 
-class Tries:
-    """Of one block, kept in a file; what is noted survives the end of the process.
+class AttemptLog:
+    """Attempt log of one block, in a file that survives the process.
 
     Attributes:
         begun: times it was begun.

@@ -1,4 +1,4 @@
-"""How fast lines are done, and how long the rest of them will take."""
+"""Progress rate of a job and its estimated time to the end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
-    """The rate since it was made; lines that are done when it is first asked count as done before.
+class ProgressRate:
+    """Rate of lines since it was made; lines that are done when it is first asked count as done before.
 
     Args:
         clock: seconds.

@@ -182,7 +182,7 @@ async def _counted(service: GenerationService, caller: Caller) -> AsyncIterator[
 
     Looking at what is kept counts as none: who waits for a batch does so again and again.
     """
-    await service.knock(caller)
+    await service.precheck(caller)
     service.admission.count(caller)
     with service.admission.reading(caller):
         yield

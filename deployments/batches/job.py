@@ -40,7 +40,7 @@ from deployments.batches.records import (
     Status,
     progress_of,
 )
-from deployments.batches.retry import persistently
+from deployments.batches.retry import retried
 from deployments.batches.store import KEPT, BatchStore
 from deployments.service import GenerationService
 from turnout.calls import GenerateCall, Usage
@@ -89,19 +89,19 @@ class BatchJob:
         try:
             if record.status == "validating":
                 if self._store.is_cancelled(record):
-                    await to_its_end(self._turn, "cancelling")
+                    await finish_in_thread(self._turn, "cancelling")
                 else:
-                    await to_its_end(self._validate, journal)
+                    await finish_in_thread(self._validate, journal)
             if record.status == "in_progress":
                 await self._serve(journal)
             if record.status in ("finalizing", "cancelling"):
-                await to_its_end(self._finish, journal)
+                await finish_in_thread(self._finish, journal)
         except TurnoutError as error:
             if error.code is Code.UNAVAILABLE:
                 raise
             # It would be the same the next time: its input is gone, or is no longer what was looked at.
             record.errors.append(BatchFault(code="unreadable", message=f"input_file_id: {error.message}"))
-            await to_its_end(self._end, journal, "failed")
+            await finish_in_thread(self._end, journal, "failed")
         finally:
             journal.close()
 
@@ -159,7 +159,7 @@ class BatchJob:
 
     async def _serve(self, journal: Journal) -> None:
         """Answer what has no answer yet, until all is done, time is over or the batch is cancelled."""
-        self.record.usage = await to_its_end(_used, journal)
+        self.record.usage = await finish_in_thread(_used, journal)
         left = ReadAhead(self._left(journal))
         workers = [asyncio.create_task(self._work(left, journal)) for _ in range(self._store.config.concurrency)]
         done = asyncio.gather(*workers)
@@ -169,7 +169,7 @@ class BatchJob:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(done), LOOK_S)
                 if time.monotonic() >= saved + SAVE_S:
-                    await to_its_end(self._keep, journal)
+                    await finish_in_thread(self._keep, journal)
                     saved = time.monotonic()
             complete = done.done()
             if complete:
@@ -179,9 +179,9 @@ class BatchJob:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
             await left.close()
-        await to_its_end(self._keep, journal)
+        await finish_in_thread(self._keep, journal)
         status: Status = "finalizing" if complete or not self._store.is_cancelled(self.record) else "cancelling"
-        await to_its_end(self._turn, status)
+        await finish_in_thread(self._turn, status)
 
     def _is_over(self) -> bool:
         return time.time() >= self.record.expires_at or self._store.is_cancelled(self.record)
@@ -228,7 +228,7 @@ class BatchJob:
                     self._num_asked -= 1
 
         try:
-            return await persistently(ask, _passing(line))
+            return await retried(ask, _passing(line))
         except TurnoutError as error:
             return failed(line, request_id, error)
 
@@ -330,7 +330,7 @@ async def _opened(path: Path) -> Journal:
     opened = list[Journal]()
     try:
         with named(KEPT):
-            await to_its_end(lambda: opened.append(Journal(path)))
+            await finish_in_thread(lambda: opened.append(Journal(path)))
     except asyncio.CancelledError:
         for journal in opened:
             journal.close()
@@ -342,7 +342,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def finish_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """As `asyncio.to_thread`, but who is cancelled meanwhile goes on being cancelled when the thread has ended.
 
     A thread cannot be stopped: what it writes to must not be closed, or opened by somebody else, before it has ended.

@@ -30,7 +30,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from deployments.batches.attempts import LOADING, Tries
+from deployments.batches.attempts import LOADING, AttemptLog
 from deployments.batches.disk import named
 from deployments.batches.inputs import Fault
 from deployments.batches.journal import Journal
@@ -111,7 +111,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class JobDirectory:
     """A job's folder.
 
     Args:
@@ -286,13 +286,13 @@ class Workplace:
             distinct.update(numbers)
         return total - len(distinct)
 
-    def tries(self, name: str) -> Tries:
+    def tries(self, name: str) -> AttemptLog:
         """What is known of a block's tries, or of what else may end a process.
 
         Raises:
             OSError: it cannot be read.
         """
-        return Tries(self.folder / "tried" / name)
+        return AttemptLog(self.folder / "tried" / name)
 
     def forget_tries(self) -> None:
         """Whoever begins anew may have mended what ended processes.
@@ -306,7 +306,7 @@ class Workplace:
     def most_begun(self) -> int:
         """Times the block was begun that was begun most often and is not done; 0: none is in hand."""
         paths = [path for path in (self.folder / "tried").iterdir() if path.name != LOADING]
-        return max((Tries(path).begun for path in paths), default=0)
+        return max((AttemptLog(path).begun for path in paths), default=0)
 
     def finish(self, block: str, spent: Spent) -> None:
         """A block has been answered, and its journal is on disk."""

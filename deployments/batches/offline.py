@@ -24,10 +24,10 @@ from ray.exceptions import RayError
 
 from deployments.batches.answerer import Answerer, Task
 from deployments.batches.disk import named
-from deployments.batches.eta import Pace, left_s
+from deployments.batches.eta import ProgressRate, left_s
 from deployments.batches.inputs import Defaults, fingerprint, read_input
 from deployments.batches.job_cluster import beside, connected
-from deployments.batches.job_directory import Spent, Staged, Workplace
+from deployments.batches.job_directory import JobDirectory, Spent, Staged
 from deployments.batches.outputs import check_places, write_outputs
 from deployments.pool_options import replica_bundles
 from engine.fingerprint import content_digests, speech_digest
@@ -165,12 +165,12 @@ def run(job: Job, tell: Callable[[Progress], None] = lambda _: None, fresh: bool
         TurnoutError: the input cannot be read, the folder holds another job or another run works in it, the disk is
             full, or the models do not load, are lost for long or end each process; what was done is kept.
     """
-    place = Workplace(job.work)
+    place = JobDirectory(job.work)
     with place.held():
         return _run(job, place, tell, fresh)
 
 
-def _run(job: Job, place: Workplace, tell: Callable[[Progress], None], fresh: bool) -> Summary:
+def _run(job: Job, place: JobDirectory, tell: Callable[[Progress], None], fresh: bool) -> Summary:
     started = time.monotonic()
     check_places(job.source, job.target, job.errors)
     with named(f"the models of pool {job.pool}"):
@@ -194,7 +194,7 @@ def _run(job: Job, place: Workplace, tell: Callable[[Progress], None], fresh: bo
     return _summary(job, place, before, after, (answered, failed), seconds)
 
 
-def check_done(place: Workplace) -> None:
+def check_done(place: JobDirectory) -> None:
     """Whether every block has been answered: what is written is the whole job or nothing.
 
     Raises:
@@ -207,14 +207,14 @@ def check_done(place: Workplace) -> None:
         raise TurnoutError(Code.UNAVAILABLE, f"{message}; what is done is kept: run it again")
 
 
-def _stage(job: Job, place: Workplace, described: dict[str, Any], tell: Callable[[Progress], None]) -> Staged:
+def _stage(job: Job, place: JobDirectory, described: dict[str, Any], tell: Callable[[Progress], None]) -> Staged:
     """Cut the input; where samples are to be shared out, look at all lines before, which can be gone on with too."""
     rows = read_input(job.source, job.defaults, job.config.server.max_body_bytes)
     if job.best_of is None:
         return place.stage(rows, job.block_rows, job.limit)
     from deployments.batches import best_of
 
-    looked, params = Workplace(job.work / "looked"), job.best_of
+    looked, params = JobDirectory(job.work / "looked"), job.best_of
     looked.open(described, fresh=False)
     staged = looked.staged or looked.stage(best_of.looks(islice(rows, job.limit)), job.block_rows, None)
     looked.check_blocks(staged)
@@ -229,7 +229,7 @@ def _stage(job: Job, place: Workplace, described: dict[str, Any], tell: Callable
 
 
 def _summary(
-    job: Job, place: Workplace, before: Progress, after: Progress, counts: tuple[int, int], seconds: float
+    job: Job, place: JobDirectory, before: Progress, after: Progress, counts: tuple[int, int], seconds: float
 ) -> Summary:
     answered, failed = counts
     spent = after.spent
@@ -251,7 +251,7 @@ def _summary(
     )
 
 
-def _answer(job: Job, place: Workplace) -> None:
+def _answer(job: Job, place: JobDirectory) -> None:
     """Have the actors answer all blocks; Ray's checkpoint leaves out those that an earlier run has finished."""
     blocks = place.blocks()
     checkpoint = job.work / "checkpoint"
@@ -334,12 +334,12 @@ def _reason(error: BaseException) -> TurnoutError:
 class _Watch:
     """Looks at a job's folder: what finished blocks used is read once."""
 
-    def __init__(self, place: Workplace, staged: Staged) -> None:
+    def __init__(self, place: JobDirectory, staged: Staged) -> None:
         self._place = place
         self._staged = staged
         self._seen: set[str] = set()
         self._spent = Spent()
-        self._pace = Pace()
+        self._pace = ProgressRate()
 
     def look(self) -> Progress:
         """How far it is now."""
@@ -353,7 +353,7 @@ class _Watch:
 
 
 @contextmanager
-def _watched(place: Workplace, staged: Staged, tell: Callable[[Progress], None]) -> Iterator[None]:
+def _watched(place: JobDirectory, staged: Staged, tell: Callable[[Progress], None]) -> Iterator[None]:
     over, watch = threading.Event(), _Watch(place, staged)
 
     def report() -> None:

@@ -1,4 +1,4 @@
-"""Asking again for as long as a refusal says nothing about the request."""
+"""Retries of requests that were refused for a passing reason."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 
 
-async def persistently(ask: Callable[[], Awaitable[T]], passing: Mapping[Code, float]) -> T:
-    """What is answered at last; pauses between tries grow.
+async def retried(ask: Callable[[], Awaitable[T]], passing: Mapping[Code, float]) -> T:
+    """Return the answer of the first try that is not refused for a passing reason; pauses between tries grow.
 
     Args:
         ask: tries once.

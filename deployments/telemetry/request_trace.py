@@ -18,12 +18,12 @@ from turnout.errors import Code, TurnoutError
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from deployments.access.ticket import Ticket
+    from deployments.access.lease import Lease
 
 
 @dataclass(slots=True)
-class Seen:
-    """What was seen of a request.
+class RequestTrace:
+    """Trace of one request: times, outcome, usage.
 
     Attributes:
         call: as it came, then as it was admitted.
@@ -31,7 +31,7 @@ class Seen:
         span: the trace's first one here; None: it is not traced.
         began: when it came, by `time.perf_counter`.
         first_s: when the first token was there, seconds later; 0.0: none was seen come.
-        ticket: what came of it, as far as that is counted; None: it was not let in, or is a score.
+        lease: what came of it, as far as that is counted; None: it was not let in, or is a score.
         usage: what it took; None: it was not answered.
         outcome: OK, or a code.
         refusal: why it was refused or failed.
@@ -43,7 +43,7 @@ class Seen:
     span: Span | None = None
     began: float = field(default_factory=time.perf_counter)
     first_s: float = 0.0
-    ticket: Ticket | None = None
+    lease: Lease | None = None
     usage: Usage | None = None
     outcome: str = "OK"
     refusal: TurnoutError | None = None
@@ -68,8 +68,8 @@ class Seen:
         return Times(first_s, whole_s, self.call.sampling.n if isinstance(self.call, GenerateCall) else 1)
 
 
-class Watch:
-    """Counts, logs and traces the requests of an ingress.
+class RequestTracer:
+    """Recorder of an ingress's requests: counts, logs and traces them.
 
     Args:
         metrics: counted there.
@@ -83,7 +83,7 @@ class Watch:
         self._log = log
 
     @contextmanager
-    def over(self, call: GenerateCall | ScoreCall, kind: str, label: str, large: str = "") -> Iterator[Seen]:
+    def over(self, call: GenerateCall | ScoreCall, kind: str, label: str, large: str = "") -> Iterator[RequestTrace]:
         """A request is worked on for as long as the context lasts; what is raised in it is its outcome.
 
         Args:
@@ -93,19 +93,19 @@ class Watch:
             large: the large model of its pool.
         """
         given = call.trace if isinstance(call, GenerateCall) else ""
-        seen = Seen(call, kind, tracing.root(kind, given, request_id=call.request_id, model=label))
+        trace = RequestTrace(call, kind, tracing.root(kind, given, request_id=call.request_id, model=label))
         try:
-            yield seen
+            yield trace
         except TurnoutError as error:
-            seen.outcome, seen.refusal = error.code.value, error
+            trace.outcome, trace.refusal = error.code.value, error
             own = isinstance(call, GenerateCall) and (call.deadline_s or inf) < self._limit_s
-            seen.impatient = own and error.code is Code.DEADLINE_EXCEEDED
+            trace.impatient = own and error.code is Code.DEADLINE_EXCEEDED
             raise
         except BaseException:  # a cancelled task or a closed generator; who has all of it may close it, too
-            seen.outcome = "OK" if seen.usage is not None else Code.CANCELLED.value
+            trace.outcome = "OK" if trace.usage is not None else Code.CANCELLED.value
             raise
         finally:
-            self._ended(seen, label, large)
+            self._ended(trace, label, large)
 
     def refused(self, error: TurnoutError, tenant: str = OTHER, request_id: str = "", key_id: str = "") -> None:
         """A request was refused before anybody knew what it asks for, or even whose it is.
@@ -135,31 +135,31 @@ class Watch:
             self.refused(error, tenant, request_id, key_id)
             raise
 
-    def _ended(self, seen: Seen, label: str, large: str) -> None:
-        tenant = seen.call.tenant
-        self._metrics.finished(label, CALLER_DEADLINE if seen.impatient else seen.outcome, tenant)
-        if seen.refusal is not None:
-            self._metrics.refused(seen.refusal)
-        if seen.usage is not None:
-            self._metrics.used(label, tenant, seen.usage, seen.times, large)
-        elif seen.ticket is not None:
-            self._metrics.cut_short(label, tenant, seen.ticket.prompt_tokens, seen.ticket.sources, large)
+    def _ended(self, trace: RequestTrace, label: str, large: str) -> None:
+        tenant = trace.call.tenant
+        self._metrics.finished(label, CALLER_DEADLINE if trace.impatient else trace.outcome, tenant)
+        if trace.refusal is not None:
+            self._metrics.refused(trace.refusal)
+        if trace.usage is not None:
+            self._metrics.used(label, tenant, trace.usage, trace.times, large)
+        elif trace.lease is not None:
+            self._metrics.cut_short(label, tenant, trace.lease.prompt_tokens, trace.lease.sources, large)
         if self._log is not None:
-            self._log.write(_entry(seen, label, self._log.texts))
-        tracing.end(seen.span, "" if seen.outcome == "OK" else seen.outcome, tenant=tenant, outcome=seen.outcome)
+            self._log.write(_entry(trace, label, self._log.texts))
+        tracing.end(trace.span, "" if trace.outcome == "OK" else trace.outcome, tenant=tenant, outcome=trace.outcome)
 
 
-class Unwatched(Watch):
-    """Looks at no request that is let in: for a process whose metrics and traces nobody reads."""
+class UntracedRequests(RequestTracer):
+    """Recorder that skips admitted requests, for a process whose metrics and traces are not read."""
 
     @contextmanager
-    def over(self, call: GenerateCall | ScoreCall, kind: str, label: str, large: str = "") -> Iterator[Seen]:
-        """See `Watch.over`."""
-        yield _Unseen(call, kind)
+    def over(self, call: GenerateCall | ScoreCall, kind: str, label: str, large: str = "") -> Iterator[RequestTrace]:
+        """See `RequestTracer.over`."""
+        yield _Untraced(call, kind)
 
 
-class _Unseen(Seen):
-    """Takes what is seen of a request, and keeps none of it."""
+class _Untraced(RequestTrace):
+    """Trace that keeps nothing."""
 
     def admitted(self, call: GenerateCall) -> GenerateCall:
         """The same call."""
@@ -170,33 +170,33 @@ class _Unseen(Seen):
         self.first_s = 1.0
 
 
-def _entry(seen: Seen, label: str, texts: bool) -> dict[str, Any]:
-    call, usage = seen.call, seen.usage
+def _entry(trace: RequestTrace, label: str, texts: bool) -> dict[str, Any]:
+    call, usage = trace.call, trace.usage
     entry: dict[str, Any] = {
         "request_id": call.request_id,
         "tenant": call.tenant,
-        "kind": seen.kind,
+        "kind": trace.kind,
         "model": label,
-        "outcome": seen.outcome,
-        "wall_s": round(time.perf_counter() - seen.began, 6),
+        "outcome": trace.outcome,
+        "wall_s": round(time.perf_counter() - trace.began, 6),
     }
-    if seen.span is not None:
-        entry["trace_id"] = tracing.trace_id(tracing.header_of(seen.span))
-    if seen.refusal is not None and seen.refusal.field is not None:
-        entry["field"] = seen.refusal.field[:100]
+    if trace.span is not None:
+        entry["trace_id"] = tracing.trace_id(tracing.header_of(trace.span))
+    if trace.refusal is not None and trace.refusal.field is not None:
+        entry["field"] = trace.refusal.field[:100]
     if usage is not None:
         entry |= {
             "method": usage.method,
             "queue_s": round(usage.queue_s, 6),
-            "first_token_s": round(seen.times.first_token_s, 6),
+            "first_token_s": round(trace.times.first_token_s, 6),
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "completion_tokens": usage.completion_tokens,
             "large_share": round(usage.cost.large_share, 6),
         }
-    elif seen.ticket is not None and seen.ticket.counts:
-        entry["prompt_tokens"] = seen.ticket.prompt_tokens
-        entry["completion_tokens"] = seen.ticket.sources.total()
+    elif trace.lease is not None and trace.lease.counts:
+        entry["prompt_tokens"] = trace.lease.prompt_tokens
+        entry["completion_tokens"] = trace.lease.sources.total()
     if texts:
         entry["prompt"] = _prompt(call)
     return entry

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, cast
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from turnout.config import Section
-from turnout.errors import Misfit
+from turnout.errors import FieldError
 
 if TYPE_CHECKING:
     from pool.local_pool import LocalPool
@@ -124,7 +124,7 @@ class JudgeChoice(Section):
     @model_validator(mode="after")
     def _check_key(self) -> JudgeChoice:
         if self.key_file is not None and self.address is None:
-            raise Misfit("key_file", "goes with an address: a model of the pool asks for no key")
+            raise FieldError("key_file", "goes with an address: a model of the pool asks for no key")
         return self
 
     @property

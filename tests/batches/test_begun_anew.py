@@ -12,7 +12,7 @@ import pytest
 
 from deployments.batches import job_directory as workplace_module
 from deployments.batches.disk import named
-from deployments.batches.job_directory import NAMES, Workplace
+from deployments.batches.job_directory import NAMES, JobDirectory
 from deployments.batches.offline import _known, check_done
 from tests.batches.test_workplace import JOB, answer_all, answerer, lines, outputs, place_of
 from turnout.errors import Code, TurnoutError
@@ -50,7 +50,7 @@ def test_a_kill_while_a_job_is_forgotten_loses_no_line_of_the_next_one(
         patch.setattr(workplace_module, "_remove", until_killed)
         with pytest.raises(KilledError):
             place.open(JOB, fresh=True)
-    again = Workplace(place.folder)
+    again = JobDirectory(place.folder)
     again.open(JOB, fresh=False)
     again.check_blocks(again.staged or again.stage(lines(100), 8, None))
     answer_all(answerer(tmp_path), again)

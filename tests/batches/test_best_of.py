@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.batch_chaos import write_prompts
 from deployments.batches.best_of import best_of_params, chances_of, looking, looks, shared_out, with_samples
 from deployments.batches.inputs import Defaults, Fault
-from deployments.batches.job_directory import Workplace
+from deployments.batches.job_directory import JobDirectory
 from deployments.batches.lines import Line
 from deployments.batches.offline import Job, run
 from router.allocation import best_of
@@ -117,7 +117,7 @@ def test_a_job_looks_at_its_lines_once_and_shares_its_samples_out_among_them(
     places = str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), str(tmp_path / "err.jsonl"), tmp_path / "work"
     defaults = Defaults(True, {"max_tokens": 24})
     job = Job(*places, TurnoutConfig.demo(), "demo", defaults, block_rows=8, best_of=best_of_params(average, {}))
-    looked = Workplace(job.work / "looked")
+    looked = JobDirectory(job.work / "looked")
 
     def asked() -> list[int]:
         files = (looked.folder / "asked").iterdir()
@@ -133,7 +133,7 @@ def test_a_job_looks_at_its_lines_once_and_shares_its_samples_out_among_them(
     assert (summary.answered, summary.failed) == (rows, 0)
     assert asked() == list(range(1, rows + 1))
     # What each line was asked for is what its chances say, within the budget; an answer is one, whatever was sampled.
-    place = Workplace(job.work)
+    place = JobDirectory(job.work)
     lines = [each for block in place.blocks() for each in place.lines(block)]
     counts = {each.number: each.body["decoding"]["params"]["k"] for each in lines}
     assert job.best_of is not None

@@ -12,7 +12,7 @@ import pytest
 
 from deployments.batches.inputs import Defaults
 from deployments.batches.job_cluster import DATA_CPUS, beside, cpus_for
-from deployments.batches.job_directory import Workplace
+from deployments.batches.job_directory import JobDirectory
 from deployments.batches.offline import Job, run
 from tests.batches.house import jsonl, line
 from turnout.cluster_config import PlacementConfig
@@ -62,7 +62,7 @@ def write(name: str) -> Callable[[Job, Path], Job]:
 def test_a_job_is_not_gone_on_with_by_other_models(
     job: Job, tmp_path: Path, changed: Callable[[Job, Path], Job], named: str
 ) -> None:
-    place = Workplace(job.work)
+    place = JobDirectory(job.work)
     place.open(job.described(), fresh=False)
     assert place.open(job.described(), fresh=False)
     with pytest.raises(TurnoutError, match=rf"holds another job \(other: {named}\)"):
@@ -70,7 +70,7 @@ def test_a_job_is_not_gone_on_with_by_other_models(
 
 
 def test_a_job_that_does_not_fit_is_gone_on_with_by_a_smaller_engine(job: Job, tmp_path: Path) -> None:
-    place = Workplace(job.work)
+    place = JobDirectory(job.work)
     place.open(job.described(), fresh=False)
     assert place.open(replace(job, config=config(tmp_path, max_batch=2)).described(), fresh=False)
     less = {"kv_memory_bytes": 64 << 20, "memory_limit_bytes": 2 << 30}

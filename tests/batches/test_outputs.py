@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from deployments.batches.job_directory import Workplace
+from deployments.batches.job_directory import JobDirectory
 from deployments.batches.lines import Line
 from deployments.batches.outputs import check_places, opened
 from tests.batches.test_workplace import JOB, answer_all, answerer, write_both
@@ -93,7 +93,7 @@ def test_no_file_is_two_of_input_output_and_errors(
 def test_a_record_is_one_line_to_every_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "a\u2028b\u2029c\u0085d"
     monkeypatch.setattr("tests.deployments.fake_pool.TOOL_CALL", said)
-    place = Workplace(tmp_path / "work")
+    place = JobDirectory(tmp_path / "work")
     place.open(JOB, fresh=False)
     body = {"prompt": "tool", "max_tokens": len(said)}
     place.stage((Line(n, f"\u2028{n}", "/v1/completions", body) for n in range(1, 4)), 2, None)

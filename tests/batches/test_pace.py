@@ -12,9 +12,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from cli import batch as command
+from cli import batch_client as served
 from deployments.batches import eta as pace
-from deployments.batches import served
-from deployments.batches.eta import Pace, left_s
+from deployments.batches.eta import ProgressRate, left_s
 from deployments.batches.job_directory import Spent
 from deployments.batches.offline import Progress
 
@@ -25,7 +25,7 @@ END = {"id": "b0", "status": "completed", "request_counts": COUNTS, "turnout": U
 
 def test_what_was_done_before_is_no_part_of_the_rate() -> None:
     now = 100.0
-    made = Pace(lambda: now)
+    made = ProgressRate(lambda: now)
     assert made.rate(50) == 0.0
     now = 110.0
     assert made.rate(70) == 2.0
@@ -57,7 +57,7 @@ def serve(
 
     monkeypatch.setattr(served, "run", run)
     monkeypatch.setattr(command, "_bar", bar)
-    monkeypatch.setattr(pace, "Pace", lambda: Pace(lambda: float(next(seconds))))
+    monkeypatch.setattr(pace, "ProgressRate", lambda: ProgressRate(lambda: float(next(seconds))))
     app = typer.Typer()
     app.command()(command.batch)
     asked = ["in.jsonl", str(folder / "out.jsonl"), "--server", "http://test"]
@@ -91,5 +91,5 @@ def test_who_stops_waiting_is_told_what_becomes_of_the_job(monkeypatch: pytest.M
 
 def test_a_block_that_is_begun_again_is_told() -> None:
     spent = Spent(flops=1.0, flops_large_only=4.0)
-    assert command._told(Progress(10, 5, 2.0, spent, tries=1)) == ["2.0/s", "0:02 left", "cost 0.25 x large"]
-    assert command._told(Progress(10, 5, 0.0, Spent(), tries=3)) == ["a block was begun 3 times"]
+    assert command._figures(Progress(10, 5, 2.0, spent, tries=1)) == ["2.0/s", "0:02 left", "cost 0.25 x large"]
+    assert command._figures(Progress(10, 5, 0.0, Spent(), tries=3)) == ["a block was begun 3 times"]

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.batches import served
+from cli import batch_client as served
+from cli.batch_client import ENDED, ServedJob, left_behind, run
 from deployments.batches.inputs import Defaults
-from deployments.batches.job_directory import Workplace
+from deployments.batches.job_directory import JobDirectory
 from deployments.batches.lines import seed_of
-from deployments.batches.served import ENDED, ServedJob, left_behind, run
 from tests.batches.house import jsonl, line
 from turnout.errors import Code, TurnoutError
 
@@ -218,7 +218,7 @@ def test_who_stops_waiting_learns_where_the_job_goes_on_and_how_it_is_ended(serv
 
 
 def test_two_runs_do_not_send_a_job_twice(server: Server, job: ServedJob) -> None:
-    with Workplace(job.work).held(), pytest.raises(TurnoutError, match="another run"):
+    with JobDirectory(job.work).held(), pytest.raises(TurnoutError, match="another run"):
         run(job)
     assert server.batches == []
     assert run(job)["id"] == "b0"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deployments.batches import job as job_module
-from deployments.batches.job import to_its_end
+from deployments.batches.job import finish_in_thread
 from deployments.batches.journal import Journal
 
 
@@ -23,7 +23,7 @@ async def test_who_is_cancelled_is_so_when_the_thread_has_ended() -> None:
 
     async def wait() -> None:
         try:
-            await to_its_end(work)
+            await finish_in_thread(work)
         finally:
             ended.append("closed")
 
@@ -40,9 +40,9 @@ async def test_who_is_cancelled_is_so_when_the_thread_has_ended() -> None:
 
 
 async def test_what_the_thread_says_is_passed_on() -> None:
-    assert await to_its_end(divmod, 7, 2) == (3, 1)
+    assert await finish_in_thread(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
-        await to_its_end(divmod, 7, 0)
+        await finish_in_thread(divmod, 7, 0)
 
 
 async def test_a_journal_that_is_opened_while_its_job_ends_is_not_held(

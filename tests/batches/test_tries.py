@@ -13,7 +13,7 @@ from deployments.batches import answerer, offline
 from deployments.batches.answerer import PROCESS_ENDED, Answerer, Task
 from deployments.batches.attempts import ALONE, GIVEN_UP, LOADING, LOADS, TOGETHER
 from deployments.batches.inputs import Defaults
-from deployments.batches.job_directory import Workplace
+from deployments.batches.job_directory import JobDirectory
 from deployments.batches.lines import Line
 from deployments.batches.offline import Job, Progress, run
 from tests.batches.house import batch_config, jsonl, line, read
@@ -24,8 +24,8 @@ from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
 
 
-def place_of(folder: Path, prompts: list[str], block_rows: int = 100) -> Workplace:
-    place = Workplace(folder / "work")
+def place_of(folder: Path, prompts: list[str], block_rows: int = 100) -> JobDirectory:
+    place = JobDirectory(folder / "work")
     place.open({"input": "in"}, fresh=False)
     rows = [
         Line(number, f"id-{number}", "/v1/completions", {"prompt": prompt, "max_tokens": 2})
@@ -214,4 +214,4 @@ def test_a_job_whose_models_end_each_actor_says_so_and_ends(tmp_path: Path, monk
     job = job_of(tmp_path, monkeypatch, Unloadable)
     with pytest.raises(TurnoutError, match=r"2 processes ended while they loaded the models.*run it again"):
         run(job)
-    assert Workplace(job.work).tries(LOADING).begun == 0
+    assert JobDirectory(job.work).tries(LOADING).begun == 0

@@ -15,7 +15,7 @@ from deployments.batches import answerer as answerer_module
 from deployments.batches import journal as journal_module
 from deployments.batches.answerer import Answerer, Task
 from deployments.batches.inputs import Fault
-from deployments.batches.job_directory import Spent, Workplace
+from deployments.batches.job_directory import JobDirectory, Spent
 from deployments.batches.lines import Line, Result
 from deployments.batches.offline import check_done
 from deployments.batches.outputs import write_outputs
@@ -39,8 +39,8 @@ def lines(count: int, word: str = "fast") -> Iterator[Line | Fault]:
             yield Line(number, f"id-{number}", "/v1/completions", {"prompt": prompt, "max_tokens": 2})
 
 
-def place_of(folder: Path, count: int = 100, word: str = "fast", block_rows: int = 8) -> Workplace:
-    place = Workplace(folder / "work")
+def place_of(folder: Path, count: int = 100, word: str = "fast", block_rows: int = 8) -> JobDirectory:
+    place = JobDirectory(folder / "work")
     place.open(JOB, fresh=False)
     if place.staged is None:
         place.stage(lines(count, word), block_rows, None)
@@ -51,16 +51,16 @@ def answerer(folder: Path, concurrency: int = 16) -> Answerer:
     return Answerer(Task(folder / "work", batch_config(folder), "demo", 0, concurrency), load_fake_pool)
 
 
-def write_both(place: Workplace, target: str, errors: str) -> tuple[int, int]:
+def write_both(place: JobDirectory, target: str, errors: str) -> tuple[int, int]:
     return write_outputs(target, errors, place.records(answered=True), place.records(answered=False))
 
 
-def answer_all(made: Answerer, place: Workplace) -> None:
+def answer_all(made: Answerer, place: JobDirectory) -> None:
     for block in place.blocks():
         made({"block": [block]})
 
 
-def outputs(folder: Path, place: Workplace) -> tuple[list[Any], list[Any]]:
+def outputs(folder: Path, place: JobDirectory) -> tuple[list[Any], list[Any]]:
     write_both(place, str(folder / "out.jsonl"), str(folder / "err.jsonl"))
     found = [folder / "out.jsonl", folder / "err.jsonl"]
     good, bad = ([json.loads(each) for each in path.read_text().splitlines()] for path in found)
@@ -114,7 +114,7 @@ def test_the_same_input_is_cut_into_blocks_of_the_same_names(tmp_path: Path) -> 
 
 
 def test_of_two_lines_with_one_id_the_first_is_served(tmp_path: Path) -> None:
-    place = Workplace(tmp_path / "work")
+    place = JobDirectory(tmp_path / "work")
     place.open(JOB, fresh=False)
     body = {"prompt": "short", "max_tokens": 1}
     staged = place.stage([Line(n, "same", "/v1/completions", body) for n in (1, 2)], 8, None)
@@ -161,7 +161,7 @@ async def test_what_a_killed_process_had_answered_is_not_asked_again(tmp_path: P
 
 
 def test_a_line_of_many_prompts_is_answered_by_a_pool_that_is_asked_one_line_at_once(tmp_path: Path) -> None:
-    place = Workplace(tmp_path / "work")
+    place = JobDirectory(tmp_path / "work")
     place.open(JOB, fresh=False)
     bodies = [{"prompt": ["fast"] * count, "max_tokens": 2} for count in (3, 128)]
     rows = [Line(number, f"id-{number}", "/v1/completions", body) for number, body in enumerate(bodies, 1)]
@@ -216,12 +216,12 @@ def test_a_folder_with_files_that_are_no_jobs_is_left_as_it_is(tmp_path: Path) -
     (tmp_path / "in" / "mine").touch()
     for fresh in (False, True):
         with pytest.raises(TurnoutError, match="no job's: in"):
-            Workplace(tmp_path).open(JOB, fresh)
+            JobDirectory(tmp_path).open(JOB, fresh)
     assert (tmp_path / "in" / "mine").exists()
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    place = Workplace(tmp_path / "work")
+    place = JobDirectory(tmp_path / "work")
     with place.held(), pytest.raises(TurnoutError, match="another run"), place.held():
         pass
     with place.held():
@@ -281,13 +281,13 @@ def test_errors_of_a_run_before_are_gone_where_no_line_fails(tmp_path: Path) -> 
     assert not (tmp_path / "err.jsonl").exists()
 
 
-def outputs_without_errors(folder: Path, place: Workplace) -> tuple[list[Any], int]:
+def outputs_without_errors(folder: Path, place: JobDirectory) -> tuple[list[Any], int]:
     _, failed = write_both(place, str(folder / "out.jsonl"), str(folder / "err.jsonl"))
     return [json.loads(each) for each in (folder / "out.jsonl").read_text().splitlines()], failed
 
 
 def test_an_input_that_breaks_off_while_it_is_cut_is_cut_again(tmp_path: Path) -> None:
-    place = Workplace(tmp_path / "work")
+    place = JobDirectory(tmp_path / "work")
     place.open(JOB, fresh=False)
 
     def broken() -> Iterator[Line | Fault]:
@@ -344,7 +344,7 @@ def test_parquet_holds_texts_and_whole_responses(tmp_path: Path) -> None:
 
 
 def test_requests_are_put_in_order_no_more_bytes_at_once_than_fit(tmp_path: Path) -> None:
-    place = Workplace(tmp_path / "work")
+    place = JobDirectory(tmp_path / "work")
     place.open(JOB, fresh=False)
     long = "x" * (WINDOW_BYTES // 8)
     rows = (Line(number, f"id-{number}", "/v1/completions", {"prompt": long}) for number in range(1, 21))

@@ -95,7 +95,7 @@ class FakePool:
                 if place == 3 and _dies(text):
                     os._exit(1)
                 await asyncio.sleep(step_s)
-                if place == 0 and call.tells_prompt:
+                if place == 0 and call.include_prompt_len:
                     yield Begun(len(ids))
                 last = place == limit - 1
                 for index in range(call.sampling.n):

@@ -70,7 +70,7 @@ class ScriptedPool:
         seed = call.sampling.seed
         assert seed is not None
         salt = ""
-        if call.tells_decision:
+        if call.include_decision:
             salt = (call.decided or {}).get("arm") or f"decided by {os.getpid()}"
             yield Decided({"method": "plain", "params": {}, "policy": "test", "version": "0", "arm": salt})
         leave = self.active[call.request_id] = asyncio.Event()

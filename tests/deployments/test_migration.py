@@ -1,4 +1,4 @@
-"""Running calls from one replica to another: caches lie in a depot meanwhile, and clients notice nothing."""
+"""Running calls from one replica to another: caches lie in a store meanwhile, and clients notice nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ray import serve
 
 from deployments.app import RunningServer
 from deployments.build_info import this_program
-from deployments.migration import NAMESPACE, Depot, Mover, Shelf, Ticket
+from deployments.migration import NAMESPACE, BoundedStore, Handoff, HandoffHandle, HandoffStore
 from deployments.pool_deployment import ServedPool, load_engine
 from deployments.remote import RemoteBackend
 from deployments.version_check import Origin
@@ -45,7 +45,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TurnoutConfig:
 
 
 def test_a_shelf_keeps_bytes_for_a_time_and_up_to_a_number() -> None:
-    shelf = Shelf(most_bytes=10, kept_s=5.0)
+    shelf = BoundedStore(most_bytes=10, kept_s=5.0)
     assert shelf.put("a", "A", 6, now=0.0)
     assert not shelf.put("b", "B", 5, now=1.0)
     assert shelf.put("c", "C", 4, now=2.0)
@@ -62,24 +62,24 @@ class Replica:
 
     def __init__(self, config: TurnoutConfig) -> None:
         self._pool: Any = load_engine("pair", config)
-        self._mover = Mover(self._pool, START_S)
+        self._handoff = Handoff(self._pool, START_S)
 
     async def ready(self) -> str:
-        """The name of its depot."""
-        await self._mover.hand_over("nobody")
-        return self._mover._name
+        """The name of its store."""
+        await self._handoff.hand_over("nobody")
+        return self._handoff._name
 
     async def answer(self, call: GenerateCall, client: Client, leave_after: int | None = None) -> tuple[Client, Any]:
         """The client with what came, and what the call ended with; hands it over after so many chunks."""
         chunks = 0
         try:
-            async for event in self._pool.generate(await self._mover.incoming(call)):
+            async for event in self._pool.generate(await self._handoff.incoming(call)):
                 client.take(event)
                 chunks += 1
                 if chunks == leave_after:
-                    assert await self._mover.hand_over(call.request_id) == 1
+                    assert await self._handoff.hand_over(call.request_id) == 1
         except Interrupted as error:
-            return client, await self._mover.outgoing(error)
+            return client, await self._handoff.outgoing(error)
         return client, None
 
 
@@ -99,7 +99,7 @@ async def test_a_cache_outlives_its_replica_and_a_lost_one_is_computed(
         assert isinstance(left, Interrupted)
         assert left.moved is not None
         assert 0 < len(client.ids[0]) < 300
-        assert all(isinstance(cache.kv, Ticket) for cache in left.moved.caches)
+        assert all(isinstance(cache.kv, HandoffHandle) for cache in left.moved.caches)
         assert sum(cache.nbytes for cache in left.moved.caches) > len(PROMPT) * 100
         moves.append((client, left.moved))
     ray.kill(first)
@@ -109,7 +109,7 @@ async def test_a_cache_outlives_its_replica_and_a_lost_one_is_computed(
     done, left = await second.answer(replace(here.rest_of(call), moved=kept), here)
     assert (left, done.ids, done.texts) == (None, whole.ids, whole.texts)
     assert f"moved here with the cache of {count} tokens" in done.usage.notes
-    ray.kill(ray.get_actor(lost.caches[0].kv.depot, NAMESPACE))
+    ray.kill(ray.get_actor(lost.caches[0].kv.store, NAMESPACE))
     done, left = await second.answer(replace(there.rest_of(call), moved=lost), there)
     assert (left, done.ids, done.texts) == (None, whole.ids, whole.texts)
     assert "moved here with the cache of 0 tokens" in done.usage.notes
@@ -121,15 +121,15 @@ async def test_a_cache_outlives_its_replica_and_a_lost_one_is_computed(
 
 
 def test_a_depot_gives_back_what_it_got_once_and_ends_by_itself(server: RunningServer) -> None:
-    name, brief = "depot-of-a-test", "depot-of-a-moment"
+    name, brief = "store-of-a-test", "store-of-a-moment"
     options = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
-    depot = ray.remote(Depot).options(name=name, **options).remote(1 << 20, 60.0)
-    ray.remote(Depot).options(name=brief, **options).remote(1 << 20, 0.2)
-    ray.get(depot.ready.remote(), timeout=START_S)
+    store = ray.remote(HandoffStore).options(name=name, **options).remote(1 << 20, 60.0)
+    ray.remote(HandoffStore).options(name=brief, **options).remote(1 << 20, 0.2)
+    ray.get(store.ready.remote(), timeout=START_S)
 
     async def there_and_back(kv: torch.Tensor) -> tuple[MovedCache, MovedCache | None, MovedCache | None]:
-        mover = Mover(None)
-        mover._depot, mover._name = depot, name
+        mover = Handoff(None)
+        mover._store, mover._name = store, name
         cache = MovedCache(0, "large", "d", 0, tuple(range(kv.shape[1])), kv.nbytes, kv)
         left = await mover.outgoing(Interrupted("moved", Moved((cache,))))
         assert isinstance(left, Interrupted)
@@ -147,8 +147,8 @@ def test_a_depot_gives_back_what_it_got_once_and_ends_by_itself(server: RunningS
         assert again is None
     _, refused, _ = asyncio.run(there_and_back(torch.zeros(2, 90_000, 2, 1, 1)))
     assert refused is None
-    ray.kill(depot)
-    poll(lambda: not _runs(brief), "the depot has ended", 60.0)
+    ray.kill(store)
+    poll(lambda: not _runs(brief), "the store has ended", 60.0)
 
 
 def _only(call: GenerateCall) -> MovedCache | None:
@@ -194,7 +194,7 @@ async def test_streams_move_between_served_replicas(server: RunningServer, confi
                     moves -= await hand_over(call.request_id)
             return client
 
-        await hand_over("nobody")  # from now on both have a depot
+        await hand_over("nobody")  # from now on both have a store
         calls = [
             call_of(PROMPT, "plain", **ANSWER),
             call_of(PROMPT, "speculative", {"draft_length": 3}, **ANSWER),

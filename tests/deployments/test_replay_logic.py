@@ -16,7 +16,7 @@ from ray.exceptions import ActorUnavailableError
 
 from deployments.backend import Batch
 from deployments.remote import RemoteBackend
-from deployments.retry import FEW, MAX_LOSSES, Attempts, Lane, LostError, Replay
+from deployments.retry import FEW, MAX_LOSSES, Attempts, LostError, Replay, SerialGate
 from tests.deployments.scripted_pool import ScriptedPool, expected, scripted_config, usage_of
 from tests.deployments.served_pool import call, read, read_one
 from turnout.calls import Chunk, Decided, Delivered, Failure, GenerateCall, Moved, Regained, TokenOut, Usage
@@ -189,10 +189,10 @@ async def test_a_poison_that_is_made_again_up_to_where_it_ends_the_process_is_fo
     with pytest.raises(TurnoutError, match="not tried again"):
         await read_one(remote, call("step=0"))
     assert len(handle.calls) == 3
-    lane, poison, other = Lane(), Attempts("a", "p"), Attempts("b", "p")
+    gate, poison, other = SerialGate(), Attempts("a", "p"), Attempts("b", "p")
     for each in (poison, poison, other):
         each.lost(LostError("p"), apart=False)
-    async with lane.turn(poison):
+    async with gate.turn(poison):
         poison.regained()
         assert not poison.gets_on  # apart until something new comes
         poison.went_on(1)
@@ -301,7 +301,7 @@ async def test_a_routed_call_keeps_its_first_decision() -> None:
     remote, handle = backend(breaks_after(first), answers, routed=True)
     got = await read_one(remote, call("step=0", max_tokens=5))
     assert got.ids == expected(5, 5, salt="the first")
-    assert handle.calls[0].tells_decision
+    assert handle.calls[0].include_decision
     assert handle.calls[1].decided == decision
 
 
@@ -333,12 +333,12 @@ async def everybody() -> None:
 
 
 async def test_suspects_go_one_at_a_time_and_others_pass() -> None:
-    lane, running, most = Lane(), 0, 0
+    gate, running, most = SerialGate(), 0, 0
     released = asyncio.Event()
 
     async def run(attempts: Attempts) -> None:
         nonlocal running, most
-        async with lane.turn(attempts):
+        async with gate.turn(attempts):
             running += attempts.suspect
             most = max(most, running)
             await released.wait()
@@ -357,12 +357,12 @@ async def test_suspects_go_one_at_a_time_and_others_pass() -> None:
 
 
 async def test_a_suspect_that_gets_on_lets_the_next_one_in() -> None:
-    lane = Lane()
+    gate = SerialGate()
     first, second = Attempts("a", "p"), Attempts("b", "p")
     for each in (first, second):
         each.lost(LostError("a replica"))
-    async with lane.turn(first) as turn:
-        waiting = asyncio.create_task(lane.turn(second).__aenter__())
+    async with gate.turn(first) as turn:
+        waiting = asyncio.create_task(gate.turn(second).__aenter__())
         await everybody()
         assert not waiting.done()
         turn.over()

@@ -12,9 +12,9 @@ from typing import Any
 import openai
 import pytest
 
+from cli.batch_client import ServedJob, run
 from deployments.app import RunningServer
 from deployments.batches.inputs import Defaults
-from deployments.batches.served import ServedJob, run
 from experiments.process_memory import tree
 from tests.deployments.conftest import assert_freed, poll
 

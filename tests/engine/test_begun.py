@@ -9,7 +9,7 @@ from turnout.types import SamplingParams
 
 async def test_an_answer_begins_with_the_length_of_its_prompt_where_that_is_asked_for(pool: LocalPool) -> None:
     call = GenerateCall("r", pool.name, SamplingParams(max_tokens=3, seed=1), prompt=(1, 2, 3, 4, 5))
-    events = [event async for event in pool.generate(replace(call, tells_prompt=True))]
+    events = [event async for event in pool.generate(replace(call, include_prompt_len=True))]
     assert isinstance(events[0], Begun)
     assert isinstance(events[-1], Usage)
     assert events[0].prompt_tokens == events[-1].prompt_tokens == 5

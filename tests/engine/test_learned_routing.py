@@ -17,7 +17,7 @@ from decoding.artifacts import SUFFIX
 from deployments.batches.answerer import Answerer, Task
 from deployments.batches.best_of import best_of_params, chances_of, looking, looks, shared_out, with_samples
 from deployments.batches.inputs import Fault
-from deployments.batches.job_directory import Workplace
+from deployments.batches.job_directory import JobDirectory
 from deployments.batches.lines import Line
 from pool.local_pool import LocalPool
 from router.difficulty import drift
@@ -236,7 +236,7 @@ def test_samples_of_a_job_are_shared_out_among_its_lines(pair_folder: Path, arti
     ]
 
     def answers(name: str, config: TurnoutConfig, rows: Iterable[Line | Fault]) -> list[dict[str, Any]]:
-        place = Workplace(tmp_path / name)
+        place = JobDirectory(tmp_path / name)
         place.open({}, fresh=False)
         place.stage(rows, 8, None)
         made = Answerer(Task(place.folder, config, "pair", 0, 8))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments import placement_check as fitting
-from deployments.placement_check import HEAD_MARK, Growth, Misfit, NodeType, Replica, Resources, fit, sum_of
+from deployments.placement_check import HEAD_MARK, Growth, NodeType, Replica, Resources, Unplaced, fit, sum_of
 from tests.properties import cases
 
 ONE = {"CPU": 1.0}
@@ -17,7 +17,7 @@ ONE = {"CPU": 1.0}
 
 def test_a_sum_that_fits_may_lie_on_too_many_nodes() -> None:
     wanted = [Replica("p", (ONE, ONE, ONE))]
-    assert fit(wanted, [{"CPU": 1.5}, {"CPU": 1.5}]) == Misfit("p", ONE, {"CPU": 0.5}, proven=True)
+    assert fit(wanted, [{"CPU": 1.5}, {"CPU": 1.5}]) == Unplaced("p", ONE, {"CPU": 0.5}, proven=True)
     assert fit(wanted, [{"CPU": 2.0}, {"CPU": 1.0}]) is None
 
 

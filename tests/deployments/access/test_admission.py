@@ -9,8 +9,8 @@ import pytest
 
 from deployments.access.admission import Admission, estimated_tokens
 from deployments.access.callers import Caller, Callers
+from deployments.access.lease import Lease
 from deployments.access.spending import Spending, period_end, period_start
-from deployments.access.ticket import Ticket
 from deployments.access.usage_record import Spent, UsageRecord
 from tests.deployments.access.kit import house_config, with_time_to_retry, write_house
 from tests.deployments.access.test_tenants_file import until
@@ -37,7 +37,7 @@ class Desk:
     def open(self) -> Admission:
         return Admission(self.config, self.callers, clock=lambda: self.seconds, now=lambda: self.now)
 
-    def admit(self, tenant: str = "a", pool: str = "demo", **changes: Any) -> Ticket:
+    def admit(self, tenant: str = "a", pool: str = "demo", **changes: Any) -> Lease:
         return self.admission.admit(call(tenant, model=pool, **changes), pool)
 
     def refused(self, tenant: str = "a", pool: str = "demo", **changes: Any) -> TurnoutError:
@@ -73,9 +73,9 @@ def usage(prompt: int, completion: int, flops: float = 0.0, wall_s: float = 0.0)
     return Usage(prompt, completion, 0, {}, SpeculationMeter(), 0, cost, "plain", {}, 1, 0.1, 0.2)
 
 
-def finish(ticket: Ticket, *, prompt: int = 10, completion: int = 0, **cost: float) -> None:
-    with ticket:
-        ticket.served((usage(prompt, completion, **cost),))
+def finish(lease: Lease, *, prompt: int = 10, completion: int = 0, **cost: float) -> None:
+    with lease:
+        lease.served((usage(prompt, completion, **cost),))
 
 
 def test_requests_drain_at_their_rate_and_the_refusal_says_when(make: Any) -> None:
@@ -96,9 +96,9 @@ def test_requests_drain_at_their_rate_and_the_refusal_says_when(make: Any) -> No
 
 def test_tokens_are_charged_by_estimate_and_settled_with_the_truth(make: Any) -> None:
     desk = make(tokens_per_minute=100)
-    ticket = desk.admit()  # 40 characters: 10 tokens
+    lease = desk.admit()  # 40 characters: 10 tokens
     assert desk.admission.left("a", desk.callers.limits("a"))["tokens_per_minute"] == pytest.approx(90)
-    finish(ticket, prompt=30, completion=60)
+    finish(lease, prompt=30, completion=60)
     assert desk.admission.left("a", desk.callers.limits("a"))["tokens_per_minute"] == pytest.approx(10)
     finish(desk.admit(), prompt=10, completion=50)
     error = desk.refused()  # in debt by 50, and 10 are needed
@@ -110,8 +110,8 @@ def test_tokens_are_charged_by_estimate_and_settled_with_the_truth(make: Any) ->
 
 def test_a_prompt_larger_than_the_rate_waits_for_an_empty_bucket(make: Any) -> None:
     desk = make(tokens_per_minute=5)
-    ticket = desk.admit()
-    finish(ticket, prompt=10)
+    lease = desk.admit()
+    finish(lease, prompt=10)
     assert desk.refused().retry_after_s == pytest.approx(120)
     desk.seconds += 120
     finish(desk.admit())
@@ -147,13 +147,13 @@ def test_a_request_that_the_pool_had_no_room_for_does_not_count(make: Any, code:
 def test_what_could_not_be_let_in_is_refused_before_it_is_read(make: Any, limits: dict[str, Any], field: str) -> None:
     desk = make(**limits)
     caller = Caller("a", desk.callers.limits("a"))
-    desk.admission.knock(caller)
-    desk.admission.knock(caller)  # it takes nothing
-    ticket = desk.admit()
+    desk.admission.precheck(caller)
+    desk.admission.precheck(caller)  # it takes nothing
+    lease = desk.admit()
     if field != "tenant.concurrency":
-        finish(ticket)
+        finish(lease)
     with pytest.raises(TurnoutError) as refusal:
-        desk.admission.knock(caller)
+        desk.admission.precheck(caller)
     assert (refusal.value.code, refusal.value.field) == (Code.RESOURCE_EXHAUSTED, field)
     assert refusal.value.retry_after_s
 
@@ -163,8 +163,8 @@ def test_what_another_process_records_is_spent_too(make: Any, monkeypatch: pytes
     desk = make(budget={"amount": 100})
     before, desk.admission = desk.admission, desk.open()
     try:
-        with before.admit(call("a"), "demo") as ticket:
-            ticket.served((usage(60, 40),))
+        with before.admit(call("a"), "demo") as lease:
+            lease.served((usage(60, 40),))
         until(lambda: desk.admission.used("a")["tokens"] == 100, 10)
         assert desk.refused().field == "tenant.budget"
     finally:
@@ -173,14 +173,14 @@ def test_what_another_process_records_is_spent_too(make: Any, monkeypatch: pytes
 
 def test_the_seconds_of_what_tells_no_cost_are_what_others_took_and_never_longer_than_it_was_there(make: Any) -> None:
     desk = make(budget={"amount": 1e9, "unit": "seconds"})
-    with desk.admit() as ticket:
+    with desk.admit() as lease:
         desk.seconds += 3
-        ticket.scored(50)
+        lease.scored(50)
     assert desk.admission.used("a")["seconds"] == pytest.approx(3)
     finish(desk.admit(), prompt=10, completion=10, wall_s=1.1)  # 0.1 s for 10 tokens read
-    with desk.admit() as ticket:
+    with desk.admit() as lease:
         desk.seconds += 3
-        ticket.scored(50)
+        lease.scored(50)
     assert desk.admission.used("a")["seconds"] == pytest.approx(3 + 1.1 + 0.5)
 
 
@@ -206,8 +206,8 @@ def test_a_tenants_batch_leaves_room_for_its_other_requests(make: Any) -> None:
     running = [desk.admit(priority="batch") for _ in range(2)]
     assert "concurrency" in str(desk.refused(priority="batch"))
     assert desk.admission.left("a", desk.callers.limits("a"))["concurrency"] == 2
-    for ticket in [*running, desk.admit()]:
-        finish(ticket)
+    for lease in [*running, desk.admit()]:
+        finish(lease)
     for _ in range(2):
         finish(desk.admit(priority="batch"))
     assert "requests_per_minute" in str(desk.refused(priority="batch"))
@@ -320,10 +320,10 @@ def test_a_budget_is_spent_once_and_begins_anew(make: Any, unit: str, used: dict
 
 def test_requests_in_progress_count_against_a_budget_of_tokens(make: Any) -> None:
     desk = make(budget={"amount": 100})
-    ticket = desk.admit()  # 40 characters: 10 tokens
+    lease = desk.admit()  # 40 characters: 10 tokens
     others = [desk.admit(prompt="x" * 80) for _ in range(4)]
     assert desk.admission.left("a", desk.callers.limits("a"))["budget"] == 10
-    ticket.served((Chunk(0, "ab", tuple(TokenOut(1, "a", "small", TokenKind.DECODED) for _ in range(10))),))
+    lease.served((Chunk(0, "ab", tuple(TokenOut(1, "a", "small", TokenKind.DECODED) for _ in range(10))),))
     error = desk.refused()
     assert (error.field, error.retry_after_s) == ("tenant.budget", 1.0)
     assert "0 spent, 100 of requests in progress" in error.message
@@ -332,7 +332,7 @@ def test_requests_in_progress_count_against_a_budget_of_tokens(make: Any) -> Non
         with pytest.raises(TurnoutError), other:
             raise TurnoutError(Code.UNAVAILABLE, "no")
     finish(desk.admit())
-    finish(ticket, prompt=10, completion=75)
+    finish(lease, prompt=10, completion=75)
     left = desk.admission.left("a", desk.callers.limits("a"))
     assert left["budget"] == 5, "what has ended is what was recorded of it"
 
@@ -358,9 +358,9 @@ def test_requests_that_begin_at_once_do_not_pass_a_budget_of_flops_or_seconds_to
 def test_cutting_streams_short_does_not_evade_a_budget(make: Any) -> None:
     desk = make(budget={"amount": 100, "unit": "flops"})
     finish(desk.admit(), prompt=10, completion=10, flops=40.0)  # 2 a token
-    ticket = desk.admit()
-    ticket.prompt_tokens, ticket.sources["small"] = 20, 12
-    with pytest.raises(GeneratorExit), ticket:
+    lease = desk.admit()
+    lease.prompt_tokens, lease.sources["small"] = 20, 12
+    with pytest.raises(GeneratorExit), lease:
         raise GeneratorExit
     assert desk.refused().field == "tenant.budget"
 
@@ -368,9 +368,9 @@ def test_cutting_streams_short_does_not_evade_a_budget(make: Any) -> None:
 def test_without_the_section_nothing_is_counted(tmp_path: Path) -> None:
     config = house_config(tmp_path).model_copy(update={"access": None})
     admission = Admission(config, Callers(None))
-    ticket = admission.admit(call("default"), "demo")
+    lease = admission.admit(call("default"), "demo")
     assert not admission.counts
-    assert not ticket.counts
+    assert not lease.counts
 
 
 def test_estimates() -> None:

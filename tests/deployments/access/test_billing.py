@@ -78,8 +78,8 @@ async def test_what_is_under_way_is_told_until_it_is_over(tenants: House) -> Non
     assert await told() == nothing
     async with aclosing(service.stream(call("slow", sampling=SamplingParams(max_tokens=100)))) as batches:
         await anext(batches)
-        await service._holding.hold("acme", late)
-        waiting = asyncio.create_task(service._holding.hold("acme", late))
+        await service._tarpit.hold("acme", late)
+        waiting = asyncio.create_task(service._tarpit.hold("acme", late))
         with service.admission.reading(Caller("acme")):
             await asyncio.sleep(0)
             assert await told() == {"reading": 1, "running": 1, "refused": 1, "recording": 1}

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from deployments.access import tarpit as holding
-from deployments.access.tarpit import Holding
+from deployments.access.tarpit import Tarpit
 from turnout.errors import Code, TurnoutError
 
 WAIT_S = 0.2
@@ -18,7 +18,7 @@ def refusal(wait_s: float | None = WAIT_S) -> TurnoutError:
     return TurnoutError(Code.RESOURCE_EXHAUSTED, "no", "tenant.concurrency", wait_s)
 
 
-async def held(keeper: Holding, tenant: str, error: TurnoutError) -> float:
+async def held(keeper: Tarpit, tenant: str, error: TurnoutError) -> float:
     """Seconds it took."""
     began = time.monotonic()
     await keeper.hold(tenant, error)
@@ -26,7 +26,7 @@ async def held(keeper: Holding, tenant: str, error: TurnoutError) -> float:
 
 
 async def test_whoever_comes_back_too_early_waits_and_others_do_not() -> None:
-    keeper = Holding()
+    keeper = Tarpit()
     assert await held(keeper, "loud", refusal()) < WAIT_S / 2
     late = asyncio.create_task(held(keeper, "loud", refusal()))
     assert await held(keeper, "other", refusal()) < WAIT_S / 2
@@ -35,14 +35,14 @@ async def test_whoever_comes_back_too_early_waits_and_others_do_not() -> None:
 
 async def test_whoever_waits_as_it_was_told_is_answered_at_once() -> None:
     seconds = 0.0
-    keeper = Holding(lambda: seconds)
+    keeper = Tarpit(lambda: seconds)
     for _ in range(3):
         assert await held(keeper, "a", refusal()) < WAIT_S / 2
         seconds += WAIT_S
 
 
 async def test_only_those_are_held_who_ask_too_much() -> None:
-    keeper = Holding()
+    keeper = Tarpit()
     for code in (Code.NOT_FOUND, Code.INVALID_ARGUMENT, Code.UNAVAILABLE):
         for _ in range(2):
             assert await held(keeper, "a", TurnoutError(code, "no", retry_after_s=60)) < WAIT_S / 2
@@ -50,7 +50,7 @@ async def test_only_those_are_held_who_ask_too_much() -> None:
 
 async def test_a_long_time_to_wait_is_not_waited_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding, "LONGEST_S", WAIT_S)
-    keeper = Holding()
+    keeper = Tarpit()
     for wait_s in (3600.0, None):  # a pool that has no room does not say when it will
         await keeper.hold(f"a{wait_s}", refusal(wait_s))
         assert WAIT_S * 0.9 <= await held(keeper, f"a{wait_s}", refusal(wait_s)) < 60
@@ -60,7 +60,7 @@ async def test_no_more_are_held_than_there_is_room_for_and_those_who_leave_make_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(holding, "MOST_HELD", 2)
-    keeper = Holding()
+    keeper = Tarpit()
     await keeper.hold("a", refusal(60))
     waiting = [asyncio.create_task(keeper.hold("a", refusal(60))) for _ in range(2)]
     await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.access.callers import Departed
+from deployments.access.callers import RemovedTenants
 from deployments.access.keys import make_key
 from deployments.access.tenants_file import Tenant, Tenants, new_entry, read_tenants, write_tenants
 from deployments.batches.job import BatchJob
@@ -159,7 +159,7 @@ async def test_only_who_has_the_name_waits_and_pools_that_do_not_answer_hold_up_
 ) -> None:
     good, bad = Slow(), Slow(TurnoutError(Code.UNAVAILABLE, "no answer"))
     names = Names("acme")
-    departed = Departed(names, {"good": good, "bad": bad})  # type: ignore[arg-type]
+    departed = RemovedTenants(names, {"good": good, "bad": bad})  # type: ignore[arg-type]
     await departed.settled("other")
     first, second = (asyncio.create_task(departed.settled("acme")) for _ in range(2))
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deployments.access.keys import make_key
-from deployments.access.reloading_file import Watched
+from deployments.access.reloading_file import ReloadingFile
 from deployments.access.tenants_file import Tenant, Tenants, locked, read_tenants, write_tenants
 from turnout.access_config import Budget, TenantLimits
 from turnout.errors import Code, TurnoutError
@@ -105,7 +105,7 @@ def test_a_key_of_two_tenants_is_refused(tmp_path: Path) -> None:
 def test_a_change_holds_within_two_seconds_and_a_broken_file_keeps_the_last_good_one(tmp_path: Path) -> None:
     path = tmp_path / "t.yaml"
     write_tenants(path, Tenants(tenants={"a": Tenant()}))
-    watched = Watched(path, read_tenants)
+    watched = ReloadingFile(path, read_tenants)
     try:
         times = []
         for name in ("x", "y", "b"):
@@ -135,7 +135,7 @@ def test_a_read_that_failed_once_is_tried_again_though_the_file_stays_as_it_is(t
             raise OSError(24, "Too many open files")
         return at.read_text(encoding="utf-8")
 
-    watched = Watched(path, read, poll_s=0.01)
+    watched = ReloadingFile(path, read, poll_s=0.01)
     try:
         failing.set()
         path.write_text("new, and of another size", encoding="utf-8")
@@ -181,7 +181,7 @@ def test_a_file_keeps_its_owner_and_a_link_stays_one(tmp_path: Path, monkeypatch
 
 def test_a_file_that_is_broken_from_the_start_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TurnoutError) as refusal:
-        Watched(tmp_path / "none.yaml", read_tenants)
+        ReloadingFile(tmp_path / "none.yaml", read_tenants)
     assert refusal.value.code is Code.INVALID_ARGUMENT
 
 

@@ -1,4 +1,4 @@
-"""A job on a running server: its input goes up as a batch, the server's idle time answers it, its files come back."""
+"""Client of a server's batch API for `turnout batch --server`: uploads the input, waits, fetches the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import httpx
 
 from deployments.batches.disk import named
 from deployments.batches.inputs import Defaults, Fault, fingerprint, read_input
-from deployments.batches.job_directory import Spent, Workplace
+from deployments.batches.job_directory import JobDirectory, Spent
 from deployments.batches.lines import request_id_of, seed_of, unread
 from deployments.batches.outputs import check_places, write_outputs
 from turnout.atomic_files import whole, write_whole
@@ -80,7 +80,7 @@ def run(
     """
     headers = {"Authorization": f"Bearer {job.key}"} if job.key else {}
     with (
-        Workplace(job.work).held(),
+        JobDirectory(job.work).held(),
         httpx.Client(base_url=job.server, headers=headers, timeout=TIMEOUT_S) as client,
     ):
         check_places(job.source, job.target, job.errors)

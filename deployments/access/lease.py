@@ -1,4 +1,4 @@
-"""One request that was let in."""
+"""Admission lease of one request."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Account:
     tokens: Bucket = field(default_factory=Bucket)
 
 
-class Ticket:
-    """One request that was let in; what it uses is counted until the context ends.
+class Lease:
+    """Lease of one admitted request; what it uses is counted until the context ends.
 
     Attributes:
         account: its tenant's; None: nothing is counted.
