@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from turnout.calls import (
@@ -19,8 +19,27 @@ from turnout.calls import (
 Batch = tuple[Event, ...]
 
 
+class PoolMember(Protocol):
+    """One model of a pool; `digest` names its weights."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the weights."""
+        ...
+
+
 class Pool(Protocol):
-    """The engine behind one endpoint: a small and a large model in this process."""
+    """The engine behind one endpoint, its models in this process or in actors."""
+
+    @property
+    def members(self) -> Mapping[str, PoolMember]:
+        """Models by name."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Findings of the loading that an operator should know."""
+        ...
 
     def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
         """Chunks, then exactly one Usage. Closing the iterator frees everything the call holds."""
@@ -44,6 +63,22 @@ class Pool(Protocol):
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids."""
+        ...
+
+    def send_away(self, count: int) -> int:
+        """Let waiting calls go on in another replica; return how many do."""
+        ...
+
+    def forget(self, tenant: str) -> None:
+        """Drop what was learned of a tenant's texts."""
+        ...
+
+    def check(self) -> None:
+        """Check that the pool can go on.
+
+        Raises:
+            TurnoutError: it cannot.
+        """
         ...
 
     async def close(self) -> None:

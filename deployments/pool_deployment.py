@@ -123,15 +123,12 @@ class PoolReplica:
         return await self._handoff.hand_over(request_id, again)
 
     def send_away(self, count: int) -> int:
-        """Let calls that wait for a place go on in another replica; how many do, 0 where this pool cannot do it."""
-        leave = getattr(self._pool, "send_away", None)
-        return 0 if leave is None else int(leave(count))
+        """Let calls that wait for a place go on in another replica; return how many do."""
+        return self._pool.send_away(count)
 
     async def forget(self, tenant: str) -> None:
-        """Drop what was learned of a tenant's texts, where this pool learns from them."""
-        forget = getattr(self._pool, "forget", None)
-        if forget is not None:
-            forget(tenant)
+        """Drop what was learned of a tenant's texts."""
+        self._pool.forget(tenant)
 
     async def _answer(self, call: GenerateCall, put: Callable[[Event], None]) -> None:
         """Give all events of an answer to `put`; the last one is Usage or Failure."""
@@ -165,7 +162,7 @@ class ServedPool(PoolReplica):
         super().__init__(name, config, load)
         self._placement = config.pools[name].placement
         self._place = f"{address} pid {os.getpid()}"
-        digests = {each: model.digest for each, model in getattr(self._pool, "members", {}).items()}
+        digests = {each: model.digest for each, model in self._pool.members.items()}
         if digests:  # other pools than an engine's need not have models
             application = serve.get_replica_context().app_name
             agree(application, name, origin.version, digests, self._place, config)
@@ -174,7 +171,7 @@ class ServedPool(PoolReplica):
 
     def stats(self) -> PoolStats:
         """What this replica holds right now, where it runs, what its clock says, and what it found while loading."""
-        notes = tuple(getattr(self._pool, "notes", ()))
+        notes = tuple(self._pool.notes)
         return replace(super().stats(), place=self._place, now=time.time(), notes=notes)
 
     async def check_health(self) -> None:
@@ -183,9 +180,7 @@ class ServedPool(PoolReplica):
         Raises:
             TurnoutError: the pool cannot go on.
         """
-        check = getattr(self._pool, "check", None)
-        if check is not None:
-            check()
+        self._pool.check()
         if self._placement.models == "colocated":  # who supervises actors looks at theirs
             for member in self._pool.stats().members:
                 if member.working_s > self._placement.forward_timeout_s:

@@ -115,6 +115,9 @@ class LocalPool(Pool):
         loaded.share = share_of(config, loaded.stores)
         return loaded
 
+    def check(self) -> None:
+        """Return: models in this process live as long as it does."""
+
     async def close(self) -> None:
         """Cancel what runs, shadows first; end the store's threads and the forward threads."""
         await super().close()

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from deployments.backend import Pool
+from deployments.backend import Pool, PoolMember
 from deployments.pool_deployment import load_engine
 from pool.concurrency import ConcurrencyLimiter
 from turnout.calls import (
@@ -45,11 +45,22 @@ class FakePool:
     """
 
     def __init__(self, name: str, config: TurnoutConfig, step_s: float = 0.002) -> None:
+        self.members: dict[str, PoolMember] = {}
+        self.notes: list[str] = []
         self.name = name
         self.names = (config.pools[name].small, config.pools[name].large)
         pool = config.pools[name]
         self.places = ConcurrencyLimiter(name, pool.max_ongoing_requests, pool.max_queued_requests)
         self.step_s = step_s
+
+    def send_away(self, count: int) -> int:
+        return 0
+
+    def forget(self, tenant: str) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
 
     async def encode(self, text: str, parse_special: bool = True) -> list[int]:
         return list(text.encode())

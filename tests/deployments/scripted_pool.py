@@ -14,6 +14,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from pool.concurrency import ConcurrencyLimiter
 from turnout.calls import (
@@ -52,6 +53,8 @@ def expected(seed: int, num_tokens: int, index: int = 0, salt: str = "") -> list
 
 class ScriptedPool:
     def __init__(self, name: str, config: TurnoutConfig) -> None:
+        self.members: dict[str, Any] = {}
+        self.notes: list[str] = []
         self.name = name
         self.block_size = config.engine.block_size
         self.active: dict[str, asyncio.Event] = {}
