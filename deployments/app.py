@@ -120,7 +120,7 @@ class RunningServer:
         return found
 
     def update(self, config: TurnoutConfig, load: PoolLoader = load_engine) -> None:
-        """Serve another configuration, and return when it is served; what runs goes on, in a new replica if it must.
+        """Serve another configuration, and return when it is served; what runs continues, in a new replica if it must.
 
         Addresses, the cluster and the embedded store stay as they are.
 
@@ -134,7 +134,7 @@ class RunningServer:
         self.grace_s = config.server.shutdown_grace_s
 
     def stop(self) -> None:
-        """Stop the application, and Ray with it where it was started here; another cluster goes on."""
+        """Stop the application, and Ray with it where it was started here; another cluster stays."""
         try:
             with suppress(RayServeException):  # Serve never came up
                 end_app(self.grace_s)
@@ -312,7 +312,7 @@ def _prepare_environment() -> None:
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     if root not in paths:
         environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
-    # A private token for this cluster: nobody else on the machine can hand it code to run.
+    # A private token for this cluster: no other user of the machine can send it code to run.
     if environment.setdefault("RAY_AUTH_MODE", "token") == "token":
         environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     # Replica to replica over gRPC halves the time per streamed item.

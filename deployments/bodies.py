@@ -25,11 +25,11 @@ _parser = ThreadPoolExecutor(1, thread_name_prefix="large bodies")
 
 
 class Bodies:
-    """Reads requests' bodies. One that comes slowly holds a place of the ingress: of those there are only so many.
+    """Reads requests' bodies. One that comes slowly holds a place of the ingress: of which there is a limited number.
 
     Args:
         max_bytes: the largest.
-        slow_s: one that is not whole after so many seconds is slow.
+        slow_s: one that is not complete after this time, in seconds, is slow.
         most_s: one that is not whole then is given up; absent: as long as a slow line takes for the largest.
     """
 
@@ -48,8 +48,8 @@ class Bodies:
             TurnoutError: RESOURCE_EXHAUSTED: it is slow, and others that came later are, too.
         """
         check_encoding(request)
-        told = request.headers.get("content-length", "")
-        if told.isdecimal() and int(told[:20]) > self._max_bytes:
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._max_bytes:
             raise too_large(self._max_bytes)
         parts = bytearray()
         async with self.in_time(tenant, self._max_bytes):
@@ -61,7 +61,7 @@ class Bodies:
 
     @asynccontextmanager
     async def in_time(self, tenant: str, max_bytes: int) -> AsyncIterator[None]:
-        """A body of at most so many bytes is read in the context, however that is done.
+        """Limit the time in which a body of at most `max_bytes` is read in the context.
 
         Raises:
             HTTPException: 408, see `read`.

@@ -1,4 +1,4 @@
-"""What the pools' prefix stores did, for Prometheus: read from the replicas when somebody asks."""
+"""What the pools' prefix stores did, for Prometheus: read from the replicas at each scrape."""
 
 from __future__ import annotations
 

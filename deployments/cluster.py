@@ -113,7 +113,7 @@ def deploy(
 
 
 def leave() -> None:
-    """Let go of the cluster; what it serves goes on."""
+    """Disconnect from the cluster, which continues to serve."""
     ray.shutdown()
 
 
@@ -139,7 +139,7 @@ def stop(address: str) -> bool:
 
 def _prepare_environment() -> None:
     """Use the token that is at hand: with an address Ray would not look for one by itself."""
-    environment = os.environ  # noqa: TID251 - Ray has no other way to be told
+    environment = os.environ  # noqa: TID251 - Ray reads it from nowhere else
     environment.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     named = environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH")

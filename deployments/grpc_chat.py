@@ -52,7 +52,7 @@ def conversation(chat: pb.Chat) -> tuple[tuple[ChatMessage, ...], tuple[Tool, ..
 
 @contextmanager
 def _as_in_messages() -> Iterator[None]:
-    """What HTTP's bodies have within a `function` stands beside the other fields here."""
+    """What HTTP's bodies have within a `function` is one of the other fields here."""
     try:
         yield
     except TurnoutError as error:

@@ -163,7 +163,7 @@ def _traceparent(context: RayServegRPCContext) -> str:
 
 @contextmanager
 def _status(context: RayServegRPCContext, names: dict[str, str]) -> Iterator[None]:
-    """Turn a TurnoutError of the block into the call's status; the block's caller goes on behind it."""
+    """Turn a TurnoutError of the block into the call's status; its caller continues after it."""
     try:
         with guarded(request_id()):
             yield

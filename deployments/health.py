@@ -55,7 +55,7 @@ class SharedAnswer(Generic[T]):
 
     Args:
         ask: gives the answer; an error of it is shared too.
-        kept_s: an answer that was asked for so many seconds ago is still good.
+        kept_s: age up to which an answer is reused, in seconds.
         clock: seconds.
     """
 
@@ -73,5 +73,5 @@ class SharedAnswer(Generic[T]):
         now = self._clock()
         if self._answer is None or (self._answer.done() and now - self._asked >= self._kept_s):
             self._asked, self._answer = now, asyncio.create_task(self._ask())
-        # Whoever leaves does not take it away from the others.
+        # A caller that is cancelled does not cancel it for the others.
         return await asyncio.shield(self._answer)

@@ -22,10 +22,10 @@ class Ingress(GrpcServicer):
 
     def __init__(self, config: TurnoutConfig, pools: dict[str, DeploymentHandle]) -> None:
         backends = {name: _backend(name, config, handle) for name, handle in pools.items()}
-        told = config.telemetry
-        set_up(told.traces, "ingress")
-        log = RequestLog(told.logs) if told.logs is not None else None
-        self.service = GenerationService(config, backends, Metrics(told.slo, config.pools), log)
+        telemetry = config.telemetry
+        set_up(telemetry.traces, "ingress")
+        log = RequestLog(telemetry.logs) if telemetry.logs is not None else None
+        self.service = GenerationService(config, backends, Metrics(telemetry.slo, config.pools), log)
         freeze_loaded()
 
     def __del__(self) -> None:

@@ -85,7 +85,7 @@ class LocalNodes(NodeProvider):  # type: ignore[misc]
         return f"{self._network}.{node_id.rpartition('-')[2]}"
 
     def external_ip(self, node_id: str) -> str:
-        """The same: nobody outside this machine reaches it."""
+        """The same: it cannot be reached from other machines."""
         return self.internal_ip(node_id)
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:

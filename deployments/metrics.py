@@ -1,4 +1,4 @@
-"""The metrics of an ingress: what it counts itself, and what the pools' replicas say when somebody asks."""
+"""The metrics of an ingress: what it counts itself, and what the pools' replicas say at each scrape."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Metrics:
                 self._gauges[of.DRIFT_LIMIT].labels(model, drift.calibration).set(drift.limit)
 
     def cut_short(self, model: str, tenant: str, read: int, written: Mapping[str, int], large: str = "") -> None:
-        """Count the tokens of an answer that nobody got to its end; by which method, and at what cost, is not known.
+        """Count the tokens of an answer that was cut off; its method and cost are unknown.
 
         Args:
             model: what the request asked for; a known name.

@@ -79,7 +79,7 @@ class BoundedStore:
         return self._values.pop(key, (0.0, 0, None))[2]
 
     def sweep(self, now: float) -> None:
-        """Forget what nobody fetched in time."""
+        """Forget what was not fetched in time."""
         for key in [key for key, (until, _, _) in self._values.items() if until < now]:
             del self._values[key]
 

@@ -18,7 +18,7 @@ ROUNDING = 1e-6
 MOST_STEPS = 20_000  # of a search; most cases need one for each bundle
 
 Resources = Mapping[str, float]
-# What is left of each resource, and the replicas that have a bundle there and want no other beside it.
+# What is left of each resource, and the replicas that have a bundle there and want no other there.
 Node = tuple[tuple[float, ...], frozenset[int]]
 
 
@@ -117,7 +117,7 @@ class Unplaced:
 
 
 def sum_of(bundles: Sequence[Resources], times: float = 1) -> dict[str, float]:
-    """All that bundles ask for together, so many times."""
+    """Add up what bundles ask for, `times` times."""
     total: dict[str, float] = {}
     for bundle in bundles:
         for name, amount in bundle.items():

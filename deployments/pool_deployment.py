@@ -1,4 +1,4 @@
-"""The Serve deployment that holds a pool of models. Its module is imported by replicas and pickled by nobody."""
+"""The Serve deployment that holds a pool of models. Its module is imported by replicas and never pickled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from turnout.gc_freeze import freeze_loaded
 from turnout.registry import all_methods
 from turnout.tracing import flush, set_up
 
-WHOLE_GAP_S = 0.5  # between parts of an answer that nobody reads before its end
+WHOLE_GAP_S = 0.5  # between parts of an answer that is read as a whole
 PoolLoader = Callable[[str, TurnoutConfig], Pool]
 
 

@@ -1,4 +1,4 @@
-"""What Serve is told about a pool and about the ingress: sizes, placement, number, choice, update and drain."""
+"""Options of a pool's and the ingress's Serve deployment: sizes, placement, number, choice, update and drain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turnout.config import PoolConfig, TurnoutConfig
 from turnout.sources import sources_digest
 
 # Requests wait inside the replica, which knows their tenants. Calls that ask for no place in a pool (its models, its
-# state) get through beside all that do.
+# state) get through while all that do are running.
 CONTROL_CALLS = 16
 REPORT_S = 1.0  # how often replicas say what they are busy with, and what they hold
 LOOK_BACK_S = 10.5  # Serve's own mean of waiting calls; it wants more than its default interval of 10 s
@@ -28,7 +28,7 @@ def pool_options(name: str, config: TurnoutConfig, late: int = 0) -> dict[str, A
     """Options of `serve.deployment` for a pool.
 
     A call that finds no replica (none is wanted, or the last one is being replaced) waits for one, until its
-    deadline. A replica that is to stop is given `server.shutdown_grace_s`; what still runs then goes on in another
+    deadline. A replica that is to stop is given `server.shutdown_grace_s`; what still runs then continues in another
     one. When its configuration changes, old replicas go before new ones come, one in five at a time: nodes with spare
     GPUs are rare.
 

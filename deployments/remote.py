@@ -1,4 +1,4 @@
-"""A pool behind a Serve handle: the Backend that front ends use. What a lost replica worked on goes on in another."""
+"""A pool behind a Serve handle: the Backend that front ends use. Calls of a lost replica continue in another."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RemoteBackend:
         handle: its deployment's.
         routed: whether the pool decides how calls that leave it open are answered.
         sticky: how long sessions keep what was decided; None: they do not.
-        sleeps: whether the pool may have no replica while nobody asks.
+        sleeps: whether the pool may have no replica while it is idle.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RemoteBackend:
             return Replay(call, self._name)
         key = SessionKey(call.tenant, call.session, call.limits)
         call = replace(call, decided=self._sessions.recall(key))
-        return Replay(call, self._name, told=partial(self._sessions.remember, key, call.request_id))
+        return Replay(call, self._name, on_decision=partial(self._sessions.remember, key, call.request_id))
 
     async def _complete(self, call: GenerateCall, replay: Replay) -> Batch:
         collected: list[Event] = []
@@ -104,7 +104,7 @@ class RemoteBackend:
             raise _raised(last, self._name)
         except LostError as loss:
             replay.lost(loss)
-        # As a stream: whether a suspect gets on is to be seen before it is done.
+        # As a stream: whether a quarantined call makes progress is seen before it is done.
         async with aclosing(self._stream(call, replay)) as batches:
             async for batch in batches:
                 collected += batch
@@ -209,7 +209,7 @@ class RemoteBackend:
                             raise LostError(f"a replica of {self._name!r}")
                         return
                     except LostError as loss:
-                        # Whatever becomes of a replica after its last word is nobody's loss.
+                        # The end of a replica after its last event is no loss.
                         if answered:
                             return
                         replay.lost(loss, turn.lasts)
@@ -276,17 +276,17 @@ class RemoteBackend:
     def _lost(self, actor_id: str) -> LostError:
         """A replica's process has ended, or cannot be reached."""
         router = _request_router(self._handle)
-        told_to_stop = router is not None and router.retired(actor_id)
+        stopping = router is not None and router.retired(actor_id)
         place = router.place(actor_id) if router is not None and actor_id else ""
         named = f"replica {actor_id[:8]}" if actor_id else "a replica"
-        return LostError(f"{named} on {place}" if place else named, blameless=told_to_stop)
+        return LostError(f"{named} on {place}" if place else named, blameless=stopping)
 
 
 def _raised(failure: Failure, pool: str) -> Exception:
-    """A failure that came as a value: what the caller is told, or a reason to ask another replica."""
+    """A failure that came as a value: the error of the caller, or a reason to ask another replica."""
     error = failure.error
     if isinstance(error, Interrupted):
-        # Who is to blame for a process beside the replica, the replica finds out itself.
+        # The replica finds out itself which call ended a process of its models.
         return LostError(f"a replica of {pool!r}: {error.message}", error.moved, blameless=True)
     return error
 

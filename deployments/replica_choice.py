@@ -1,6 +1,6 @@
 """Which replica of a pool answers a call: the one that is expected to be done with it first.
 
-Serve sends this module by value to whoever has a handle: it stays small, and has no globals that do something.
+Serve sends this module by value to each process that has a handle: it stays small, and has no active globals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_SESSIONS = 10_000
 SENT_BYTES = 16 << 20
 MAX_GONE = 100
 EVEN_OUT_S = 2.0  # between two times that waiting calls are sent from one replica to another
-# Beyond the grace, until whoever worked with a retired replica has seen it end.
+# Beyond the grace, until the clients of a retired replica have seen it end.
 SLACK_S = 5.0
 ASK_S = 60.0  # time a replica has to answer a question of the router
 
@@ -90,7 +90,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         """See `RequestRouter`: the best one, the next one, the rest."""
         call = None
         if pending_request is not None:
-            # Serve asks again at once, without end, unless it is told to wait longer from one time to the next.
+            # Serve asks again at once, without end, unless it has to wait longer from one time to the next.
             pending_request.routing_context.should_backoff = True
             call = pending_request.args[0] if pending_request.args else None
         if len(candidate_replicas) < 2:
@@ -180,7 +180,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         super().on_replica_actor_died(replica_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """See `RequestRouter`: who is no longer listed, and has not died, has been told to stop, or hangs."""
+        """See `RequestRouter`: who is no longer listed, and has not died, is stopping, or hangs."""
         listed = {each.replica_id for each in replicas}
         for replica_id, each in self.curr_replicas.items():
             if replica_id not in listed:
@@ -219,7 +219,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         async def ask() -> None:
             if await _ask(replica, template, "models"):
                 self._excuse(replica)
-                # Nobody leaves yet, but what takes time is made ready.
+                # No call leaves yet, but what takes time is made ready.
                 await _ask(replica, template, "hand_over", "", True)
 
         self._event_loop.create_task(ask())
@@ -236,7 +236,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Serve is not typed
         _keep(self._gone, replica.actor_id.hex(), (replica.routing_stats or {}).get("place", ""))
 
     def retired(self, actor_id: str) -> bool:
-        """Whether Serve has told a replica to stop, which still answered then.
+        """Return whether Serve retired a replica that still answered then.
 
         Args:
             actor_id: hexadecimal id of its actor; "": it is not known which one, and any that is about to end counts.

@@ -1,4 +1,4 @@
-"""A call that is made again when the replica that worked on it is lost: what its client has, and who is suspect."""
+"""A call that is made again when the replica that worked on it is lost: delivered output, retries, quarantine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LostError(Exception):
     Args:
         place: which replica worked on it.
         moved: what it handed over.
-        blameless: the replica was told to stop, or only a process beside it ended: no call is to blame.
+        blameless: the replica was stopping, or only a process of its models ended: no call is to blame.
     """
 
     def __init__(self, place: str, moved: Moved | None = None, blameless: bool = False) -> None:
@@ -54,10 +54,10 @@ class _Answer:
 class Attempts:
     """How often work was begun, and how it ended.
 
-    A process that ends takes along everything it worked on, so nobody is guilty at first. Work whose processes end
-    twice in a row, without anything new in between, is, if the second time it ran apart from the other suspects: it
-    does so from its first loss on until it gets on, and from its second one on until something new comes, for what
-    only writes again what is there may end the process at the same place as before.
+    A process that ends takes along everything it worked on, so no call is blamed at first. Work whose processes end
+    twice in a row, without anything new in between, is blamed, if the second time it ran apart from other quarantined
+    work. It does so from its first loss on until it makes progress, and from its second one on until something new
+    comes: a call that only repeats what was delivered may end the process at the same place as before.
 
     Args:
         request_id: for messages.
@@ -80,7 +80,7 @@ class Attempts:
         self.gets_on = False
 
     @property
-    def suspect(self) -> bool:
+    def quarantined(self) -> bool:
         """Whether the last process that worked on it ended, and nothing came since."""
         return self._stuck > 0
 
@@ -106,7 +106,7 @@ class Attempts:
 
         Args:
             loss: how.
-            apart: no other suspect ran beside it.
+            apart: no other quarantined call ran at the same time.
 
         Raises:
             TurnoutError: INTERNAL: the work is to blame for it.
@@ -140,7 +140,7 @@ class Replay:
         call: as the client made it.
         pool: which pool answers.
         clock: seconds.
-        told: what to do with a decision about it, as it comes.
+        on_decision: called with each decision about it.
     """
 
     def __init__(
@@ -148,12 +148,12 @@ class Replay:
         call: GenerateCall,
         pool: str,
         clock: Callable[[], float] = time.monotonic,
-        told: Callable[[dict[str, Any]], None] | None = None,
+        on_decision: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.attempts = Attempts(call.request_id, pool)
         self._first = call
         self._clock = clock
-        self._told = told
+        self._on_decision = on_decision
         self._began = clock()
         self._first_token_s = 0.0
         self._answers = [_Answer([]) for _ in range(call.sampling.n)]
@@ -186,8 +186,8 @@ class Replay:
         for event in batch:
             if isinstance(event, Decided):
                 self._decided = event.decision
-                if self._told is not None:
-                    self._told(event.decision)
+                if self._on_decision is not None:
+                    self._on_decision(event.decision)
             elif isinstance(event, Regained):
                 self.attempts.regained()
             elif isinstance(event, Chunk):
@@ -229,14 +229,14 @@ class Replay:
 
 
 class SerialGate:
-    """Gate of one pool: attempts of suspect calls run one at a time, in order of arrival; all others pass."""
+    """Gate of one pool: attempts of quarantined calls run one at a time, in order of arrival; all others pass."""
 
     def __init__(self) -> None:
         self._one = asyncio.Lock()
 
     def turn(self, attempts: Attempts) -> GatePass:
         """A place for one attempt, as an asynchronous context."""
-        return GatePass(self._one if attempts.suspect else None)
+        return GatePass(self._one if attempts.quarantined else None)
 
 
 class GatePass:
@@ -247,7 +247,7 @@ class GatePass:
 
     @property
     def lasts(self) -> bool:
-        """Whether no other suspect runs meanwhile."""
+        """Whether no other quarantined call runs meanwhile."""
         return self._lock is not None
 
     async def __aenter__(self) -> GatePass:

@@ -320,7 +320,7 @@ class GenerationService:
         if sampling.seed is None:
             # Here, and not where it is used: so the call can be made again and gives the same answer.
             sampling = sampling.model_copy(update={"seed": secrets.randbelow(MAX_SEED)})
-        # A batch says itself how long it has: in no hurry, a request may wait longer than any client would.
+        # A batch has its own deadline: its requests may wait longer than any client would.
         deadline_s = wanted_s if call.batch_id else min(wanted_s, limit_s)
         counts = self.admission.counts and call.billed
         sharing = self.callers.sharing(call.tenant)  # whatever the call says: its tenant does not decide that

@@ -32,7 +32,7 @@ Tell = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """Tells nobody."""
+    """Ignore a line."""
 
 
 def run_until_up(target: serve.RunTarget, config: TurnoutConfig, tell: Tell = silent) -> None:
@@ -56,12 +56,12 @@ def run_until_up(target: serve.RunTarget, config: TurnoutConfig, tell: Tell = si
 
 
 def _wait(name: str, config: TurnoutConfig, tell: Tell) -> None:
-    moved = told = time.monotonic()
+    moved = last_line = time.monotonic()
     last: dict[str, int] | None = None
     while True:
         status = serve.status().applications.get(name)
         if status is None:
-            raise _failed("somebody else has ended it")
+            raise _failed("another process has ended it")
         if status.status is ApplicationStatus.RUNNING:
             return
         if status.status is ApplicationStatus.DEPLOY_FAILED:
@@ -72,8 +72,8 @@ def _wait(name: str, config: TurnoutConfig, tell: Tell) -> None:
         if now - moved > config.ray.start_timeout_s:
             what = "; ".join(_missing(name, status, config)) or status.message or status.status.value
             raise _failed(f"nothing has changed for {config.ray.start_timeout_s:g} s ({FIELD}): {what}", FIELD)
-        if now - told > TELL_S:
-            told = now
+        if now - last_line > TELL_S:
+            last_line = now
             for line in _missing(name, status, config):
                 tell(f"waiting: {line}")
         time.sleep(POLL_S)

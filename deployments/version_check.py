@@ -30,7 +30,7 @@ class Origin:
     program: Program
 
     def check_program(self, address: str) -> None:
-        """Refuse to be a replica beside others of another program: nodes come when nobody looks at them any more.
+        """Refuse to be a replica among replicas of another program: nodes may join after the checks of the start.
 
         Args:
             address: of this node.

@@ -1,6 +1,6 @@
 """API keys: made once, shown once, and kept as a salted hash.
 
-A key is `tk_ID_SECRET`: the id finds its record, the secret has 256 random bits. Nothing can be guessed of so many, so
+A key is `tk_ID_SECRET`: the id finds its record, the secret has 256 random bits. It cannot be guessed, so
 the hash may be a fast one; the salt keeps equal secrets of two files from being seen to be equal.
 """
 
@@ -17,7 +17,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 PREFIX = "tk"
 SECRET_BYTES = 32
 ID_BYTES = 6
-MAX_LENGTH = 128  # a longer one is nobody's
+MAX_LENGTH = 128  # a longer one is no key
 
 
 class KeyRecord(BaseModel):
@@ -47,7 +47,7 @@ class KeyRecord(BaseModel):
 
 
 def make_key(expires: datetime | None = None, label: str = "") -> tuple[str, KeyRecord]:
-    """A new key, which nobody can show again, and what is kept of it."""
+    """Make a new key, which cannot be shown again, and the record of it that is kept."""
     key_id, secret, salt = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES), secrets.token_hex(16)
     now = datetime.now(UTC).replace(microsecond=0)
     record = KeyRecord(

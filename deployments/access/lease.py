@@ -29,7 +29,7 @@ NO_ROOM = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
 
 
 def priority_of(call: GenerateCall | ScoreCall) -> Priority:
-    """Scores have none: somebody waits for them."""
+    """Return the priority of a call; scores are interactive."""
     return call.priority if isinstance(call, GenerateCall) else "interactive"
 
 
@@ -107,7 +107,7 @@ class Lease:
         return tuple(event for event in batch if not isinstance(event, Begun))
 
     def scored(self, prompt_tokens: int) -> None:
-        """So many tokens were read."""
+        """Count the prompt tokens of a score."""
         if self._admission is None:
             return
         self.prompt_tokens = prompt_tokens

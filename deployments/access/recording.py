@@ -25,7 +25,7 @@ LOOK_S = 5.0  # how often we look at what other processes record
 
 @dataclass(slots=True)
 class _Rates:
-    """What a token of a model has cost lately, for requests whose cost nobody tells; 0.0 where it is not known."""
+    """Recent cost of a token of each model, for requests without a known cost; 0.0 where it is not known."""
 
     flops: float = 0.0
     write_s: float = 0.0
@@ -55,7 +55,7 @@ class UsageLedger:
     """Records what requests used, and knows what tenants have spent.
 
     What other processes record is read at start, by sums, and then every few seconds: an ingress that is being replaced
-    goes on answering what it has let in.
+    continues to answer what it has admitted.
 
     Args:
         config: where records are written; None: nowhere.
@@ -105,7 +105,7 @@ class UsageLedger:
         return self._spending.spent(tenant, budget, self._now())
 
     def expected(self, tokens: Mapping[str, int], unit: str) -> float:
-        """What so many tokens by model come to: of FLOPs and seconds by what the models' last requests cost."""
+        """Return the cost of tokens by model: of FLOPs and seconds by what the models' last requests cost."""
         if unit == "tokens":
             return sum(tokens.values())
         rates = ((self._rates.get(model, _UNKNOWN), count) for model, count in tokens.items())

@@ -75,7 +75,7 @@ class ReloadingFile(Generic[T]):
 
     def _failed(self, fault: str, error: Exception | None = None) -> None:
         if fault != self._fault:
-            log.warning("%s; what it said before goes on", fault, exc_info=error)
+            log.warning("%s; its previous content stays in use", fault, exc_info=error)
         self._fault = fault
 
 

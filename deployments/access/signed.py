@@ -180,5 +180,5 @@ class SignedTokens:
 
 
 def refused(reason: str) -> TurnoutError:
-    """Nobody we know; the reason shows nothing of the credential."""
+    """Return the refusal of an unknown caller; the reason shows nothing of the credential."""
     return TurnoutError(Code.UNAUTHENTICATED, f"authorization: {reason}", "authorization")

@@ -1,4 +1,4 @@
-"""Refusals that are answered late: whoever comes back before the time it was told waits here for a part of it.
+"""Delayed refusals: a tenant that retries before its `Retry-After` waits here for a part of that time.
 
 Without this a tenant over its limits that takes no notice of refusals has as many of them as the machine can make, and
 everybody else waits behind them.
@@ -18,7 +18,7 @@ LONGEST_S = 1.0
 
 
 class Tarpit:
-    """Knows who was told to wait, in one event loop.
+    """Tarpit for tenants that were asked to wait, in one event loop.
 
     Args:
         clock: seconds.
@@ -26,7 +26,7 @@ class Tarpit:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: dict[str, float] = {}  # until when, by tenant
+        self._until: dict[str, float] = {}  # until when, by tenant
         self._num_held = 0
 
     @property
@@ -35,12 +35,12 @@ class Tarpit:
         return self._num_held
 
     async def hold(self, tenant: str, error: TurnoutError) -> None:
-        """Return when a refusal may be answered: at once, where the tenant was not told to wait just before."""
+        """Return when a refusal may be answered: at once, where the tenant was not asked to wait just before."""
         if error.code is not Code.RESOURCE_EXHAUSTED:
             return
         wait_s, now = min(error.retry_after_s or LONGEST_S, LONGEST_S), self._clock()
-        early = now < self._told.get(tenant, -inf)
-        self._told[tenant] = now + wait_s
+        early = now < self._until.get(tenant, -inf)
+        self._until[tenant] = now + wait_s
         if not early or self._num_held >= MOST_HELD:
             return
         self._num_held += 1

@@ -1,7 +1,7 @@
 """The tenants file: tenants, their limits and the hashes of their keys, as YAML.
 
 YAML and not a database: an operator can read, review and mount it, a rename replaces it whole on every file system a
-cluster shares, and a few thousand tenants are little. Whoever changes it holds the lock beside it; whoever reads it
+cluster shares, and a few thousand tenants are little. A writer holds the lock file next to it; a reader
 needs none, for it is only ever replaced as a whole.
 """
 
@@ -34,7 +34,7 @@ class Tenant(BaseModel):
     """One tenant, as the file has it.
 
     Attributes:
-        id: tells it from others that have its name before or after it; "" where whoever wrote the entry gave none.
+        id: distinguishes it from earlier and later tenants of its name; "" where the entry has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -130,7 +130,7 @@ def read_tenants(path: Path) -> Tenants:
 
 
 def _without_value(message: str) -> str:
-    """A value that is not allowed may be a piece of a hash, or a key that somebody put there by mistake."""
+    """A value that is not allowed may be a piece of a hash, or a key that was put there by mistake."""
     return message.partition(" (got ")[0]
 
 
@@ -181,20 +181,20 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Nobody else changes the file meanwhile, on this machine.
+    """Lock the file against other writers on this machine.
 
     Raises:
-        TurnoutError: UNAVAILABLE: somebody else has held the lock for too long, or it cannot be made.
+        TurnoutError: UNAVAILABLE: another process has held the lock for too long, or it cannot be made.
     """
     path = path.resolve()
-    beside = path.with_name(f"{path.name}.lock")
-    lock = FileLock(beside, timeout=LOCK_TIMEOUT_S, mode=MODE)
+    lock_path = path.with_name(f"{path.name}.lock")
+    lock = FileLock(lock_path, timeout=LOCK_TIMEOUT_S, mode=MODE)
     try:
         lock.acquire()
         if path.exists():
-            _own_as(beside, path.stat())
+            _own_as(lock_path, path.stat())
     except Timeout:
-        message = f"{path}: somebody else has been changing it for {LOCK_TIMEOUT_S:g} s"
+        message = f"{path}: another process has been changing it for {LOCK_TIMEOUT_S:g} s"
         raise TurnoutError(Code.UNAVAILABLE, message) from None
     except OSError as error:
         lock.release()

@@ -95,7 +95,7 @@ class UsageRecords:
             return self._change.wait_for(lambda: self._unwritten == 0, timeout_s)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what waits, for at most so many seconds, and take no more."""
+        """Write what waits, within a limited time in seconds, and accept no more."""
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -153,7 +153,7 @@ class UsageRecords:
         self._size += len(data)
 
     def _end_file(self) -> None:
-        """Nothing more comes into the file: whoever starts need not read it."""
+        """Mark the file as complete: a process that starts need not read its records."""
         os.close(self._file)
         if self._size:
             write_sums(self._path, FileSums(num_bytes=self._size, days=self._sums.sums))

@@ -1,8 +1,8 @@
-"""What usage records add up to by day and tenant, beside each file of them: whoever starts reads sums, not records.
+"""Sums of usage records by day and tenant, next to each file of records: a process that starts reads sums only.
 
 `usage-NAME.sums.json` says what the records in the first bytes of `usage-NAME.jsonl` add up to. It is written when the
-file is full or its process ends, and by whoever had to read records; it may be missing, and what comes after its bytes
-is read record by record.
+file is full or its process ends, and by a process that had to read records; it may be missing, and what comes after
+its bytes is read record by record.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def sums_path(records: Path) -> Path:
 
 
 def write_sums(records: Path, sums: FileSums) -> None:
-    """Keep the sums of a file of records; where that cannot be done, whoever needs them reads the records."""
+    """Keep the sums of a file of records; where that fails, readers read the records."""
     path = sums_path(records)
     try:
         write_whole(path, sums.model_dump_json().encode())
@@ -140,7 +140,7 @@ class FolderSums:
 
 
 def _read_on(path: Path, start: int, days: Days) -> int:
-    """Add up the records behind so many bytes, but for lines that are none; where the last whole line ends."""
+    """Add up the records after an offset in bytes, but for lines that are none; where the last whole line ends."""
     with path.open("rb") as file:
         file.seek(start)
         for line in file:

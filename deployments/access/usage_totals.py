@@ -110,7 +110,7 @@ def once(records: Iterable[UsageRecord]) -> Iterator[UsageRecord]:
     """The records that count: all but those of a batch's line that has a later one.
 
     A line whose process ended between its record and the batch's own note of it is answered again, and so is one that
-    was cut short: whoever sent it asked once.
+    was cut short: its client asked once.
     """
     lines: dict[str, UsageRecord] = {}
     for record in records:

@@ -53,7 +53,7 @@ class Task:
         seed: from which requests that name none get theirs.
         concurrency: requests that are answered at once.
         actors: processes that load the pool.
-        beside: how many of them share a machine.
+        num_processes: how many of them share a machine.
     """
 
     folder: Path
@@ -62,19 +62,19 @@ class Task:
     seed: int
     concurrency: int
     actors: int = 1
-    beside: int = 1
+    num_processes: int = 1
 
     @property
     def alone(self) -> TurnoutConfig:
-        """The configuration of this one pool, for a process that serves nobody."""
+        """The configuration of this one pool, for a process without a server."""
         pool = self.config.pools[self.pool]
-        # So many lines are asked at once; each may hold many prompts, which are calls of their own.
+        # `concurrency` lines are asked at once; each may hold many prompts, which are calls of their own.
         waiting = self.concurrency * MAX_PROMPTS
         places = {"max_ongoing_requests": self.concurrency, "max_queued_requests": waiting}
         return self.config.model_copy(
             update={
                 "pools": {self.pool: pool.model_copy(update=places)},
-                "engine": unhurried(self.config.engine, self.beside),
+                "engine": unhurried(self.config.engine, self.num_processes),
                 "server": self.config.server.model_copy(update={"request_timeout_s": 86400.0}),
                 "access": None,
                 "batches": None,
@@ -139,7 +139,7 @@ class Answerer:
         return batch
 
     def close(self) -> None:
-        """Give up what is being asked and end the thread, where the process goes on; an actor ends with its own."""
+        """Give up what is being asked and end the thread, where the process stays; an actor ends with its own."""
         self._run(_give_up())
         self._run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -59,7 +59,7 @@ class AttemptLog:
         self.alone[number] += 1
 
     def end(self) -> None:
-        """It has ended well, or somebody saw how it ended: what was noted is forgotten."""
+        """Forget the attempt: it completed, or its failure was observed."""
         self._path.unlink(missing_ok=True)
 
     def _note(self, word: bytes) -> None:

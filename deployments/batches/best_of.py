@@ -34,7 +34,7 @@ def best_of_params(average: float, given: Mapping[str, Any]) -> AdaptiveBestOfPa
     """
     for name in given:
         if name not in GIVEN:
-            raise invalid(f"param.{name}", f"must be one of {', '.join(GIVEN)} beside --best-of")
+            raise invalid(f"param.{name}", f"must be one of {', '.join(GIVEN)} with --best-of")
     return validated(AdaptiveBestOfParams, {**given, "average": average}, "best-of")
 
 
@@ -76,7 +76,7 @@ def shared_out(chances: Mapping[int, float], params: AdaptiveBestOfParams) -> di
 def with_samples(
     rows: Iterable[Line | Fault], counts: Mapping[int, int], params: AdaptiveBestOfParams
 ) -> Iterator[Line | Fault]:
-    """The same rows; those that have a count ask for so many samples, the best of which is the answer."""
+    """The same rows; a row with a count asks for that number of samples, the best of which is the answer."""
     for row in rows:
         count = counts.get(row.number)
         yield row if count is None or isinstance(row, Fault) else _with(row, count, params)

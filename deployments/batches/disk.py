@@ -1,4 +1,4 @@
-"""What a caller is told where a disk does not do its part."""
+"""Errors of a disk, as callers see them."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ class ProgressRate:
         self._before: int | None = None
 
     def rate(self, done: int) -> float:
-        """Lines a second, now that so many are done."""
+        """Return lines per second, given the number done."""
         if self._before is None:
             self._before = done
         return (done - self._before) / max(self._clock() - self._since, 1e-9)
 
 
 def left_s(done: int, total: int, rate: float) -> float | None:
-    """Seconds to the end at this rate; None: nobody knows."""
+    """Return seconds to the end at this rate; None: unknown."""
     return (total - done) / rate if rate else None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 UNITS_S = {"m": 60, "h": 3600, "d": 86400}
 MAX_WINDOW_S = 30 * 86400
-FORM_BYTES = 64 << 10  # of a form, beside its file
+FORM_BYTES = 64 << 10  # of a form, without its file
 PIECE = 1 << 20
 MAX_BODY_BYTES = 64 << 10
 Limit = Annotated[int, Query(ge=1, le=10_000)]

@@ -189,7 +189,7 @@ class BatchJob:
     def _left(self, journal: Journal) -> Generator[Line | Result, None, None]:
         """Lines that have no result yet; results of those that were requests when they were looked at.
 
-        Lines of a window that begin alike are beside each other: what they share is then computed once.
+        Lines of a window that begin alike are next to each other: what they share is then computed once.
         """
         lines = (each for each in self._lines() if each[0] not in journal)
         for window in windows(lines, WINDOW):
@@ -343,9 +343,9 @@ T = TypeVar("T")
 
 
 async def finish_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `asyncio.to_thread`, but who is cancelled meanwhile goes on being cancelled when the thread has ended.
+    """As `asyncio.to_thread`, but a caller that is cancelled meanwhile is cancelled only when the thread has ended.
 
-    A thread cannot be stopped: what it writes to must not be closed, or opened by somebody else, before it has ended.
+    A thread cannot be stopped: what it writes to must not be closed, or opened again, before it has ended.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:

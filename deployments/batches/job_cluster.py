@@ -47,7 +47,7 @@ def _ray(config: TurnoutConfig, num_cpus: int) -> RayConfig:
     return config.ray.model_copy(update={"num_cpus": max(num_cpus, config.ray.num_cpus or 0)})
 
 
-def beside(job: Job) -> int:
+def num_processes(job: Job) -> int:
     """How many of its copies share a machine, where forwards run in the copies themselves: Ray Data spreads them."""
     pool = job.config.pools[job.pool]
     if pool.placement.models == "actors":

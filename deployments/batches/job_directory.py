@@ -2,8 +2,8 @@
 
 lock               held by who cuts the input and hands out blocks
 job.json           what the job is; another one is refused
-staged.json        written last: the input is cut, so many lines
-in/BLOCK           requests, those with a common beginning beside each other
+staged.json        written last: the input is cut; its number of lines
+in/BLOCK           requests, those with a common beginning next to each other
 part/BLOCK         the journal of a block that is being answered
 done/BLOCK         ... that has been
 done/BLOCK.json    what it used
@@ -65,7 +65,7 @@ class Staged:
 
 @dataclass(slots=True)
 class Spent:
-    """What answers used; FLOPs are beside those of the large model alone, seconds are of the actor's clock."""
+    """What answers used; FLOPs also of the large model alone, seconds are of the actor's clock."""
 
     rows: int = 0
     answered: int = 0
@@ -106,7 +106,7 @@ class Spent:
 
     @property
     def cost_of_large(self) -> float | None:
-        """FLOPs beside those of the large model alone; None: nothing was computed yet."""
+        """FLOPs relative to those of the large model alone; None: nothing was computed yet."""
         return self.flops / self.flops_large_only if self.flops_large_only else None
 
 
@@ -220,7 +220,7 @@ class JobDirectory:
         return staged
 
     def _write_window(self, window: int, lines: list[tuple[str, str]], block_rows: int) -> None:
-        """Requests that begin alike go beside each other: what they share is then computed once."""
+        """Requests that begin alike go next to each other: what they share is then computed once."""
         texts = [text for _, text in sorted(lines, key=itemgetter(0))]
         for place, start in enumerate(range(0, len(texts), block_rows)):
             data = "".join(f"{text}\n" for text in texts[start : start + block_rows]).encode()
@@ -295,7 +295,7 @@ class JobDirectory:
         return AttemptLog(self.folder / "tried" / name)
 
     def forget_tries(self) -> None:
-        """Whoever begins anew may have mended what ended processes.
+        """Forget failed attempts: a new run may have fixed their cause.
 
         Raises:
             OSError: they cannot be removed.

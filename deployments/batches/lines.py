@@ -108,7 +108,7 @@ def read_line(number: int, data: bytes, endpoint: str | None = None) -> Line:
 
 
 def beginning(line: Line) -> str:
-    """By what lines are put in order, so that those that begin alike lie beside each other: what the model reads."""
+    """By what lines are put in order, so that those that begin alike lie next to each other: what the model reads."""
     read = [line.body.get("messages"), line.body.get("prompt")]
     return json.dumps(read, ensure_ascii=False)[:COMPARED]
 

@@ -26,7 +26,7 @@ from deployments.batches.answerer import Answerer, Task
 from deployments.batches.disk import named
 from deployments.batches.eta import ProgressRate, left_s
 from deployments.batches.inputs import Defaults, fingerprint, read_input
-from deployments.batches.job_cluster import beside, connected
+from deployments.batches.job_cluster import connected, num_processes
 from deployments.batches.job_directory import JobDirectory, Spent, Staged
 from deployments.batches.outputs import check_places, write_outputs
 from deployments.pool_options import replica_bundles
@@ -129,7 +129,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end at this rate; None: nobody knows."""
+        """Seconds to the end at this rate; None: unknown."""
         return left_s(self.done, self.rows, self.rate)
 
 
@@ -158,7 +158,7 @@ def run(job: Job, tell: Callable[[Progress], None] = lambda _: None, fresh: bool
 
     Args:
         job: what is asked for.
-        tell: told of progress, from another thread.
+        tell: gets the progress, from another thread.
         fresh: forget what an earlier run did.
 
     Raises:
@@ -261,7 +261,7 @@ def _answer(job: Job, place: JobDirectory) -> None:
     with named(str(job.work)), whole(manifest) as part:
         pq.write_table(pa.table({"block": blocks}), part)
     bundle = replica_bundles(job.config, job.config.pools[job.pool])[0]
-    task = Task(job.work, job.config, job.pool, job.seed, job.concurrency, job.actors, beside(job))
+    task = Task(job.work, job.config, job.pool, job.seed, job.concurrency, job.actors, num_processes(job))
     quiet(checkpoint)
     try:
         (
@@ -286,7 +286,7 @@ def _answer(job: Job, place: JobDirectory) -> None:
         raise _reason(error) from None
     finally:
         with suppress(OSError):
-            place.forget_tries()  # whoever runs it again has seen what ended it, and may have mended that
+            place.forget_tries()  # the user has seen what ended it, and may have fixed that
 
 
 def _known(checkpoint: Path) -> set[str]:
@@ -318,7 +318,7 @@ def quiet(checkpoint: Path) -> None:
 
 
 def _reason(error: BaseException) -> TurnoutError:
-    """What a user is told where actors could not go on."""
+    """Return the error of actors that could not continue."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, TurnoutError):

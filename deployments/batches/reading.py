@@ -1,4 +1,4 @@
-"""Reading a batch's file, which may be large, beside requests that somebody waits for."""
+"""Reading a batch's file, which may be large, while interactive requests run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def numbered_lines(file: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
 
 
 def windows(lines: Iterable[tuple[K, D]], most: int, most_bytes: int = WINDOW_BYTES) -> Iterator[list[tuple[K, D]]]:
-    """Lines beside something, so many at a time; fewer where they are long: the last goes beyond `most_bytes`."""
+    """Yield windows of at most `most` lines, each with its value; the last line of one may exceed `most_bytes`."""
     window, size = list[tuple[K, D]](), 0
     for key, data in lines:
         window.append((key, data))

@@ -61,7 +61,7 @@ class BatchFault(BaseModel):
 
 
 class BatchUsage(BaseModel):
-    """Tokens of all answers so far, and FLOPs beside those of the large model alone."""
+    """Tokens of all answers so far, and FLOPs, also those of the large model alone."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -147,7 +147,7 @@ class BatchRecord(BaseModel):
 
 
 def progress_of(record: BatchRecord, num_asked: int = 0) -> dict[BatchState, int]:
-    """A batch's lines by state, of which so many are being asked just now."""
+    """A batch's lines by state, with the number that is being asked just now."""
     counts = record.request_counts
     left = counts.total - counts.completed - counts.failed
     running = min(num_asked, left)

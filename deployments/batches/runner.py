@@ -1,4 +1,4 @@
-"""What works on the batches of a server: one process at a time, beside everything else it serves."""
+"""Runner of a server's batches: one process at a time, in the time that other requests leave."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("ray.serve")
 
 
 class BatchRunner:
-    """Finds batches that have not ended, whoever took them in, and works on the oldest of each tenant at once.
+    """Runner of batches that have not ended, whichever process accepted them: the oldest of each tenant at once.
 
     Args:
         store: where they are.
@@ -58,7 +58,7 @@ class BatchRunner:
                         await self._work()
             except TurnoutError as error:
                 log.error("batches: %s", error)
-            except Exception:  # nobody would begin this again: whatever it was, batches go on after a moment
+            except Exception:  # nothing else would start this again: after any error, batches go on after a moment
                 log.exception("batches")
             await asyncio.sleep(POLL_S)
 

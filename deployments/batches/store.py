@@ -29,7 +29,7 @@ IDS = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 LEFT_OVER_S = 86400.0  # no upload takes longer
 Record = TypeVar("Record", FileRecord, BatchRecord)
 Kind = Literal["files", "batches"]
-_TOLD: set[Path] = set()  # records that were logged as unknown: they are looked at several times a second
+_LOGGED: set[Path] = set()  # records that were logged as unknown: they are looked at several times a second
 
 log = logging.getLogger("ray.serve")
 
@@ -151,7 +151,7 @@ class BatchStore:
         _remove_file(self._folder(owner, "files"), file_id)
 
     def add_batch(self, record: BatchRecord) -> None:
-        """Keep a new batch; whoever works on batches finds it. Of those that have ended, too old ones are forgotten.
+        """Keep a new batch; the runner finds it. Of those that have ended, too old ones are forgotten.
 
         Raises:
             TurnoutError: RESOURCE_EXHAUSTED: too many of the tenant's have not ended, or its files take too much.
@@ -202,7 +202,7 @@ class BatchStore:
         return sorted(found, key=lambda each: (each.created_at, each.id))
 
     def cancel(self, record: BatchRecord) -> None:
-        """Leave word that a batch is to end; whoever works on it looks for it."""
+        """Leave word that a batch is to end; the runner looks for it."""
         with named(KEPT):
             (self.work_folder(record) / "cancel").touch()
 
@@ -257,7 +257,7 @@ class BatchStore:
         (self._folder(record.owner, "batches") / f"{record.id}.json").unlink(missing_ok=True)
 
     def _check_kept(self, folder: Path, coming: int = 0) -> None:
-        """Whether a tenant may keep the files of its folder, and so many more of a byte each."""
+        """Whether a tenant may keep the files of its folder, and a number of further files of a byte each."""
         kept = _kept(folder)
         if len(kept) + coming > self.config.max_files:
             message = f"file: {self.config.max_files} files are kept already; delete some"
@@ -343,7 +343,7 @@ def _read(path: Path, form: type[Record]) -> Record | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        if path not in _TOLD:
-            _TOLD.add(path)
+        if path not in _LOGGED:
+            _LOGGED.add(path)
             log.error("%s is left as it is, this version cannot read it: %s", path, error.errors()[0]["msg"])
         return None

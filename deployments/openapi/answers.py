@@ -330,7 +330,7 @@ class WrittenDetails(Answer):
 
 
 class BatchCost(Answer):
-    """Work of all answers so far, beside that of the large model alone."""
+    """Work of all answers so far, and that of the large model alone."""
 
     flops: float
     flops_large_only: float

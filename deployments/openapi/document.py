@@ -51,8 +51,8 @@ class Operation:
         answer: JSON of status 200; a string: another media type.
         body: schema of the request's body by media type.
         query: schemas of query parameters by name.
-        headers: schemas of headers by name, beside the key's.
-        errors: statuses beside 200.
+        headers: schemas of headers by name, without the key's.
+        errors: statuses other than 200.
         also: statuses with the same answer as 200.
         chunk: what an event of the answer holds, where the body may ask for a stream.
     """
@@ -170,14 +170,14 @@ def document(batches: bool, keys: bool = False, anonymous: bool = True, experime
         experiments: whether there are reports of some.
     """
     operations = ALL + (BATCHES if batches else ()) + (EXPERIMENTS if experiments else ())
-    told = [each.answer for each in operations if not isinstance(each.answer, str)]
-    told += [each.chunk for each in operations if each.chunk is not None]
-    wanted: list[Any] = [(kind, "serialization", TypeAdapter(kind)) for kind in (*told, answers.ErrorAnswer)]
+    kinds = [each.answer for each in operations if not isinstance(each.answer, str)]
+    kinds += [each.chunk for each in operations if each.chunk is not None]
+    wanted: list[Any] = [(kind, "serialization", TypeAdapter(kind)) for kind in (*kinds, answers.ErrorAnswer)]
     wanted += [(kind, "validation", TypeAdapter(kind)) for kind in PARSED]
     names, made = TypeAdapter.json_schemas(wanted, ref_template=REF)
     schemas = made["$defs"]
     parsed = {kind.__name__: schemas[names[kind, "validation"]["$ref"].rpartition("/")[2]] for kind in PARSED}
-    refs = {kind: names[kind, "serialization"] for kind in told}
+    refs = {kind: names[kind, "serialization"] for kind in kinds}
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         paths.setdefault(each.path, {})[each.method] = _operation(each, parsed, refs)
@@ -187,7 +187,7 @@ def document(batches: bool, keys: bool = False, anonymous: bool = True, experime
     components: dict[str, Any] = {"schemas": schemas, "responses": _responses()}
     found: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": "Turnout", "version": VERSION, "description": "OpenAI's API, and `decoding` beside it."},
+        "info": {"title": "Turnout", "version": VERSION, "description": "OpenAI's API, and `decoding` next to it."},
         "paths": paths,
         "components": components,
     }
@@ -230,7 +230,7 @@ def _responses() -> dict[str, Any]:
 
 
 def _allow_none_finite(schemas: dict[str, Any]) -> None:
-    """Of what pools hold, a number that is not finite is told as null: JSON has no such number."""
+    """Allow null for numbers of pool statistics: one that is not finite is written as null."""
     for name in ("PoolStats", "MemberStats", "CacheStats"):
         for schema in schemas[name]["properties"].values():
             for each in (schema, schema.get("additionalProperties")):
@@ -241,7 +241,7 @@ def _allow_none_finite(schemas: dict[str, Any]) -> None:
 def router_of(service: GenerationService) -> APIRouter:
     """`/openapi.json` of what a service offers, to anybody: it tells nothing that the source does not."""
     access = service.callers.config
-    told = document(
+    made = document(
         service.batches is not None,
         access is not None,
         access is None or access.anonymous is not None,
@@ -251,6 +251,6 @@ def router_of(service: GenerationService) -> APIRouter:
 
     @routes.get(PATH)
     async def openapi() -> Response:
-        return JSONResponse(told)
+        return JSONResponse(made)
 
     return routes

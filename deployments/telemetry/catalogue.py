@@ -1,7 +1,7 @@
 """Every metric by name, with its unit and labels: what is counted, and what the documentation says of it.
 
 Labels have few values: models, pools, methods, codes and fields that exist, depths up to a bound, tenants of
-the tenants file; of drafts, only so many tenants. No caller can make up a time series.
+the tenants file; of drafts, a limited number of tenants. No caller can make up a time series.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ COUNTED = (
     WALL_S, DRIFT, DRIFT_LIMIT, TENANT_REQUESTS, TENANT_TOKENS, BATCH_LINES, INGRESS, INGRESS_TASKS, ACCESS_FAULTS,
 )  # fmt: skip
 
-# Read from the replicas of each pool when somebody asks.
+# Read from the replicas of each pool at each scrape.
 POOL_UP = _gauge("pool_up", "1 where the pool answered when it was last asked.", "pool")
 REPLICAS = _gauge("pool_replicas", "Replicas that answered.", "pool")
 LEAST_REPLICAS = _gauge("pool_min_replicas", "Fewest replicas there are to be.", "pool")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-# An ingress takes over from another one: for so long both may have told the same, so that nothing is told by neither.
+# An ingress takes over from another one: for this time both may report the same, so that nothing is lost.
 OVERLAP_S = 60.0
 MOST_PROCESSES = 1024  # remembered; the longest unseen is forgotten
 
@@ -25,7 +25,7 @@ class Growing:
 
     @property
     def age_s(self) -> float:
-        """What was counted longer ago than this many seconds, another one has told."""
+        """What was counted longer ago than this many seconds, another one has reported."""
         return time.monotonic() - self._began + OVERLAP_S
 
     def take(self, process: tuple[str, ...], counts: Counts, before: Counts | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""What the pools' replicas hold and have done, for Prometheus: read from them when somebody asks."""
+"""What the pools' replicas hold and have done, for Prometheus: read from them at each scrape."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODEL_GAUGES: tuple[tuple[Metric, Callable[[MemberStats], float]], ...] = (
 class PoolCollector(Collector):
     """Holds the last numbers that the replicas gave, and the sums of what they counted.
 
-    What replicas had counted before the ingress began, another one has told: it is left out, so that a new ingress
+    What replicas had counted before the ingress began, another one has reported: it is left out, so that a new ingress
     does not look as if all of it had happened just now.
 
     Args:
@@ -74,7 +74,7 @@ class PoolCollector(Collector):
         for place, replica in enumerate(stats):
             old = replica.since_s(replica.began) > age_s
             counts = _counts(name, replica)
-            before = _told_before(counts, replica, age_s) if old else None
+            before = _reported_before(counts, replica, age_s) if old else None
             new = self._grown.take((name, replica.place or str(place)), counts, before)
             self._starts[(name,)] += new and not old
 
@@ -131,7 +131,7 @@ def _counts(pool: str, stats: PoolStats) -> Values:
     return found
 
 
-def _told_before(counts: Values, replica: PoolStats, age_s: float) -> Values:
+def _reported_before(counts: Values, replica: PoolStats, age_s: float) -> Values:
     """What of the counts of a replica is older than that."""
     found = dict(counts)
     if replica.audit is not None:

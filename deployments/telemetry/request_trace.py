@@ -50,7 +50,7 @@ class RequestTrace:
     impatient: bool = False
 
     def admitted(self, call: GenerateCall) -> GenerateCall:
-        """The call as it goes on: in its span, or in none."""
+        """Return the call in its span, or in none."""
         self.call = call = replace(call, trace=tracing.header_of(self.span))
         return call
 
@@ -89,7 +89,7 @@ class RequestTracer:
         Args:
             call: as it came.
             kind: stream, generate or score.
-            label: the model it asks for, where there is one; "" for names that nobody knows.
+            label: the model it asks for, where there is one; "" for unknown names.
             large: the large model of its pool.
         """
         given = call.trace if isinstance(call, GenerateCall) else ""

@@ -387,7 +387,7 @@ def test_copies_on_one_machine_share_its_cores_where_the_configuration_leaves_th
     told = plain.model_copy(update={"engine": EngineConfig(threads=5)})
 
     def threads(config: TurnoutConfig, beside: int) -> int | None:
-        return Task(tmp_path, config, "demo", 0, 4, actors=beside, beside=beside).alone.engine.threads
+        return Task(tmp_path, config, "demo", 0, 4, actors=beside, num_processes=beside).alone.engine.threads
 
     assert [threads(plain, beside) for beside in (1, 3, 8, 20)] == [None, 2, 1, 1]
     assert threads(told, 3) == 5

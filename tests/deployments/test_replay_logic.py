@@ -339,10 +339,10 @@ async def test_suspects_go_one_at_a_time_and_others_pass() -> None:
     async def run(attempts: Attempts) -> None:
         nonlocal running, most
         async with gate.turn(attempts):
-            running += attempts.suspect
+            running += attempts.quarantined
             most = max(most, running)
             await released.wait()
-            running -= attempts.suspect
+            running -= attempts.quarantined
 
     suspects = [Attempts(f"s{i}", "p") for i in range(3)]
     for each in suspects:
@@ -379,7 +379,7 @@ def test_the_pauses_grow_while_nothing_comes() -> None:
     assert pauses == sorted(pauses)
     assert pauses[-1] == 1.0
     attempts.went_on()
-    assert (attempts.pause_s, attempts.suspect) == (0, False)
+    assert (attempts.pause_s, attempts.quarantined) == (0, False)
 
 
 def test_the_time_left_counts_from_the_first_attempt() -> None:
