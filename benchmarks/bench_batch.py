@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.batch_chaos import write_prompts
 from benchmarks.harness import Cell, Report, command_line, run, shown
 from benchmarks.served import on_free_ports, running_server
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 from turnout.addresses import http_url, reachable
 from turnout.batches_config import BatchesConfig
 from turnout.config import TurnoutConfig

@@ -20,7 +20,7 @@ from benchmarks.batch_outcome import LEAST_SHARE
 from benchmarks.bench_switching import EXTRA_LAYERS, pair_of
 from benchmarks.harness import Report, Side, command_line, note, run, shown, take_turns
 from benchmarks.retention import judged
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from benchmarks.peers.checkpoints import random_checkpoint
 from benchmarks.peers.workloads import RandomPrompts
 from benchmarks.placements.sides import Cores, Placement, Turn, Work, open_actors, open_colocated, pin
 from experiments.own_ray import ray_of_its_own
-from experiments.statistics import Interval, spread
+from experiments.stats.intervals import Interval, spread
 from training.data import arithmetic
 from turnout.config import DEMO_METHOD, ModelConfig, PoolConfig, TurnoutConfig
 

@@ -26,7 +26,7 @@ from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
 from engine.model import EngineModel
-from experiments.statistics import wilson
+from experiments.stats.intervals import wilson
 from kvstore.base import ChunkShape, Codec
 from kvstore.codecs.base import codec_numbers, filled_up, load_codec
 from kvstore.profiles import read_profiles

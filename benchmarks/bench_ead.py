@@ -35,8 +35,7 @@ from benchmarks.switching_arms import (
     random_line,
 )
 from experiments.machine import describe, one_line
-from experiments.statistics import Interval, bootstrap_mean, wilson
-from experiments.stats.intervals import Floats
+from experiments.stats.intervals import Floats, Interval, bootstrap_mean, wilson
 from pool.local_pool import LocalPool
 from turnout.config import TurnoutConfig
 

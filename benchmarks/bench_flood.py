@@ -31,8 +31,7 @@ from experiments.load.clients import HttpClient
 from experiments.load.generator import drive
 from experiments.load.records import Plan, Used
 from experiments.load.schedule import poisson
-from experiments.statistics import Interval
-from experiments.stats.intervals import resampled
+from experiments.stats.intervals import Interval, resampled
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.access_config import AccessConfig, UsageConfig
 from turnout.config import TurnoutConfig

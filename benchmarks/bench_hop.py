@@ -23,7 +23,7 @@ from actors.transport import Transport
 from benchmarks.harness import Report, command_line, note, run, shown
 from benchmarks.hop.operations import Operation, Spoken, measure_operations
 from experiments.own_ray import ray_of_its_own
-from experiments.statistics import Interval, spread
+from experiments.stats.intervals import Interval, spread
 
 SIZES = (4 << 10, 1 << 20, 16 << 20)
 BATCH = 8  # transfers in one timing

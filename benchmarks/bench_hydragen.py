@@ -27,7 +27,7 @@ from engine.backends.base import NativeBackend
 from engine.backends.native.attention import NativeStep
 from engine.cache.paged_kv import KVStore
 from engine.model import EngineModel
-from experiments.statistics import Interval, spread
+from experiments.stats.intervals import Interval, spread
 from turnout.config import EngineConfig
 from turnout.types import SamplingParams
 

@@ -20,7 +20,7 @@ import torch
 from redis.connection import PythonRespSerializer
 
 from benchmarks.harness import Goal, Report, Side, blocking, command_line, note, run, take_turns
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 from kvstore.redis.embedded import EmbeddedServer
 from kvstore.redis.executables import find_server, read_version
 from kvstore.redis.nodes import Address, Connector, parse_url

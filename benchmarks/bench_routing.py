@@ -26,8 +26,7 @@ from benchmarks.routed_walls import Beside, beside
 from benchmarks.strategies import at_once
 from decoding.model import ModelPool
 from experiments.grid.answering import answer, forget
-from experiments.statistics import Interval, spread
-from experiments.stats.intervals import Floats, ratio
+from experiments.stats.intervals import Floats, Interval, ratio, spread
 from pool.local_pool import LocalPool
 from pool.routing import PoolRouting
 from router.base import Asked, RoutingPolicy

@@ -15,7 +15,7 @@ from benchmarks.harness import Cell, Goal, Report, command_line, run, shown
 from benchmarks.scaling import load_steps, shared_prefixes
 from benchmarks.scaling.load_steps import GOAL_S, Scaled
 from benchmarks.scaling.shared_prefixes import Arm
-from experiments.statistics import spread
+from experiments.stats.intervals import spread
 
 NAMES = {"prefix": "cached prompts and load", "load": "Ray's default: the less busy of two"}
 

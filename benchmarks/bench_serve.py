@@ -23,7 +23,7 @@ from benchmarks.harness import Goal, Report, Side, command_line, note, run, show
 from benchmarks.peers.checkpoints import random_checkpoint
 from benchmarks.served import on_free_ports, running_server
 from experiments.process_memory import proportional_bytes, tree
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 from pool.local_pool import LocalPool
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.calls import Chunk, GenerateCall

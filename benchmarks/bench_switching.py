@@ -18,7 +18,7 @@ from benchmarks.retention import GOALS, judged, percent
 from benchmarks.slow_model import deepened
 from benchmarks.strategies import Arm, ArmResult, run_arm
 from benchmarks.switching_arms import SETTINGS, TEST_SEED, Setting, arithmetic, calibrate
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 from experiments.stats.intervals import ratio as accuracy_ratio
 from pool.local_pool import LocalPool
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout

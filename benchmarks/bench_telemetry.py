@@ -23,7 +23,7 @@ from benchmarks.harness import Goal, Report, Side, Turns, command_line, note, ru
 from benchmarks.served import on_free_ports, running_server
 from experiments.process_cpu import cpu_seconds
 from experiments.process_memory import tree
-from experiments.statistics import Interval, median_interval
+from experiments.stats.intervals import Interval, median_interval
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.calls import ChatMessage
 from turnout.client import AsyncClient

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from experiments.statistics import Interval
 from experiments.stats.curves import Curve, least_cost
-from experiments.stats.intervals import Floats, resampled
+from experiments.stats.intervals import Floats, Interval, resampled
 from training.router_samples import allocated
 
 ROUNDS = 1000

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from benchmarks.harness import note, show
 from benchmarks.strategies import Arm, ArmResult, run_arm
 from benchmarks.switching_arms import CALIBRATION_SEED, SETTINGS, TEST_SEED, Setting, matched, random_line
-from experiments.statistics import Interval, bootstrap_mean, wilson
+from experiments.stats.intervals import Interval, bootstrap_mean, wilson
 from pool.local_pool import LocalPool
 from training.calibration_data import Question, QuestionSet
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout, is_correct

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from experiments.machine import describe, one_line
-from experiments.statistics import Interval, spread
+from experiments.stats.intervals import Interval, spread
 from turnout.standard_streams import replace_unencodable
 
 Reading = TypeVar("Reading")

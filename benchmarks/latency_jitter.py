@@ -20,7 +20,7 @@ from decoding.model import Until
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from experiments.replay import answer
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 from pool.local_pool import LocalPool
 from turnout.calls import GenerateCall
 from turnout.config import parse_config

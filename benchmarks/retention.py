@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.statistics import Interval
-from experiments.stats.intervals import Floats, resampled
+from experiments.stats.intervals import Floats, Interval, resampled
 
 ROUNDS = 1000
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from benchmarks.strategies import at_once
 from experiments.grid.answering import answer, forget
-from experiments.statistics import Interval
-from experiments.stats.intervals import ratio
+from experiments.stats.intervals import Interval, ratio
 from pool.local_pool import LocalPool
 from pool.routing import PoolRouting
 from router.difficulty.curve import NEVER

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments.statistics import Interval
 from experiments.stats.hypotheses import ALPHA, corrected, paired_permutation, unpaired_permutation
 from experiments.stats.intervals import (
     Floats,
+    Interval,
     bca_mean,
     mean_score,
     paired_difference,

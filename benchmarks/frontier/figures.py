@@ -11,9 +11,8 @@ import numpy.typing as npt
 from benchmarks import retention
 from benchmarks.frontier.prompts import LARGE, METERS, SMALL, Answers, Prompts
 from benchmarks.retention import Spent
-from experiments.statistics import Interval
 from experiments.stats.curves import Curve
-from experiments.stats.intervals import Floats, mean_score, resampled
+from experiments.stats.intervals import Floats, Interval, mean_score, resampled
 from training.router_measures import Routed, best_choices
 
 ROUNDS = 1000

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.frontier.figures import Figures, Point
 from benchmarks.frontier.prompts import LARGE, METERS, SMALL, Prompts
 from benchmarks.retention import Goal, judged, percent
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 
 SWITCHING, ROUTER = "entropy_adaptive", "route learned"
 MARKERS, COLOURS = "os^D", 10  # of families; matplotlib has so many colours

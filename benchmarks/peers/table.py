@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.peers.plan import GOALS, SIDES, THROUGHPUT, Goal
 from benchmarks.peers.turns import Outcome
 from experiments.machine import one_line
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 
 SHARE = "share"  # the unit of numbers that are better when smaller
 IDLE_CORES = 0.1  # used by anyone but the engine at work; more is reported

@@ -11,7 +11,7 @@ from benchmarks.harness import turn_order
 from benchmarks.peers.remote import PeerError
 from benchmarks.peers.workloads import Generator, Workload
 from experiments.process_cpu import busy_seconds
-from experiments.statistics import Interval, spread
+from experiments.stats.intervals import Interval, spread
 
 SAME_TOKENS = 1  # leading tokens of an answer that are compared: later ones follow from the first near-tie
 

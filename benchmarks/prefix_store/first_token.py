@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from benchmarks.harness import note
 from benchmarks.prefix_store.workbench import Answered, Workbench, settled
 from engine.cache.connector import SharedPrefixes
-from experiments.statistics import Interval, spread
+from experiments.stats.intervals import Interval, spread
 from kvstore.profiles import Profile
 from training.kv_profiles import Shapes, read_kv
 

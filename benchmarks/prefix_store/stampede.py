@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import note
-from experiments.statistics import Interval, spread
+from experiments.stats.intervals import Interval, spread
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKERS = 2

@@ -12,7 +12,7 @@ from benchmarks.harness import note
 from benchmarks.prefix_store.workbench import Workbench, settled
 from decoding.sequence import Sequence
 from engine.cache.connector import SharedPrefixes
-from experiments.statistics import Interval, spread
+from experiments.stats.intervals import Interval, spread
 from turnout.types import SamplingParams
 
 RUNNING = 8

@@ -9,9 +9,8 @@ import numpy as np
 from experiments.grid.cells import Cell
 from experiments.grid.store import Saved, Store
 from experiments.reports.table import Column, read_table
-from experiments.statistics import Interval
 from experiments.stats.hypotheses import ALPHA, corrected, paired_permutation
-from experiments.stats.intervals import Floats, bca_mean, paired_difference, ratio
+from experiments.stats.intervals import Floats, Interval, bca_mean, paired_difference, ratio
 from experiments.stats.power import UNSEEN_SPREAD, statement, statement_of_nats
 
 COSTS = ("paper", "flops")

@@ -16,10 +16,9 @@ from experiments.reports.efficiency import Efficiency, efficiency
 from experiments.reports.speed import Speed, by_length
 from experiments.reports.table import Column, Group, Table, read_table
 from experiments.reports.tuning import TunedLine, drawn_once, tuned_lines
-from experiments.statistics import Interval
 from experiments.stats.curves import Curve
 from experiments.stats.hypotheses import ALPHA, corrected, equivalence, paired_permutation
-from experiments.stats.intervals import bca_mean, mean_score, paired_difference, ratio
+from experiments.stats.intervals import Interval, bca_mean, mean_score, paired_difference, ratio
 from experiments.stats.power import UNSEEN_SPREAD, statement, statement_of_nats
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.reports.data import METERS, Line, Report
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 
 COLUMNS = (
     "way", "dataset", "pool", "load", "prompts", "quality", "difference", "p", "verdict", "paper", "FLOPs", "time",

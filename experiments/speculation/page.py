@@ -15,7 +15,7 @@ from experiments.speculation.grid import PANEL, READING_SLOWDOWN, WIDENED, Axes,
 from experiments.speculation.plot import plot
 from experiments.speculation.summary import Figures
 from experiments.speculation.tasks import GROUPS
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 
 NAME = "speculation"
 GOAL = 0.95  # of plain decoding's speed, at least, for whoever chooses by itself how much to draft

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from experiments.speculation.cells import Cell
 from experiments.speculation.contenders import Contender
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 from turnout.cost import SpeculationMeter
 
 ALL = "all texts"

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decoding.calibration import isotonic
-from experiments.statistics import Interval
-from experiments.stats.intervals import Floats, resampled
+from experiments.stats.intervals import Floats, Interval, resampled
 
 ROUNDS = 1000
 

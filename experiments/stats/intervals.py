@@ -1,17 +1,18 @@
-"""Bootstrap intervals of means, of paired differences, and of whatever is computed from a table of prompts."""
+"""Intervals: of proportions, medians, means and paired differences, and of any statistic of a table of prompts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import bootstrap
-
-from experiments.statistics import Interval, wilson
 
 Floats = npt.NDArray[np.float64]
 
+Z95 = 1.959963984540054
 ROUNDS = 2000
 LEVEL = 0.95
 # Numbers that one step of resampling holds in memory.
@@ -22,6 +23,67 @@ RULE_OF_THREE = 3.0
 MANY = 10_000
 # Differences of equal differences, as a share of them.
 ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its 95% interval: NaN where nothing is known of it, infinite where something is not reached."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "-"
+        if math.isnan(self.low) and math.isnan(self.high):
+            return f"{_written(self.value)} [unknown]"
+        return f"{_written(self.value)} [{_written(self.low)}, {_written(self.high)}]"
+
+
+def _written(value: float) -> str:
+    return "not reached" if math.isinf(value) else f"{value:.3f}"
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """Wilson score interval of a proportion.
+
+    Raises:
+        ValueError: no trials.
+    """
+    if trials < 1:
+        raise ValueError("a proportion needs at least one trial")
+    p = successes / trials
+    scale = 1 + Z95**2 / trials
+    centre = (p + Z95**2 / (2 * trials)) / scale
+    half = Z95 * float(np.sqrt(p * (1 - p) / trials + Z95**2 / (4 * trials**2))) / scale
+    return Interval(p, max(centre - half, 0.0), min(centre + half, 1.0))
+
+
+def bootstrap_mean(values: Floats, seed: int, rounds: int = 4000) -> Interval:
+    """Percentile bootstrap of a mean; pass per-prompt differences for a paired comparison."""
+    rng = np.random.default_rng(seed)
+    picks = rng.integers(0, len(values), size=(rounds, len(values)))
+    means = values[picks].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Interval(float(values.mean()), float(low), float(high))
+
+
+def median_interval(values: list[float]) -> Interval:
+    """Median, between the two values that hold it with a chance of at least 95% whatever the law of the values.
+
+    Order statistics: how many of n values lie below the median is binomial. Of fewer than six values none holds it so
+    often; the smallest and the largest are given.
+    """
+    n, ordered = len(values), np.sort(values)
+    at_most = np.cumsum([comb(n, below) / 2**n for below in range(n)])  # chances of so few below the median
+    place = max(int((at_most <= 0.025).sum()) - 1, 0)
+    return Interval(float(np.median(ordered)), float(ordered[place]), float(ordered[n - 1 - place]))
+
+
+def spread(values: list[float]) -> Interval:
+    """Median with the smallest and largest value: for a few repeated timings."""
+    return Interval(float(np.median(values)), min(values), max(values))
 
 
 def bca_mean(values: Floats, seed: int = 0, level: float = LEVEL, rounds: int = ROUNDS) -> Interval:
@@ -38,6 +100,8 @@ def bca_mean(values: Floats, seed: int = 0, level: float = LEVEL, rounds: int = 
     Raises:
         ValueError: no values.
     """
+    from scipy.stats import bootstrap  # an extra, and slow to import
+
     if not len(values):
         raise ValueError("an interval needs at least one value")
     if np.ptp(values) <= ROUNDING * np.abs(values).max():
@@ -85,6 +149,8 @@ def unpaired_difference(one: Floats, other: Floats, seed: int = 0, level: float 
         seed: of the resampling.
         level: coverage aimed at.
     """
+    from scipy.stats import bootstrap
+
     value, fewest, together = float(one.mean() - other.mean()), min(len(one), len(other)), len(one) + len(other)
     if max(np.ptp(one), np.ptp(other)) <= ROUNDING * max(np.abs(one).max(), np.abs(other).max()):
         return Interval(value, value, value)

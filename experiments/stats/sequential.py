@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 
 MOST_BET = 0.5
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.bench_batch_speed import Speed, page
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 
 
 def speed(pair: str, actors: int, *values: float) -> Speed:

@@ -13,7 +13,7 @@ from benchmarks.bench_ead import Table, above_choice, between, earliest, heading
 from benchmarks.retention import GOALS, Spent, judged, kept_at
 from benchmarks.strategies import Arm, ArmResult, Outcome
 from benchmarks.switching_arms import SETTINGS, Prompts, arithmetic, expected_share, matched, mixed
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 from training.data.problem import Problem
 from turnout.calls import TokenOut, Usage
 from turnout.cost import Cost, CostReport, SpeculationMeter

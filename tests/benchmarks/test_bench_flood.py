@@ -15,7 +15,7 @@ import pytest
 from benchmarks.bench_flood import ALONE, FLOODS, OTHERS, Found, Size, Times, measure, page, percentile, ratio, verdict
 from benchmarks.noisy_neighbour import Flood, Flooded, flooding
 from experiments.load.records import Used
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 
 BESIDE = next(iter(FLOODS))
 SIZE = Size(rounds=1, seconds=0.5, rate=12.0, tokens=3, streams=4, flood_tokens=5)

@@ -17,7 +17,7 @@ from benchmarks.strategies import at_once
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
 from experiments.grid.cells import Record
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 from pool.local_pool import LocalPool
 from router.allocation import best_of
 from router.base import Asked, RoutingPolicy

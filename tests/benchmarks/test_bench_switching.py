@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.bench_switching import BAND, GOAL, LARGE, SMALL, Speed, arms, compare, page, pair_of, verdict
 from benchmarks.slow_model import deepen, deepened
 from benchmarks.strategies import Arm, run_arm
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 from pool.local_pool import LocalPool
 from tests.experiments.speculation_models import checkpoint
 from tests.near_pair import save_near_pair

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.bench_cluster import DEMO, DRAFTED, Overlapped, page, placed_of, settings
 from benchmarks.harness import Turns
 from benchmarks.placements.sides import Traffic, Turn
-from experiments.statistics import spread
+from experiments.stats.intervals import spread
 
 
 def turn(speed: float, cores: tuple[float, ...]) -> Turn:

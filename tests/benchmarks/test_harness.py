@@ -22,7 +22,7 @@ from benchmarks.harness import (
     take_turns,
     turn_order,
 )
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import harness
 from benchmarks.bench_hop import Transfer, page
 from benchmarks.hop.operations import Operation, Spoken
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 
 QUIET = {"processor": "p", "cores": "2", "load average at start": "0.4"}
 BUSY = {**QUIET, "load average at start": "6.0"}

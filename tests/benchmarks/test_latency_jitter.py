@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.latency_jitter import Smoothness, measure, page
-from experiments.statistics import spread
+from experiments.stats.intervals import spread
 from pool.local_pool import LocalPool
 from turnout.config import TurnoutConfig
 

@@ -20,7 +20,7 @@ from benchmarks.prefix_store.link import SlowLink
 from benchmarks.prefix_store.page import Results, Run, to_markdown
 from benchmarks.prefix_store.workbench import Workbench
 from benchmarks.prefix_store.write_behind import Beside
-from experiments.statistics import spread
+from experiments.stats.intervals import spread
 from kvstore.base import StoreFault
 from kvstore.fakes import MemoryByteStore
 from kvstore.keys import write_root_key

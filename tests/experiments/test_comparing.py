@@ -22,7 +22,7 @@ from experiments.reports.data import make_report
 from experiments.reports.html import front, to_html
 from experiments.reports.svg import Axes, Mark, Series, chart
 from experiments.reports.text import to_json, to_markdown
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 from experiments.stats.power import prompts_needed
 from tests.experiments.grid_runs import made_cell, save_made
 from tests.experiments.pages import unclosed

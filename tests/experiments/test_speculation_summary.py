@@ -17,7 +17,7 @@ from experiments.speculation.grid import ASSISTED, Grid, Setting
 from experiments.speculation.page import as_dict, page_name, save, to_markdown, verdict
 from experiments.speculation.summary import ALL, figures, speedup
 from experiments.speculation.tasks import GROUPS
-from experiments.statistics import Interval
+from experiments.stats.intervals import Interval
 from turnout.cost import SpeculationMeter
 
 TABLE = contenders()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.statistics import Interval, bootstrap_mean, median_interval, spread, wilson
+from experiments.stats.intervals import Interval, bootstrap_mean, median_interval, spread, wilson
 
 
 def test_wilson_matches_a_published_example() -> None:
