@@ -6,6 +6,7 @@ the kills the job is nearly as fast as the engine alone.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -18,15 +19,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
 from benchmarks.batch_outcome import Alone, Kill, Outcome, Sample, page
-from benchmarks.harness import note, show
-from experiments.machine import describe, one_line
+from benchmarks.harness import Report, command_line, note, run
+from experiments.machine import describe
 from experiments.process_memory import proportional_bytes, tree
 
 STORE_BYTES = 80 << 20
@@ -39,7 +39,6 @@ ENGINE_ROWS = 2000  # lines by which the engine alone is measured, before the jo
 NODE_TRIES = 3
 ACTOR = b"ray::MapWorker(MapBatches(Answerer"
 PARTS = ("actor", "driver", "node")
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "batch.md"
 STALL_S = 600.0  # without a line more: the job hangs
 SETTING = (
     f"`make batch-chaos`: short prompts on the demo pair, {CONCURRENCY} at once, blocks of {BLOCK_ROWS}, whole answers"
@@ -304,16 +303,9 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def main(
-    rows: Annotated[int, typer.Option(min=1)] = 100_000,
-    kills: Annotated[int, typer.Option(min=0)] = 5,
-    seed: int = 0,
-    actors: Annotated[int, typer.Option(min=1)] = 2,
-    write: Annotated[bool, typer.Option(help="Write docs/results/batch.md.")] = True,
-) -> None:
-    """Run the job under kills, and write the report."""
-    machine = one_line(describe())
-
+def measure(options: argparse.Namespace) -> Report:
+    """Run the job under kills, and the engine alone before it and after it."""
+    machine, rows, actors = describe(), options.rows, options.actors
     few = min(rows, ENGINE_ROWS)
 
     def engine() -> tuple[float, float, float]:
@@ -325,18 +317,21 @@ def main(
 
     before = engine()
     with chaos(rows, actors, concurrency=CONCURRENCY // actors) as made:
-        outcome = made.run(planned(rows, kills, seed))
+        outcome = made.run(planned(rows, options.kills, options.seed))
     after = engine()
     alone = Alone(*((one + other) / 2 for one, other in zip(before, after, strict=True)))
-    text = page(outcome, alone, SETTING.format(actors), machine)
-    show(text)
-    if write:
-        PAGE.write_text(text)
-    faults = outcome.faults(alone.alike)
-    for fault in faults:
-        note(fault)
-    raise typer.Exit(1 if faults else 0)
+    return page(outcome, alone, SETTING.format(actors), machine)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, Path("docs/results/batch.md"), rounds=None, rows=1000, kills=1)
+    made.add_argument("--rows", type=int, default=100_000)
+    made.add_argument("--kills", type=int, default=5)
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--actors", type=int, default=2)
+    return made
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(parser(), measure)

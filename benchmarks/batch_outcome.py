@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from benchmarks.harness import Report
+
+FIGURES = ("rows", "lost", "duplicates", "redone", "seconds", "rate", "growth")  # in the JSON file
 LEAST_SHARE = 0.9  # of what the engine alone does
-MOST_GROWTH = 1.15  # of memory, late beside early
+MOST_GROWTH = 1.15  # of memory, late over early
 
 
 @dataclass(frozen=True)
@@ -159,14 +162,14 @@ class Alone:
     copies: float
 
 
-def page(outcome: Outcome, alone: Alone, setting: str, machine: str) -> str:
+def page(outcome: Outcome, alone: Alone, setting: str, machine: dict[str, str] | None = None) -> Report:
     """The report.
 
     Args:
         outcome: of the job.
         alone: what it is measured by.
         setting: how it was run, a sentence.
-        machine: what it ran on, in one line.
+        machine: see `Report`.
     """
     killed = ", ".join(
         f"{kill.part} after {kill.after} (pause {pause:.0f} s)"
@@ -195,19 +198,28 @@ def page(outcome: Outcome, alone: Alone, setting: str, machine: str) -> str:
             )
         ),
         ("memory of the cluster and the driver", f"{min(sizes):.0f} to {max(sizes):.0f} MiB"),
-        (f"memory late beside early, in the {calm[-1] - calm[0]:.0f} s without a kill", f"{outcome.growth:.2f}"),
+        (f"memory late over early, in the {calm[-1] - calm[0]:.0f} s without a kill", f"{outcome.growth:.2f}"),
         ("prompt tokens cached", f"{outcome.summary.get('cached_share', 0.0):.0%}"),
     ]
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    faults = outcome.faults(alone.alike)
-    verdict = "All of it holds." if not faults else "It does not hold: " + "; ".join(faults) + "."
-    return (
-        f"# A batch whose parts are killed\n\n{setting}\n\nMachine: {machine}.\n\n"
-        f"| | |\n| --- | --- |\n{table}\n\n"
+    report = Report("A batch whose parts are killed", setting, machine=machine)
+    report.facts(dict(rows))
+    report.failures += outcome.faults(alone.alike)
+    verdict = "It does not hold: " + "; ".join(report.failures) + "." if report.failures else "All of it holds."
+    report.text(
         "Wanted: nothing lost or twice, at most a block asked again for each kill,"
         f" {LEAST_SHARE:.0%} of the speed of one engine with the job's settings and as many requests at once, memory at"
-        f" most {MOST_GROWTH:g} times that of the beginning. {verdict}\n"
+        f" most {MOST_GROWTH:g} times that of the beginning. {verdict}"
     )
+    report.values |= {
+        **{
+            name: getattr(outcome, name)
+            for name in ("rows", "lost", "duplicates", "redone", "seconds", "rate", "growth")
+        },
+        "kills": [asdict(kill) for kill in outcome.kills],
+        "alone": asdict(alone),
+        "failures": report.failures,
+    }
+    return report
 
 
 def _part(rate: float, whole: float) -> str:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.harness import note, show
+from benchmarks.harness import Report, command_line, note, run
+from benchmarks.peers import turns
 from benchmarks.peers.base import Setup
 from benchmarks.peers.checkpoints import SHAPES, random_checkpoint
 from benchmarks.peers.plan import SIDES, Side, pair_work, random_model_work
 from benchmarks.peers.remote import PeerError, RemotePeer
-from benchmarks.peers.table import Comparison, to_markdown
-from benchmarks.peers.turns import take_turns
+from benchmarks.peers.table import Comparison, page
 from benchmarks.peers.workloads import Workload
 from experiments import machine
 from turnout.config import ModelConfig, model_path
@@ -23,7 +22,7 @@ from turnout.config import ModelConfig, model_path
 PAIR = "demo pair"
 SUBJECTS = (*SHAPES, PAIR)
 PROBLEMS_PER_ROUND = 24
-RESULTS = Path("docs/results")
+RESULT = Path("docs/results/peers.md")
 
 
 class Bench:
@@ -64,8 +63,8 @@ class Bench:
         for name, missing in self.comparison.missing.items():
             note(f"{name} is not measured, not installed: {missing}")
 
-    def measure(self, subject: str, folder: Path) -> None:
-        """All workloads of a subject; its engines are loaded once and stay for all of them."""
+    async def measure(self, subject: str, folder: Path) -> None:
+        """Measure all workloads of a subject, whose engines are loaded once."""
         if subject == PAIR:
             large, small = _demo("large"), _demo("small")
             work = pair_work(_problems((self.rounds + 1) * PROBLEMS_PER_ROUND), PROBLEMS_PER_ROUND)
@@ -77,7 +76,7 @@ class Bench:
             for workload, names in work.items():
                 note(f"{subject}: {workload.name}")
                 able = {name: engines[name] for name in names if name in engines}
-                outcome = take_turns(workload, able, names[0], self.rounds)
+                outcome = await turns.measure(workload, able, names[0], self.rounds)
                 outcome.failures.update({name: failures[name] for name in names if name in failures})
                 self.comparison.subjects.setdefault(subject, []).append(outcome)
 
@@ -119,37 +118,29 @@ def _problems(count: int) -> list[list[int]]:
     return [tokenizer.encode_chat([ChatMessage("user", problem.prompt)]) for problem in problems]
 
 
-def save(comparison: Comparison, folder: Path) -> None:
-    """Write the page and the numbers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "peers.md").write_text(to_markdown(comparison))
-    (folder / "peers.json").write_text(json.dumps(comparison.as_dict(), indent=1) + "\n")
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round, results printed and not saved")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
-    parser.add_argument("--engines", nargs="+", choices=sorted(SIDES), default=list(SIDES))
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--peers-python", type=Path, default=Path(".venv-peers/bin/python"))
-    parser.add_argument("--checkpoints", type=Path, help="where to keep the random models; absent: a temporary folder")
-    parser.add_argument("--out", type=Path, help=f"folder of the results; absent: {RESULTS}, nowhere with --quick")
-    chosen = parser.parse_args()
-    rounds = 1 if chosen.quick else chosen.rounds
-    bench = Bench(chosen.dtype, chosen.threads, rounds, chosen.peers_python.absolute())
-    bench.find_peers([name for name in SIDES if name in chosen.engines])
-    out = chosen.out or (None if chosen.quick else RESULTS)
+async def measure(options: argparse.Namespace) -> Report:
+    """Measure all subjects; the page is saved after each of them."""
+    bench = Bench(options.dtype, options.threads, options.rounds, options.peers_python.absolute())
+    bench.find_peers([name for name in SIDES if name in options.engines])
     with tempfile.TemporaryDirectory(prefix="turnout-peers-") as temporary:
-        for subject in chosen.subjects:
-            bench.measure(subject, (chosen.checkpoints or Path(temporary)).absolute())
-            if out is not None:
-                save(bench.comparison, out)
-    show(to_markdown(bench.comparison))
+        for subject in options.subjects:
+            await bench.measure(subject, (options.checkpoints or Path(temporary)).absolute())
+            if options.out is not None:
+                page(bench.comparison).save(options.out)
+    return page(bench.comparison)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, RESULT)
+    made.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
+    made.add_argument("--engines", nargs="+", choices=sorted(SIDES), default=list(SIDES))
+    made.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--peers-python", type=Path, default=Path(".venv-peers/bin/python"))
+    made.add_argument("--checkpoints", type=Path, help="where to keep the random models; absent: a temporary folder")
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    run(parser(), measure)

@@ -27,6 +27,7 @@ from turnout.standard_streams import replace_unencodable
 Reading = TypeVar("Reading")
 Row = TypeVar("Row")
 Cell = str | int | float | Interval | None
+_PICTURE = "PICTURE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,15 @@ class Side(Generic[Reading]):
 
 @dataclass(frozen=True, slots=True)
 class Turns(Generic[Reading]):
-    """Readings by side, in the order of the rounds; those of the warm-up are dropped."""
+    """Readings by side, in the order of the rounds; those of the warm-up are dropped.
+
+    Attributes:
+        readings: of the sides that did all their turns.
+        failures: by name of each other side, why it has none.
+    """
 
     readings: Mapping[str, list[Reading]]
+    failures: Mapping[str, str] = field(default_factory=dict)
 
     def spread(self, name: str, key: Callable[[Any], float] = float) -> Interval:
         """Median and extremes of a side's rounds; `key` makes a number of a reading."""
@@ -84,6 +91,7 @@ async def take_turns(
     rounds: int,
     before: Callable[[int], Awaitable[None]] | None = None,
     warm_up: bool = True,
+    may_fail: tuple[type[Exception], ...] = (),
 ) -> Turns[Reading]:
     """Measure all sides in each round, one at a time, in an order that rotates.
 
@@ -92,22 +100,32 @@ async def take_turns(
         rounds: that count; one more, which comes first, warms up.
         before: called with the round's number before its first turn.
         warm_up: False leaves that first round out.
+        may_fail: exceptions that take a side out of the comparison; any other ends it.
+
+    Raises:
+        ValueError: two sides have one name.
     """
     by_name = {side.name: side for side in sides}
     if len(by_name) < len(sides):
         raise ValueError(f"sides: each needs a name of its own, got {[side.name for side in sides]}")
     readings: dict[str, list[Reading]] = {name: [] for name in by_name}
+    failures: dict[str, str] = {}
     begun = -1
     for number, name in turn_order(list(by_name), rounds):
-        if not number and not warm_up:
+        if name in failures or not (number or warm_up):
             continue
         if before is not None and number != begun:
             await before(number)
         begun = number
-        reading = await by_name[name].turn(number)
+        try:
+            reading = await by_name[name].turn(number)
+        except may_fail as error:
+            failures[name] = str(error)
+            del readings[name]
+            continue
         if number:
             readings[name].append(reading)
-    return Turns(readings)
+    return Turns(readings, failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +134,9 @@ class Goal:
 
     value: float
     at_most: bool = False
+
+    def __str__(self) -> str:
+        return f"{'<=' if self.at_most else '>='} {self.value:g}"
 
     def met(self, figure: float | Interval) -> str:
         """Whether the figure, or the median of an interval, reaches the goal: yes or no."""
@@ -176,13 +197,20 @@ class Report:
         title: of the page.
         how: the command and how the figures were obtained; the line about the machine follows.
         device: torch device that the work ran on.
+        machine: as `experiments.machine.describe` found it before the work; None: as it is now.
+
+    Attributes:
+        values: for the JSON file.
+        failures: what is not as it must be; any of them makes the exit status 1.
     """
 
-    def __init__(self, title: str, how: str, device: str = "cpu") -> None:
-        machine = describe(device)
+    def __init__(self, title: str, how: str, device: str = "cpu", machine: dict[str, str] | None = None) -> None:
+        machine = machine or describe(device)
         self.values: dict[str, Any] = {"machine": machine}
+        self.failures: list[str] = []
+        self._draw: Callable[[Path], None] | None = None
         self._parts = [f"# {title}", how, f"Machine: {one_line(machine)}."]
-        if float(machine["load average at start"]) > int(machine["cores"]):
+        if float(machine.get("load average at start", 0)) > int(machine["cores"]):
             self.text("The machine was busy with other work: times are uncertain, ratios less; bytes and counts hold.")
 
     def section(self, title: str) -> None:
@@ -192,6 +220,15 @@ class Report:
     def text(self, paragraph: str) -> None:
         """Add a paragraph, or a list of lines."""
         self._parts.append(paragraph)
+
+    def facts(self, rows: Mapping[str, Cell]) -> None:
+        """Add a table of names and values; it is not in the JSON file."""
+        self.table(None, list(rows.items()), {"": lambda row: row[0], " ": lambda row: row[1]})
+
+    def picture(self, title: str, draw: Callable[[Path], None]) -> None:
+        """Add the page's picture, which is drawn where the page is saved and has its name."""
+        self._draw = draw
+        self._parts.append(f"![{title}]({_PICTURE})")
 
     def table(self, name: str | None, rows: Sequence[Row], columns: Mapping[str, Callable[[Row], Cell]]) -> None:
         """Add a table; the rows go into the JSON file too.
@@ -228,9 +265,23 @@ class Report:
             columns["met"] = lambda row: row.goal.met(row.ratio) if row.goal else None
         self.table(name, rows, columns)
 
-    def markdown(self) -> str:
-        """The page."""
-        return "\n\n".join(self._parts) + "\n"
+    def markdown(self, stem: str = "result") -> str:
+        """The page; `stem` names its file and its picture."""
+        return "\n\n".join(self._parts).replace(f"]({_PICTURE})", f"]({stem}.png)") + "\n"
+
+    def save(self, out: Path, values: Mapping[str, Any] | None = None) -> None:
+        """Write the page, the JSON file and the picture.
+
+        Args:
+            out: place of the page, whatever the suffix.
+            values: more for the JSON file.
+        """
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.with_suffix(".md").write_text(self.markdown(out.stem), encoding="utf-8")
+        numbers = json.dumps({**self.values, **(values or {})}, indent=2)
+        out.with_suffix(".json").write_text(numbers + "\n", encoding="utf-8")
+        if self._draw is not None:
+            self._draw(out.with_suffix(".png"))
 
 
 def _cell(value: Cell) -> str:
@@ -239,21 +290,22 @@ def _cell(value: Cell) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def command_line(text: str | None, result: Path, rounds: int = 5, **quick: Any) -> argparse.ArgumentParser:
+def command_line(text: str | None, result: Path, rounds: int | None = 5, **quick: Any) -> argparse.ArgumentParser:
     """Make the options that every benchmark has; a benchmark adds its own.
 
     Args:
         text: the help; its first paragraph is shown.
         result: the page that a run writes.
-        rounds: that count.
-        quick: what `--quick` sets of options that are not given, beside `rounds`, which becomes 1.
+        rounds: that count; None: the benchmark repeats nothing.
+        quick: what `--quick` sets of options that are not given, besides `rounds`, which becomes 1.
     """
     parser = argparse.ArgumentParser(description=text)
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"that count; absent: {rounds}, 1 with --quick")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help=f"that count; absent: {rounds}, 1 with --quick")
     parser.add_argument("--quick", action="store_true", help="a short run; shown and not saved")
     parser.add_argument("--out", type=Path, help=f"the page, with a JSON file; absent: {result}, nowhere with --quick")
     parser.add_argument("--no-write", action="store_true", help="save nothing")
-    parser.set_defaults(_quick={"rounds": 1, **quick}, _result=result)
+    parser.set_defaults(_quick=quick if rounds is None else {"rounds": 1, **quick}, _result=result)
     return parser
 
 
@@ -280,7 +332,11 @@ def run(
     measure: Callable[[argparse.Namespace], Report | Awaitable[Report]],
     arguments: Sequence[str] | None = None,
 ) -> Report:
-    """Read the command line, measure, show the page, and save it where there is a place for it."""
+    """Read the command line, measure, save the page where there is a place for it, and show it.
+
+    Raises:
+        SystemExit: the report has failures.
+    """
     options = parse(parser, arguments)
 
     async def awaited(made: Awaitable[Report]) -> Report:
@@ -288,8 +344,14 @@ def run(
 
     made = measure(options)
     report = made if isinstance(made, Report) else uvloop.run(awaited(made))
-    asked = {name: value for name, value in vars(options).items() if name not in ("out", "no_write") and name[0] != "_"}
-    publish(report.markdown(), options.out, {**report.values, "options": asked})
+    if options.out is not None:
+        asked = vars(options).items()
+        given = {name: value for name, value in asked if name not in ("out", "no_write") and name[0] != "_"}
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+        report.save(options.out, {"options": values})
+    show(report.markdown(Path(options.out or options._result).stem))
+    if report.failures:
+        raise SystemExit("; ".join(report.failures))
     return report
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvloop
 
-from benchmarks.harness import note, publish
-from experiments.machine import describe, one_line
+from benchmarks.harness import Report, command_line, note, run
+from experiments.machine import describe
 from experiments.process_memory import own_bytes
 from experiments.replay import Verdict, answer, compare
 from pool.local_pool import LocalPool
@@ -101,7 +100,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Report:
+class Outcome:
     """The soak's result.
 
     Attributes:
@@ -230,7 +229,7 @@ def growth(memory: list[tuple[float, int]]) -> float:
 
 async def soak(
     pool: LocalPool, seconds: float, sample: int = SAMPLE, seed: int = 0, note: Callable[[str], None] = lambda _: None
-) -> Report:
+) -> Outcome:
     """Load a pool beyond its capacity, then look at what is left and answer a sample of the calls again.
 
     Args:
@@ -258,7 +257,7 @@ async def soak(
     compared = Counter[str]()
     for call, tokens in tally.sample:
         compared[(await compare(pool, call, tokens)).value] += 1
-    return Report(
+    return Outcome(
         seconds=elapsed,
         offered_per_s=rate,
         capacity_per_s=(before, after),
@@ -283,55 +282,56 @@ async def _let_go(pool: LocalPool) -> None:
         await asyncio.sleep(0.01)
 
 
-def to_markdown(report: Report, machine: dict[str, str]) -> str:
-    """The report as a page."""
-    rows = {
-        "load": f"{report.offered_per_s:.1f} calls/s, {OVERLOAD:g} times the capacity before it",
-        f"calls/s of a closed loop of {CLOSED_LOOP}": "{:.1f} before, {:.1f} after".format(*report.capacity_per_s),
-        "duration": f"{report.seconds:.0f} s",
-        "calls": ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items())),
-        "tokens/s of finished calls": f"{report.tokens_per_s:.0f}",
-        "median seconds by tenant": ", ".join(f"{name} {s:.2f}" for name, s in report.median_seconds.items()),
-        "time spent in forwards": f"{report.forward_share:.1%}",
-        "memory": f"{report.memory_bytes / 2**20:.0f} MiB",
-        "growth after warm-up": f"{report.growth:+.2%} (at most {MOST_GROWTH:.0%})",
-        "left behind": "; ".join(report.leaks) or "nothing",
-        "answers beside their solo runs": ", ".join(f"{n} {name}" for name, n in sorted(report.compared.items())),
-        "verdict": "; ".join(report.failures or ["passed" if report.overloaded else UNLOADED]),
-    }
-    lines = ["# Soak", "", f"`make soak`; {one_line(machine)}. float32; tenants {TENANTS}, "]
-    lines[-1] += f"{len(METHODS)} methods, {CANCELLED_SHARE:.0%} of the calls given up at a random moment."
-    return "\n".join([*lines, "", *_table(rows), ""])
+def page(found: Outcome, machine: dict[str, str] | None = None) -> Report:
+    """The report of a run."""
+    report = Report(
+        "Soak",
+        f"`make soak`. float32; tenants {TENANTS}, {len(METHODS)} methods, {CANCELLED_SHARE:.0%} of the calls cancelled"
+        " at a random moment.",
+        machine=machine,
+    )
+    report.facts(
+        {
+            "load": f"{found.offered_per_s:.1f} calls/s, {OVERLOAD:g} times the capacity before it",
+            f"calls/s of a closed loop of {CLOSED_LOOP}": "{:.1f} before, {:.1f} after".format(*found.capacity_per_s),
+            "duration": f"{found.seconds:.0f} s",
+            "calls": ", ".join(f"{count} {name}" for name, count in sorted(found.outcomes.items())),
+            "tokens/s of finished calls": f"{found.tokens_per_s:.0f}",
+            "median seconds by tenant": ", ".join(f"{name} {s:.2f}" for name, s in found.median_seconds.items()),
+            "time spent in forwards": f"{found.forward_share:.1%}",
+            "memory": f"{found.memory_bytes / 2**20:.0f} MiB",
+            "growth after warm-up": f"{found.growth:+.2%} (at most {MOST_GROWTH:.0%})",
+            "left behind": "; ".join(found.leaks) or "nothing",
+            "answers compared with their solo runs": ", ".join(
+                f"{n} {name}" for name, n in sorted(found.compared.items())
+            ),
+            "verdict": "; ".join(found.failures or ["passed" if found.overloaded else UNLOADED]),
+        }
+    )
+    report.failures += found.failures or ([] if found.overloaded else [UNLOADED])
+    report.values |= asdict(found)
+    return report
 
 
-def _table(rows: dict[str, str]) -> list[str]:
-    return ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())]
-
-
-async def _main(seconds: float, sample: int, seed: int) -> Report:
-    demo = TurnoutConfig.demo()
+async def measure(options: argparse.Namespace) -> Report:
+    """Load the demo pair in float32."""
+    machine, demo = describe(), TurnoutConfig.demo()
     models = {name: model.model_copy(update={"dtype": "float32"}) for name, model in demo.models.items()}
     pool = LocalPool.load("demo", demo.model_copy(update={"models": models}))
     try:
-        return await soak(pool, seconds, sample, seed, note)
+        return page(await soak(pool, 60 * options.minutes, options.sample, options.seed, note), machine)
     finally:
         await pool.close()
 
 
-def main(seconds: float, sample: int, seed: int, out: Path) -> int:
-    """Run, print and save; the exit status says whether everything was as it must be."""
-    machine = describe()
-    report = uvloop.run(_main(seconds, sample, seed))
-    text = to_markdown(report, machine)
-    publish(text, out, {"machine": machine, **asdict(report)})
-    return 0 if report.overloaded and not report.failures else 1
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, Path("docs/results/soak.md"), rounds=None, minutes=0.5)
+    made.add_argument("--minutes", type=float, default=20.0)
+    made.add_argument("--sample", type=int, default=SAMPLE)
+    made.add_argument("--seed", type=int, default=0)
+    return made
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--sample", type=int, default=SAMPLE)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/soak"))
-    chosen = parser.parse_args()
-    raise SystemExit(main(60 * chosen.minutes, chosen.sample, chosen.seed, chosen.out))
+    run(parser(), measure)

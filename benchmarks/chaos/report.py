@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks.chaos.requests import Done
-from experiments.machine import one_line
+from benchmarks.harness import Report
 
-# A client notices of these nothing but a pause: the connection is to another process.
+# A client notices only a pause when one of these is hit: the connection is to another process.
 SILENT = frozenset({"draft", "target", "frozen", "replica", "controller"})
 
 
@@ -40,7 +41,7 @@ class Strike:
 
 
 @dataclass(frozen=True)
-class Report:
+class Outcome:
     """A chaos run. `left` names what was still there afterwards though it should not be."""
 
     seconds: float
@@ -103,55 +104,66 @@ def _usual(each: Done, usual_s: float) -> bool:
     return each.error is None and not each.refusals and each.seconds <= usual_s
 
 
-def to_markdown(report: Report, machine: dict[str, str]) -> str:
-    """The report as a page."""
-    lines = [
-        "# Chaos",
-        "",
-        f"`make chaos`; {one_line(machine)}. Two raylets on this machine, each with its own address; the demo pair in"
-        " float32, each model in an actor on a node of its own, one replica; the head keeps its state in RocksDB.",
-        f"{report.offered_per_s:g} requests/s, open loop, half over gRPC and half over HTTP, every prompt by every"
+def page(found: Outcome, machine: dict[str, str] | None = None) -> Report:
+    """The report of a run."""
+    report = Report(
+        "Chaos",
+        "`make chaos`. Two raylets on this machine, each with its own address; the demo pair in float32, each model in"
+        " an actor on a node of its own, one replica; the head keeps its state in RocksDB."
+        f" {found.offered_per_s:g} requests/s, open loop, half over gRPC and half over HTTP, every prompt by every"
         " method, greedy and sampled, with seeds; every answer is compared with the undisturbed one.",
-        "",
-        "| | |",
-        "| --- | --- |",
-        f"| duration | {report.seconds:.0f} s |",
-        f"| answered | {', '.join(f'{count} {name}' for name, count in sorted(report.answered.items()))} |",
-        f"| wrong | {len(report.wrong)} |",
-        f"| lost | {len(report.lost)} |",
-        f"| latency without faults | median {report.median_s:.2f} s; usual is up to {report.usual_s:.2f} s |",
-        f"| left behind | {'; '.join(report.left) or 'nothing'} |",
-        f"| verdict | {'; '.join(report.failures) or 'passed'} |",
-        "",
-        "kill -9, but for *frozen* (SIGSTOP for the target's process, for good) and for *worker* and *head* (all",
-        "processes of the node at once; it is started again then).",
-        "",
-        "*In progress*: requests when it was hit, of all times together. Seconds after it: *back* until a request",
-        "begun after it was answered at the usual latency, *settled* until the last unusual one of those begun after",
-        "it had ended. *Asked again*: what broke at the clients, who then asked again with the same seed; a proxy",
-        "takes its connections along.",
-        "",
-        "| hit | times | in progress | back, median | back, most | settled, median | settled, most | slowest request |"
-        " asked again |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
-        *(_row(part, [each for each in report.strikes if each.part == part]) for part in report.parts),
-        "",
-    ]
-    return "\n".join(lines)
+        machine=machine,
+    )
+    report.facts(
+        {
+            "duration": f"{found.seconds:.0f} s",
+            "answered": ", ".join(f"{count} {name}" for name, count in sorted(found.answered.items())),
+            "wrong": len(found.wrong),
+            "lost": len(found.lost),
+            "latency without faults": f"median {found.median_s:.2f} s; usual is up to {found.usual_s:.2f} s",
+            "left behind": "; ".join(found.left) or "nothing",
+            "verdict": "; ".join(found.failures) or "passed",
+        }
+    )
+    report.text(
+        "kill -9, but for *frozen* (SIGSTOP for the target's process, for good) and for *worker* and *head* (all"
+        " processes of the node at once; it is started again then)."
+    )
+    report.text(
+        "*In progress*: requests when it was hit, of all times together. Seconds after it: *back* until a request begun"
+        " after it was answered at the usual latency, *settled* until the last unusual one of those begun after it had"
+        " ended. *Asked again*: what broke at the clients, which then asked again with the same seed; a proxy takes its"
+        " connections along."
+    )
+    struck = [(part, [each for each in found.strikes if each.part == part]) for part in found.parts]
+    report.table(
+        None,
+        struck,
+        {
+            "hit": lambda row: row[0],
+            "times": lambda row: len(row[1]),
+            "in progress": lambda row: sum(each.running for each in row[1]) if row[1] else None,
+            "back, median": lambda row: _seconds(np.median, row[1], [e.back for e in row[1] if e.back is not None]),
+            "back, most": lambda row: _seconds(max, row[1], [e.back for e in row[1] if e.back is not None]),
+            "settled, median": lambda row: _seconds(np.median, row[1], [each.settled for each in row[1]]),
+            "settled, most": lambda row: _seconds(max, row[1], [each.settled for each in row[1]]),
+            "slowest request": lambda row: _seconds(max, row[1], [each.slowest for each in row[1]]),
+            "asked again": lambda row: _again(row[1]) if row[1] else None,
+        },
+    )
+    report.failures += found.failures
+    report.values |= {"failures": found.failures, **asdict(found)}
+    return report
 
 
-def _row(part: str, strikes: list[Strike]) -> str:
+def _seconds(figure: Callable[[list[float]], Any], strikes: list[Strike], values: list[float]) -> str | None:
     if not strikes:
-        return f"| {part} | 0 | | | | | | | |"
+        return None
+    return f"{figure(values):.1f}" if values else "never"
+
+
+def _again(strikes: list[Strike]) -> str:
     again: Counter[str] = Counter()
     for strike in strikes:
         again.update(strike.again)
-    cells: list[Any] = [part, len(strikes), sum(each.running for each in strikes)]
-    for values in (
-        [each.back for each in strikes if each.back is not None],
-        [each.settled for each in strikes],
-    ):
-        cells += [f"{np.median(values):.1f}", f"{max(values):.1f}"] if values else ["never", "never"]
-    cells.append(f"{max(each.slowest for each in strikes):.1f}")
-    cells.append(", ".join(f"{count} {code}" for code, count in again.items()) or "nothing")
-    return f"| {' | '.join(str(cell) for cell in cells)} |"
+    return ", ".join(f"{count} {code}" for code, count in again.items()) or "nothing"

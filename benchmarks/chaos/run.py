@@ -9,17 +9,16 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.chaos.cluster import TwoNodes, until
-from benchmarks.chaos.report import Report, Strike, strike_of, to_markdown
+from benchmarks.chaos.report import Outcome, Strike, page, strike_of
 from benchmarks.chaos.requests import Answer, Asked, CheckingClient, Done, Grpc, Http, mixed
 from benchmarks.chaos.serving import demo_config
-from benchmarks.harness import note, publish
+from benchmarks.harness import Report, command_line, note, run
 from experiments.load.generator import drive
 from experiments.load.schedule import SCHEDULES
 from experiments.machine import describe
@@ -215,7 +214,7 @@ def _busy(cluster: TwoNodes) -> dict[str, int]:
     return {name: count for name, count in cluster.held().items() if name != "replicas"}
 
 
-async def chaos(cluster: TwoNodes, settings: Settings) -> Report:
+async def chaos(cluster: TwoNodes, settings: Settings) -> Outcome:
     """Load a served cluster, break it, and look at what came and what is left.
 
     Args:
@@ -243,10 +242,10 @@ async def chaos(cluster: TwoNodes, settings: Settings) -> Report:
         await running
         for client in load.clients:
             await client.close()
-    return _report(load, hit, settings, seconds, usual_s, before, await asyncio.to_thread(left_behind, cluster, parts))
+    return _outcome(load, hit, settings, seconds, usual_s, before, await asyncio.to_thread(left_behind, cluster, parts))
 
 
-def _report(
+def _outcome(
     load: Load,
     hit: list[tuple[str, float]],
     settings: Settings,
@@ -254,12 +253,12 @@ def _report(
     usual_s: float,
     before: list[float],
     left: list[str],
-) -> Report:
+) -> Outcome:
     ends = [at for _, at in hit[1:]] + [np.inf]
-    found: list[Strike] = [
+    struck: list[Strike] = [
         strike_of(part, at, end, load.done, usual_s, load.started) for (part, at), end in zip(hit, ends, strict=True)
     ]
-    return Report(
+    return Outcome(
         seconds=seconds,
         offered_per_s=settings.rate,
         usual_s=usual_s,
@@ -267,7 +266,7 @@ def _report(
         answered=dict(Counter(f"{each.method} over {each.client}" for each in load.done if each.error is None)),
         wrong=[f"{_named(each)}: {each.wrong}" for each in load.done if each.wrong is not None],
         lost=[f"{_named(each)}: {each.error} after {each.codes}" for each in load.done if each.error is not None],
-        strikes=found,
+        strikes=struck,
         left=left,
         least_each=settings.least_each,
         parts=settings.parts,
@@ -278,36 +277,41 @@ def _named(each: Done) -> str:
     return f"request {each.number}, {each.method} over {each.client}"
 
 
-def run(settings: Settings, network: str = NETWORK) -> Report:
+def break_cluster(settings: Settings, network: str = NETWORK) -> Outcome:
     """Start a cluster of its own, break it, end it; nothing of it may be there afterwards."""
     cluster = TwoNodes(network, demo_config())
     with cluster:
         note(f"a cluster in {cluster.folder}")
         cluster.serve()
-        report = asyncio.run(chaos(cluster, settings))
+        outcome = asyncio.run(chaos(cluster, settings))
     left = kit.processes(cluster.tag)
-    report.left.extend(f"process {each.pid} {each.words[0]} outlives its cluster" for each in left)
-    return report
+    outcome.left.extend(f"process {each.pid} {each.words[0]} outlives its cluster" for each in left)
+    return outcome
 
 
-def main(settings: Settings, out: Path) -> int:
-    """Run, print and save; the exit status says whether everything was as it must be."""
+def measure(options: argparse.Namespace) -> Report:
+    """Break a served cluster of its own for some minutes."""
     machine = describe()
-    report = run(settings)
-    text = to_markdown(report, machine)
-    values = {"machine": machine, "failures": report.failures, **asdict(report)}
-    publish(text, out, values)
-    return 1 if report.failures else 0
+    wanted = Settings(
+        seconds=60 * options.minutes,
+        rate=options.rate,
+        parts=tuple(options.parts),
+        least_each=options.least,
+        seed=options.seed,
+    )
+    return page(break_cluster(wanted), machine)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, Path("docs/results/chaos.md"), rounds=None, minutes=1.0, least=0)
+    made.add_argument("--minutes", type=float, default=10.0)
+    made.add_argument("--rate", type=float, default=Settings.rate)
+    made.add_argument("--parts", nargs="+", default=list(PARTS))
+    made.add_argument("--least", type=int, default=LEAST_EACH)
+    made.add_argument("--seed", type=int, default=0)
+    return made
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--rate", type=float, default=Settings.rate)
-    parser.add_argument("--parts", nargs="+", default=list(PARTS))
-    parser.add_argument("--least", type=int, default=LEAST_EACH)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/chaos"))
-    chosen = parser.parse_args()
-    wanted = partial(Settings, rate=chosen.rate, parts=tuple(chosen.parts), least_each=chosen.least, seed=chosen.seed)
-    raise SystemExit(main(wanted(seconds=60 * chosen.minutes), chosen.out))
+    run(parser(), measure)

@@ -1,4 +1,4 @@
-"""Taking turns: every engine does the same work in each round, one at a time, in an order that rotates."""
+"""One workload on several engines that take turns, with the CPU time of those that wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmarks.harness import turn_order
+from benchmarks.harness import Side, take_turns
 from benchmarks.peers.remote import PeerError
 from benchmarks.peers.workloads import Generator, Workload
 from experiments.process_cpu import busy_seconds
@@ -17,7 +17,7 @@ SAME_TOKENS = 1  # leading tokens of an answer that are compared: later ones fol
 
 
 class Contender(Generator, Protocol):
-    """A peer whose own CPU time can be read, so that it is seen to rest while others work."""
+    """A peer whose own CPU time can be read, which shows whether it rests while others work."""
 
     def cpu_seconds(self) -> float:
         """CPU time used so far."""
@@ -56,37 +56,43 @@ class Outcome:
         return spread([mine / theirs for mine, theirs in pairs])
 
 
-def take_turns(workload: Workload, engines: Mapping[str, Contender], ours: str, rounds: int) -> Outcome:
-    """Measure a workload; one more round than asked for warms everybody up and is thrown away.
+async def measure(workload: Workload, engines: Mapping[str, Contender], ours: str, rounds: int) -> Outcome:
+    """Measure a workload on engines that take turns; one that fails leaves the workload with its reason."""
 
-    An engine that fails leaves the workload with its reason; the others go on.
-    """
-    outcome = Outcome(workload.name, workload.unit, ours)
-    starts: dict[str, list[tuple[int, ...]]] = {}
-    for number, name in turn_order(list(engines), rounds):
-        if name in outcome.failures:
-            continue
-        before = _Cpu.now(engines)
-        try:
+    def side(name: str) -> Side[_Reading]:
+        async def turn(number: int) -> _Reading:
+            before = _Cpu.now(engines)
             reading = workload.measure(engines[name], number)
-        except (PeerError, ValueError) as error:
-            outcome.failures[name] = str(error)
-            outcome.values.pop(name, None)
-            starts.pop(name, None)
-            continue
-        if number:
-            waiting, foreign = _Cpu.now(engines).since(before, name)
-            outcome.waiting_cpu = max(outcome.waiting_cpu, waiting)
-            outcome.foreign_cpu = max(outcome.foreign_cpu, foreign)
-            outcome.values.setdefault(name, []).append(reading.value)
-            starts.setdefault(name, []).extend(tuple(answer[:SAME_TOKENS]) for answer in reading.answers)
-    outcome.agreement = {name: _agreement(starts[ours], starts[name]) for name in starts if ours in starts}
+            starts = [tuple(answer[:SAME_TOKENS]) for answer in reading.answers]
+            return _Reading(reading.value, starts, *_Cpu.now(engines).since(before, name))
+
+        return Side(name, turn)
+
+    turns = await take_turns([side(name) for name in engines], rounds, may_fail=(PeerError, ValueError))
+    outcome = Outcome(workload.name, workload.unit, ours, failures=dict(turns.failures))
+    starts = {name: [start for each in found for start in each.starts] for name, found in turns.readings.items()}
+    for name, found in turns.readings.items():
+        outcome.values[name] = [each.value for each in found]
+        outcome.waiting_cpu = max([outcome.waiting_cpu, *(each.waiting_cpu for each in found)])
+        outcome.foreign_cpu = max([outcome.foreign_cpu, *(each.foreign_cpu for each in found)])
+        if ours in starts:
+            outcome.agreement[name] = _agreement(starts[ours], starts[name])
     return outcome
 
 
 @dataclass(frozen=True, slots=True)
+class _Reading:
+    """A figure, how each answer begins, and the cores used meanwhile by engines that waited and by other programs."""
+
+    value: float
+    starts: list[tuple[int, ...]]
+    waiting_cpu: float
+    foreign_cpu: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Cpu:
-    """Who has used how much CPU time up to a moment, seconds."""
+    """CPU time used up to a moment by the machine and by each engine, seconds."""
 
     at: float
     machine: float

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.peers.base import Generation
 from benchmarks.peers.remote import PeerError
-from benchmarks.peers.turns import take_turns
+from benchmarks.peers.turns import measure
 from benchmarks.peers.workloads import Decode, Mixed, OneByOne, Overhead, Prefill, SharedPrefix, Workload
 
 WORKLOADS: list[Workload] = [
@@ -112,38 +112,38 @@ class Sided(Clockwork):
         return super().generate(prompts, max_tokens)
 
 
-def test_engines_take_turns_and_the_first_round_does_not_count() -> None:
+async def test_engines_take_turns_and_the_first_round_does_not_count() -> None:
     turns: list[str] = []
     engines = {
         name: Sided(name=name, turns=turns, read_s=read_s)
         for name, read_s in (("ours", 0.01), ("a", 0.02), ("b", 0.04))
     }
-    outcome = take_turns(Prefill(tokens=100), engines, "ours", rounds=2)
+    outcome = await measure(Prefill(tokens=100), engines, "ours", rounds=2)
     assert turns == ["ours", "a", "b", "a", "b", "ours", "b", "ours", "a"]
     assert {name: len(values) for name, values in outcome.values.items()} == {"ours": 2, "a": 2, "b": 2}
     assert outcome.ratio("a").value == pytest.approx(2.1 / 1.1)
     assert outcome.agreement == {"ours": 1.0, "a": 1.0, "b": 1.0}
 
 
-def test_an_engine_that_fails_leaves_and_the_others_go_on() -> None:
+async def test_an_engine_that_fails_leaves_and_the_others_go_on() -> None:
     engines = {"ours": Sided(name="ours"), "a": Sided(name="a", fails_from=1)}
-    outcome = take_turns(Prefill(tokens=100), engines, "ours", rounds=3)
+    outcome = await measure(Prefill(tokens=100), engines, "ours", rounds=3)
     assert outcome.failures == {"a": "broken"}
     assert list(outcome.values) == ["ours"]
     assert len(outcome.values["ours"]) == 3
 
 
-def test_without_any_engine_there_are_no_numbers() -> None:
-    outcome = take_turns(Prefill(tokens=100), {}, "ours", rounds=3)
+async def test_without_any_engine_there_are_no_numbers() -> None:
+    outcome = await measure(Prefill(tokens=100), {}, "ours", rounds=3)
     assert (outcome.values, outcome.failures) == ({}, {})
 
 
-def test_engines_that_answer_differently_are_seen() -> None:
+async def test_engines_that_answer_differently_are_seen() -> None:
     engines = {"ours": Clockwork(first_token=1), "a": Clockwork(first_token=2)}
-    assert take_turns(Prefill(tokens=100), engines, "ours", rounds=1).agreement == {"ours": 1.0, "a": 0.0}
+    assert (await measure(Prefill(tokens=100), engines, "ours", rounds=1)).agreement == {"ours": 1.0, "a": 0.0}
 
 
-def test_an_engine_that_does_not_rest_is_seen() -> None:
+async def test_an_engine_that_does_not_rest_is_seen() -> None:
     class Busy(Clockwork):
         """Has used a second more whenever anyone looks."""
 
@@ -151,6 +151,7 @@ def test_an_engine_that_does_not_rest_is_seen() -> None:
             self.cpu += 1.0
             return self.cpu
 
-    rested = take_turns(Prefill(tokens=100), {"ours": Clockwork(), "a": Clockwork()}, "ours", rounds=1)
+    rested = await measure(Prefill(tokens=100), {"ours": Clockwork(), "a": Clockwork()}, "ours", rounds=1)
     assert rested.waiting_cpu == 0.0
-    assert take_turns(Prefill(tokens=100), {"ours": Clockwork(), "a": Busy()}, "ours", rounds=1).waiting_cpu > 1.0
+    busy = await measure(Prefill(tokens=100), {"ours": Clockwork(), "a": Busy()}, "ours", rounds=1)
+    assert busy.waiting_cpu > 1.0

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.soak import Report, Traffic, growth, leaks, soak, to_markdown
+from benchmarks.soak import UNLOADED, Outcome, Traffic, growth, leaks, page, soak
 from decoding.sequence import Sequence
 from experiments.replay import Verdict, answer, compare
 from pool.local_pool import LocalPool
@@ -75,12 +75,14 @@ def test_growth_is_that_of_the_trend_after_warm_up() -> None:
 
 def test_every_kind_of_failure_is_reported() -> None:
     compared = {"equal": 30, "tie": 1}
-    fine = Report(60.0, 9.0, (7.5, 8.0), {"finished": 500}, 700.0, {"alpha": 0.4}, 0.9, 2e9, 0.001, [], [], compared)
+    fine = Outcome(60.0, 9.0, (7.5, 8.0), {"finished": 500}, 700.0, {"alpha": 0.4}, 0.9, 2e9, 0.001, [], [], compared)
     assert fine.failures == []
-    page = to_markdown(fine, {"processor": "p"})
-    assert "| verdict | passed |" in page
+    report = page(fine)
+    assert "| verdict | passed |" in report.markdown()
+    assert report.failures == []
     idle = replace(fine, capacity_per_s=(7.5, 9.1))
-    assert "passed" not in to_markdown(idle, {"processor": "p"})
+    assert page(idle).failures == [UNLOADED]
+    assert "passed" not in page(idle).markdown()
     bad = replace(fine, growth=0.2, leaks=["2 blocks are still held"], faults=["plain: boom"], compared={"wrong": 3})
     assert bad.failures == [
         "2 blocks are still held",

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos.report import Report, Strike, strike_of, to_markdown
+from benchmarks.chaos.report import Outcome, Strike, page, strike_of
 from benchmarks.chaos.requests import Answer, Asked, CheckingClient, Done, mixed
 from experiments.load.clients import Refused
 from experiments.load.generator import drive
 
 RIGHT = Answer("ab", "length", (1, 2))
-GOOD = Report(
+GOOD = Outcome(
     seconds=600.0,
     offered_per_s=1.0,
     usual_s=1.0,
@@ -119,7 +119,7 @@ def test_a_strike_nobody_came_back_from_says_so() -> None:
 
 def test_a_good_report_passes() -> None:
     assert GOOD.failures == []
-    assert "| verdict | passed |" in to_markdown(GOOD, {"cores": "2"})
+    assert "| verdict | passed |" in page(GOOD).markdown()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.chaos import run as chaos_run
 from benchmarks.chaos.requests import Answer, Asked
-from benchmarks.chaos.run import Settings, run
+from benchmarks.chaos.run import Settings, break_cluster
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 PLANTED = 5
@@ -27,7 +27,7 @@ def test_nothing_is_lost_and_only_the_planted_answer_is_wrong(monkeypatch: pytes
 
     monkeypatch.setattr(chaos_run, "undisturbed", falsified)
     settings = Settings(seconds=0.0, calm_s=30.0, least_each=1, parts=("draft", "target", "replica"), tokens=32)
-    report = run(settings, network=f"127.1.{os.getpid() % 200 + 40}")
+    report = break_cluster(settings, network=f"127.1.{os.getpid() % 200 + 40}")
     assert report.wrong != []
     assert all(told.startswith(f"request {PLANTED},") for told in report.wrong), report.wrong
     assert replace(report, wrong=[]).failures == []
