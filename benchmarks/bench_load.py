@@ -14,8 +14,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.harness import note, show
-from benchmarks.load_table import Sweep, plot, to_markdown
+from benchmarks.harness import Report, command_line, note, run
+from benchmarks.load_table import Sweep, page
 from benchmarks.served import on_free_ports, running_server
 from experiments import machine
 from experiments.load.metrics import Objective, Summary, summarise
@@ -25,7 +25,6 @@ from experiments.process_memory import tree
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.config import TurnoutConfig, load_config
 
-RESULTS = Path("docs/results")
 NUM_PROMPTS = 400
 WARM_UP = 16
 PILE = 96
@@ -107,47 +106,36 @@ def sweep(bench: LoadBench, runs: list[tuple[str, str, float]], duration_s: floa
     return capacity, measured
 
 
-def save(found: Sweep, folder: Path) -> None:
-    """Write the page, the numbers and the plot."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "load.md").write_text(to_markdown(found) + "\n![latency and goodput over offered load](load.png)\n")
-    (folder / "load.json").write_text(json.dumps(asdict(found), indent=1) + "\n")
-    plot(found, folder / "load.png")
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="three runs of five seconds, printed and not saved")
-    parser.add_argument("--config", type=Path, help="what to serve; absent: the demo models")
-    parser.add_argument("--duration", type=float, default=30.0, help="seconds of a run's schedule")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--ttft", type=float, default=0.5, help="objective: time to first token, seconds")
-    parser.add_argument("--tpot", type=float, default=0.05, help="objective: time per output token, seconds")
-    parser.add_argument("--out", type=Path, help=f"folder of the results; absent: {RESULTS}, nowhere with --quick")
-    chosen = parser.parse_args()
-    config = on_free_ports(TurnoutConfig.demo() if chosen.config is None else load_config(chosen.config))
-    objective = Objective(chosen.ttft, chosen.tpot)
-    runs, duration_s = (QUICK_RUNS, 5.0) if chosen.quick else (RUNS, chosen.duration)
-    facts = machine.describe()
+def measure(options: argparse.Namespace) -> Report:
+    """Sweep the rates against a server of its own."""
+    config = on_free_ports(TurnoutConfig.demo() if options.config is None else load_config(options.config))
+    objective, facts = Objective(options.ttft, options.tpot), machine.describe()
     with running_server(config) as (pid, _):
-        bench = LoadBench(config, pid, chosen.max_tokens, objective)
-        capacity, measured = sweep(bench, runs, duration_s)
+        bench = LoadBench(config, pid, options.max_tokens, objective)
+        capacity, measured = sweep(bench, QUICK_RUNS if options.quick else RUNS, options.duration)
     found = Sweep(
         machine=facts,
         pool=next(iter(config.pools)),
         objective=objective,
-        duration_s=duration_s,
-        max_tokens=chosen.max_tokens,
+        duration_s=options.duration,
+        max_tokens=options.max_tokens,
         capacity=capacity,
         runs=[run.summary for run in measured],
         server_cpu=[run.server_cpu for run in measured],
     )
-    out = chosen.out or (None if chosen.quick else RESULTS)
-    if out is not None:
-        save(found, out)
-    show(to_markdown(found))
+    return page(found)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, Path("docs/results/load.md"), rounds=None, duration=5.0)
+    made.add_argument("--config", type=Path, help="what to serve; absent: the demo models")
+    made.add_argument("--duration", type=float, default=30.0, help="seconds of a run's schedule; 5 with --quick")
+    made.add_argument("--max-tokens", type=int, default=128)
+    made.add_argument("--ttft", type=float, default=0.5, help="objective: time to first token, seconds")
+    made.add_argument("--tpot", type=float, default=0.05, help="objective: time per output token, seconds")
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    run(parser(), measure)

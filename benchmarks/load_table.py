@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.harness import Report
 from experiments.load.metrics import Objective, Summary
 from experiments.load.records import MAX_CLIENT_CPU
-from experiments.machine import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +35,44 @@ class Sweep:
     server_cpu: list[float]
 
 
-def to_markdown(sweep: Sweep) -> str:
-    """The page."""
+def page(sweep: Sweep) -> Report:
+    """The report of a sweep."""
     objective = sweep.objective
-    lines = [
-        "# Latency and goodput against offered load",
-        "",
-        f"`make bench-load`: {one_line(sweep.machine)}. Pool `{sweep.pool}`, its default method, held-out arithmetic,"
-        f" greedy, answers to their end or {sweep.max_tokens} tokens; each run's schedule lasts {sweep.duration_s:g} s."
-        " Arrivals do not wait for answers, and every latency counts from the moment the schedule names. Client and"
-        " server share the machine's cores.",
-        "",
+    report = Report(
+        "Latency and goodput against offered load",
+        f"`make bench-load`. Pool `{sweep.pool}`, its default method, held-out arithmetic, greedy, answers to their end"
+        f" or {sweep.max_tokens} tokens; each run's schedule lasts {sweep.duration_s:g} s. Arrivals do not wait for"
+        " answers, and every latency counts from the moment the schedule names. Client and server share the machine's cores.",
+        machine=sweep.machine,
+    )
+    report.text(
         f"Capacity, many requests at once: {sweep.capacity:.1f} requests/s. Goodput counts answers with a time to"
         f" first token of at most {objective.ttft_s * 1e3:.0f} ms and at most {objective.tpot_s * 1e3:.0f} ms per"
-        " output token. Latencies are milliseconds, p50 / p90 / p99 of what was answered; the rest is under errors.",
-        "",
-        "| client | arrivals | offered, 1/s | goodput, 1/s | tokens/s | TTFT | TPOT | end to end | errors | sent late"
-        " | client, cores | server, cores |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [_row(run, server) for run, server in zip(sweep.runs, sweep.server_cpu, strict=True)]
-    if any(run.void for run in sweep.runs):
-        lines += ["", f"VOID: the client used more than {MAX_CLIENT_CPU:.0%} of a core and measured itself."]
-    return "\n".join([*lines, ""])
-
-
-def _row(run: Summary, server_cpu: float) -> str:
-    goodput = "VOID" if run.void else f"{run.goodput:.1f}"
-    errors = ", ".join(f"{count} {code}" for code, count in sorted(run.errors.items())) or "none"
-    return (
-        f"| {run.client} | {run.schedule} | {run.offered:.1f} | {goodput} | {run.tokens_per_s:.0f} "
-        f"| {_times(run.ttft_s)} | {_times(run.tpot_s)} | {_times(run.end_to_end_s)} "
-        f"| {errors} | {run.send_lag_s * 1e3:.0f} | {run.client_cpu:.2f} | {server_cpu:.2f} |"
+        " output token. Latencies are milliseconds, p50 / p90 / p99 of what was answered; the rest is under errors."
     )
+    report.table(
+        None,
+        list(zip(sweep.runs, sweep.server_cpu, strict=True)),
+        {
+            "client": lambda row: row[0].client,
+            "arrivals": lambda row: row[0].schedule,
+            "offered, 1/s": lambda row: f"{row[0].offered:.1f}",
+            "goodput, 1/s": lambda row: "VOID" if row[0].void else f"{row[0].goodput:.1f}",
+            "tokens/s": lambda row: f"{row[0].tokens_per_s:.0f}",
+            "TTFT": lambda row: _times(row[0].ttft_s),
+            "TPOT": lambda row: _times(row[0].tpot_s),
+            "end to end": lambda row: _times(row[0].end_to_end_s),
+            "errors": lambda row: ", ".join(f"{n} {code}" for code, n in sorted(row[0].errors.items())) or "none",
+            "sent late": lambda row: f"{row[0].send_lag_s * 1e3:.0f}",
+            "client, cores": lambda row: f"{row[0].client_cpu:.2f}",
+            "server, cores": lambda row: f"{row[1]:.2f}",
+        },
+    )
+    if any(run.void for run in sweep.runs):
+        report.text(f"VOID: the client used more than {MAX_CLIENT_CPU:.0%} of a core and measured itself.")
+    report.picture("latency and goodput over offered load", lambda path: plot(sweep, path))
+    report.values |= asdict(sweep)
+    return report
 
 
 def _times(percentiles: dict[int, float]) -> str:

@@ -1,4 +1,4 @@
-"""Masks of llguidance, which structures are followed with, beside those of xgrammar: compiling, and each token."""
+"""Masks of llguidance, which constrains the answers, compared with those of xgrammar: compiling, and each token."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import argparse
 import json
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.foreign.program import version_of
-from benchmarks.harness import note, publish
+from benchmarks.harness import Report, command_line, note, run
 from benchmarks.random_vocabulary import random_vocabulary
 from decoding.constraints.grammar import Vocabulary
-from experiments.machine import describe, one_line
+from experiments.machine import describe
 from turnout.config import ModelConfig, model_path
 from turnout.structure import JSON_FORM
 
@@ -53,7 +54,7 @@ def demo_vocabulary() -> Vocabulary:
     return Vocabulary((folder / "tokenizer.json").read_text(), frozenset({end}))
 
 
-def measure(python: Path, vocabulary: Vocabulary, size: int) -> dict[str, Any]:
+def timed(python: Path, vocabulary: Vocabulary, size: int) -> dict[str, Any]:
     """Microseconds by library and kind of work."""
     given = {
         "tokenizer": vocabulary.definition,
@@ -73,44 +74,53 @@ def measure(python: Path, vocabulary: Vocabulary, size: int) -> dict[str, Any]:
     return found
 
 
-def page(results: dict[int, dict[str, Any]], versions: dict[str, str], machine: dict[str, str]) -> str:
-    """The table, with how it was obtained."""
-    tokens = " and ".join(f"{sum(found['tokens'])} ({size:,})" for size, found in results.items())
-    text = [
-        "# Masks of two libraries",
-        "",
-        "`make bench-masks`; CPU time of one thread, microseconds: median, 95th percentile. A schema of four properties"
-        f" with an object in it, compiled anew each time; two answers, {tokens} tokens together, walked many times."
-        f" A step is a mask, and the token after it taken in. {one_line(machine)}.",
-        "",
-        f"| vocabulary | work | {' | '.join(f'{name} {versions[name]}' for name in LIBRARIES)} |",
-        "| ---: | --- | ---: | ---: |",
-    ]
-    for size, found in results.items():
-        for work in ("compile", "step"):
-            cells = []
-            for name in LIBRARIES:
-                middle, late = np.percentile(found[name][work], [50, 95])
-                cells.append(f"{middle:,.0f}, {late:,.0f}")
-            text.append(f"| {size:,} | {work} | {' | '.join(cells)} |")
-    return "\n".join([*text, ""])
-
-
-def main(python: Path, out: Path) -> None:
-    """Measure, print and save."""
+def measure(options: argparse.Namespace) -> Report:
+    """Time both libraries on a small vocabulary and on a large one."""
     machine, results = describe(), dict[int, dict[str, Any]]()
-    versions = {name: version_of(python, name) for name in LIBRARIES}
     small = demo_vocabulary()
     size = len(json.loads(small.definition)["model"]["vocab"])
-    for vocabulary, count in ((small, size), (random_vocabulary(LARGE), LARGE)):
+    sizes = [(small, size)] if options.quick else [(small, size), (random_vocabulary(LARGE), LARGE)]
+    for vocabulary, count in sizes:
         note(f"vocabulary of {count:,}")
-        results[count] = measure(python, vocabulary, count)
-    publish(page(results, versions, machine), out)
+        results[count] = timed(options.python, vocabulary, count)
+    return page(results, {name: version_of(options.python, name) for name in LIBRARIES}, machine)
+
+
+def page(results: dict[int, dict[str, Any]], versions: dict[str, str], machine: dict[str, str]) -> Report:
+    """The report."""
+    tokens = " and ".join(f"{sum(found['tokens'])} ({size:,})" for size, found in results.items())
+    report = Report(
+        "Masks of two libraries",
+        "`make bench-masks`; CPU time of one thread, microseconds: median, 95th percentile. A schema of four properties"
+        f" with an object in it, compiled anew each time; two answers, {tokens} tokens together, walked many times. A"
+        " step is a mask, and the token after it taken in.",
+        machine=machine,
+    )
+    rows = [
+        {
+            "vocabulary": size,
+            "work": work,
+            **{name: np.percentile(found[name][work], [50, 95]).tolist() for name in LIBRARIES},
+        }
+        for size, found in results.items()
+        for work in ("compile", "step")
+    ]
+    columns = {
+        f"{name} {versions[name]}": partial(lambda of, row: ", ".join(f"{each:,.0f}" for each in row[of]), name)
+        for name in LIBRARIES
+    }
+    report.table(
+        "rows", rows, {"vocabulary": lambda row: f"{row['vocabulary']:,}", "work": lambda row: row["work"], **columns}
+    )
+    return report
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, RESULT, rounds=None)
+    made.add_argument("--python", type=Path, default=Path(".venv-foreign/bin/python"), help="that has both")
+    return made
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", type=Path, default=Path(".venv-foreign/bin/python"), help="that has both")
-    parser.add_argument("--out", type=Path, default=RESULT)
-    chosen = parser.parse_args()
-    main(chosen.python, chosen.out)
+    run(parser(), measure)

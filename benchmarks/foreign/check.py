@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
 from benchmarks.foreign import harness, load
 from benchmarks.foreign.compare import Comparison
-from benchmarks.foreign.page import to_markdown
+from benchmarks.foreign.page import page
 from benchmarks.foreign.problems import write_problems
 from benchmarks.foreign.program import version_of
-from benchmarks.harness import note, publish
+from benchmarks.harness import Report, command_line, note, run
 from benchmarks.served import on_free_ports, running_server
 from experiments.machine import describe
 from turnout.addresses import http_url, reachable
@@ -20,8 +19,6 @@ from turnout.config import ModelConfig, TurnoutConfig, model_path, parse_config
 
 PYTHON = Path(".venv-foreign/bin/python")
 RESULT = Path("docs/results/lm_eval.md")
-PROBLEMS = 300
-REQUESTS = 100
 THREADS = 2
 STREAMS = (1, 8)
 PAIR = "demo"
@@ -44,7 +41,7 @@ def demo_config() -> TurnoutConfig:
 
 
 def compare(python: Path, folder: Path, url: str) -> list[Comparison]:
-    """Each model alone, and the pair, beside the harness's own backend."""
+    """Compare each model alone, and the pair, with the evaluation harness's own backend."""
     found = []
     for name in ("small", "large"):
         checkpoint = model_path(ModelConfig(path=f"demo:{name}")).resolve()
@@ -61,33 +58,31 @@ def compare(python: Path, folder: Path, url: str) -> list[Comparison]:
     return found
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few problems and requests, results printed and not saved")
-    parser.add_argument("--python", type=Path, default=PYTHON, help="interpreter of the tools' environment")
-    parser.add_argument("--out", type=Path, help=f"page of the results; absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    problems, requests = (24, 16) if chosen.quick else (PROBLEMS, REQUESTS)
-    python, machine, config = chosen.python.absolute(), describe(), demo_config()
+def measure(options: argparse.Namespace) -> Report:
+    """Run both tools against a server."""
+    python, machine, config = options.python.absolute(), describe(), demo_config()
     url = http_url(reachable(config.server.http_host), config.server.http_port)
     with tempfile.TemporaryDirectory(prefix="turnout-foreign-") as temporary, running_server(config):
         folder = Path(temporary)
-        write_problems(folder / "problems.jsonl", problems)
+        write_problems(folder / "problems.jsonl", options.problems)
         comparisons = compare(python, folder, url)
         tokenizer = model_path(ModelConfig(path="demo:large")).resolve()
         loads = []
         for model, streams in ((model, streams) for model in ("large", PAIR) for streams in STREAMS):
             note(f"{model}: {streams} streams")
-            loads.append((model, load.measure(python, folder, url, model, tokenizer, streams, requests)))
+            loads.append((model, load.measure(python, folder, url, model, tokenizer, streams, options.requests)))
     versions = {name: f"{name} {version_of(python, name)}" for name in ("lm-eval", "guidellm")}
-    page = to_markdown(machine, versions, problems, comparisons, loads)
-    publish(page, chosen.out or (None if chosen.quick else RESULT))
-    failed = [each for each in comparisons if not each.agrees]
-    lost = sum(each.errored + each.incomplete for _, each in loads)
-    if failed or lost:
-        sys.exit(f"{len(failed)} scores differ from the harness's own backend; {lost} requests failed")
+    return page(machine, versions, options.problems, comparisons, loads)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, RESULT, rounds=None, problems=24, requests=16)
+    made.add_argument("--python", type=Path, default=PYTHON, help="interpreter of the tools' environment")
+    made.add_argument("--problems", type=int, default=300, help="of each task; absent: 300, 24 with --quick")
+    made.add_argument("--requests", type=int, default=100, help="of each load; absent: 100, 16 with --quick")
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    run(parser(), measure)

@@ -95,8 +95,8 @@ def page(comparison: Comparison) -> Report:
         "Turnout compared with other engines",
         f"`make bench`. Greedy, {setting['dtype']}, {setting['threads']} threads on every side, the same checkpoints"
         " and the same prompts. Each engine runs in a process of its own; they take turns, in an order that rotates,"
-        f" and wait idle. One round warms up; then the median of {setting['rounds']} rounds [smallest, largest]; a ratio is"
-        " taken round by round. A turn is at least one second of work.",
+        f" and wait idle. One round warms up; then the median of {setting['rounds']} rounds [smallest, largest]; a"
+        " ratio is taken round by round. A turn is at least one second of work.",
         machine=comparison.machine,
     )
     versions = {

@@ -2,78 +2,87 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.harness import Report
 from benchmarks.scaling.costs import Costs
 from benchmarks.scaling.sweep import AT_ONCE, LOAD, SHARE, TRAFFIC, Check, Point, saturates_at
 
 
-def to_markdown(costs: Costs, checks: list[Check], points: list[Point]) -> str:
-    """The page; docs/scaling.md says what follows from it."""
-    lines = [
-        "# A cluster on paper",
-        "",
+def page(costs: Costs, checks: list[Check], points: list[Point]) -> Report:
+    """The report; docs/scaling.md says what follows from it."""
+    report = Report(
+        "A cluster on paper",
         "`make simulate-scaling`. A discrete-event simulation, not a measurement; docs/scaling.md says what it models"
         " and what it leaves out. A pool is two actors with a device each and their coordinator. Requests: a prompt of"
         f" {TRAFFIC.prompt} tokens on average, half of them after one of many beginnings of {TRAFFIC.shared} tokens,"
         f" answers of {TRAFFIC.answer} tokens, drafts of {costs.way.draft} with {costs.way.acceptance:.0%} of the"
         " tokens accepted.",
-        "",
-        "## One pool, simulated and measured",
-        "",
-        "Tokens a second of the demo pair in one process. The first two runs set what a step costs beside its forward;"
-        " the others are foretold.",
-        "",
-        "| drafts of | requests at once | measured | simulated | error | |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {each.observed.draft or 'no drafts'} | {each.observed.concurrency} | {each.observed.tokens_per_s:.0f} |"
-        f" {each.simulated:.0f} | {each.error:+.0%} | {'fitted' if each.observed.fitted else 'foretold'} |"
-        for each in checks
-    ]
+    )
+    report.section("One pool, simulated and measured")
+    report.text(
+        "Tokens a second of the demo pair in one process. The first two runs set what a step costs in addition to its"
+        " forward; the others are predicted."
+    )
+    report.table(
+        None,
+        checks,
+        {
+            "drafts of": lambda row: row.observed.draft or "no drafts",
+            "requests at once": lambda row: row.observed.concurrency,
+            "measured": lambda row: f"{row.observed.tokens_per_s:.0f}",
+            "simulated": lambda row: f"{row.simulated:.0f}",
+            "error": lambda row: f"{row.error:+.0%}",
+            "": lambda row: "fitted" if row.observed.fitted else "predicted",
+        },
+    )
     for layout in dict.fromkeys(point.layout for point in points):
-        lines += ["", f"## {layout[0].upper()}{layout[1:]}", "", *_summary(points, layout), "", *_table(points, layout)]
-    lines += ["", "## Where the costs come from", ""]
-    lines += [f"- {name}: {source}" for name, source in costs.sources.items()]
-    return "\n".join([*lines, "", "![tokens a second over pools](simulated.png)", ""])
+        report.section(f"{layout[0].upper()}{layout[1:]}")
+        report.text(_summary(points, layout))
+        _add_layout(report, [point for point in points if point.layout == layout])
+    report.section("Where the costs come from")
+    report.text("\n".join(f"- {name}: {source}" for name, source in costs.sources.items()))
+    report.picture("tokens a second over pools", lambda path: plot(points, path))
+    report.values["checks"] = [asdict(each) | {"observed": each.observed.model_dump()} for each in checks]
+    report.values["points"] = [asdict(each) for each in points]
+    return report
 
 
-def _summary(points: list[Point], layout: str) -> list[str]:
+def _summary(points: list[Point], layout: str) -> str:
     full = saturates_at(points, layout)
     if full is None:
-        said = "It does not saturate: the pools are what is full."
-    else:
-        said = (
-            f"At {full.pools} pools it brings {full.share:.0%} of what they could (saturated: below {SHARE:.0%})."
-            + (f" Full is: {full.saturated}." if full.saturated else "")
-        )
-    return [said]
+        return "It does not saturate: the pools are what is full."
+    text = f"At {full.pools} pools it brings {full.share:.0%} of what they could (saturated: below {SHARE:.0%})."
+    return text + (f" Full is: {full.saturated}." if full.saturated else "")
 
 
-def _table(points: list[Point], layout: str) -> list[str]:
-    lines = [
+def _add_layout(report: Report, points: list[Point]) -> None:
+    report.text(
         f"Rate: {AT_ONCE} requests at once for each pool. Latencies: requests that come at {LOAD:.0%} of one pool's"
         " rate for each, p50 / p99, ms; none where the front cannot carry them. Controller: cores that one cluster's"
-        " would need, of one that it has.",
-        "",
-        "| pools | tokens/s | of the pools' | front carries, requests/s | ingress busy | devices busy | first token |"
-        " whole answer | prefix hits | busiest pool | controller | it sends, MB/s | price of 1M tokens | full |",
-        "| --- " * 14 + "|",
-    ]
-    for each in points:
-        if each.layout != layout:
-            continue
-        loaded = each.loaded
-        lines.append(
-            f"| {each.pools} | {each.full.tokens_per_s:.0f} | {each.share:.0%} | {each.bound:.0f} |"
-            f" {each.full.busy['ingress']:.0%} |"
-            f" {each.full.busy['small device']:.0%}, {each.full.busy['large device']:.0%} |"
-            f" {_ms(loaded.ttft_s) if loaded else '-'} | {_ms(loaded.end_to_end_s) if loaded else '-'} |"
-            f" {f'{loaded.hits:.0%}' if loaded else '-'} | {f'{loaded.busiest:.2f}' if loaded else '-'} |"
-            f" {each.controller:.2f} | {each.told_mb_s:.1f} | {each.per_million:.3f} | {each.saturated or 'pools'} |"
-        )
-    return lines
+        " would need, of one that it has."
+    )
+    report.table(
+        None,
+        points,
+        {
+            "pools": lambda row: row.pools,
+            "tokens/s": lambda row: f"{row.full.tokens_per_s:.0f}",
+            "of the pools'": lambda row: f"{row.share:.0%}",
+            "front carries, requests/s": lambda row: f"{row.bound:.0f}",
+            "ingress busy": lambda row: f"{row.full.busy['ingress']:.0%}",
+            "devices busy": lambda row: f"{row.full.busy['small device']:.0%}, {row.full.busy['large device']:.0%}",
+            "first token": lambda row: _ms(row.loaded.ttft_s) if row.loaded else "-",
+            "whole answer": lambda row: _ms(row.loaded.end_to_end_s) if row.loaded else "-",
+            "prefix hits": lambda row: f"{row.loaded.hits:.0%}" if row.loaded else "-",
+            "busiest pool": lambda row: f"{row.loaded.busiest:.2f}" if row.loaded else "-",
+            "controller": lambda row: f"{row.controller:.2f}",
+            "it sends, MB/s": lambda row: f"{row.told_mb_s:.1f}",
+            "price of 1M tokens": lambda row: row.per_million,
+            "full": lambda row: row.saturated or "pools",
+        },
+    )
 
 
 def _ms(seconds: tuple[float, ...]) -> str:

@@ -12,7 +12,7 @@ import yaml
 from benchmarks.foreign import harness, load
 from benchmarks.foreign.compare import Comparison
 from benchmarks.foreign.harness import Outcome, hugging_face
-from benchmarks.foreign.page import to_markdown
+from benchmarks.foreign.page import page
 from benchmarks.foreign.problems import write_problems
 from training.data.arithmetic import solve
 from training.data.problem import final_answer
@@ -116,6 +116,8 @@ def test_what_the_load_tool_writes_is_read_and_shown(tmp_path: Path, monkeypatch
     assert figures == load.Figures(4, 3, 1, 2, 96, (10, 20), (4, 8), 70)
     own, served = outcome(0.6, {0: "a", 1: "b"}), outcome(0.62, {0: "a", 1: "c"})
     comparison = Comparison("worked", "small", "/v1/completions", own, served)
-    page = to_markdown({"cores": "2"}, {"lm-eval": "one", "guidellm": "two"}, 2, [comparison], [("large", figures)])
-    assert "| worked | small | /v1/completions | 60.0% ± 2.0% | 62.0% | 1 of 2 |  |" in page
-    assert "| large | 4 | 3 | 1 | 2 | 96 | 10 / 20 | 4 / 8 | 70 |" in page
+    report = page({"cores": "2"}, {"lm-eval": "one", "guidellm": "two"}, 2, [comparison], [("large", figures)])
+    text = report.markdown()
+    assert "| worked | small | /v1/completions | 60.0% ± 2.0% | 62.0% | 1 of 2 |  |" in text
+    assert "| large | 4 | 3 | 1 | 2 | 96 | 10 / 20 | 4 / 8 | 70 |" in text
+    assert report.failures == ["3 requests failed"]

@@ -13,7 +13,7 @@ from benchmarks.scaling.closed_forms import front_bound, md1_wait, plain_rate
 from benchmarks.scaling.cluster import Cluster, Layout, Traffic, controller_cores
 from benchmarks.scaling.costs import Choice, Control, Costs, Forward, Hop, Link, Pair, Way, Work, load
 from benchmarks.scaling.kernel import Clock, Station
-from benchmarks.scaling.page import to_markdown
+from benchmarks.scaling.page import page
 from benchmarks.scaling.sweep import check, saturates_at, sweep
 
 NOTHING = Work(request_s=0.0, chunk_s=0.0)
@@ -159,7 +159,7 @@ def test_a_sweep_finds_where_one_ingress_is_full() -> None:
     assert (full.pools, full.saturated) == (8, "ingress")
     assert points[3].share > 1.5 * points[1].share
     assert points[3].saturated == ""
-    assert "Full is: ingress" in to_markdown(costs, check(costs), points)
+    assert "Full is: ingress" in page(costs, check(costs), points).markdown()
 
 
 def test_the_shipped_costs_can_be_read_and_bad_ones_are_named(tmp_path: Path) -> None:
