@@ -18,7 +18,7 @@ import yaml
 from benchmarks.batch_chaos import BLOCK_ROWS, CONCURRENCY, MAX_TOKENS, chaos, engine_rate
 from benchmarks.batch_outcome import LEAST_SHARE
 from benchmarks.bench_switching import EXTRA_LAYERS, pair_of
-from benchmarks.harness import Report, Side, command_line, note, run, shown, take_turns
+from benchmarks.harness import Goal, Report, Side, command_line, note, run, shown, take_turns
 from benchmarks.retention import judged
 from experiments.stats.intervals import Interval
 
@@ -107,7 +107,7 @@ def page(speeds: list[Speed], rounds: int) -> Report:
         "with its usual settings": lambda each: shown(each.usual, 1),
         "job, lines/s": lambda each: shown(each.job, 1),
         "job beside engine": lambda each: shown(each.share, 2),
-        "": lambda each: judged(each.share, LEAST_SHARE, "{:g}"),
+        "": lambda each: judged(each.share, Goal(LEAST_SHARE), "{:g}"),
     }
     report.table("speeds", speeds, columns)
     return report

@@ -10,8 +10,6 @@ accuracy where it writes 25% and 43% of the tokens.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -20,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import note, publish
-from benchmarks.retention import GOALS, Goal, Spent, judged, kept_at, percent
+from benchmarks.harness import Report, command_line, note, run, signed
+from benchmarks.retention import RETENTIONS, Retention, Spent, judged, kept_at, percent
 from benchmarks.strategies import Arm, ArmResult, run_arm
 from benchmarks.switching_arms import (
     QUANTILES,
@@ -34,7 +32,7 @@ from benchmarks.switching_arms import (
     mixed,
     random_line,
 )
-from experiments.machine import describe, one_line
+from experiments.machine import describe
 from experiments.stats.intervals import Floats, Interval, bootstrap_mean, wilson
 from pool.local_pool import LocalPool
 from turnout.config import TurnoutConfig
@@ -108,7 +106,7 @@ class Verdict:
             None where none is better.
     """
 
-    goal: Goal
+    goal: Retention
     kept: Interval
     above: Interval | None
     better: tuple[str, float, Interval] | None
@@ -116,15 +114,15 @@ class Verdict:
     def __str__(self) -> str:
         at = f"At {self.goal.share:.0%} large tokens"
         if self.above is None:
-            goal = judged(self.kept, self.goal.least)
+            goal = judged(self.kept, self.goal.goal)
             return f"- {at}: no two thresholds with that share between them; {goal}."
         text = (
-            f"- {at}: {percent(self.kept)} of the large model's accuracy is kept, {_signed(self.above)} against random"
-            f" switching; {judged(self.kept, self.goal.least)}."
+            f"- {at}: {percent(self.kept)} of the large model's accuracy is kept, {signed(self.above)} against random"
+            f" switching; {judged(self.kept, self.goal.goal)}."
         )
         if self.better is not None:
             name, share, gain = self.better
-            text += f" Fewer large tokens do better here: {name}, {share:.1%} of the tokens, accuracy {_signed(gain)}."
+            text += f" Fewer large tokens do better here: {name}, {share:.1%} of the tokens, accuracy {signed(gain)}."
         return text
 
 
@@ -150,7 +148,7 @@ def spent(result: ArmResult) -> Spent:
     return Spent(result.correct, shares * tokens, tokens)
 
 
-def judge(results: list[ArmResult], goal: Goal) -> Verdict:
+def judge(results: list[ArmResult], goal: Retention) -> Verdict:
     """A goal, from the models alone and all thresholds of one setting, each followed by its random baseline."""
     small, large = results[:2]
     switched = {result.large_share: (result, place) for place, result in enumerate(results) if _adaptive(result)}
@@ -242,19 +240,20 @@ def summarise(results: list[ArmResult], setting: Setting) -> list[Line]:
     return lines
 
 
-def heading(kinds: list[Prompts], machine: dict[str, str], command: str) -> list[str]:
-    """What was measured and how."""
-    goals = ", ".join(f"{goal.least:.1%} at {goal.share:.0%} large tokens" for goal in GOALS)
+def page(kinds: list[Prompts], tables: list[Table], machine: dict[str, str] | None = None) -> Report:
+    """The report of all settings on all kinds of prompts."""
+    goals = ", ".join(f"{goal.least:.1%} at {goal.share:.0%} large tokens" for goal in RETENTIONS)
     counts = "; ".join(f"{len(each.asked)} of {each.title}" for each in kinds)
-    return [
-        "# Entropy Adaptive Decoding on the demo pair",
-        "",
-        f"`{command}`; {one_line(machine)}. Held-out prompts: {counts}. Lazy catch-up, greedy, 16 requests at a time,"
+    report = Report(
+        "Entropy Adaptive Decoding on the demo pair",
+        f"`make bench-ead`. Held-out prompts: {counts}. Lazy catch-up, greedy, 16 requests at a time,"
         " one thread a forward. Intervals are 95% (accuracy: Wilson; differences: paired bootstrap over prompts). Costs"
         " are relative to the large model alone in the same run; *time* is processor time, which other processes"
         f" disturb less than the wall clock. Thresholds are the quantiles {', '.join(map(str, QUANTILES))} of the"
         " small model's rolling mean entropy (bits) on other held-out prompts.",
-        "",
+        machine=machine,
+    )
+    report.text(
         "*Large tokens* are those that the large model wrote, those included that a switch dropped, per token of the"
         " answers; *kept* are those that stayed. The random arm below each threshold starts with the same model"
         " (the small one) and has about the same share of large tokens, and runs of about the same length (up to a"
@@ -262,38 +261,47 @@ def heading(kinds: list[Prompts], machine: dict[str, str], command: str) -> list
         " random switching at exactly the same share. *Above choice*: accuracy less that of sending whole prompts,"
         " drawn by chance, to the large model for the same cost, by FLOPs and by time; where an arm costs more than"
         " the large model alone, less that of the large model. *Earliest*: part of all answers that have two"
-        " hand-overs or more, each as early as the minimum stay allows; there the entropy decides nothing.",
-        "",
+        " hand-overs or more, each as early as the minimum stay allows; there the entropy decides nothing."
+    )
+    report.text(
         f"Goals, as parts of the large model's accuracy: {goals}. What is kept there is read off the straight line"
-        " between the two thresholds around that share, not smoothed, with its bootstrap interval over prompts.",
-    ]
+        " between the two thresholds around that share, not smoothed, with its bootstrap interval over prompts."
+    )
+    for table in tables:
+        _add_table(report, table)
+        report.values[table.title] = _plain(table)
+    report.picture("accuracy over share", lambda path: plot(tables, path))
+    return report
 
 
-def to_markdown(table: Table) -> str:
+def _add_table(report: Report, table: Table) -> None:
     """One setting's table, and whether it meets the goals."""
     setting = table.setting
-    text = [
-        f"## {table.title[0].upper()}{table.title[1:]}: window {setting.window}, minimum stay {setting.stay},"
-        f" effect {setting.effect}",
-        "",
-        "| arm | accuracy | of large | large tokens | kept | paper cost | FLOPs | time | wall clock | mean run"
-        " | earliest | above random | above choice, FLOPs | above choice, time |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for line in table.lines:
-        above = "" if line.above_random is None else _signed(line.above_random)
-        choice = ["", ""] if line.above_choice is None else [_signed(each) for each in line.above_choice]
-        early = "" if line.earliest is None else f"{line.earliest:.0%}"
-        text.append(
-            f"| {line.name} | {line.accuracy} | {line.retention:.1%} | {line.large_share:.1%}"
-            f" | {line.large_kept_share:.1%} | {line.paper_cost:.3f} | {line.flops:.3f} | {line.cpu:.2f}"
-            f" | {line.wall:.2f} | {line.mean_run:.1f} | {early} | {above} | {' | '.join(choice)} |"
-        )
-    return "\n".join([*text, "", *map(str, table.verdicts), ""])
-
-
-def _signed(interval: Interval) -> str:
-    return f"{interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    report.section(
+        f"{table.title[0].upper()}{table.title[1:]}: window {setting.window}, minimum stay {setting.stay},"
+        f" effect {setting.effect}"
+    )
+    report.table(
+        None,
+        table.lines,
+        {
+            "arm": lambda row: row.name,
+            "accuracy": lambda row: row.accuracy,
+            "of large": lambda row: f"{row.retention:.1%}",
+            "large tokens": lambda row: f"{row.large_share:.1%}",
+            "kept": lambda row: f"{row.large_kept_share:.1%}",
+            "paper cost": lambda row: row.paper_cost,
+            "FLOPs": lambda row: row.flops,
+            "time": lambda row: f"{row.cpu:.2f}",
+            "wall clock": lambda row: f"{row.wall:.2f}",
+            "mean run": lambda row: f"{row.mean_run:.1f}",
+            "earliest": lambda row: None if row.earliest is None else f"{row.earliest:.0%}",
+            "above random": lambda row: row.above_random and signed(row.above_random),
+            "above choice, FLOPs": lambda row: row.above_choice and signed(row.above_choice[0]),
+            "above choice, time": lambda row: row.above_choice and signed(row.above_choice[1]),
+        },
+    )
+    report.text("\n".join(map(str, table.verdicts)))
 
 
 def plot(tables: list[Table], path: Path) -> None:
@@ -329,28 +337,17 @@ def _errorbars(axes: Any, lines: list[Line], marker: str, label: str) -> None:
     )
 
 
-def save(tables: list[Table], head: list[str], machine: dict[str, str], out: Path | None) -> None:
-    """Show the tables; write them, the plot and the numbers where there is a place for them."""
-    text = "\n".join([*head, "", *map(to_markdown, tables)])
-    numbers = {"machine": machine, **{table.title: _plain(table) for table in tables}}
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        plot(tables, out.with_suffix(".png"))
-        text = f"{text}\n![accuracy over share]({out.stem}.png)\n"
-    publish(text, out, numbers)
-
-
 def _plain(table: Table) -> dict[str, Any]:
     return {
         "lines": [asdict(line) for line in table.lines],
         "goals": [
-            {**asdict(verdict), "verdict": judged(verdict.kept, verdict.goal.least)} for verdict in table.verdicts
+            {**asdict(verdict), "verdict": judged(verdict.kept, verdict.goal.goal)} for verdict in table.verdicts
         ],
     }
 
 
-async def measure(kinds: list[Prompts], settings: Sequence[Setting]) -> list[Table]:
-    """Run the benchmark on the shipped pair."""
+async def swept(kinds: list[Prompts], settings: Sequence[Setting]) -> list[Table]:
+    """Run all settings on the shipped pair."""
     config = TurnoutConfig.demo()
     one_thread = config.engine.model_copy(update={"threads": 1})
     pool = LocalPool.load("demo", config.model_copy(update={"engine": one_thread}))
@@ -360,34 +357,34 @@ async def measure(kinds: list[Prompts], settings: Sequence[Setting]) -> list[Tab
             ends = await alone(pool, prompts)
             for setting in settings:
                 results = ends + await sweep(pool, prompts, setting)
-                verdicts = [judge(results, goal) for goal in GOALS]
+                verdicts = [judge(results, goal) for goal in RETENTIONS]
                 tables.append(Table(setting, summarise(results, setting), verdicts, prompts.title))
         return tables
     finally:
         await pool.close()
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=500, help="of arithmetic")
-    parser.add_argument("--part", type=float, default=0.25, help="of the mixed prompts")
-    parser.add_argument("--calibration", type=int, default=200)
-    parser.add_argument("--prompts", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--settings", nargs="+", choices=sorted(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--quick", action="store_true", help="64 problems, results printed and not saved")
-    parser.add_argument("--out", type=Path, help=f"absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
+async def measure(options: argparse.Namespace) -> Report:
+    """Run the settings that were chosen."""
     machine = describe()
-    count, part, calibration = (64, 0.03, 32) if chosen.quick else (chosen.problems, chosen.part, chosen.calibration)
-    made = {"arithmetic": lambda: arithmetic(count, calibration), "mixed": lambda: mixed(part, calibration)}
-    kinds = [made[name]() for name in chosen.prompts]
-    out = chosen.out if chosen.quick else chosen.out or RESULT
-    given = " ".join(sys.argv[1:])
-    command = f'make bench-ead BENCH_ARGS="{given}"' if given else "make bench-ead"
-    tables = asyncio.run(measure(kinds, [SETTINGS[name] for name in chosen.settings]))
-    save(tables, heading(kinds, machine, command), machine, out)
+    made = {
+        "arithmetic": lambda: arithmetic(options.problems, options.calibration),
+        "mixed": lambda: mixed(options.part, options.calibration),
+    }
+    kinds = [made[name]() for name in options.prompts]
+    return page(kinds, await swept(kinds, [SETTINGS[name] for name in options.settings]), machine)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, RESULT, rounds=None, problems=64, part=0.03, calibration=32)
+    made.add_argument("--problems", type=int, default=500, help="of arithmetic; absent: 500, 64 with --quick")
+    made.add_argument("--part", type=float, default=0.25, help="of the mixed prompts; absent: 0.25, 0.03 with --quick")
+    made.add_argument("--calibration", type=int, default=200, help="absent: 200, 32 with --quick")
+    made.add_argument("--prompts", nargs="+", choices=KINDS, default=list(KINDS))
+    made.add_argument("--settings", nargs="+", choices=sorted(SETTINGS), default=list(SETTINGS))
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    run(parser(), measure)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.best_of_samples import Needed, needed
-from benchmarks.harness import Cell, Report, command_line, note, run, shown
+from benchmarks.harness import Cell, Goal, Report, command_line, note, run, shown
 from benchmarks.retention import judged, percent
 from benchmarks.routed_walls import Beside, beside
 from benchmarks.strategies import at_once
@@ -47,7 +47,7 @@ CONCURRENT = (1, 8)
 MAX_TOKENS = 200
 TEMPERATURE = 0.8
 RERANK: Rerank = "majority"  # as the policy does it where nothing else is asked for
-PROBE_GOAL, SAMPLES_GOAL = 0.02, 0.6
+PROBE_GOAL, SAMPLES_GOAL = Goal(0.02, at_most=True), Goal(0.6, at_most=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +247,13 @@ def page(trained: Trained, times: list[Timed], found: dict[Role, list[Needed]]) 
 
 def _probe_verdicts(times: Timed) -> list[str]:
     where = f"- {times.probed.concurrent} at once"
-    goal = judged(times.beside.more, PROBE_GOAL, "{:.0%}", at_most=True)
+    goal = judged(times.beside.more, PROBE_GOAL, "{:.0%}")
     return [
         f"{where}: routing adds {percent(times.beside.more)} to the time of requests that the small model answers"
         f" ({times.beside.rounds} rounds of {times.beside.requests}); {goal}.",
         f"{where}: decisions alone take {percent(times.probed.share)} of the requests' time.",
         f"{where}: of the time of requests that go to the large model, the small one's reading of the prompt takes"
-        f" {percent(times.probed.reading)}; {judged(times.probed.reading, PROBE_GOAL, '{:.0%}', at_most=True)}.",
+        f" {percent(times.probed.reading)}; {judged(times.probed.reading, PROBE_GOAL, '{:.0%}')}.",
     ]
 
 
@@ -304,7 +304,7 @@ def sample_verdict(whose: str, row: Needed) -> str:
     where, part = f"- {whose}, k = {row.k}", row.parts["predicted"]
     if not row.gains:
         return f"{where}: not measured, because no prompt is answered that one sample does not answer."
-    goal = judged(part, SAMPLES_GOAL, "{:.0%}", at_most=True)
+    goal = judged(part, SAMPLES_GOAL, "{:.0%}")
     said = "as many answers are not reached" if not np.isfinite(part.value) else f"{percent(part)} of the samples"
     return f"{where}: {said}, where uniform answers {row.answered.value:.1%} (one sample {row.by_one:.1%}); {goal}."
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from benchmarks.harness import Report, Side, Turns, command_line, note, run, shown, take_turns
-from benchmarks.retention import GOALS, judged, percent
+from benchmarks.harness import Goal, Report, Side, Turns, command_line, note, run, shown, take_turns
+from benchmarks.retention import RETENTIONS, judged, percent
 from benchmarks.slow_model import deepened
 from benchmarks.strategies import Arm, ArmResult, run_arm
 from benchmarks.switching_arms import SETTINGS, TEST_SEED, Setting, arithmetic, calibrate
@@ -29,7 +29,7 @@ EXTRA_LAYERS = 144  # enough for ten times the small model's time, which the pag
 KV_BYTES = 1 << 30  # the layers that were added keep keys and values too
 QUANTILE = 0.7  # of the small model's entropies: where the large model wrote 25 to 45% of the tokens in `ead.md`
 GOAL, BAND, COST = 1.3, (0.25, 0.45), 10.0
-FLOOR = GOALS[0].least  # of the large model's accuracy: what paper #2 keeps at the lower end of the band
+FLOOR = RETENTIONS[0].least  # of the large model's accuracy: what paper 2 keeps at the lower end of the band
 # Float32 reads twice as much; a processor without instructions for bfloat16 may compute the faster in it.
 DTYPES = ("bfloat16", "float32")
 SMALL, LARGE = (Arm(f"{role} alone", "plain", {"model": role}) for role in ("small", "large"))
@@ -187,7 +187,7 @@ def verdict(speeds: list[Speed]) -> str:
         return f"{where}: not measured: the shares of large tokens were {shares}."
     good = [each for each in inside if each.kept.value >= FLOOR]
     best = max(good or inside, key=lambda each: each.ratio.value)
-    goal = judged(best.ratio, GOAL, "{:g}")
+    goal = judged(best.ratio, Goal(GOAL), "{:g}")
     if not good:
         goal = f"goal at least {GOAL:g}: missed, for none of them keeps {FLOOR:.1%} of the accuracy"
     if cost.value < COST:

@@ -1,15 +1,13 @@
 """Window, minimum stay and effect of Entropy Adaptive Decoding (paper #2): what each is worth at one large share.
 
 The paper has no such ablation. Every combination is calibrated to the same share on held-out problems, and then run on
-others beside random switching with the same share and run length.
+others, compared with random switching with the same share and run length.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.harness import note, show
+from benchmarks.harness import Report, command_line, note, run, signed
 from benchmarks.strategies import Arm, ArmResult, run_arm
 from benchmarks.switching_arms import CALIBRATION_SEED, SETTINGS, TEST_SEED, Setting, matched, random_line
 from experiments.stats.intervals import Interval, bootstrap_mean, wilson
@@ -123,7 +121,7 @@ class Ablation:
         return found
 
     async def cell(self, setting: Setting, band: float, threshold: float, ends: list[ArmResult]) -> Cell:
-        """Run a combination, and random switching beside it."""
+        """Run a combination, and random switching at its share."""
         adaptive = await self._run(_banded(setting, band, threshold), self.test)
         random = await self._run(matched(adaptive, setting), self.test)
         line = random_line([*ends, adaptive, random], random, adaptive.large_share)
@@ -156,7 +154,7 @@ def settings() -> list[Setting]:
     ]
 
 
-async def measure(count: int, calibration: int) -> tuple[str, list[ArmResult], list[Cell]]:
+async def ablated(count: int, calibration: int) -> tuple[str, list[ArmResult], list[Cell]]:
     """Run the ablation on the shipped pair, on one thread: no clock is read. Says which pair it was."""
     config = TurnoutConfig.demo()
     one_thread = config.engine.model_copy(update={"threads": 1})
@@ -193,87 +191,52 @@ def effects(cells: list[Cell]) -> list[tuple[str, Interval]]:
     ):
         for level in dict.fromkeys(getattr(cell.setting, of) for cell in single):
             chosen = [cell.above for cell in single if getattr(cell.setting, of) == level]
-            told = "the same" if level is None else level
-            found.append((f"{name} {told}", bootstrap_mean(np.mean(chosen, axis=0), seed=len(found))))
+            shown = "the same" if level is None else level
+            found.append((f"{name} {shown}", bootstrap_mean(np.mean(chosen, axis=0), seed=len(found))))
     return found
 
 
-def to_markdown(pair: str, ends: list[ArmResult], cells: list[Cell]) -> str:
-    """The page."""
+def page(pair: str, ends: list[ArmResult], cells: list[Cell]) -> Report:
+    """The report."""
     small, large = ends
-    count = len(large.outcomes)
-    text = [
-        f"# Ablation of Entropy Adaptive Decoding ({count} held-out problems, difficulty {MIDDLE_DIFFICULTY})",
-        "",
-        f"`make bench-ead-ablation`; the demo pair ({pair}), greedy, {AT_ONCE} requests at a time."
-        f" Each combination's threshold was calibrated to {SHARE:.0%} large tokens on other held-out problems"
-        " (`turnout calibrate`). Intervals are 95%"
+    report = Report(
+        "Ablation of Entropy Adaptive Decoding",
+        f"`make bench-ead-ablation`; {len(large.outcomes)} held-out problems, difficulty {MIDDLE_DIFFICULTY}; the demo"
+        f" pair ({pair}), greedy, {AT_ONCE} requests at a time. Each combination's threshold was calibrated to"
+        f" {SHARE:.0%} large tokens on other held-out problems (`turnout calibrate`). Intervals are 95%"
         " (accuracy: Wilson; differences: paired bootstrap over problems). Above random: accuracy less that of random"
         " switching at the same share, with runs of the same mean length and the same model first. Large tokens are all"
         " that the large model wrote, dropped ones included, per token of the answers. Costs are relative to the large"
         " model alone.",
-        "",
-        f"Small model alone: {_accuracy(small)}. Large model alone: {_accuracy(large)}.",
-        "",
-        "| window | minimum stay | effect | band | threshold | large tokens | accuracy | of large | above random |"
-        " mean run | paper cost | FLOPs |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    text += [_row(cell, large, seed) for seed, cell in enumerate(cells)]
-    text += [
-        "",
+    )
+    report.text(f"Small model alone: {_accuracy(small)}. Large model alone: {_accuracy(large)}.")
+    report.table(
+        None,
+        list(enumerate(cells)),
+        {
+            "window": lambda row: row[1].setting.window,
+            "minimum stay": lambda row: row[1].setting.stay,
+            "effect": lambda row: row[1].setting.effect,
+            "band": lambda row: f"{row[1].band:g}",
+            "threshold": lambda row: f"{row[1].threshold:.4g}",
+            "large tokens": lambda row: f"{row[1].adaptive.large_share:.1%}",
+            "accuracy": lambda row: _accuracy(row[1].adaptive),
+            "of large": lambda row: f"{row[1].adaptive.correct.mean() / large.correct.mean():.1%}",
+            "above random": lambda row: signed(bootstrap_mean(row[1].above, seed=row[0])),
+            "mean run": lambda row: f"{row[1].adaptive.mean_run:.1f}",
+            "paper cost": lambda row: row[1].adaptive.paper_cost,
+            "FLOPs": lambda row: row[1].adaptive.flops / large.flops,
+        },
+    )
+    report.text(
         "A band of 0.5 means that the large model hands back at half the threshold at which it takes over; both are"
-        f" moved until it writes {SHARE:.0%} on the calibration problems, {HALVINGS} times halving where they may lie.",
-        "",
-        "## What each choice is worth",
-        "",
-        "Difference to random switching, averaged over all combinations with that choice (one threshold).",
-        "",
-        "| choice | above random |",
-        "| --- | --- |",
-        *(f"| {name} | {_signed(interval)} |" for name, interval in effects(cells)),
-    ]
-    return "\n".join([*text, "", verdict(cells), ""])
-
-
-def verdict(cells: list[Cell]) -> str:
-    """The best combination, and whether it is told apart from the paper's."""
-    single = [cell for cell in cells if cell.band == 1.0]
-    best = max(single, key=lambda cell: cell.above.mean())
-    paper = next(cell for cell in single if replace(cell.setting, title=PAPER.title) == PAPER)
-    gain = bootstrap_mean(best.above - paper.above, seed=1)
-    apart = "above" if gain.low > 0 else "not told apart from"
-    return (
-        f"Best combination: {best.setting.title}, {_signed(bootstrap_mean(best.above, seed=0))} above random switching;"
-        f" {apart} the paper's choice (window 5, stay 10, next), difference {_signed(gain)}. It is the best of"
-        f" {len(single)} on these problems, which its interval does not know."
+        f" moved until it writes {SHARE:.0%} on the calibration problems, {HALVINGS} times halving where they may lie."
     )
-
-
-def _row(cell: Cell, large: ArmResult, seed: int) -> str:
-    result, setting = cell.adaptive, cell.setting
-    return (
-        f"| {setting.window} | {setting.stay} | {setting.effect} | {cell.band:g} | {cell.threshold:.4g}"
-        f" | {result.large_share:.1%} | {_accuracy(result)} | {result.correct.mean() / large.correct.mean():.1%}"
-        f" | {_signed(bootstrap_mean(cell.above, seed=seed))} | {result.mean_run:.1f} | {result.paper_cost:.3f}"
-        f" | {result.flops / large.flops:.3f} |"
-    )
-
-
-def _accuracy(result: ArmResult) -> Interval:
-    return wilson(int(result.correct.sum()), len(result.correct))
-
-
-def _signed(interval: Interval) -> str:
-    return f"{interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
-
-
-def save(pair: str, ends: list[ArmResult], cells: list[Cell], folder: Path, name: str) -> None:
-    """Write the page and the numbers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = to_markdown(pair, ends, cells)
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    numbers = [
+    report.section("What each choice is worth")
+    report.text("Difference to random switching, averaged over all combinations with that choice (one threshold).")
+    report.table(None, effects(cells), {"choice": lambda row: row[0], "above random": lambda row: signed(row[1])})
+    report.text(verdict(cells))
+    report.values["cells"] = [
         {
             **cell.setting.params,
             "band": cell.band,
@@ -284,21 +247,39 @@ def save(pair: str, ends: list[ArmResult], cells: list[Cell], folder: Path, name
         }
         for cell in cells
     ]
-    (folder / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
-    show(text)
+    return report
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=240)
-    parser.add_argument("--calibration", type=int, default=48)
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--name", default="ead_ablation")
-    chosen = parser.parse_args()
-    pair, ends, cells = asyncio.run(measure(chosen.problems, chosen.calibration))
-    save(pair, ends, cells, chosen.out, chosen.name)
+def verdict(cells: list[Cell]) -> str:
+    """The best combination, and whether it differs from the paper's."""
+    single = [cell for cell in cells if cell.band == 1.0]
+    best = max(single, key=lambda cell: cell.above.mean())
+    paper = next(cell for cell in single if replace(cell.setting, title=PAPER.title) == PAPER)
+    gain = bootstrap_mean(best.above - paper.above, seed=1)
+    apart = "above" if gain.low > 0 else "not distinguishable from"
+    return (
+        f"Best combination: {best.setting.title}, {signed(bootstrap_mean(best.above, seed=0))} above random switching;"
+        f" {apart} the paper's choice (window 5, stay 10, next), difference {signed(gain)}. It is the best of"
+        f" {len(single)} on these problems, which its interval does not know."
+    )
+
+
+def _accuracy(result: ArmResult) -> Interval:
+    return wilson(int(result.correct.sum()), len(result.correct))
+
+
+async def measure(options: argparse.Namespace) -> Report:
+    """Run the ablation."""
+    return page(*await ablated(options.problems, options.calibration))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, Path("docs/results/ead_ablation.md"), rounds=None, problems=16, calibration=8)
+    made.add_argument("--problems", type=int, default=240)
+    made.add_argument("--calibration", type=int, default=48)
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    run(parser(), measure)

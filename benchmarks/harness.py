@@ -190,6 +190,11 @@ def shown(value: float | Interval, digits: int = 0, scale: float = 1, unit: str 
     return f"{scale * value.value:,.{digits}f}{unit} [{low}, {high}]"
 
 
+def signed(value: Interval) -> str:
+    """Write a difference, with its sign and both ends."""
+    return f"{value.value:+.3f} [{value.low:+.3f}, {value.high:+.3f}]"
+
+
 class Report:
     """A page of results, and the numbers it was made from.
 

@@ -42,7 +42,7 @@ def page(sweep: Sweep) -> Report:
         "Latency and goodput against offered load",
         f"`make bench-load`. Pool `{sweep.pool}`, its default method, held-out arithmetic, greedy, answers to their end"
         f" or {sweep.max_tokens} tokens; each run's schedule lasts {sweep.duration_s:g} s. Arrivals do not wait for"
-        " answers, and every latency counts from the moment the schedule names. Client and server share the machine's cores.",
+        " answers, and every latency counts from the moment the schedule names. Client and server share the machine.",
         machine=sweep.machine,
     )
     report.text(

@@ -8,20 +8,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.harness import Goal
 from experiments.stats.intervals import Floats, Interval, resampled
 
 ROUNDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class Retention:
     """A part of the large model's quality, `least`, that is to be kept where it writes `share` of the tokens."""
 
     share: float
     least: float
 
+    @property
+    def goal(self) -> Goal:
+        """Of the part that is kept."""
+        return Goal(self.least)
 
-GOALS = (Goal(0.25, 0.929), Goal(0.43, 0.967))  # paper #2
+
+RETENTIONS = (Retention(0.25, 0.929), Retention(0.43, 0.967))  # paper 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +84,21 @@ def kept_at(settings: Sequence[Spent], large: Floats, share: float) -> Interval:
     return resampled(kept, len(large), 0, ROUNDS)
 
 
-def judged(value: Interval, goal: float, what: str = "{:.1%}", at_most: bool = False) -> str:
-    """A figure beside its goal: met or missed, and whether the interval is sure of it.
+def judged(value: Interval, goal: Goal, what: str = "{:.1%}") -> str:
+    """Write a figure's goal: met or missed, and whether the interval is sure of it.
 
     Args:
         value: the figure; NaN: there is none.
-        goal: the least it should be.
+        goal: of the figure.
         what: how the goal is written.
-        at_most: whether the goal is the most it should be instead.
     """
-    said = f"goal at {'most' if at_most else 'least'} {what.format(goal)}"
+    text = f"goal at {'most' if goal.at_most else 'least'} {what.format(goal.value)}"
     if math.isnan(value.value):
-        return f"{said}: not measured"
-    met = value.value <= goal if at_most else value.value >= goal
-    verdict = f"{said}: {'met' if met else 'missed'}"
+        return f"{text}: not measured"
+    verdict = f"{text}: {'met' if goal.met(value) == 'yes' else 'missed'}"
     if math.isnan(value.low):
         return f"{verdict}, without an interval"
-    ends = (value.high <= goal, value.low > goal) if at_most else (value.low >= goal, value.high < goal)
-    return verdict if any(ends) else f"{verdict}, but the interval holds the goal"
+    return verdict if goal.surely_met(value) != "open" else f"{verdict}, but the interval holds the goal"
 
 
 def percent(value: Interval) -> str:

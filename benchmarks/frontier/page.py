@@ -3,128 +3,125 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.frontier.figures import Figures, Point
+from benchmarks.frontier.figures import Family, Figures, Point
 from benchmarks.frontier.prompts import LARGE, METERS, SMALL, Prompts
-from benchmarks.retention import Goal, judged, percent
+from benchmarks.harness import Goal, Report, signed
+from benchmarks.retention import Retention, judged, percent
 from experiments.stats.intervals import Interval
 
 SWITCHING, ROUTER = "entropy_adaptive", "route learned"
 MARKERS, COLOURS = "os^D", 10  # of families; matplotlib has so many colours
-ORACLE = 0.6  # of what the oracle gains over random choices, that the router is to recover
+ORACLE = Goal(0.6)  # of what the oracle gains over random choices, that the router is to recover
 
 
-def to_markdown(found: Figures, prompts: Prompts, machine: str, kept: dict[Goal, Interval]) -> str:
-    """The page.
+def page(found: Figures, prompts: Prompts, kept: dict[Retention, Interval]) -> Report:
+    """The report.
 
     Args:
         found: the figures.
         prompts: that they are of.
-        machine: in words.
-        kept: by goal, what `entropy_adaptive` keeps of the large model's quality at its share of tokens.
+        kept: what `entropy_adaptive` keeps of the large model's quality at a share of its tokens.
     """
-    names = ", ".join(METERS.values())
-    return "\n".join(
-        [
-            "# Quality against cost",
-            "",
-            f"`make bench-frontier`; {machine}. {found.num_prompts} held-out prompts, all kinds together; greedy, but"
-            " for routes that set a temperature of their own. The two models alone are not equally good at"
-            f" {prompts.num_apart} of them; the others tell no ways apart. Costs"
-            f" are relative to the large model alone, by three meters ({names}). *Above random*: quality less that of"
-            " sending as many prompts, drawn by chance, to the large model as cost the same. *Area*: its mean over all"
-            " costs between the two models', along the settings of one way of answering; *of the oracle*: as a part of"
-            " what knowing beforehand which model is right would gain. 95% intervals by bootstrap over prompts.",
-            "",
-            "Large tokens are all that the large model wrote, dropped ones included, per token of the answers. The"
-            " paper's cost is of the tokens that were written, samples, steps and answers thrown away included;"
-            " speculative drafts are free by it. FLOPs and time count them. Time is that of a request beside"
-            " others; each way ran once, so a machine whose speed varies moves it by more than its interval says.",
-            "",
-            *_left_out(prompts),
-            "## Goals",
-            "",
-            *_verdicts(found, kept),
-            "",
-            "![Quality against cost](frontier.png)",
-            "",
-            *_kinds(found),
-            "",
-            *_families(found),
-            "",
-            *_points(found.points),
-            "",
-        ]
+    report = Report(
+        "Quality against cost",
+        f"`make bench-frontier`. {found.num_prompts} held-out prompts, all kinds together; greedy, but for routes that"
+        " set a temperature of their own. The two models alone are not equally good at"
+        f" {prompts.num_apart} of them; the others tell no ways apart. Costs are relative to the large model alone, by"
+        f" three meters ({', '.join(METERS.values())}). *Above random*: quality less that of"
+        " sending as many prompts, drawn by chance, to the large model as cost the same. *Area*: its mean over all"
+        " costs between the two models', along the settings of one way of answering; *of the oracle*: as a part of"
+        " what knowing beforehand which model is right would gain. 95% intervals by bootstrap over prompts.",
     )
+    report.text(
+        "Large tokens are all that the large model wrote, dropped ones included, per token of the answers. The paper's"
+        " cost is of the tokens that were written, samples, steps and answers thrown away included; speculative drafts"
+        " are free by it. FLOPs and time count them. Time is that of a request next to others; each way ran once, so a"
+        " machine whose speed varies moves it by more than its interval says."
+    )
+    _add_left_out(report, prompts)
+    report.section("Goals")
+    report.text("\n".join(_verdicts(found, kept)))
+    report.picture("Quality against cost", lambda path: plot(found, path))
+    kinds = {
+        "prompts": lambda row: row[0],
+        "number": lambda row: row[1][0],
+        "small alone": lambda row: _rate(row[1][1]),
+        "large alone": lambda row: _rate(row[1][2]),
+    }
+    report.table(None, list(found.kinds.items()), kinds)
+    _add_families(report, found)
+    _add_points(report, found.points)
+    report.values |= asdict(found)
+    report.values["oracle"] = {meter: [each.tolist() for each in curve] for meter, curve in found.oracle.items()}
+    report.values["kept"] = {str(each.share): asdict(value) for each, value in kept.items()}
+    report.values |= {"asked": prompts.num_asked, "failed": prompts.failed, "left_out": prompts.left_out}
+    return report
 
 
-def _verdicts(found: Figures, kept: dict[Goal, Interval]) -> list[str]:
+def _verdicts(found: Figures, kept: dict[Retention, Interval]) -> list[str]:
     """One line a goal."""
     lines = []
-    for goal, value in kept.items():
-        said = "no two settings with that share between them" if math.isnan(value.value) else f"{percent(value)} kept"
+    for wanted, value in kept.items():
+        text = "no two settings with that share between them" if math.isnan(value.value) else f"{percent(value)} kept"
         lines.append(
-            f"- `{SWITCHING}` at {goal.share:.0%} large tokens, of the large model's quality: {said};"
-            f" {judged(value, goal.least)}."
+            f"- `{SWITCHING}` at {wanted.share:.0%} large tokens, of the large model's quality: {text};"
+            f" {judged(value, wanted.goal)}."
         )
     family = next((each for each in found.families if each.name == ROUTER), None)
     part = Interval(math.nan, math.nan, math.nan) if family is None else family.of_oracle["paper"]
     if family is None:
-        said = "it has not been run at two settings"
+        text = "it has not been run at two settings"
     elif math.isnan(part.value):
-        said = "the oracle gains nothing"
+        text = "the oracle gains nothing"
     else:
-        said = f"{percent(part)} by the paper's cost"
+        text = f"{percent(part)} by the paper's cost"
     lines.append(
-        f"- `learned`, of what the oracle gains over random choices: {said}; {judged(part, ORACLE, '{:.0%}')}."
+        f"- `learned`, of what the oracle gains over random choices: {text}; {judged(part, ORACLE, '{:.0%}')}."
     )
     return lines
 
 
-def _left_out(prompts: Prompts) -> list[str]:
-    """What is not in the figures, and why; nothing where all is."""
-    lines = []
+def _add_left_out(report: Report, prompts: Prompts) -> None:
+    """Say what is not in the figures, and why."""
     if prompts.size < prompts.num_asked:
         failed = ", ".join(f"`{label}` at {count}" for label, count in prompts.failed.items())
-        lines += [
+        report.text(
             f"Of {prompts.num_asked} prompts {prompts.num_asked - prompts.size} are left out for all ways, because one"
-            f" gave no answer or it has no score: {failed}.",
-            "",
-        ]
-    if prompts.left_out:
-        lines += ["Not in it:", "", *(f"- `{label}`: {why}" for label, why in prompts.left_out.items()), ""]
-    return lines
-
-
-def _kinds(found: Figures) -> list[str]:
-    rows = [
-        f"| {name} | {count} | {_rate(small)} | {_rate(large)} |" for name, (count, small, large) in found.kinds.items()
-    ]
-    return ["| prompts | number | small alone | large alone |", "| --- | --- | --- | --- |", *rows]
-
-
-def _families(found: Figures) -> list[str]:
-    heads = [f"{what}, {name}" for name in METERS.values() for what in ("area", "of the oracle")]
-    lines = [f"| way | settings | {' | '.join(heads)} |", f"| --- | --- |{' --- |' * len(heads)}"]
-    for family in found.families:
-        cells = [cell for meter in METERS for cell in (_gain(family.area[meter]), _part(family.of_oracle[meter]))]
-        lines.append(f"| {family.name} | {len(family.labels)} | {' | '.join(cells)} |")
-    return lines
-
-
-def _points(points: list[Point]) -> list[str]:
-    heads = [f"{what}, {name}" for name in METERS.values() for what in ("cost", "above random")]
-    lines = [
-        f"| setting | quality | tokens | large tokens | {' | '.join(heads)} |",
-        f"| --- | --- | --- | --- |{' --- |' * len(heads)}",
-    ]
-    for point in sorted(points, key=lambda each: each.costs["paper"].value):
-        cells = [cell for meter in METERS for cell in (_cost(point.costs[meter]), _gain(point.above[meter]))]
-        lines.append(
-            f"| {point.label} | {_rate(point.quality)} | {point.tokens:.1f} | {point.share:.0%} | {' | '.join(cells)} |"
+            f" gave no answer or it has no score: {failed}."
         )
-    return lines
+    if prompts.left_out:
+        report.text("Not in it:")
+        report.text("\n".join(f"- `{label}`: {why}" for label, why in prompts.left_out.items()))
+
+
+def _add_families(report: Report, found: Figures) -> None:
+    columns: dict[str, Callable[[Family], Any]] = {
+        "way": lambda row: row.name,
+        "settings": lambda row: len(row.labels),
+    }
+    for meter, name in METERS.items():
+        columns[f"area, {name}"] = partial(lambda of, row: _gain(row.area[of]), meter)
+        columns[f"of the oracle, {name}"] = partial(lambda of, row: _part(row.of_oracle[of]), meter)
+    report.table(None, found.families, columns)
+
+
+def _add_points(report: Report, points: list[Point]) -> None:
+    columns: dict[str, Callable[[Point], Any]] = {
+        "setting": lambda row: row.label,
+        "quality": lambda row: _rate(row.quality),
+        "tokens": lambda row: f"{row.tokens:.1f}",
+        "large tokens": lambda row: f"{row.share:.0%}",
+    }
+    for meter, name in METERS.items():
+        columns[f"cost, {name}"] = partial(lambda of, row: _cost(row.costs[of]), meter)
+        columns[f"above random, {name}"] = partial(lambda of, row: _gain(row.above[of]), meter)
+    report.table(None, sorted(points, key=lambda each: each.costs["paper"].value), columns)
 
 
 def _rate(value: Interval) -> str:
@@ -136,7 +133,7 @@ def _cost(value: Interval) -> str:
 
 
 def _gain(value: Interval) -> str:
-    return "-" if math.isnan(value.value) else f"{value.value:+.3f} [{value.low:+.3f}, {value.high:+.3f}]"
+    return "-" if math.isnan(value.value) else signed(value)
 
 
 def _part(value: Interval) -> str:

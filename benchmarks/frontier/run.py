@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.frontier.figures import figures, kept_at
-from benchmarks.frontier.page import SWITCHING, plot, to_markdown
+from benchmarks.frontier.page import SWITCHING, page
 from benchmarks.frontier.prompts import gather
-from benchmarks.harness import note, publish
-from benchmarks.retention import GOALS
+from benchmarks.harness import Report, command_line, note, run
+from benchmarks.retention import RETENTIONS
 from experiments.grid.answering import answer, call_of
 from experiments.grid.bench import routing_of
 from experiments.grid.cells import Cell
@@ -20,7 +20,6 @@ from experiments.grid.runner import FINAL, run_plan
 from experiments.grid.scoring import Item
 from experiments.grid.spec import ExperimentSpec, read_spec
 from experiments.grid.store import Store
-from experiments.machine import describe, one_line
 from pool.local_pool import LocalPool
 from turnout.errors import TurnoutError
 
@@ -65,7 +64,7 @@ async def _refusal(pool: LocalPool, cell: Cell) -> str:
 
 
 def without(plan: Plan, labels: dict[str, str]) -> None:
-    """Take ways of answering out of a plan; what is left is what the store is told of."""
+    """Take ways of answering out of a plan, so that the store does not list them."""
     plan.refused |= {cell.name: labels[cell.label] for cell in plan.cells if cell.label in labels}
     plan.cells = [cell for cell in plan.cells if cell.label not in labels]
     plan.todo = [job for job in plan.todo if job.cell.label not in labels]
@@ -77,43 +76,33 @@ def shortened(asked: ExperimentSpec) -> ExperimentSpec:
     return asked.model_copy(update={"name": f"{asked.name}-quick", "datasets": datasets})
 
 
-def main(spec: Path, root: Path, out: Path | None, quick: bool) -> int:
-    """Run, and write the page, the picture and the numbers; the exit status says whether all cells are there.
+def measure(options: argparse.Namespace) -> Report:
+    """Run what is missing, and work out the frontier.
 
     Ways that the pool cannot answer by are named before anything is run, and are no failure.
     """
-    store, asked = Store(root), read_spec(spec)
-    asked = shortened(asked) if quick else asked
+    store, asked = Store(options.store), read_spec(options.spec)
+    asked = shortened(asked) if options.quick else asked
     plan = make_plan(asked, store)
     lacking = asyncio.run(refused(plan))
     for label, why in lacking.items():
         note(f"left out: {label}: {why}")
     without(plan, lacking)
     ran = run_plan(plan, store, lambda what, done, total: note(f"{done} of {total}: {what}"))
-    for name, why in ran.failed.items():
-        note(f"{name}: {why}")
     prompts = gather(store.load(asked.name), store)
     prompts.left_out.update(lacking)
-    found = figures(prompts)
-    kept = {goal: kept_at(prompts, SWITCHING, goal.share) for goal in GOALS}
-    machine = describe()
-    values = asdict(found)
-    values["oracle"] = {m: [each.tolist() for each in curve] for m, curve in found.oracle.items()}
-    values["kept"] = {str(goal.share): asdict(value) for goal, value in kept.items()}
-    values |= {"machine": machine, "asked": prompts.num_asked, "failed": prompts.failed, "left_out": prompts.left_out}
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        plot(found, out.with_suffix(".png"))
-    publish(to_markdown(found, prompts, one_line(machine), kept), out, values)
-    return 1 if ran.failed else 0
+    report = page(figures(prompts), prompts, {each: kept_at(prompts, SWITCHING, each.share) for each in RETENTIONS})
+    report.failures += [f"{name}: {why}" for name, why in ran.failed.items()]
+    return report
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, Path("docs/results/frontier.md"), rounds=None)
+    made.add_argument("--spec", type=Path, default=SPEC)
+    made.add_argument("--store", type=Path, default=Path(".runs/experiments"))
+    return made
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", type=Path, default=SPEC)
-    parser.add_argument("--store", type=Path, default=Path(".runs/experiments"))
-    parser.add_argument("--quick", action="store_true", help="a few prompts of each kind, printed and not saved")
-    parser.add_argument("--out", type=Path, help="absent: docs/results/frontier, nowhere with --quick")
-    chosen = parser.parse_args()
-    place = chosen.out if chosen.quick else chosen.out or Path("docs/results/frontier")
-    raise SystemExit(main(chosen.spec, chosen.store, place, chosen.quick))
+    run(parser(), measure)

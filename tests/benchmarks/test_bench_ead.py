@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.bench_ead import Table, above_choice, between, earliest, heading, judge, save, summarise, to_markdown
-from benchmarks.retention import GOALS, Spent, judged, kept_at
+from benchmarks.bench_ead import Table, above_choice, between, earliest, judge, page, summarise
+from benchmarks.harness import Goal
+from benchmarks.retention import RETENTIONS, Spent, judged, kept_at
 from benchmarks.strategies import Arm, ArmResult, Outcome
 from benchmarks.switching_arms import SETTINGS, Prompts, arithmetic, expected_share, matched, mixed
 from experiments.stats.intervals import Interval
@@ -23,7 +24,7 @@ from turnout.types import TokenKind
 
 COUNT = 1000
 TOKEN = TokenOut(1, "a", "small", TokenKind.DECODED)
-LOWER, HIGHER = GOALS
+LOWER, HIGHER = RETENTIONS
 PROBLEM = Problem("1+1?", "2", "2", 1, "arithmetic")
 
 
@@ -84,13 +85,13 @@ def test_a_share_that_no_two_settings_bracket_is_not_guessed(share: float) -> No
     ],
 )
 def test_a_verdict_says_how_sure_it_is(value: Interval, said: str) -> None:
-    assert judged(value, 0.93) == f"goal at least 93.0%: {said}"
+    assert judged(value, Goal(0.93)) == f"goal at least 93.0%: {said}"
 
 
 def test_both_goals_are_judged_each_at_its_own_share() -> None:
     """Good at a quarter and worse at 43%: the best point of a band would have hidden that."""
     ran = results((0.2, 0.88), (0.3, 0.88), (0.4, 0.8), (0.46, 0.8))
-    lower, higher = (judge(ran, goal) for goal in GOALS)
+    lower, higher = (judge(ran, goal) for goal in RETENTIONS)
     assert lower.kept.value == pytest.approx(0.88 / 0.9)
     assert ": met." in str(lower)
     assert lower.above is not None
@@ -118,18 +119,18 @@ def test_a_share_beyond_all_thresholds_is_said() -> None:
 
 def test_the_page_has_both_verdicts_for_every_setting(tmp_path: Path) -> None:
     ran = results((0.2, 0.88), (0.3, 0.88), (0.46, 0.8))
-    verdicts = [judge(ran, goal) for goal in GOALS]
+    verdicts = [judge(ran, goal) for goal in RETENTIONS]
     kinds = [Prompts(title, [PROBLEM] * COUNT, [], 160) for title in ("arithmetic", "mixed prompts")]
     lines = summarise(ran, SETTINGS["paper"])
     tables = [Table(setting, lines, verdicts, each.title) for each in kinds for setting in SETTINGS.values()]
-    assert to_markdown(tables[0]).count("\n- At ") == len(GOALS)
-    save(tables, heading(kinds, {"cores": "2"}, "make bench-ead"), {"cores": "2"}, tmp_path / "ead.md")
-    page = (tmp_path / "ead.md").read_text()
-    assert page.startswith("# Entropy Adaptive Decoding on the demo pair\n\n`make bench-ead`; cores 2. ")
-    assert "Held-out prompts: 1000 of arithmetic; 1000 of mixed prompts." in page
-    assert page.count("\n- At 25% large tokens: ") == page.count("\n- At 43% large tokens: ") == 2 * len(SETTINGS)
-    assert page.count("| entropy at 0.2 | 0.880 [0.858, 0.899] | 97.8% | 20.0% | 15.0% |") == 2 * len(SETTINGS)
-    assert page.endswith("![accuracy over share](ead.png)\n")
+    page(kinds, tables, {"cores": "2"}).save(tmp_path / "ead.md")
+    text = (tmp_path / "ead.md").read_text()
+    assert text.count("\n- At ") == len(RETENTIONS) * len(tables)
+    assert text.startswith("# Entropy Adaptive Decoding on the demo pair\n\n`make bench-ead`. ")
+    assert "Held-out prompts: 1000 of arithmetic; 1000 of mixed prompts." in text
+    assert text.count("\n- At 25% large tokens: ") == text.count("\n- At 43% large tokens: ") == 2 * len(SETTINGS)
+    assert text.count("| entropy at 0.2 | 0.880 [0.858, 0.899] | 97.8% | 20.0% | 15.0% |") == 2 * len(SETTINGS)
+    assert text.endswith("![accuracy over share](ead.png)\n")
     assert (tmp_path / "ead.png").stat().st_size > 10_000
     numbers = json.loads((tmp_path / "ead.json").read_text())
     first = numbers[f"{SETTINGS['paper'].title}, mixed prompts"]["goals"]

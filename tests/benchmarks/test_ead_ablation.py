@@ -18,8 +18,8 @@ from benchmarks.ead_ablation import (
     Ablation,
     Cell,
     effects,
+    page,
     settings,
-    to_markdown,
     verdict,
 )
 from benchmarks.strategies import Arm, ArmResult, Outcome
@@ -57,14 +57,14 @@ def test_every_combination_is_tried_and_effects_are_means_over_the_others() -> N
 
 def test_the_verdict_says_whether_the_paper_is_beaten() -> None:
     even = [cell(setting, 0.25) for setting in settings()]
-    assert "not told apart from the paper's choice" in verdict(even)
+    assert "not distinguishable from the paper's choice" in verdict(even)
     better = [cell(s, 0.75 if (s.window, s.stay, s.effect) == (1, "1", "current") else 0.25) for s in settings()]
     assert verdict(better).startswith("Best combination: window 1, stay 1, current, +0.750")
     assert "; above the paper's choice" in verdict(better)
-    page = to_markdown("small a, large b", [result("small only", 10), result("large only", 36)], better)
-    assert page.count("\n| 1 | 1 | current |") == page.count("\n| 1 | 1, small 0 | current |") == 1
-    assert "(small a, large b)" in page
-    assert "Large model alone: 0.900 [" in page
+    text = page("small a, large b", [result("small only", 10), result("large only", 36)], better).markdown()
+    assert text.count("\n| 1 | 1 | current |") == text.count("\n| 1 | 1, small 0 | current |") == 1
+    assert "(small a, large b)" in text
+    assert "Large model alone: 0.900 [" in text
 
 
 async def test_a_band_is_moved_until_the_large_model_writes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:

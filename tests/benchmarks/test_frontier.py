@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from benchmarks.frontier.figures import figures, kept_at
-from benchmarks.frontier.page import plot, to_markdown
+from benchmarks.frontier.page import page
 from benchmarks.frontier.prompts import LARGE, METERS, SMALL, Answers, Prompts, gather
-from benchmarks.frontier.run import main, refused, shortened
-from benchmarks.retention import GOALS, Goal
+from benchmarks.frontier.run import measure, parser, refused, shortened
+from benchmarks.harness import run
+from benchmarks.retention import RETENTIONS, Retention
 from experiments.grid.planning import make_plan
 from experiments.grid.spec import read_spec
 from experiments.grid.store import Store
@@ -172,13 +173,14 @@ def test_the_oracle_is_the_routers() -> None:
 def test_a_page_and_a_picture(tmp_path: Path) -> None:
     made = prompts(**{f"s{share}": ("route x", sent(np.arange(COUNT), share)) for share in (0.3, 0.6)})
     found = figures(made)
-    page = to_markdown(found, made, "a machine", {})
-    assert "| route x | 2 | " in page
-    assert "| lists | 200 |" in page
-    assert f" are not equally good at {int((RIGHT[SMALL] != RIGHT[LARGE]).sum())} of them" in page
-    assert "left out" not in page
-    assert "Not in it" not in page
-    plot(found, tmp_path / "frontier.png")
+    report = page(found, made, {})
+    text = report.markdown()
+    assert "| route x | 2 | " in text
+    assert "| lists | 200 |" in text
+    assert f" are not equally good at {int((RIGHT[SMALL] != RIGHT[LARGE]).sum())} of them" in text
+    assert "left out" not in text
+    assert "Not in it" not in text
+    report.save(tmp_path / "frontier.md")
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
 
 
@@ -187,18 +189,18 @@ def test_each_goal_is_judged_or_said_not_to_be_measured() -> None:
     ways = {f"e{share}": ("entropy_adaptive", sent(best, share)) for share in (0.2, 0.3, 0.5)}
     ways |= {f"r{share}": ("route learned", sent(worst, share)) for share in (0.2, 0.6)}
     made = prompts(**ways)
-    page = to_markdown(
-        figures(made), made, "m", {goal: kept_at(made, "entropy_adaptive", goal.share) for goal in GOALS}
-    )
+    kept = {each: kept_at(made, "entropy_adaptive", each.share) for each in RETENTIONS}
+    text = page(figures(made), made, kept).markdown()
     at = {
-        goal.share: next(line for line in page.splitlines() if f"at {goal.share:.0%} large" in line) for goal in GOALS
+        each.share: next(line for line in text.splitlines() if f"at {each.share:.0%} large" in line)
+        for each in RETENTIONS
     }
     assert at[0.25].endswith("; goal at least 92.9%: missed.")
     assert "; goal at least 96.7%: met" in at[0.43]
-    assert "of what the oracle gains over random choices: -" in page
-    assert "; goal at least 60%: missed." in page
+    assert "of what the oracle gains over random choices: -" in text
+    assert "; goal at least 60%: missed." in text
     alone = prompts(**{f"x{share}": ("route x", sent(best, share)) for share in (0.2, 0.3)})
-    none = to_markdown(figures(alone), alone, "m", {Goal(0.5, 0.9): kept_at(alone, "route x", 0.5)})
+    none = page(figures(alone), alone, {Retention(0.5, 0.9): kept_at(alone, "route x", 0.5)}).markdown()
     assert "no two settings with that share between them; goal at least 90.0%: not measured." in none
     assert "it has not been run at two settings; goal at least 60%: not measured." in none
 
@@ -225,13 +227,13 @@ def test_ways_for_which_nothing_was_trained_are_named_first_and_are_no_failure(
     ]
     asked, store = saved_run(tmp_path, [PLAIN_SMALL, RANDOM, *lacking])
     out = tmp_path / "frontier"
-    assert main(asked, store, out, quick=False) == 0
+    run(parser(), measure, ["--spec", str(asked), "--store", str(store), "--out", str(out)])
     said = capsys.readouterr().err
     assert said.index("left out: steps") < said.index("cells, near / plain")
-    page = out.with_suffix(".md").read_text()
-    assert page.count("\n- `route learned large_share=") == 2
-    assert "- `judged`: " in page
-    assert "| random_switch | 2 | " in page
+    text = out.with_suffix(".md").read_text()
+    assert text.count("\n- `route learned large_share=") == 2
+    assert "- `judged`: " in text
+    assert "| random_switch | 2 | " in text
     values = json.loads(out.with_suffix(".json").read_text())
     assert set(values["left_out"]) == {
         "route learned large_share=0.2",
@@ -253,7 +255,7 @@ def test_a_trial_finds_exactly_those_that_lack_something(tmp_path: Path) -> None
 def test_prompts_at_which_a_way_fails_are_left_out_for_all_and_counted(tmp_path: Path) -> None:
     """A failed answer counts as wrong and costs nothing: it would pull its way down and to the left."""
     asked, root = saved_run(tmp_path, [PLAIN_SMALL, RANDOM])
-    assert main(asked, root, None, quick=False) == 0
+    run(parser(), measure, ["--spec", str(asked), "--store", str(root), "--no-write"])
     store = Store(root)
     saved = store.load("small")
     label = next(cell.label for cell in saved.cells if cell.method == "random_switch")
@@ -261,10 +263,10 @@ def test_prompts_at_which_a_way_fails_are_left_out_for_all_and_counted(tmp_path:
     made = gather(saved, store)
     assert (made.size, made.num_asked, made.failed, made.left_out) == (38, 40, {label: 2}, {})
     assert {len(way.scores) for way in made.ways.values()} == {38}
-    page = to_markdown(figures(made), made, "m", {})
+    text = page(figures(made), made, {}).markdown()
     assert (
         f"Of 40 prompts 2 are left out for all ways, because one gave no answer or it has no score: `{label}` at 2."
-        in page
+        in text
     )
     spoil(store, saved, label, 20)
     dropped = gather(saved, store)
@@ -289,7 +291,7 @@ def spoil(store: Store, saved: Any, label: str, count: int) -> None:
 def test_settings_of_one_entry_are_a_curve_and_those_of_another_are_another(tmp_path: Path) -> None:
     again = {**RANDOM, "label": "other", "grid": {"share": [0.4, 0.5]}}
     asked, root = saved_run(tmp_path, [PLAIN_SMALL, RANDOM, again])
-    assert main(asked, root, None, quick=False) == 0
+    run(parser(), measure, ["--spec", str(asked), "--store", str(root), "--no-write"])
     made = gather(Store(root).load("small"), Store(root))
     families = [name for label, name in made.families.items() if label not in (SMALL, LARGE)]
     assert families == ["random_switch"] * 2 + ["other"] * 2
@@ -298,7 +300,7 @@ def test_settings_of_one_entry_are_a_curve_and_those_of_another_are_another(tmp_
 def test_without_the_models_alone_nothing_can_be_said(tmp_path: Path) -> None:
     asked, root = saved_run(tmp_path, [RANDOM])
     with pytest.raises(TurnoutError, match="plain model=small"):
-        main(asked, root, None, quick=False)
+        run(parser(), measure, ["--spec", str(asked), "--store", str(root), "--no-write"])
 
 
 def test_the_shipped_experiment_can_be_planned(tmp_path: Path) -> None:
