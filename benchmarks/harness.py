@@ -215,7 +215,7 @@ class Report:
         self.failures: list[str] = []
         self._draw: Callable[[Path], None] | None = None
         self._parts = [f"# {title}", how, f"Machine: {one_line(machine)}."]
-        if float(machine.get("load average at start", 0)) > int(machine["cores"]):
+        if float(machine.get("load average at start", 0)) > int(machine.get("cores", 1)):
             self.text("The machine was busy with other work: times are uncertain, ratios less; bytes and counts hold.")
 
     def section(self, title: str) -> None:
@@ -368,22 +368,6 @@ def show(markdown: str) -> None:
         console.print(Markdown(markdown))
     else:
         console.out(markdown)
-
-
-def publish(markdown: str, out: Path | None, values: object = None) -> None:
-    """Save a result page, and what it was made from as JSON next to it, and show it.
-
-    Args:
-        markdown: the page.
-        out: its place, whatever the suffix; None: nowhere.
-        values: for the JSON file; None: there is none.
-    """
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.with_suffix(".md").write_text(markdown, encoding="utf-8")
-        if values is not None:
-            out.with_suffix(".json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    show(markdown)
 
 
 def note(text: str) -> None:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks.harness import Side, take_turns
 from benchmarks.strategies import at_once
 from experiments.grid.answering import answer, forget
-from experiments.stats.intervals import Interval, ratio
+from experiments.grid.cells import Record
+from experiments.stats.intervals import Floats, Interval, ratio
 from pool.local_pool import LocalPool
 from pool.routing import PoolRouting
 from router.difficulty.curve import NEVER
@@ -18,7 +20,7 @@ from turnout.config import PolicyChoice, RoutingConfig
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Requests that were routed to the small model, beside the same ones that named it.
+    """Requests that were routed to the small model, compared with the same ones that named it.
 
     Attributes:
         concurrent: at work at once.
@@ -51,18 +53,26 @@ async def beside(pool: LocalPool, artifact: str, calls: list[GenerateCall], conc
         "routed": [replace(call, method=AUTO) for call in calls],
         "alone": [replace(call, method="plain", params={"model": "small"}) for call in calls],
     }
-    walls = {way: np.zeros(len(calls)) for way in ways}
-    texts: dict[str, list[str]] = {}
+
+    def side(name: str, asked: list[GenerateCall]) -> Side[list[Record]]:
+        async def turn(_: int) -> list[Record]:
+            forget(pool)
+            return await at_once((answer(pool, call, call.request_id) for call in asked), concurrent)
+
+        return Side(name, turn)
+
     try:
-        for number in range(rounds):
-            for way in sorted(ways, reverse=bool(number % 2)):
-                forget(pool)
-                records = await at_once((answer(pool, call, call.request_id) for call in ways[way]), concurrent)
-                walls[way] += [record.wall_s for record in records]
-                texts[way] = [record.text for record in records]
+        turns = await take_turns([side(name, asked) for name, asked in ways.items()], rounds, warm_up=False)
     finally:
         await pool.routing.close()
         pool.routing = None
-    alike = np.mean([one == other for one, other in zip(texts["routed"], texts["alone"], strict=True)])
-    more = ratio(walls["routed"] - walls["alone"], walls["alone"])
-    return Beside(concurrent, len(calls), rounds, more, float(alike))
+    routed, alone = (_walls(turns.readings[name]) for name in ways)
+    last = zip(turns.readings["routed"][-1], turns.readings["alone"][-1], strict=True)
+    alike = np.mean([one.text == other.text for one, other in last])
+    return Beside(concurrent, len(calls), rounds, ratio(routed - alone, alone), float(alike))
+
+
+def _walls(readings: list[list[Record]]) -> Floats:
+    """[requests] seconds, all rounds together."""
+    walls: Floats = np.sum([[record.wall_s for record in records] for records in readings], axis=0)
+    return walls

@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import uvloop
-
-from benchmarks.harness import note, publish
+from benchmarks.harness import Report, command_line, note, run
 from benchmarks.peers.checkpoints import SHAPES, random_checkpoint
 from benchmarks.prefix_store import decisions, first_token, outage, stampede, write_behind
-from benchmarks.prefix_store.page import Results, Run, to_markdown
+from benchmarks.prefix_store.page import Results, Run, page
 from benchmarks.prefix_store.workbench import Workbench
 from experiments.machine import describe
 from kvstore.encodings import Encodings
@@ -25,7 +23,6 @@ from kvstore.keys import Keyring, write_root_key
 from kvstore.redis.embedded import EmbeddedServer
 from turnout.free_ports import free_port
 
-RESULT = Path("docs/results/kvstore")
 REDIS_BYTES = 2 << 30
 
 
@@ -37,7 +34,7 @@ class Size:
         prefix: tokens.
         rounds: of what takes turns.
         codecs: lossy ones.
-        prompts: read beside decoding, in one measurement.
+        prompts: read during decoding, in one measurement.
         tokens: decoded by each request where nothing is read.
         stampedes: rounds of these.
         requests: of a stampede.
@@ -61,8 +58,8 @@ class Size:
 QUICK = Size(2000, 1, ("int8", "cachegen-2"), 1, 24, 1, 20, 20, 2.0, 1)
 
 
-async def measure(checkpoint: Path, model: str, folder: Path, size: Size) -> Results:
-    """Everything, one part after the other.
+async def all_parts(checkpoint: Path, model: str, folder: Path, size: Size) -> Results:
+    """Measure one part after the other.
 
     Args:
         checkpoint: of the model.
@@ -96,28 +93,28 @@ async def measure(checkpoint: Path, model: str, folder: Path, size: Size) -> Res
             choices = await decisions.measure(
                 server.socket_url, root, bench.layout, bench.seconds, size.prefix, size.trials
             )
-            forms = Encodings(Keyring(root), bench.layout, ("raw",))
-            run = Run(machine, model, size.prefix, size.rounds, size.requests, forms.chunk_tokens, forms.raw_bytes)
+            forms = Forms(Keyring(root), bench.layout, ("raw",))
+            setting = Run(machine, model, size.prefix, size.rounds, size.requests, forms.chunk_tokens, forms.raw_bytes)
         finally:
             await bench.close()
-    return Results(run, first, behind, crowd, away, choices)
+    return Results(setting, first, behind, crowd, away, choices)
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="35 M parameters, few rounds, printed and not saved")
-    parser.add_argument("--model", choices=sorted(SHAPES), help="absent: 220 M, 35 M with --quick")
-    parser.add_argument("--out", type=Path, help=f"without its ending; absent: {RESULT}, nowhere with --quick")
-    chosen = parser.parse_args()
-    model = chosen.model or ("35 M" if chosen.quick else "220 M")
+async def measure(options: argparse.Namespace) -> Report:
+    """Measure everything on a model of random weights."""
+    size = QUICK if options.quick else Size()
     with tempfile.TemporaryDirectory(prefix="turnout-kv-") as folder:
-        checkpoint = random_checkpoint(model, Path(folder))
-        results = uvloop.run(measure(checkpoint, model, Path(folder), QUICK if chosen.quick else Size()))
-    text = to_markdown(results)
-    out = chosen.out if chosen.quick else chosen.out or RESULT
-    publish(text, out, asdict(results))
+        checkpoint = random_checkpoint(options.model, Path(folder))
+        sized = replace(size, rounds=options.rounds)
+        return page(await all_parts(checkpoint, options.model, Path(folder), sized))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, Path("docs/results/kvstore.md"), rounds=7, model="35 M")
+    made.add_argument("--model", choices=sorted(SHAPES), default="220 M", help="absent: 220 M, 35 M with --quick")
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    run(parser(), measure)

@@ -6,10 +6,10 @@ import random
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from benchmarks.harness import note
+from benchmarks.harness import Side, note, take_turns
 from benchmarks.prefix_store.workbench import Answered, Workbench, settled
 from engine.cache.connector import SharedPrefixes
-from experiments.stats.intervals import Interval, spread
+from experiments.stats.intervals import Interval
 from kvstore.profiles import Profile
 from training.kv_profiles import Shapes, read_kv
 
@@ -52,10 +52,13 @@ class _Way:
     prime: bool = False  # the engine's blocks hold the prefix
 
 
+_Reading = tuple[Answered, int]  # with the bytes that were read
+
+
 async def measure(
     bench: Workbench, unix_url: str, tcp_url: str, codecs: tuple[str, ...], prefix: int, rounds: int, seed: int = 0
 ) -> list[FirstToken]:
-    """All ways in turn, in another order each round; the first round is thrown away.
+    """Measure all ways, which take turns.
 
     Args:
         bench: the engine.
@@ -75,14 +78,28 @@ async def measure(
         await bench.fill(unix_url, common, codec)
     async with AsyncExitStack() as stack:
         ways = await _open(bench, unix_url, tcp_url, codecs, common, stack)
-        found: dict[str, list[tuple[Answered, int]]] = {way.name: [] for way in ways}
-        for index in range(rounds + 1):
-            note(f"first token: round {index} of {rounds}")
-            turn = index % len(ways)
-            for way in (*ways[turn:], *ways[:turn]):
-                prompt = common + bench.tokens(draw, SUFFIX_TOKENS)
-                found[way.name].append(await _once(bench, way, common, prompt))
-    return [_summary(name, found[name][1:], found[RECOMPUTE][1:]) for name in found]
+        turns = await take_turns([_side(bench, way, common, draw) for way in ways], rounds)
+    return [
+        FirstToken(
+            way.name,
+            turns.spread(way.name, _seconds),
+            turns.ratio(way.name, RECOMPUTE, _seconds),
+            min(each.cached for each, _ in turns.readings[way.name]),
+            max(size for _, size in turns.readings[way.name]),
+        )
+        for way in ways
+    ]
+
+
+def _side(bench: Workbench, way: _Way, common: list[int], draw: random.Random) -> Side[_Reading]:
+    async def turn(_: int) -> _Reading:
+        return await _once(bench, way, common, common + bench.tokens(draw, SUFFIX_TOKENS))
+
+    return Side(way.name, turn)
+
+
+def _seconds(reading: _Reading) -> float:
+    return reading[0].seconds
 
 
 async def _open(
@@ -106,7 +123,7 @@ async def _open(
     return ways
 
 
-async def _once(bench: Workbench, way: _Way, common: list[int], prompt: list[int]) -> tuple[Answered, int]:
+async def _once(bench: Workbench, way: _Way, common: list[int], prompt: list[int]) -> _Reading:
     """One first token, and the bytes that were read for it."""
     if way.prime:
         await bench.first_token(None, common)
@@ -119,16 +136,6 @@ async def _once(bench: Workbench, way: _Way, common: list[int], prompt: list[int
     size = way.bridge.store.stats().bytes_read - before
     await settled(way.bridge)  # blocks that wait to be written would be found by the next
     return answered, size
-
-
-def _summary(name: str, mine: list[tuple[Answered, int]], recomputed: list[tuple[Answered, int]]) -> FirstToken:
-    return FirstToken(
-        name,
-        spread([each.seconds for each, _ in mine]),
-        spread([each.seconds / other.seconds for (each, _), (other, _) in zip(mine, recomputed, strict=True)]),
-        min(each.cached for each, _ in mine),
-        max(size for _, size in mine),
-    )
 
 
 async def profile(bench: Workbench, draw: random.Random) -> Profile:

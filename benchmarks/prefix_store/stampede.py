@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import note
+from benchmarks.harness import Side, blocking, note, take_turns
 from experiments.stats.intervals import Interval, spread
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -104,7 +105,7 @@ class Worker:
 def measure(
     checkpoint: Path, key: Path, url: str, vocab: int, prefix: int, requests: int, rounds: int, seed: int = 2
 ) -> list[Stampede]:
-    """Without a store and with it, in turn; every round has a prefix of its own. Blocks.
+    """Measure without a store and with it; every stampede has a prefix of its own. Blocks.
 
     Args:
         checkpoint: of the model that both engines load.
@@ -113,11 +114,17 @@ def measure(
         vocab: size of the vocabulary.
         prefix: tokens that the requests have in common.
         requests: at once, shared equally by the engines.
-        rounds: that count; a first one is thrown away.
+        rounds: that count.
         seed: of the tokens.
     """
     draw = random.Random(seed)
-    found: dict[str | None, list[list[dict[str, Any]]]] = {admission: [] for admission in ADMISSIONS}
+
+    def side(admission: str | None) -> Side[list[dict[str, Any]]]:
+        return Side(
+            admission or "",
+            blocking(lambda: _stampede(workers, url, admission, _prompts(draw, vocab, prefix, requests))),
+        )
+
     with ExitStack() as stack:
         workers = [Worker(checkpoint, key) for _ in range(WORKERS)]
         for worker in workers:
@@ -125,12 +132,8 @@ def measure(
         note("stampede: waiting for the engines")
         for worker in workers:
             worker.hear()
-        for index in range(rounds + 1):
-            note(f"stampede: round {index} of {rounds}")
-            for admission in ADMISSIONS:
-                prompts = _prompts(draw, vocab, prefix, requests)
-                found[admission].append(_stampede(workers, url, admission, prompts))
-    return [summary(admission or "", found[admission][1:], prefix) for admission in ADMISSIONS]
+        turns = asyncio.run(take_turns([side(admission) for admission in ADMISSIONS], rounds))
+    return [summary(name, answers, prefix) for name, answers in turns.readings.items()]
 
 
 def _prompts(draw: random.Random, vocab: int, prefix: int, requests: int) -> list[list[int]]:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.harness import note
+from benchmarks.harness import Side, Turns, note, take_turns
 from benchmarks.prefix_store.workbench import Workbench, settled
 from decoding.sequence import Sequence
 from engine.cache.connector import SharedPrefixes
-from experiments.stats.intervals import Interval, spread
+from experiments.stats.intervals import Interval
 from turnout.types import SamplingParams
 
 RUNNING = 8
@@ -20,6 +20,7 @@ OWN_TOKENS = 20
 WARM_TOKENS = 8
 UNMATCHED_TOKENS = 70
 LIMIT_S = 120.0
+ON, OFF = "with a store", "without a store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,14 @@ class WriteBehind:
 async def measure(
     bench: Workbench, url: str, prefix: int, prompts: int, tokens: int, rounds: int, seed: int = 1
 ) -> WriteBehind:
-    """Take turns between store and none; the first round is thrown away.
+    """Measure decoding with a store and without one, which take turns.
 
     Args:
         bench: the engine.
         url: of a Redis.
         prefix: tokens of each prompt that is read.
         prompts: read one after the other in one measurement.
-        tokens: decoded by each request where nothing is read beside.
+        tokens: decoded by each request where no prompt is read.
         rounds: that count.
         seed: of the tokens.
     """
@@ -81,35 +82,42 @@ async def measure(
         bench.store(url, admission="always", host_memory_bytes=256 << 20) as writing,
         bench.store(url, host_memory_bytes=256 << 20) as default,
     ):
-        beside: list[dict[bool, Beside]] = []
-        unmatched: list[dict[bool, float]] = []
-        for index in range(rounds + 1):
-            note(f"write-behind: round {index} of {rounds}")
-            order = (False, True) if index % 2 else (True, False)
-            beside.append(
-                {on: await decode_beside(bench, writing if on else None, draw, prefix, prompts) for on in order}
-            )
-            unmatched.append({on: await decode_unmatched(bench, default if on else None, draw, tokens) for on in order})
-    return summary(beside[1:], unmatched[1:])
+        note("write-behind: with prompts")
+        beside = await take_turns(
+            [
+                Side(ON, lambda _: decode_beside(bench, writing, draw, prefix, prompts)),
+                Side(OFF, lambda _: decode_beside(bench, None, draw, prefix, prompts)),
+            ],
+            rounds,
+        )
+        note("write-behind: nothing matches")
+        unmatched = await take_turns(
+            [
+                Side(ON, lambda _: decode_unmatched(bench, default, draw, tokens)),
+                Side(OFF, lambda _: decode_unmatched(bench, None, draw, tokens)),
+            ],
+            rounds,
+        )
+    return summary(beside, unmatched)
 
 
-def summary(beside: list[dict[bool, Beside]], unmatched: list[dict[bool, float]]) -> WriteBehind:
-    """What rounds come to; by whether there was a store."""
+def summary(beside: Turns[Beside], unmatched: Turns[float]) -> WriteBehind:
+    """Figures of the rounds, of the sides `ON` and `OFF`."""
     return WriteBehind(
-        spread([each[False].decoded for each in beside]),
-        spread([each[True].decoded / each[False].decoded for each in beside]),
-        spread([each[True].read / each[False].read for each in beside]),
-        spread([each[True].written / 2**20 for each in beside]),
-        sum(each[True].dropped for each in beside),
-        spread([each[False] for each in unmatched]),
-        spread([each[True] / each[False] for each in unmatched]),
+        beside.spread(OFF, lambda each: each.decoded),
+        beside.ratio(ON, OFF, lambda each: each.decoded),
+        beside.ratio(ON, OFF, lambda each: each.read),
+        beside.spread(ON, lambda each: each.written / 2**20),
+        sum(each.dropped for each in beside.readings[ON]),
+        unmatched.spread(OFF),
+        unmatched.ratio(ON, OFF),
     )
 
 
 async def decode_beside(
     bench: Workbench, bridge: SharedPrefixes | None, draw: random.Random, prefix: int, prompts: int
 ) -> Beside:
-    """Rates while prompts that nobody knows are read beside requests that decode."""
+    """Rates while new prompts are read during the decoding of requests."""
     engine = bench.engine
     engine.shared = bridge
     engine.pool.clear_cached()
@@ -139,7 +147,7 @@ async def decode_beside(
 
 
 async def decode_unmatched(bench: Workbench, bridge: SharedPrefixes | None, draw: random.Random, tokens: int) -> float:
-    """Tokens per second of requests whose prompts nobody knows, from the first look-up to the last token."""
+    """Tokens per second of requests with new prompts, from the first look-up to the last token."""
     engine = bench.engine
     engine.shared = bridge
     engine.pool.clear_cached()

@@ -6,18 +6,19 @@ import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.harness import Turns
 from benchmarks.prefix_store import decisions, outage, stampede, write_behind
 from benchmarks.prefix_store.decisions import Trial, best_split, rest_s
 from benchmarks.prefix_store.first_token import BLOCKS, GOAL, MEMORY, RECOMPUTE, FirstToken
 from benchmarks.prefix_store.first_token import measure as measure_first_token
 from benchmarks.prefix_store.link import SlowLink
-from benchmarks.prefix_store.page import Results, Run, to_markdown
+from benchmarks.prefix_store.page import Results, Run, page
 from benchmarks.prefix_store.workbench import Workbench
 from benchmarks.prefix_store.write_behind import Beside
 from experiments.stats.intervals import spread
@@ -110,11 +111,12 @@ def test_a_decision_is_right_when_it_costs_about_as_little_as_the_best() -> None
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    rounds = [
-        {False: Beside(100, 50), True: Beside(99, 50, 4 << 20, 1)},
-        {False: Beside(50, 20), True: Beside(48, 15, 2 << 20, 2)},
-    ]
-    found = write_behind.summary(rounds, [{False: 10, True: 9}, {False: 20, True: 20}])
+    on, off = write_behind.ON, write_behind.OFF
+    beside = {
+        on: [Beside(99, 50, 4 << 20, 1), Beside(48, 15, 2 << 20, 2)],
+        off: [Beside(100, 50), Beside(50, 20)],
+    }
+    found = write_behind.summary(Turns(beside), Turns({on: [9.0, 20.0], off: [10.0, 20.0]}))
     assert (found.beside.low, found.beside.high) == (0.96, 0.99)
     assert (found.prompts.low, found.prompts.high) == (0.75, 1.0)
     assert (found.unmatched.low, found.unmatched.high) == (0.9, 1.0)
@@ -153,17 +155,18 @@ def results() -> Results:
 
 
 def test_the_page_says_which_goals_are_met(results: Results) -> None:
-    page = to_markdown(results)
-    assert "warm Redis, over recomputing: wanted at most 0.2, measured 0.110 [0.100, 0.120]: met." in page
-    assert "wanted at least 0.97, measured 0.960 [0.960, 0.960]: not met." in page
-    assert "added p99: wanted below 5 ms, measured 6.00 ms: not met." in page
-    assert "| no limit | 1x | yes | 100% | 0.0 | 1000.0 | 1000.0 | 2000.0 | 1000.0 | 100% |" in page
-    assert "| no store |" in page
-    tables = itertools.groupby(page.splitlines(), lambda line: line.startswith("|"))
+    report = page(results)
+    text = report.markdown()
+    assert "warm Redis, over recomputing | <= 0.2 | 0.110 [0.100, 0.120] | yes |" in text
+    assert "over that without a store | >= 0.97 | 0.960 [0.960, 0.960] | no |" in text
+    assert "added p99, ms | <= 5 | 6.000 | no |" in text
+    assert "| no limit | 1x | yes | 100% | 0.0 | 1,000.0 | 1,000.0 | 2,000.0 | 1,000.0 | 100% |" in text
+    assert "| no store |" in text
+    tables = itertools.groupby(text.splitlines(), lambda line: line.startswith("|"))
     for is_table, lines in tables:
         if is_table:
             assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
-    assert json.loads(json.dumps(asdict(results)))["run"]["prefix"] == 2000
+    assert json.loads(json.dumps(report.values))["run"]["prefix"] == 2000
 
 
 @pytest.fixture
