@@ -113,7 +113,7 @@ class Chaos:
         self._cluster.shutdown()
 
     def run(self, kills: list[Kill]) -> Outcome:
-        """Do the job, killing parts as it goes on; each kill waits for so many lines.
+        """Do the job and kill parts of it; each kill waits for a number of lines.
 
         Raises:
             TimeoutError: the job makes no way.
@@ -226,10 +226,10 @@ def chaos(
 
 @contextmanager
 def _environment(temp: Path) -> Iterator[None]:
-    """What Ray's processes read, for as long as the context lasts; nobody else sees this cluster."""
+    """Environment of Ray's processes for as long as the context lasts, which hides this cluster from others."""
     # `Cluster` writes its address there, and would into a folder that all of a machine's Rays share.
     (temp / "ray").mkdir()
-    environment = os.environ  # noqa: TID251 - Ray has no other way to be told
+    environment = os.environ  # noqa: TID251 - Ray has no other way to set it
     wanted = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_TMPDIR": str(temp)}
     before = {name: environment.get(name) for name in wanted}
     environment.update(wanted)

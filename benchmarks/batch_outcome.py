@@ -101,19 +101,19 @@ class Outcome:
 
     @property
     def memory(self) -> list[Sample]:
-        """Looks at the memory beside which the job made way."""
+        """Looks at the memory during which the job made progress."""
         return [now for before, now in pairwise(self.samples) if now.bytes is not None and now.lines > before.lines]
 
     @property
     def undisturbed(self) -> list[Sample]:
-        """Looks at the memory in the longest time without a kill: whoever is killed begins small again."""
+        """Looks at the memory in the longest time without a kill: a process that starts anew is small."""
         ends = [0.0, *(kill.at for kill in self.kills), math.inf]
         stretches = [[look for look in self.memory if start < look.at <= end] for start, end in pairwise(ends)]
         return max(stretches, key=len)
 
     @property
     def growth(self) -> float:
-        """Memory late in the longest time without a kill beside early: medians of its last and second quarter."""
+        """Memory late in the longest time without a kill over early: medians of its last and second quarter."""
         sizes = [look.bytes or 0 for look in self.undisturbed]
         quarter = len(sizes) // 4
         if not quarter:

@@ -113,7 +113,7 @@ async def _batch(client: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
 
 
 async def measure(url: str, rate: float, seconds: float, rows: int) -> dict[str, Any]:
-    """TTFT without a batch, beside one, and without again, so that a drift of the machine is seen."""
+    """Measure TTFT without a batch, with one, and without again, which shows a drift of the machine."""
     async with httpx.AsyncClient(base_url=url, timeout=120.0) as client:
         await interactive(client, rate, WARM_UP, seed=0)
         before = await interactive(client, rate, seconds, seed=1)  # other prompts each time: none is cached yet
@@ -147,7 +147,7 @@ def page(found: dict[str, Any], rate: float) -> Report:
         rate: interactive requests a second.
     """
     report = Report(
-        "Interactive requests beside a batch",
+        "Interactive requests during a batch",
         f"`make bench-batch`: {rate:g} chat requests a second at random to the served demo pair, over HTTP.",
     )
 
@@ -155,7 +155,7 @@ def page(found: dict[str, Any], rate: float) -> Report:
         return lambda key: shown(float(np.percentile(found[key], share)), 1, 1000)
 
     columns: dict[str, Callable[[str], Cell]] = {
-        "time to first token, ms": lambda key: "without a batch" if key == "alone" else "beside a batch",
+        "time to first token, ms": lambda key: "without a batch" if key == "alone" else "during a batch",
         "requests": lambda key: len(found[key]),
         **{f"p{share}": ms(share) for share in (50, 95, 99)},
     }
@@ -164,7 +164,7 @@ def page(found: dict[str, Any], rate: float) -> Report:
     times = ratio(found)
     silent = f" {found['silent']} answers had no text, and count nowhere." if found["silent"] else ""
     report.text(
-        f"p95 beside the batch is {times.value:.2f} x that without ({times.low:.2f} to {times.high:.2f}; at most"
+        f"p95 during the batch is {times.value:.2f} x that without ({times.low:.2f} to {times.high:.2f}; at most"
         f" {LIMIT} is wanted); the batch was answered at {found['batch_rate']:.1f} lines a second meanwhile.{silent}"
     )
     if not found["saturated"]:
@@ -173,7 +173,7 @@ def page(found: dict[str, Any], rate: float) -> Report:
 
 
 def ratio(found: dict[str, Any]) -> Interval:
-    """p95 of the time to first token beside a batch, in times of that without; 95% bootstrap of both's requests."""
+    """p95 of the time to first token during a batch over that without; 95% bootstrap of both's requests."""
     rng = np.random.default_rng(0)
 
     def drawn(key: str) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""How fast a job is beside the engine alone, where nothing is killed: with the demo pair, and a dearer large model.
+"""Speed of a job over that of the engine alone, where nothing is killed: with the demo pair, and a dearer large model.
 
-Both answer the same prompts, so many at once, and take turns. The job runs on a cluster of two nodes, as in
-`benchmarks.batch_chaos`. What a job does beside the engine's work is the same for each line; a large model deepened by
-layers that write nothing tells what it comes to where a line costs more.
+Both answer the same prompts, equally many at once, and take turns. The job runs on a cluster of two nodes, as in
+`benchmarks.batch_chaos`. A job's own work is the same for each line; a large model deepened by layers that write
+nothing shows it where a line costs more.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Speed:
     Attributes:
         engine: the engine alone, with the settings of a job.
         usual: with its own, which bound the length of a step.
-        share: the job's beside `engine` of its round.
+        share: the job's over `engine` of its round.
     """
 
     pair: str
@@ -92,7 +92,7 @@ async def compare(case: Case, rounds: int, folder: Path) -> Speed:
 def page(speeds: list[Speed], rounds: int) -> Report:
     """The page."""
     report = Report(
-        "A batch beside the engine alone",
+        "A batch and the engine alone",
         f"`make bench-batch`. Short prompts, whole answers (at most {MAX_TOKENS} tokens), {CONCURRENCY} at once, blocks"
         f" of {BLOCK_ROWS}; the job on a cluster of two nodes of this machine, of which one does the work; medians of"
         f" {rounds} rounds [smallest, largest]. A deepened large model has layers whose output projections are zero:"
@@ -106,7 +106,7 @@ def page(speeds: list[Speed], rounds: int) -> Report:
         "engine alone, lines/s": lambda each: shown(each.engine, 1),
         "with its usual settings": lambda each: shown(each.usual, 1),
         "job, lines/s": lambda each: shown(each.job, 1),
-        "job beside engine": lambda each: shown(each.share, 2),
+        "job over engine": lambda each: shown(each.share, 2),
         "": lambda each: judged(each.share, Goal(LEAST_SHARE), "{:g}"),
     }
     report.table("speeds", speeds, columns)

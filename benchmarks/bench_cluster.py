@@ -1,4 +1,4 @@
-"""What models in actors cost beside the same models in one process, and what PEARL gains where each has a core.
+"""Cost of models in actors over the same models in one process, and the gain of PEARL where each has a core.
 
 For each pair of models and each distribution of cores both placements are open at once and take turns: round by round
 the same requests with the same seeds, colocated and through actors, and each round gives one ratio. Bytes are counted
@@ -64,13 +64,13 @@ class Placed:
 
     @property
     def frugality(self) -> float:
-        """Tokens per second of CPU time in actors, relative to colocated: says most where other work runs beside."""
+        """Tokens per second of CPU time in actors, relative to colocated: says most where other work runs too."""
         return self.actors.value / sum(self.used) / (self.colocated.value / self.used_colocated)
 
 
 @dataclass(frozen=True, slots=True)
 class Overlapped:
-    """PEARL beside plain speculation, both in actors, in tokens per second."""
+    """PEARL and plain speculation, both in actors, in tokens per second."""
 
     pair: str
     cores: str
@@ -157,7 +157,7 @@ async def overlap(
     """PEARL and plain speculation through actors, in turn."""
     found = []
     for concurrent in PEARL_AT:
-        note(f"{pair}, {cores.name}: pearl beside speculative, {concurrent} at once")
+        note(f"{pair}, {cores.name}: pearl and speculative, {concurrent} at once")
         works = [Work(name, *METHODS[name], tuple(prompts[:concurrent]), tokens) for name in (DRAFTED, PEARL)]
         turns = await take_turns([_side(work.label, side, work) for work in works], rounds)
         speeds = (turns.spread(DRAFTED, _speed), turns.spread(PEARL, _speed), turns.ratio(PEARL, DRAFTED, _speed))
@@ -192,7 +192,7 @@ async def measure_pair(
 def page(rounds: int, tokens: int, placed: list[Placed], overlapped: list[Overlapped]) -> Report:
     """The result page."""
     report = Report(
-        "Models in actors beside models in one process",
+        "Models in actors and models in one process",
         f"`make bench-cluster`; torch {torch.__version__}; {CONCURRENT} requests at once, {tokens} tokens each,"
         f" sampled; medians of {rounds} alternating rounds [smallest, largest].",
     )
@@ -220,7 +220,7 @@ def page(rounds: int, tokens: int, placed: list[Placed], overlapped: list[Overla
         "drafts kept": _kept,
     }
     report.table("placements", placed, throughput)
-    report.section("PEARL beside plain speculation")
+    report.section("PEARL and plain speculation")
     report.text(f"Both through actors, where each model has a core. Goal: {PEARL_GOAL.value:g}.")
     pearl = {
         "pair": lambda each: each.pair,

@@ -117,7 +117,7 @@ def problems(count: int, seed: int) -> list[Problem]:
 
 
 def messages(problem: Problem, examples: int, rng: random.Random) -> list[ChatMessage]:
-    """A conversation that ends with the problem, after so many worked ones."""
+    """A conversation that ends with the problem, after a number of worked ones."""
     turns = []
     for _ in range(examples):
         kind = lists if problem.task != arithmetic.TASK else arithmetic
@@ -127,7 +127,7 @@ def messages(problem: Problem, examples: int, rng: random.Random) -> list[ChatMe
 
 
 def shape_of(kv: torch.Tensor, tokens: int) -> ChunkShape:
-    """Of chunks of so many tokens of kv [layers, n, 2, kv_heads, head_dim]."""
+    """Of chunks of `length` tokens of kv [layers, n, 2, kv_heads, head_dim]."""
     return ChunkShape(0, len(kv), tokens, kv.shape[3], kv.shape[4], kv.dtype)
 
 
@@ -172,7 +172,7 @@ class Judge:
         self._sampling = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
 
     def cases(self, asked: list[Problem], examples: int) -> list[Case]:
-        """Prompts of problems, each after so many worked examples."""
+        """Prompts of problems, each after a number of worked examples."""
         rng, encode = random.Random(f"codecs-{examples}"), self._pool.tokenizer.encode_chat
         return [Case(encode(messages(problem, examples, rng)), problem) for problem in asked]
 

@@ -169,7 +169,7 @@ def judge(results: list[ArmResult], goal: Retention) -> Verdict:
 
 
 def between(points: dict[float, tuple[Floats, Floats]], share: float) -> tuple[Floats, Floats]:
-    """Both figures of each problem at a share, on the line between the points beside it; the share is within them."""
+    """Both figures of each problem at a share, on the line between the points next to it; the share is within them."""
     high = min(each for each in points if each >= share)
     low = max(each for each in points if each <= share)
     part = (share - low) / (high - low) if high > low else 0.0

@@ -1,8 +1,8 @@
-"""What other tenants feel of one that floods the server: their time to first token, beside a flood and without.
+"""Effect of a tenant that floods the server on others: their time to first token, during a flood and without.
 
 The served demo pair over HTTP with API keys. Two tenants ask now and then; a third one floods, once beyond its limit of
 requests at once, and once with no limit, so that nothing holds it but the equal shares of the engine. Every round has
-all three in changing order, with the same arrivals. Tokens are counted where they arrive, beside the usage records.
+all three in changing order, with the same arrivals. Tokens are counted where they arrive, and in the usage records.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LEAST_ROUNDS = 8  # the interval of fewer says nothing
 CONCURRENCY = 4  # of the tenant that has a limit
 OTHERS = ("steady", "modest")
 ALONE = "no flood"
-# Beside what the others are measured, and the tenant that floods.
+# The loads under which the others are measured, and the tenant that floods.
 FLOODS = {f"a flood beyond its limit of {CONCURRENCY} at once": "limited", "a flood without a limit": "unlimited"}
 LIMITS = {"limited": [f"concurrency={CONCURRENCY}"]}
 RECORDED_S = 30.0  # until what is recorded behind the answers must be there
@@ -75,7 +75,7 @@ class Found:
     """What was measured.
 
     Attributes:
-        rounds: the others' times, by what they were measured beside.
+        rounds: the others' times, by the load they were measured under.
         floods: what came of the floods, by the tenant; the round that warms up is in it.
         used: by tenant, as the answers say; likewise.
         recorded: by tenant, as the usage records say.
@@ -201,7 +201,7 @@ def page(found: Found, size: Size) -> Report:
         return None if part == ALONE else shown(ratio(found.rounds, part, share), 2)
 
     firsts: dict[str, Callable[[str], Cell]] = {
-        "the others, beside": str,
+        "the others, during": str,
         "requests": lambda part: len(times(part)),
         "no answer": lambda part: times(part).count(None),
         "p50, ms": lambda part: shown(percentile(times(part), 50), 0, 1000),

@@ -1,4 +1,4 @@
-"""What the learned router's probe costs beside the requests it routes, and how many samples adaptive best-of-k saves.
+"""Cost of the learned router's probe relative to the requests it routes, and samples that adaptive best-of-k saves.
 
 Both models of the demo pair draw several answers to questions of all kinds; a router is trained on these in a temporary
 folder, as `turnout train router` does. Other questions are then put to the small model, routed and not, the router's
@@ -85,7 +85,7 @@ class Clocked(RoutingPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Decisions beside the requests they were made for.
+    """Decisions and the requests they were made for.
 
     Attributes:
         share: of the requests' time, in decisions, the reading of the prompt left out.
@@ -142,7 +142,7 @@ async def train(pool: LocalPool, folder: Path, count: int, samples: int) -> Trai
 
 
 async def probed(pool: LocalPool, asked: list[Question], concurrent: int) -> Probed:
-    """Ask questions through the router, so many at once."""
+    """Ask questions through the router, several at once."""
     note(f"{len(asked)} questions through the router, {concurrent} at once")
     config = RoutingConfig(policy=PolicyChoice(name="learned", params={"artifact": NAME, "large_share": 0.5}))
     pool.routing = PoolRouting(config, pool.name, pool.pool)
@@ -185,7 +185,7 @@ class Timed:
 
 
 async def timed(pool: LocalPool, asked: list[Question], concurrent: int, rounds: int) -> Timed:
-    """Ask questions through the router, so many at once."""
+    """Ask questions through the router, several at once."""
     note(f"{len(asked)} questions to the small model, routed and not, {rounds} times, {concurrent} at once")
     calls = [_call(pool.name, number, question) for number, question in enumerate(asked)]
     return Timed(
@@ -221,7 +221,7 @@ def page(trained: Trained, times: list[Timed], found: dict[Role, list[Needed]]) 
         f" kinds at temperature {TEMPERATURE:g}, {held} of them held out. 95% intervals by bootstrap over prompts.",
     )
     report.values["rows"] = trained.rows
-    report.section("The probe beside the request")
+    report.section("The probe and the request")
     report.text("\n".join(line for each in times for line in _probe_verdicts(each)))
     report.text(
         "Routing: the same questions, to the small model by name and by the router with a threshold that no gain"

@@ -1,4 +1,4 @@
-"""A pool that scales itself under steps of load, and the choice of a replica by cached prompts beside Ray's own.
+"""A pool that scales itself under steps of load, and the choice of a replica by cached prompts compared with Ray's own.
 
 The server is a process of its own, the demo pair on this machine: replicas share its cores, so more of them are not
 faster here. What is measured is whether and when they come and go, and who gets which request.

@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One method on one pool under so many streams, over several rounds; ratios by the way of streaming."""
+    """One method on one pool under a number of streams, over several rounds; ratios by the way of streaming."""
 
     pool: str
     method: str

@@ -3,7 +3,7 @@
 Both sides are the same engine and the same prompts; they take turns, and each round gives one ratio. The schema asks
 for a list longer than any answer, so that both sides write the same number of tokens. Random words stand for the
 vocabularies of large models: 32,000 and 128,000 of them, over a small model, so that masks weigh more than they
-would beside a large one. Speculation drafts with a twin of the model, which makes all drafts right on both sides.
+would next to a large one. Speculation drafts with a twin of the model, which makes all drafts right on both sides.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Entropy switching beside the large model alone, in requests per second, at 8 and 32 concurrent requests.
+"""Entropy switching and the large model alone, in requests per second, at 8 and 32 concurrent requests.
 
 All ways of answering take turns on the same held-out problems, and each round gives one ratio. Once with the demo pair
 as it is, and once with a deepened large model: layers that write nothing make it dearer and leave every answer as it
-was, as if a small model stood beside one of at least ten times its cost. Thresholds come from other problems.
+was, as if a small model were paired with one of at least ten times its cost. Thresholds come from other problems.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Speed:
 
 
 def pair_of(extra: int, folder: Path, dtype: str = DTYPES[0], device: str = "cpu") -> Pair:
-    """The demo pair in a number format, its large model deepened by so many layers in a folder; 0: as it is shipped."""
+    """The demo pair in a number format, its large model deepened by `extra` layers in a folder; 0: as it is shipped."""
     config = TurnoutConfig.demo()
     place = {"dtype": dtype, "device": device}
     models = {name: model.model_copy(update=place) for name, model in config.models.items()}
@@ -142,7 +142,7 @@ def page(speeds: list[Speed], rounds: int, problems: int, device: str = "cpu") -
     """The page, verdicts first."""
     low, high = BAND
     report = Report(
-        "Entropy switching beside the large model alone, under load",
+        "Entropy switching and the large model alone, under load",
         f"`make bench-switching`; {problems} held-out problems of arithmetic a turn, greedy, answered at once as the"
         f" table says; medians of {rounds} alternating rounds [smallest, largest]. Thresholds are the quantile"
         f" {QUANTILE:g} of the small model's rolling mean entropy on other problems. Accuracy with its 95% interval"

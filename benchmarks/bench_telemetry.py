@@ -1,4 +1,4 @@
-"""What telling of itself costs a server: throughput with traces, logs and audits, beside the same server without.
+"""Cost of telemetry: a server's throughput with traces, logs and audits, compared with the same server without them.
 
 Servers run on this machine and take turns: while one works the others are idle. The one that the others are compared
 with counts nothing either: `scripts/serve_uncounted.py` takes the counting out of its ingress. The others are scraped

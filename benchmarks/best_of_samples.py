@@ -18,7 +18,7 @@ SERVED = ("predicted", "bins")
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """Beside one budget of uniform best-of-k.
+    """Adaptive best-of-k compared with one budget of uniform best-of-k.
 
     Attributes:
         k: samples that every request gets there.
@@ -27,7 +27,7 @@ class Needed:
         parts: by way of sharing out samples, those needed for as many answers, as a part of k; NaN where no budget
             answers so many.
         shown: the same where the answer counts that the method `best_of` shows; None where that is not known. Without
-            an oracle: whom a further sample helps is not told by how many are right.
+            an oracle: the number of right answers does not say which prompt a further sample helps.
     """
 
     k: int

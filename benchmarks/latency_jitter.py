@@ -41,7 +41,7 @@ class Smoothness:
 
     Attributes:
         step_s: gap between two tokens of a request while `RUNNING` requests decode, in seconds.
-        largest_gap: largest gap while a long prompt is read beside them, in such steps.
+        largest_gap: largest gap while a long prompt is read, in such steps.
         typical_gap: median gap in that time, in such steps.
         undisturbed_gap: largest gap among as many steps with no prompt: what the machine itself does.
         beside_crowd: latency of a tenant's request while another tenant has `CROWD`, over its latency alone.

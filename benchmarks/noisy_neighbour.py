@@ -1,8 +1,8 @@
-"""One tenant that floods a server: streams that ask again as soon as they are answered, whatever they are told.
+"""One tenant that floods a server: streams that ask again as soon as they are answered, whatever the answer.
 
 `python -m benchmarks.noisy_neighbour`: a Flood as a line of JSON in, `there` out when every stream has been heard; a
 Flooded as JSON out when its input ends and the last answers have come. `bench_flood` runs it as a process of its own
-that gives way: it stands for clients on machines of their own, and must take neither the interpreter from whoever
+that gives way: it stands for clients on machines of their own, and must take neither the interpreter from the code that
 measures, nor the processor from the server.
 """
 
@@ -92,8 +92,8 @@ def flooding(flood: Flood) -> Iterator[Flooded]:
         try:
             yield result
         finally:
-            told, _ = clients.communicate()
-            found = Flooded.from_dict(json.loads(told))
+            output, _ = clients.communicate()
+            found = Flooded.from_dict(json.loads(output))
             for name in Flooded.__slots__:
                 setattr(result, name, getattr(found, name))
 

@@ -21,7 +21,7 @@ START_LIMIT_S = 120.0
 
 
 def on_free_ports(config: TurnoutConfig) -> TurnoutConfig:
-    """The same configuration on two ports nobody listens on."""
+    """The same configuration on two free ports."""
     grpc_port, http_port = free_ports(2)
     ports = {"grpc_port": grpc_port, "http_port": http_port}
     return config.model_copy(update={"server": config.server.model_copy(update=ports)})

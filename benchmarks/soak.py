@@ -184,7 +184,7 @@ async def one_call(pool: LocalPool, traffic: Traffic, tally: Tally, sample: int)
 
 
 async def load(pool: LocalPool, traffic: Traffic, rate: float, seconds: float, tally: Tally, sample: int) -> None:
-    """Calls that come at random times whatever the pool does, for so many seconds; returns when all have ended."""
+    """Calls that come at random times whatever the pool does, for a number of seconds; returns when all have ended."""
     started = time.perf_counter()
     interval = max(seconds / 200, 0.05)
     running: set[asyncio.Task[None]] = set()
@@ -237,7 +237,7 @@ async def soak(
         seconds: of the load; warming up and finding the capacity take a sixth of it before, and a tenth after.
         sample: finished calls that are answered again, alone.
         seed: of the traffic.
-        note: told what happens.
+        note: called with what happens.
     """
     traffic, tally = Traffic(pool, seed), Tally()
     tenth = max(seconds / 10, 4.0)

@@ -110,7 +110,7 @@ def speculation(
 
 def _axes(methods: str | None, groups: str | None, temperatures: str, batches: str, peers: bool) -> Axes:
     """The cells that are asked for, each name and number checked."""
-    from experiments.speculation.contenders import automatic_names, contenders
+    from experiments.grid.contenders import automatic_names, contenders
     from experiments.speculation.grid import Axes
     from experiments.speculation.tasks import GROUPS
 

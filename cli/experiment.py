@@ -197,7 +197,7 @@ def live(
     found = Scored([entry for path in logs for entry in read_log(path)], [])
     if scorer is not None:
         found = asyncio.run(score_entries(of_pool(found.entries, pool), read_scorer(scorer), control))
-    report = make_live_report(found.entries, control, LiveRule(metric, most, margin), pool, found.told)
+    report = make_live_report(found.entries, control, LiveRule(metric, most, margin), pool, found.notes)
     show_live(report, out, as_json)
     if decide is not None and (arm := winner(report)):
         write_decided(decide, {"arm": arm, "metric": metric, "why": report.ends})

@@ -46,7 +46,7 @@ class LiveRule:
 
     The mean of each arm is followed by a confidence sequence, and all arms share the alpha, the control among them: so
     the rule may be asked as often as one likes and holds for all arms of a split together, as long as the units that
-    were counted are over: a session that goes on changes what was counted.
+    were counted are over: a session that continues changes what was counted.
 
     Attributes:
         metric: what is watched.
@@ -63,7 +63,7 @@ class LiveRule:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a stop rule knew once so many units of both arms were there."""
+    """Knowledge of a stop rule after a number of units of both arms."""
 
     units: int
     interval: Interval
@@ -79,7 +79,7 @@ class LiveLine:
         means: by metric, with 95% intervals over units: BCa, of right and wrong Wilson's.
         differences: by metric, arm less control, with BCa intervals, of right and wrong Newcombe's.
         p: by metric, of no difference, adjusted for all of them.
-        apart: by metric, the difference that so many units tell apart; without those that do not vary.
+        apart: by metric, the difference that this number of units can detect; without those that do not vary.
         verdict: what the stop rule says: stop: better, stop: worse, or go on.
         interval: of the rule's metric, arm less control, valid at any time; None for the control.
         looks: how it came about as units came.
@@ -100,14 +100,14 @@ class LiveLine:
 
 @dataclass(frozen=True, slots=True)
 class ShadowLine:
-    """Requests beside what a shadow of each did: paired, and never billed.
+    """Requests and the shadow of each: paired, and never billed.
 
     Attributes:
         pairs: requests that were answered twice.
         same_text: share whose text is the answer's.
         differences: by metric, shadow less request. FLOPs lack the shadow's prompt, which it found cached.
         p: by metric, of no difference, adjusted for all of them.
-        apart: by metric, the difference that so many pairs tell apart; without those that do not vary.
+        apart: by metric, the difference that this number of pairs can detect; without those that do not vary.
     """
 
     pool: str
@@ -265,7 +265,7 @@ def _value(entry: Entry, metric: Metric) -> float | None:
 
 
 def followed(mine: Floats, control: Floats, rule: LiveRule, num_arms: int) -> list[Look]:
-    """Difference of two means by a confidence sequence each, as the arms grew beside each other.
+    """Difference of two means by a confidence sequence each, as both arms grew.
 
     Values beyond the bounds count as the bounds.
 
@@ -301,7 +301,7 @@ def _verdict(interval: Interval, rule: LiveRule) -> str:
 
 
 def shadows(entries: Iterable[Entry]) -> list[ShadowLine]:
-    """Shadows beside the requests they repeat, by pool and policy; those without a finished pair are left out."""
+    """Shadows and the requests they repeat, by pool and policy; those without a finished pair are left out."""
     requests: dict[tuple[str, str], Entry] = {}
     pairs: dict[tuple[str, str], list[tuple[Entry, Entry]]] = defaultdict(list)
     for entry in entries:

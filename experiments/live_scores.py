@@ -35,11 +35,11 @@ class Scored:
 
     Attributes:
         entries: all of them; those that were scored have `score`.
-        told: how many were, and why the others were not.
+        notes: how many were, and why the others were not.
     """
 
     entries: list[Entry]
-    told: list[str]
+    notes: list[str]
 
 
 class _None(NamedTuple):
@@ -115,14 +115,14 @@ async def score_entries(entries: list[Entry], choice: ScorerChoice, control: str
     scoring = _Scoring(open_scorer(choice))
     found = await asyncio.gather(*(scoring.entry(entries[place]) for place in wanted))
     scores = {place: each for place, each in zip(wanted, found, strict=True) if isinstance(each, float)}
-    told = list(_told([each for each in found if isinstance(each, _None)]))
+    notes = list(_notes([each for each in found if isinstance(each, _None)]))
     if wanted and not scores:
-        raise invalid("scorer", f"scored none of {len(wanted)} answers: {'; '.join(told)}")
+        raise invalid("scorer", f"scored none of {len(wanted)} answers: {'; '.join(notes)}")
     scored = [{**each, "score": scores[at]} if at in scores else each for at, each in enumerate(entries)]
-    return Scored(scored, [f"scored by {choice.kind}: {len(scores)} of {len(wanted)} answers", *told])
+    return Scored(scored, [f"scored by {choice.kind}: {len(scores)} of {len(wanted)} answers", *notes])
 
 
-def _told(missing: list[_None]) -> Iterator[str]:
+def _notes(missing: list[_None]) -> Iterator[str]:
     """How many have no score, by why, with the first thing that was said of one."""
     for why, count in Counter(each.why for each in missing).items():
         said = next((each.said for each in missing if each.why == why), "")

@@ -109,7 +109,7 @@ def _kept(journal: Path) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Tuner:
-    """One search. It may be cut off: with a journal, the next one goes on.
+    """One search. It may be cut off: with a journal, the next one resumes it.
 
     Args:
         bench: asks.
@@ -118,7 +118,7 @@ class Tuner:
         fixed: parameters that stay the same.
         space: values of the others.
         journal: file in which trials are kept; None: nowhere.
-        tell: told (what is tried, trials done, trials in all).
+        tell: called with (what is tried, trials done, trials in all).
 
     Raises:
         TurnoutError: NOT_FOUND or INVALID_ARGUMENT: the method, or a parameter it does not have.
@@ -143,7 +143,7 @@ class Tuner:
             raise invalid("search", "give at least one parameter to search over")
 
     async def search(self, target: Target, trials: int, seed: int = 0) -> Tried:
-        """The best setting of so many: the cheapest that keeps the quality, or the best within the budget.
+        """The best setting of those tried: the cheapest that keeps the quality, or the best within the budget.
 
         Args:
             target: quality (cost is then minimised on `target.meter`), or budget (quality is maximised).
@@ -179,7 +179,7 @@ class Tuner:
              [self.bench.models.by_role(role).digest for role in ("small", "large")], FIGURES]
         )  # fmt: skip
         study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
-        # One that goes on must not draw again what it drew at first.
+        # A resumed search must not draw again what it drew at first.
         study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
         return study
 
@@ -189,7 +189,7 @@ class Tuner:
             run = await self.bench.run(self.asked.questions, self.method, params)
         except TurnoutError as error:
             if error.code not in REFUSED:
-                raise  # an outage says nothing about the setting: run again, the search goes on from its journal
+                raise  # an outage says nothing about the setting: run again, the search resumes from its journal
             # A combination the method refuses; the search goes round it.
             self._refused.append(error.message)
             study.tell(trial, state=TrialState.FAIL)
@@ -206,7 +206,7 @@ class Tuner:
         large = self._large
         assert large is not None
         if not large.quality.sum():
-            raise invalid("data", "the large model answers none of it well: quality cannot be told relative to its own")
+            raise invalid("data", "the large model answers none of it well: quality relative to its own is not defined")
         costs = {
             "paper": paper_cost(run, self.bench.models.large.num_parameters, self.bench.seed).value,
             "flops": float(run.flops.sum() / large.flops.sum()),

@@ -23,7 +23,7 @@ METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pearl", {"draft_length": 3}),
 )
 SAMPLING: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95})
-# How a client that keeps to the rules goes on: what did not come whole is asked again, with the same seed.
+# A client that keeps to the rules retries: what did not come whole is asked again, with the same seed.
 AGAIN_AFTER_S = 0.25
 PATIENCE_S = 280.0
 NOT_AGAIN = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND", "HTTP 400", "HTTP 404", "HTTP 422"})

@@ -63,7 +63,7 @@ class Settings:
 
 @dataclass
 class Load:
-    """Two open-loop streams of requests, one over each protocol, until they are told to end."""
+    """Two open-loop streams of requests, one over each protocol, until they are ended."""
 
     clients: list[CheckingClient]
     settings: Settings

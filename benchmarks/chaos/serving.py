@@ -20,7 +20,7 @@ def demo_config() -> dict[str, Any]:
                     "models": "actors",
                     "cpus": 0.5,
                     "resources": {"small": {"draft": 1}, "large": {"target": 1}},
-                    # Killing is what happens here: nobody is to give up over it.
+                    # Processes are killed here on purpose: no limit on restarts may end the run.
                     "max_restarts": 100,
                 },
             }

@@ -9,7 +9,7 @@ from benchmarks.foreign.harness import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One task of one model, served, beside the same model in the harness's own backend.
+    """One task of one model, served, and the same model in the tool's own backend.
 
     Attributes:
         task: of the harness.

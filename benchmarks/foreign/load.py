@@ -1,4 +1,4 @@
-"""GuideLLM against a served endpoint: synthetic chats, streamed, so many at a time."""
+"""GuideLLM against a served endpoint: synthetic chats, streamed, several at a time."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _figures(streams: int, metrics: dict[str, Any]) -> Figures:
     totals = metrics["request_totals"]
 
     def times(name: str) -> tuple[float, float]:
-        told = metrics[name]["successful"]
-        return told["median"], told["percentiles"]["p95"]
+        figures = metrics[name]["successful"]
+        return figures["median"], figures["percentiles"]["p95"]
 
     return Figures(
         streams,

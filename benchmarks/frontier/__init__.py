@@ -1,1 +1,1 @@
-"""Quality against cost over prompts of many kinds, beside random choices and an oracle."""
+"""Quality against cost over prompts of many kinds, compared with random choices and an oracle."""

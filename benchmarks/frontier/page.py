@@ -16,7 +16,7 @@ from benchmarks.retention import Retention, judged, percent
 from experiments.stats.intervals import Interval
 
 SWITCHING, ROUTER = "entropy_adaptive", "route learned"
-MARKERS, COLOURS = "os^D", 10  # of families; matplotlib has so many colours
+MARKERS, COLOURS = "os^D", 10  # of families; matplotlib's number of colours
 ORACLE = Goal(0.6)  # of what the oracle gains over random choices, that the router is to recover
 
 

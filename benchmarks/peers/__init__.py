@@ -1,1 +1,1 @@
-"""Other engines measured beside ours: each runs in a process of its own, and all answer the same prompts in turn."""
+"""Other engines compared with ours: each runs in a process of its own, and all answer the same prompts in turn."""

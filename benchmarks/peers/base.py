@@ -53,7 +53,7 @@ class Peer(Protocol):
         ...
 
     def setup(self, setup: Setup) -> None:
-        """Load the model. May convert the checkpoint; conversions are kept beside `model_dir`."""
+        """Load the model. May convert the checkpoint; conversions are kept next to `model_dir`."""
         ...
 
     def generate(self, prompts: list[list[int]], max_tokens: int, stop_at_end: bool = False) -> Generation:

@@ -94,7 +94,7 @@ def _gguf_name(name: str) -> str:
 
 
 def export(model_dir: str, dtype: str) -> Path:
-    """The checkpoint as GGUF with weights in `dtype` ("bfloat16" or "float32"); made beside it unless it is there.
+    """The checkpoint as GGUF with weights in `dtype` ("bfloat16" or "float32"); written next to it unless it is there.
 
     Raises:
         ValueError: it is no plain Llama; says why.
@@ -178,7 +178,7 @@ def hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
 def _add_vocabulary(writer: Any, size: int) -> None:
     """A vocabulary without special tokens: llama.cpp can only end at an end token or never choose it, not ignore it.
 
-    Of llama.cpp's kinds of tokenizer RWKV's is the one that has no special tokens unless told.
+    Of llama.cpp's kinds of tokenizer RWKV's is the one that has no special tokens by default.
     """
     import gguf
 

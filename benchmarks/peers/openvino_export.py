@@ -17,7 +17,7 @@ def missing_packages() -> str | None:
 
 
 def export(model_dir: str) -> Path:
-    """The checkpoint in OpenVINO's format, 16-bit weights; made beside it unless it is there.
+    """The checkpoint in OpenVINO's format, 16-bit weights; written next to it unless it is there.
 
     Raises:
         RuntimeError: the conversion failed; says with what.

@@ -20,7 +20,7 @@ class Engine:
     """`pool.load` with the defaults a server has; speculative decoding when there is a draft model.
 
     Attributes:
-        ENGINE: the section `engine` of the configuration, beside the threads.
+        ENGINE: the section `engine` of the configuration, in addition to the threads.
     """
 
     ENGINE: ClassVar[dict[str, int]] = {}

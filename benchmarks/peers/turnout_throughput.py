@@ -1,4 +1,4 @@
-"""Our engine set up for work that nobody watches: whole prompts in a step, however long that makes it."""
+"""Our engine with settings for throughput: whole prompts in a step, however long that makes it."""
 
 from __future__ import annotations
 

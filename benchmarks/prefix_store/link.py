@@ -19,7 +19,7 @@ class SlowLink(PassOn):
         inner: the store behind it.
         rate: bytes per second; None: as fast as they come.
         clock: monotonic, seconds.
-        sleep: waits for so many seconds.
+        sleep: waits for a number of seconds.
 
     Attributes:
         arrivals: when each value that was read so far was there, by the clock.

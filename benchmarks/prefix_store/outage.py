@@ -22,7 +22,7 @@ from turnout.types import Sharing
 
 SERVER_BYTES = 32 << 20
 OPEN_WITHIN_S = 60.0
-TOKENS_PER_S = 2000.0  # of the engine that a look-up is told of
+TOKENS_PER_S = 2000.0  # of the engine, as a look-up assumes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ async def _look_up(bench: Workbench, bridge: SharedPrefixes, tokens: list[int]) 
     chain = bridge.store.chain(Sharing.private("outage"))
     found = await bridge.store.fetch(Wanted(tokens, chain, 0, False, "outage", compute_s))
     if found.chunks:
-        raise RuntimeError("a prompt that nobody wrote was found")
+        raise RuntimeError("a prompt that was never written was found")
     return time.perf_counter() - began
 
 

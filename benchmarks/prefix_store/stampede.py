@@ -1,4 +1,4 @@
-"""Many requests with one long prefix that nobody has, at the same moment, at two engines in two processes."""
+"""Many requests at the same moment with one long prefix that is cached nowhere, at two engines in two processes."""
 
 from __future__ import annotations
 

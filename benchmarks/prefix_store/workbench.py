@@ -47,7 +47,7 @@ class Answered:
 
 
 class Workbench:
-    """One engine. Stores are opened beside it; which one it uses is set for each measurement.
+    """One engine with several stores; the one it uses is set for each measurement.
 
     Args:
         checkpoint: the model's folder.

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, told what to do by lines of JSON: its arguments are a checkpoint and a root key.
+"""An engine in a process of its own that is controlled by lines of JSON: its arguments are a checkpoint and a root key.
 
 {"url": ..., "admission": ...} opens a store (null: none), {"prompts": [[ids], ...]} answers prompts at the same time.
 Each line is answered by one.

@@ -25,7 +25,7 @@ ON, OFF = "with a store", "without a store"
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What requests got while prompts were read beside them, all in tokens per second, and what was written.
+    """Rates of requests while prompts were read, all in tokens per second, and what was written.
 
     Attributes:
         decoded: by the running requests together.

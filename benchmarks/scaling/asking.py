@@ -87,7 +87,7 @@ class Watch:
                 await asyncio.sleep(WATCH_S)
 
     async def until(self, replicas: int, since_s: float, limit_s: float) -> float | None:
-        """Seconds from `since_s` until there are so many replicas; None: not within the limit."""
+        """Seconds from `since_s` until there are `count` replicas; None: not within the limit."""
         while self.now() - since_s < limit_s:
             newest = self.seen[-1] if self.seen else None
             if newest is not None and newest.at_s >= since_s and newest.replicas == replicas:

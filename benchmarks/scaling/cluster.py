@@ -56,9 +56,9 @@ class Traffic:
     Attributes:
         prompt, answer: mean lengths.
         shared: length of beginnings that prompts have in common, in front of the rest.
-        prefixes: so many of them for each pool, the nth asked for 1/n as often.
+        prefixes: number of them for each pool, the nth asked for 1/n as often.
         sharing: share of the requests that have one.
-        hot: share of these that have the first one, beside its own part.
+        hot: share of these that have the first one, in addition to its own part.
         spread: lengths are drawn from so much below to so much above the mean, as a share of it.
     """
 
@@ -103,8 +103,8 @@ class _Seen:
 def controller_cores(costs: Costs, layout: Layout, pools: int) -> float:
     """Cores that a cluster's controller would need; it is one process of one thread."""
     control, cell = costs.control, layout.in_cell(pools)
-    told = cell * layout.ingresses(pools) * control.stats_bytes / control.stats_period_s
-    return control.idle + control.per_replica * cell + control.byte_s * told
+    reported = cell * layout.ingresses(pools) * control.stats_bytes / control.stats_period_s
+    return control.idle + control.per_replica * cell + control.byte_s * reported
 
 
 class Cluster:
@@ -160,20 +160,20 @@ class Cluster:
         self._refresh()
 
     def _stations(self, count: int) -> list[Station]:
-        """So many in the whole cluster, as far as the slice goes."""
+        """Number in the whole cluster, as far as the slice goes."""
         here = max(1, round(count * self._num / self._in_cell))
         scale = self._in_cell / self._num * here / count
         return [Station(self.clock, scale) for _ in range(here)]
 
     def closed(self, per_pool: int, seconds: float) -> Figures:
-        """So many requests at once for each pool, each followed by another one."""
+        """A number of requests at once for each pool, each followed by another one."""
         self._ended = lambda request: self._come()
         for number in range(per_pool * self._num):
             self.clock.after(number * 1e-3, self._come)
         return self._run(seconds)
 
     def open(self, per_pool: float, seconds: float) -> Figures:
-        """Requests of many who do not know of each other, so many a second for each pool."""
+        """Independent requests at a rate for each pool."""
         self._arrive(per_pool * self._num)
         return self._run(seconds)
 

@@ -34,7 +34,7 @@ class Pair(_Part):
 
     Attributes:
         small, large: their forwards.
-        step_s: what a step costs beside its forward.
+        step_s: what a step costs in addition to its forward.
         row_s: ... and each row of it.
         kv_bytes: of one token in both models' caches.
         cache_tokens: that a replica keeps of finished prompts.
@@ -101,7 +101,7 @@ class Control(_Part):
     Attributes:
         idle: with no replica.
         per_replica: for each.
-        stats_bytes: what a replica says of itself to whoever chooses, each time.
+        stats_bytes: size of a replica's report to the process that chooses.
         stats_period_s: time between two of them.
         byte_s: CPU time to send one byte of it to one process that chooses.
     """
@@ -135,7 +135,7 @@ class Prices(_Part):
 
 
 class Observed(_Part):
-    """One pool in one process, under so many requests at once: what the simulator is to foretell."""
+    """One pool in one process, under a number of requests at once: what the simulator is to predict."""
 
     draft: int
     concurrency: int

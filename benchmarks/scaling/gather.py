@@ -1,7 +1,7 @@
 """Measures what the simulator is fed, and writes `costs.json`: `python -m benchmarks.scaling.gather`.
 
-Steps come from the engine's own probe of the demo pair; what a step costs beside its forward from runs of a pool in
-this process, alone and sixteen at once; hops and transfers from `docs/results/hop.json`; CPU time of proxy, ingress and
+Steps come from the engine's own probe of the demo pair; a step's cost without its forward from runs of a pool in this
+process, alone and sixteen at once; hops and transfers from `docs/results/hop.json`; CPU time of proxy, ingress and
 controller from a server that is started twice; choices from `scripts.choice_cost`. Other runs of the pool are
 kept: the simulator is to foretell them.
 """
@@ -36,7 +36,7 @@ from turnout.types import SamplingParams
 HOPS = Path("docs/results/hop.json")
 PROMPT, ANSWER = 64, 64
 DRAFT = 4
-# Draft length and requests at once; the first two decide what a step costs beside its forward.
+# Draft length and requests at once; the first two decide what a step costs in addition to its forward.
 FITTED = ((0, 1), (0, 16))
 FORETOLD = ((0, 4), (0, 32), (DRAFT, 1), (DRAFT, 4), (DRAFT, 16))
 ROUNDS = 3
@@ -45,7 +45,7 @@ BYTES_PER_S = 1.25e9  # of a network of 10 Gbit/s
 
 
 async def answer(pool: LocalPool, number: int, draft: int, wrote: Callable[[int], None]) -> SpeculationMeter:
-    """One request of a fixed length with a prompt that nobody shares; `wrote` hears of its tokens as they come."""
+    """One request of a fixed length with a prompt of its own; `wrote` is called with its tokens as they come."""
     prompt = tuple((7919 * (number + 1) + 31 * place) % pool.vocab_size for place in range(PROMPT))
     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True, seed=number)
     name, params = ("speculative", {"draft_length": draft}) if draft else ("plain", {"model": "large"})
@@ -70,7 +70,7 @@ class PoolRuns:
         self.speculation = SpeculationMeter()
 
     async def rate(self, draft: int, concurrency: int, seconds: float) -> float:
-        """Tokens a second with so many requests at once, each followed by another one; the first part warms up."""
+        """Tokens a second with a number of requests at once, each followed by another one; the first part warms up."""
         start = time.perf_counter()
         since, until = start + WARM_UP * seconds, start + seconds
         tokens = 0
@@ -141,7 +141,7 @@ async def measure_pool(seconds: float) -> tuple[parts.Pair, parts.Way, list[part
 
 
 def _beside(forwards: list[StepTime], observed: list[parts.Observed]) -> tuple[float, float]:
-    """Seconds of a step, and of a row of it, beside the forward: from the time of a step with 1 and 16 rows."""
+    """Seconds of a step, and of a row of it, in addition to the forward: from the time of a step with 1 and 16 rows."""
     spent = []
     for times, each in zip(forwards, observed, strict=False):
         rows = each.concurrency
@@ -176,7 +176,7 @@ def _cache_tokens(engine: EngineModel) -> int:
 
 
 def acceptance(tokens_per_round: float, draft: int) -> float:
-    """The probability of each drafted token with which a round brings so many tokens, its own included."""
+    """The probability of each drafted token with which a round brings that number of tokens, its own included."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -204,7 +204,7 @@ def _sources(facts: dict[str, str]) -> dict[str, str]:
         "pair, way, observed": f"demo pair, one thread, in one process; {where}",
         "hop, transfer": f"{HOPS}, which names its machine",
         "proxy, ingress, control.idle, control.per_replica": f"CPU time of processes of a served demo pool; {where}",
-        "replica": "assumed to be the ingress's: its own work for Serve cannot be told from its model's",
+        "replica": "assumed to be the ingress's: its own work for Serve cannot be separated from its model's",
         "choice, control.stats_bytes, control.byte_s": f"scripts.choice_cost, made-up replicas; {where}",
         "store": "assumed: 10 Gbit/s and 0.2 ms a server; see docs/results/redis_access.md for one machine",
         "prices": "assumed",

@@ -36,7 +36,7 @@ class Station:
         scale: how much longer all work takes; see `cluster.Cluster`.
 
     Attributes:
-        busy_s: time it has worked, or has been told to.
+        busy_s: time it has worked, or is to work.
     """
 
     def __init__(self, clock: Clock, scale: float = 1.0) -> None:

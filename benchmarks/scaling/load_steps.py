@@ -29,8 +29,8 @@ class Step:
     Attributes:
         name: of the step.
         at_once: requests in progress.
-        wanted: replicas that so many want.
-        followed_s: time until there were so many; None: they did not come.
+        wanted: replicas for that load.
+        followed_s: time until that number was there; None: they did not come.
         answered: requests that ended in it.
         failed: codes of those that did not.
         ttft_s: median.

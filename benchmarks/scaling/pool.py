@@ -1,7 +1,7 @@
 """One pool: a coordinator, and two models that batch what waits for them, on a device each or on one for both.
 
-The model is the engine's in short: an operation feeds what its model lacks of a sequence and then so many tokens one by
-one; a step holds all operations that are running and as much of new prompts as lengthens it by `max_slowdown` at most.
+The model is the engine's in short: an operation feeds what its model lacks of a sequence and then tokens one by one;
+a step holds all operations that are running and as much of new prompts as lengthens it by `max_slowdown` at most.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Device:
         pair: what steps cost.
         times: predicts forwards, by model.
         wrote: called with a request when a step has written a token of it.
-        hop_s: time from a result to whoever hears of it.
+        hop_s: time from a result to the process that receives it.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class Point:
         pools: how many.
         full: as many requests as the pools can take.
         loaded: requests that come at 0.6 of one pool's own rate, each pool; None where the front cannot carry them.
-        share: tokens a second beside so many times one pool's.
+        share: tokens a second over the number of pools times one pool's.
         bound: what the front can carry, requests a second.
         controller: cores that each cluster's controller would need.
         told_mb_s: that it sends.

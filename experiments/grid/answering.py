@@ -83,7 +83,7 @@ async def score_chunk(pool: LocalPool, cell: Cell, items: list[Item], records: l
 
 
 def forget(pool: LocalPool) -> None:
-    """Drop cached prefixes: a cell that goes on later finds what it would have found at once."""
+    """Drop cached prefixes: a cell that is resumed finds what it would have found at once."""
     for engine in pool.engines.values():
         engine.pool.clear_cached()
 

@@ -1,4 +1,4 @@
-"""Whoever runs cells: one pool loaded at a time, one cell at a time, chunk by chunk into the store."""
+"""Bench of cells: one pool loaded at a time, one cell at a time, chunk by chunk into the store."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ class _Watch:
 
     @property
     def ends(self) -> list[float] | None:
-        """Of the interval that holds the difference however often one looked; None: nobody looks."""
+        """Of the interval that holds the difference however often one looked; None: there is no stop rule."""
         if self._sequence is None or not self._sequence.count:
             return None
         return [self._sequence.interval.low, self._sequence.interval.high]

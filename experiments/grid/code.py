@@ -1,4 +1,4 @@
-"""Which code a cell runs: the digest of the modules it reaches, so that a method added beside it changes nothing."""
+"""Which code a cell runs: the digest of the modules it reaches, so that a method added next to it changes nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def modules(root: Path = ROOT) -> dict[str, Module]:
 def _module(source: bytes) -> Module:
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # somebody is at it: whoever imports it will say so
+    except SyntaxError:  # being edited: its import will say so
         tree = ast.Module([], [])
     words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return Module(

@@ -76,7 +76,7 @@ def _unseen(kind: str, grade: int, count: int) -> list[Problem]:
     """Held-out problems of one grade, but for those that the pair's routers learnt from.
 
     Raises:
-        ValueError: there are not so many.
+        ValueError: there are not that many.
     """
     task: Any = DEMO[kind]
     asked, found = count, list[Problem]()

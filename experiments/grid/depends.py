@@ -81,7 +81,7 @@ def _device(members: dict[str, ModelConfig]) -> str:
 
 @cache
 def _versions() -> dict[str, str]:
-    """Of what computes beside our own code: after an upgrade, old answers and times are not this machine's any more."""
+    """Versions of other code that computes: after an upgrade, old answers and times are not this machine's any more."""
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 

@@ -1,4 +1,4 @@
-"""What the missing cells of an experiment would take, told before they are run."""
+"""What the missing cells of an experiment would take, estimated before they are run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTES_PER_S = 5e9
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What running so many cells would take.
+    """Cost of running a number of cells.
 
     Attributes:
         seconds: on the clock, all workers together.
@@ -56,7 +56,7 @@ def estimate(plan: Plan, store: Store) -> Estimate:
 
 
 def estimated(spec: ExperimentSpec, config: TurnoutConfig, store: Store, cells: int, prompts: int) -> Estimate:
-    """What so many cells and prompts would take, of a grid that is too large to be planned."""
+    """Estimate what a number of cells and prompts would take, of a grid that is too large to be planned."""
     alike = set()
     for name in spec.pools or list(config.pools):
         members = members_of(config, name)

@@ -10,11 +10,11 @@ from typing import Any
 
 from experiments.grid.bench import Job
 from experiments.grid.cells import LIKELIHOOD, Cell
+from experiments.grid.contenders import PLAIN, contenders
 from experiments.grid.datasets import open_dataset
 from experiments.grid.depends import depends, reference_key
 from experiments.grid.spec import ExperimentSpec, MethodAxis, PolicyAxis, StopRule, config_of
 from experiments.grid.store import Store
-from experiments.speculation.contenders import PLAIN, contenders
 from router.base import policy_class
 from turnout.calls import AUTO
 from turnout.config import TurnoutConfig

@@ -63,7 +63,7 @@ def run_plan(plan: Plan, store: Store, tell: Tell = lambda what, done, total: No
     Args:
         plan: from `make_plan`.
         store: where results go.
-        tell: told (what is being done, cells done, cells in all).
+        tell: called with (what is being done, cells done, cells in all).
 
     Raises:
         TurnoutError: the store cannot be written to, or Ray does not start.
@@ -88,7 +88,7 @@ def _on_the_clock(plan: Plan, store: Store, tally: _Tally) -> Iterator[None]:
         seconds, done, failed = time.perf_counter() - started, tally.done, len(tally.failed)
         run = {"at": at, "wall_s": seconds, "workers": plan.spec.workers, "done": done, "failed": failed}
         earlier = store.beside(plan.spec.name, "runs").get("runs", [])
-        with suppress(TurnoutError):  # a full disk has been told of
+        with suppress(TurnoutError):  # a full disk has been reported
             store.keep(plan.spec.name, "runs", {"runs": [*earlier, run]})
 
 
@@ -171,7 +171,7 @@ class RayBench:
         self._bench = CellBench(config, root)
 
     async def ready(self) -> None:
-        """Nothing: whoever answers has found a place."""
+        """Answer, which an actor can only after it was placed."""
 
     async def run(self, job: Job) -> Fault | None:
         """See `attempted`."""
@@ -216,7 +216,7 @@ class _RayRun:
         return Ran(self._tally.done, self._tally.failed)
 
     def _placed(self, count: int) -> list[Any]:
-        """So many actors, or as many as the cluster has a place for.
+        """Start `count` actors, or as many as the cluster has a place for.
 
         Raises:
             TurnoutError: RESOURCE_EXHAUSTED: it has none.
@@ -233,7 +233,7 @@ class _RayRun:
             message = f"no worker has found a place within {PLACED_S:g} s: each takes one CPU{gpus} of the cluster"
             raise TurnoutError(Code.RESOURCE_EXHAUSTED, message, "workers")
         if waiting:
-            log.warning("%d of %d workers have found a place; the experiment goes on with these", len(ready), count)
+            log.warning("%d of %d workers have found a place; the experiment continues with these", len(ready), count)
         return [actors[each] for each in ready]
 
     def _measure(self, idle: list[Any]) -> None:
@@ -273,7 +273,7 @@ def _outcome(ended: Any) -> tuple[Fault | None, bool]:
     """What came of a job, and whether its actor lives: one that dies while it starts anew would cost more cells."""
     try:
         fault: Fault | None = ray.get(ended)
-    except RayError as error:  # one that was killed for want of memory is not told of as an actor's
+    except RayError as error:  # one that was killed for want of memory is not reported as an actor's
         said = next(iter(str(error).splitlines()), type(error).__name__)
         why = f"its process ended, perhaps for want of memory: {said}"
         return Fault(Code.UNAVAILABLE, why, None), False

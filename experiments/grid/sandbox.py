@@ -1,4 +1,4 @@
-"""Running Python that nobody has read: a process of its own with little of everything, ended when its time is up."""
+"""Untrusted Python: a process of its own with little of everything, ended when its time is up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Limits:
         memory_bytes: address space of each process, and memory of all of them together.
         file_bytes: largest file it writes.
         folder_bytes: all its files together, each counted as a block at least.
-        processes: processes and threads beside the first.
+        processes: processes and threads in addition to the first.
     """
 
     timeout_s: float = 10.0
@@ -62,7 +62,7 @@ class Ended:
     Attributes:
         outcome: passed, it ran to its last line; failed, it raised or left early; timeout; killed, by a limit.
         reason: for people; empty where it passed.
-        walls: what the kernel kept it from, beside the limits: network, processes, writes, reads, tcp, signals.
+        walls: what the kernel kept it from, in addition to the limits: network, processes, writes, reads, tcp, signals.
     """
 
     outcome: Outcome
@@ -74,7 +74,7 @@ async def run_python(program: str, limits: Limits, given: Any = None) -> Ended:
     """Run a program to its end, in an empty folder that is deleted afterwards.
 
     It has the standard library, no environment, no standard input, and as far as the kernel lets us no network,
-    nothing to write to beside its folder, and nothing to read beside that and what Python itself needs; as root it
+    nothing to write to except its folder, and nothing to read except that and what Python itself needs; as root it
     becomes nobody first. All it started ends with it; without a namespace of processes (`Ended.walls`), all but what
     has left its session.
 
@@ -168,14 +168,14 @@ def _judged(said: bytes, status: int, done: str) -> Ended:
     """The last line is the sandbox's own, by its word; a program that sets out to find the word in its process can."""
     last = said.rstrip().rpartition(b"\n")[2]
     try:
-        told = json.loads(last)
+        found = json.loads(last)
     except ValueError:
-        told = None
-    if isinstance(told, dict) and told.get("done") == done:
-        if "fault" in told:
-            raise TurnoutError(Code.UNAVAILABLE, f"the sandbox cannot run here: {told['fault']}", "scorer")
-        walls = tuple(str(wall) for wall in told["walls"])
-        error = told.get("error")
+        found = None
+    if isinstance(found, dict) and found.get("done") == done:
+        if "fault" in found:
+            raise TurnoutError(Code.UNAVAILABLE, f"the sandbox cannot run here: {found['fault']}", "scorer")
+        walls = tuple(str(wall) for wall in found["walls"])
+        error = found.get("error")
         return Ended("passed", "", walls) if error is None else Ended("failed", str(error)[:SHOWN], walls)
     number = -status if status < 0 else status - 128
     if number in (signal.SIGXCPU, signal.SIGKILL):
@@ -186,7 +186,7 @@ def _judged(said: bytes, status: int, done: str) -> Ended:
 
 
 async def walls_here() -> str:
-    """What this machine's kernel keeps a program from beside the limits, and what it does not, for a report.
+    """What this machine's kernel keeps a program from in addition to the limits, and what it does not, for a report.
 
     Raises:
         TurnoutError: UNAVAILABLE: the sandbox cannot be built here.

@@ -25,7 +25,7 @@ READS = READ_FILE | READ_DIR
 TRUNCATE, TRUNCATE_SINCE = 1 << 14, 3
 BIND_AND_CONNECT, NET_SINCE = 3, 4
 ABSTRACT_SOCKETS_AND_SIGNALS, SCOPES_SINCE = 3, 6
-# What programs are made of beside the interpreter's modules: shared libraries, and what the standard library looks up.
+# Files of programs other than the interpreter's modules: shared libraries, and what the standard library looks up.
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo")
 LOOKED_UP = ("/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/dev/urandom", "/dev/random", "/dev/zero")
 
@@ -37,7 +37,7 @@ def restrict_files(folder: str, library: list[int]) -> list[str]:
 
     Args:
         folder: the program's own.
-        library: descriptors of the folders modules come from, which may lie where nobody is let through.
+        library: descriptors of the folders modules come from, which may lie where the user `nobody` has no access.
 
     Returns:
         The walls that stand.
@@ -97,7 +97,7 @@ def separate() -> tuple[list[str], bool]:
 
 
 def open_library() -> dict[str, int]:
-    """Descriptors of the folders modules and their libraries come from: nobody may not be let through to them."""
+    """Open the folders of modules and their libraries, to which the user `nobody` may have no access."""
     folders = [*sys.path, f"{sys.base_prefix}/lib"]
     return {path: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in folders if os.path.isdir(path)}  # noqa: PTH112 - pathlib is not worth its time
 
@@ -131,14 +131,14 @@ def running() -> int:
     return count
 
 
-def limit(limits: dict[str, Any], beside: int) -> None:
-    """Set what may be used, beside so many processes there are; none of it can be raised again."""
+def limit(limits: dict[str, Any], existing: int) -> None:
+    """Set what may be used, in addition to the `existing` processes; none of it can be raised again."""
     for name, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, limits["cpu_s"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
         (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_NPROC, limits["processes"] + beside),
+        (resource.RLIMIT_NPROC, limits["processes"] + existing),
         (resource.RLIMIT_AS, limits["memory_bytes"]),
     ):
         resource.setrlimit(name, (value, value))
@@ -170,7 +170,7 @@ def run(program: str, given: Any) -> str | None:
 def main() -> None:
     """Read the task, build the walls, run, tell."""
     task = json.load(sys.stdin)
-    told = os.dup(1)
+    output = os.dup(1)
     nothing = os.open("/dev/null", os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -184,13 +184,13 @@ def main() -> None:
         limit(task["limits"], 2 if own else running())
         walls += restrict_files(".", list(library.values()))
     except (OSError, ValueError) as error:
-        tell(told, {"done": task["done"], "fault": str(error)})
-    tell(told, {"done": task["done"], "error": run(task["program"], task["given"]), "walls": walls})
+        tell(output, {"done": task["done"], "fault": str(error)})
+    tell(output, {"done": task["done"], "error": run(task["program"], task["given"]), "walls": walls})
 
 
-def tell(told: int, what: dict[str, Any]) -> NoReturn:
+def tell(output: int, what: dict[str, Any]) -> NoReturn:
     """The last line of what is said, and the end."""
-    os.write(told, b"\n" + json.dumps(what).encode() + b"\n")
+    os.write(output, b"\n" + json.dumps(what).encode() + b"\n")
     os._exit(0)
 
 

@@ -84,7 +84,7 @@ class UnitTestsChoice(Section):
     ] = 512 << 20
     file_bytes: Annotated[int, Field(ge=0, description="largest file written")] = 1 << 20
     folder_bytes: Annotated[int, Field(ge=0, description="all files together")] = 64 << 20
-    processes: Annotated[int, Field(ge=1, le=1024, description="processes beside the first")] = 8
+    processes: Annotated[int, Field(ge=1, le=1024, description="processes in addition to the first")] = 8
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class DatasetChoice(Section):
     prompt: Annotated[str, Field(description="field of a row that holds the prompt")] = "prompt"
     id: Annotated[str, Field(description="field that names a row; where no row has it: its number")] = "id"
     chat: Annotated[bool, Field(description="ask as a chat message; false: continue the text")] = True
-    count: Annotated[int | None, Field(ge=1, description="only the first so many; absent: all, 40 of a task")] = None
+    count: Annotated[int | None, Field(ge=1, description="only the first ones; absent: all, 40 of a task")] = None
     scorer: Annotated[ScorerChoice | None, Field(description="how answers are scored; a task brings its own")] = None
 
     @model_validator(mode="after")
@@ -153,7 +153,7 @@ class DatasetChoice(Section):
 
 
 class LoadChoice(Section):
-    """How prompts arrive: so many at once, or on a schedule that does not wait for answers."""
+    """Arrival of prompts: a number at once, or on a schedule that does not wait for answers."""
 
     at_once: Annotated[int, Field(ge=1, le=1024, description="prompts answered at once, without a rate")] = 8
     rate: Annotated[FiniteFloat | None, Field(gt=0, description="requests a second on average")] = None

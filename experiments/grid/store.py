@@ -162,7 +162,7 @@ class Store:
         return path
 
     def keep(self, name: str, what: Beside, values: dict[str, Any]) -> None:
-        """Keep something about an experiment beside its cells."""
+        """Keep something about an experiment next to its cells."""
         self._write(self._experiment(name) / f"{what}.json", json.dumps(values, indent=1))
 
     def beside(self, name: str, what: Beside) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Store:
         for name in self.names():
             mine = self._addresses(self._experiment(name) / "experiment.json")
             if mine is None:
-                log.warning("nobody knows which cells %s has, so all are kept until it is removed", name)
+                log.warning("the cells of %s are not known, so all are kept until it is removed", name)
                 return 0
             kept |= mine
         gone = [folder for address in addresses - kept if (folder := self._cell(address)).is_dir()]

@@ -1,4 +1,4 @@
-"""What a load run is told to do and what it reports, one request a record; both travel as JSON."""
+"""Plan and results of a load run, one request a record; both travel as JSON."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _by_difference(group: Group) -> list[tuple[int, str]]:
 
 
 def _entry(group: Group, key: tuple[int, str], room: int) -> tuple[dict[str, Any], int]:
-    """A prompt with the ways that fit into so many bytes, and the bytes taken."""
+    """A prompt with the ways that fit into a number of bytes, and the bytes taken."""
     together: dict[Any, list[str]] = {}
     for column in group.columns.values():
         if (record := column.records.get(key)) is not None:

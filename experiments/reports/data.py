@@ -42,7 +42,7 @@ class Line:
         difference: from the baseline, over the prompts both have; None for the baseline. Where a cell stopped early,
             with the ends of the stop rule's interval.
         p: of no difference, adjusted for all comparisons of the report; None where a cell stopped early.
-        verdict: better, worse, or no difference told apart; "no worse" where a loss below the margin is shown, which
+        verdict: better, worse, or no difference found; "no worse" where a loss below the margin is shown, which
             has no meaning of likelihoods.
         costs: by meter, relative to the baseline on the same prompts.
         relative: paper meter, relative to the large model alone by itself.

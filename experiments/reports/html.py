@@ -104,7 +104,7 @@ def _acceptance(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _speeds(report: Report) -> Iterator[tuple[str, str]]:
-    """Speed beside the baseline's over the length of the answers, where lengths differ at all."""
+    """Speed over the baseline's by the length of the answers, where lengths differ at all."""
     axes = Axes("tokens of the answer", f"tokens a second, {report.baseline} = 1")
     for name, lines in _groups(report.lines):
         marks = {

@@ -46,10 +46,10 @@ class LiveReport:
         control: arm that others are compared with; "" without.
         rule: when to stop.
         arms: of each pool, the control first.
-        shadows: beside their requests.
-        power: what so many units or pairs can tell apart, and what a margin would take.
+        shadows: with their requests.
+        power: what this number of units or pairs can detect, and what a margin would take.
         ends: of each split that the rule has decided, how its configuration ends it.
-        scores: who scored how many answers, and why others have no score; empty where nobody scores.
+        scores: scorers, number of answers, and why others have no score; empty without a scorer.
     """
 
     title: str
@@ -81,14 +81,14 @@ def make_live_report(
     # Files that were begun anew when they were full are named with the newest first.
     known = sorted(of_pool(entries, pool), key=lambda entry: str(entry.get("time", "")))
     lines = arms(known, control, rule) if control else []
-    beside = shadows(known)
-    if not lines and not beside:
+    paired = shadows(known)
+    if not lines and not paired:
         split = sorted({arm for by_arm in divided(known).values() for arm in by_arm})
         hint = f"; name one of the arms {', '.join(split)} with --control" if split else ""
-        raise invalid("log", f"holds nothing to compare: no shadow beside its request, and no arm that is named{hint}")
+        raise invalid("log", f"holds nothing to compare: no shadow with its request, and no arm that is named{hint}")
     title = f"{TITLE}-{pool}" if pool else TITLE
-    power = [*_power(lines, rule), *_shadow_power(beside, rule)]
-    return LiveReport(title, control, rule, lines, beside, power, list(_ends(lines, control, rule)), list(scores))
+    power = [*_power(lines, rule), *_shadow_power(paired, rule)]
+    return LiveReport(title, control, rule, lines, paired, power, list(_ends(lines, control, rule)), list(scores))
 
 
 def _power(lines: list[LiveLine], rule: LiveRule) -> Iterator[str]:
@@ -100,12 +100,12 @@ def _power(lines: list[LiveLine], rule: LiveRule) -> Iterator[str]:
         said = f"{line.pool}, {line.arm}: {line.units} and {controls[line.pool].units} units"
         apart = line.apart.get(rule.metric)
         if apart is None:
-            yield f"{said}: {NAMES[rule.metric]} does not vary, so nobody knows what they tell apart"
+            yield f"{said}: {NAMES[rule.metric]} does not vary, so it is not known what they can detect"
             continue
-        told = f"{said} tell {apart:.3g} of {NAMES[rule.metric]} apart (power {POWER:.0%}, {comparisons} comparisons)"
-        # The difference that is told apart falls with the root of the number.
+        text = f"{said} tell {apart:.3g} of {NAMES[rule.metric]} apart (power {POWER:.0%}, {comparisons} comparisons)"
+        # The difference that can be detected falls with the root of the number.
         times = (apart / rule.margin) ** 2 if rule.margin else 0.0
-        yield f"{told}; {rule.margin:g} would take {times:.2g} times as many" if times > 1 else told
+        yield f"{text}; {rule.margin:g} would take {times:.2g} times as many" if times > 1 else text
 
 
 def _shadow_power(lines: list[ShadowLine], rule: LiveRule) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How fast answers of different lengths come, beside the baseline's."""
+"""Speed of answers of different lengths over the baseline's."""
 
 from __future__ import annotations
 

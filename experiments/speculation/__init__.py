@@ -1,1 +1,1 @@
-"""The comparison of speculative methods (paper #17, Spec-Bench): every drafter, on six kinds of text, beside plain."""
+"""Speculative methods compared (paper 17, Spec-Bench): every drafter, on six kinds of text, over plain decoding."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from experiments.grid.contenders import PLAIN, contenders
 from experiments.speculation.cells import Cell, Plan
-from experiments.speculation.contenders import PLAIN, contenders
 from experiments.speculation.grid import PANEL, Axes, Grid, Setting
 from experiments.speculation.measure import Panel, measure
 from experiments.speculation.summary import Figures, figures
@@ -33,11 +33,11 @@ class Report:
     wanted: int
 
     def conditions(self) -> list[tuple[float, int]]:
-        """Temperatures and batch sizes that were measured beside plain decoding, greedy and small first."""
+        """Temperatures and batch sizes that were measured over plain decoding, greedy and small first."""
         return sorted({condition for condition, baseline, _ in self._figures if baseline == PLAIN})
 
     def figures(self, temperature: float, batch: int) -> dict[str, dict[str, Figures]]:
-        """By contender and group, beside plain decoding; all groups together stand under ""."""
+        """By contender and group, over plain decoding; all groups together stand under ""."""
         return {
             name: found
             for (condition, baseline, name), found in self._figures.items()
@@ -79,7 +79,7 @@ async def run(setting: Setting, axes: Axes, out: Path, progress: Progress) -> Re
         setting: models and prompts.
         axes: which cells.
         out: folder of the cells.
-        progress: is told what comes next.
+        progress: called with what comes next.
 
     Raises:
         TurnoutError: an unknown method, or models that cannot be loaded.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.grid.code import modules, named, reached_digest
-from experiments.speculation.contenders import PLAIN, Contender
+from experiments.grid.contenders import PLAIN, Contender
 from experiments.speculation.tasks import TaskGroup
 from turnout.cost import SpeculationMeter
 from turnout.sources import ROOT
@@ -58,7 +58,7 @@ class Cell:
     Attributes:
         plan: what was asked.
         turns: seconds and tokens of the baseline, then of the challenger, turn by turn.
-        turns_once: after so many, the prompts are asked again in the same order.
+        turns_once: number of turns after which the prompts are asked again in the same order.
         speculation: counters of the challenger's answers together.
         target_steps: forwards of the target that gave tokens, in the challenger's answers.
         target_tokens: fed to the target in them, prompts left out; through half of the layers counts one half.

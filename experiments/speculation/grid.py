@@ -12,8 +12,8 @@ import torch
 
 from decoding.artifacts import SUFFIX
 from experiments import machine
+from experiments.grid.contenders import PLAIN, Contender, artifacts_of, contenders, lacking
 from experiments.speculation.cells import Plan, code_digest, file_digest, prompts_digest
-from experiments.speculation.contenders import PLAIN, Contender, artifacts_of, contenders, lacking
 from experiments.speculation.sides import Checkpoints, HuggingFaceSide, OurSide, Side
 from experiments.speculation.target import restamped, widened
 from experiments.speculation.tasks import GROUPS, TaskGroup, task_group
@@ -51,7 +51,7 @@ class Setting:
         max_tokens: longest answer, tokens.
         threads: CPU threads of a forward; absent: all cores.
         device: of both models, as torch names it.
-        turns: of a cell, at least: its prompts are asked again until there are so many, all that was learned forgotten.
+        turns: of a cell, at least: its prompts are asked again until that number, all that was learned forgotten.
     """
 
     target: str
@@ -76,7 +76,7 @@ class Axes:
     """The cells that are wanted: every combination.
 
     Attributes:
-        peers: whether Hugging Face's own ways are measured beside ours, greedily and one prompt at a time.
+        peers: whether Hugging Face's own ways are measured with ours, greedily and one prompt at a time.
     """
 
     methods: tuple[str, ...]

@@ -53,7 +53,7 @@ async def measure(plans: list[Plan], panel: Panel, group: TaskGroup, pool: Local
         panel: their sides, challengers in the order of the cells.
         group: their prompts.
         pool: our engine, idle.
-        least_turns: all prompts are asked again until there were so many turns.
+        least_turns: all prompts are asked again until there were at least that many turns.
     """
     load_average = os.getloadavg()[0]
     for number, prompts in enumerate(_turns(group.warm_up, plans[0].batch)[:WARM_UP_TURNS]):

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from experiments.grid.contenders import PLAIN, Family, automatic_names, contenders
 from experiments.machine import describe, one_line
 from experiments.speculation.bench import Report
-from experiments.speculation.contenders import PLAIN, Family, automatic_names, contenders
 from experiments.speculation.grid import PANEL, READING_SLOWDOWN, WIDENED, Axes, Setting
 from experiments.speculation.plot import plot
 from experiments.speculation.summary import Figures
@@ -18,7 +18,7 @@ from experiments.speculation.tasks import GROUPS
 from experiments.stats.intervals import Interval
 
 NAME = "speculation"
-GOAL = 0.95  # of plain decoding's speed, at least, for whoever chooses by itself how much to draft
+GOAL = 0.95  # of plain decoding's speed, at least, for a method that chooses by itself how much to draft
 # Over plain decoding, of the best method, greedily and one prompt at a time, by kind of text; and of ours over theirs.
 BEST_GOALS = {"edit": 2.5, "code": 1.6, "arithmetic": 1.6}
 LEAST_PARAMETERS = 200e6
@@ -84,7 +84,7 @@ def to_markdown(report: Report) -> str:
     lines += ["", "## Where each wins and where it loses", "", *_verdicts(report, first)]
     lines += ["", "## Acceptance by depth", "", *_depths(report, first)]
     lines += ["", "## Automatic control of the draft's length", "", *_automatic(report)]
-    lines += ["", "## Beside Hugging Face `generate`", "", *_peers(report)]
+    lines += ["", "## Compared with Hugging Face `generate`", "", *_peers(report)]
     if report.grid.missing:
         lines += ["", "## Not run", "", *(f"- `{name}`: {why}" for name, why in report.grid.missing.items())]
     return "\n".join([*lines, "", f"![speed-up by method and kind of text]({_name(report)}.png)", ""])
@@ -105,7 +105,7 @@ def _heading(report: Report) -> list[str]:
         " larger model, and leaving layers out spoils it as before."
     )
     return [
-        f"# Speculative methods beside plain decoding (target {setting.target}, {sizes['large']} parameters)",
+        f"# Speculative methods and plain decoding (target {setting.target}, {sizes['large']} parameters)",
         "",
         f"`make bench-speculation`; {one_line(describe(setting.device))}; load average while measuring"
         f" {min(loads, default=0):.1f} to {max(loads, default=0):.1f}. {shared['dtype']}, {shared['threads']} threads;"
@@ -185,7 +185,7 @@ def verdict(name: str, found: ByGroup) -> str:
 
 
 def _goals(report: Report) -> list[str]:
-    """The best lossless method on the kinds of text that have a goal, and the best of ours beside each of theirs."""
+    """The best lossless method on the kinds of text that have a goal, and the best of ours over each of theirs."""
     automatic = [
         "| automatic control, over plain decoding | worst | goal | met |",
         "| --- | --- | --- | --- |",
@@ -297,7 +297,7 @@ def _automatic(report: Report) -> list[str]:
 
 
 def _below(report: Report) -> str:
-    """How many cells miss the goal, beside how far plain decoding misses itself."""
+    """Number of cells that miss the goal, and how far plain decoding differs from itself."""
     found, _ = _automatic_cells(report)
     below = [each.speedup for each in found if each.speedup.value < GOAL]
     surely = sum(each.high < GOAL for each in below)
@@ -309,7 +309,7 @@ def _below(report: Report) -> str:
     ]
     if not itself:
         return said
-    return f"{said} {len(itself)} cells of plain decoding beside itself: {min(itself):.2f} to {max(itself):.2f}."
+    return f"{said} {len(itself)} cells of plain decoding over itself: {min(itself):.2f} to {max(itself):.2f}."
 
 
 def _always_drafting(report: Report) -> str:

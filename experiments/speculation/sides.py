@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from experiments.grid.contenders import Contender
 from experiments.hf_model import load
-from experiments.speculation.contenders import Contender
 from experiments.speculation.tasks import Prompt
 from pool.local_pool import LocalPool
 from turnout.calls import Chunk, GenerateCall, TokenOut, Usage

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from experiments.grid.contenders import Contender
 from experiments.speculation.cells import Cell
-from experiments.speculation.contenders import Contender
 from experiments.stats.intervals import Interval
 from turnout.cost import SpeculationMeter
 

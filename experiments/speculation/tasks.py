@@ -121,7 +121,7 @@ def task_group(name: str, tokenizer: TextTokenizer, count: int, max_tokens: int)
         max_tokens: longest answer: prompt and answer stay within `MOST_TOKENS`.
 
     Raises:
-        ValueError: the texts do not give so many.
+        ValueError: the texts do not give that many.
     """
     wanted = WARM_UP + count
     made = GROUPS[name](tokenizer, wanted, MOST_TOKENS - max_tokens)

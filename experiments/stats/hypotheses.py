@@ -56,7 +56,7 @@ def _every_sign(count: int) -> Bits:
 
 
 def _drawn_as_far(differing: Floats, rounds: int, rng: np.random.Generator) -> int:
-    """How many of so many drawings of signs are as far from 0 as what was observed."""
+    """Number of drawings of signs that are as far from 0 as what was observed."""
     count, bytes_ = len(differing), -(-len(differing) // 8)
     at_a_time = max(1, AT_A_TIME // count)
     far = 0

@@ -122,7 +122,7 @@ def bca_mean(values: Floats, seed: int = 0, level: float = LEVEL, rounds: int = 
 def paired_difference(challenger: Floats, baseline: Floats, seed: int = 0, level: float = LEVEL) -> Interval:
     """Mean of challenger minus baseline over the same prompts, scores from 0 to 1, with its BCa interval.
 
-    Where all differ alike, or none does, the interval is what so many prompts leave open (rule of three), not a point.
+    Where all differ alike, or none does, the interval is what so few prompts leave open (rule of three), not a point.
 
     Args:
         challenger: [n].

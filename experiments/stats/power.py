@@ -11,7 +11,7 @@ from experiments.stats.intervals import Floats
 
 ALPHA = 0.05
 POWER = 0.8
-# Of differences that nobody has seen yet: a fifth of all answers right here and wrong there.
+# Of differences that are not known yet: a fifth of all answers right here and wrong there.
 UNSEEN_SPREAD = math.sqrt(0.2)
 
 

@@ -1,4 +1,4 @@
-"""A setting fixed for all tasks beside one tuned for each: what tuning is worth, and how far settings lie apart."""
+"""A setting fixed for all tasks and one tuned for each: what tuning is worth, and how far settings lie apart."""
 
 from __future__ import annotations
 

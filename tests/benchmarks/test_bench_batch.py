@@ -44,7 +44,7 @@ def test_the_page_tells_the_share_and_what_has_no_time() -> None:
     found = {"alone": [0.1] * 20, "beside": [0.12] * 10, "silent": 0, "batch_rate": 31.0, "saturated": True}
     assert ratio(found).value == pytest.approx(1.2)
     text = page(found, 3.0).markdown()
-    assert "| beside a batch | 10 | 120.0 | 120.0 | 120.0 |" in text
+    assert "| during a batch | 10 | 120.0 | 120.0 | 120.0 |" in text
     assert "1.20 x that without (1.20 to 1.20;" in text
     assert "no text" not in text
     assert "2 answers had no text" in page({**found, "silent": 2}, 3.0).markdown()

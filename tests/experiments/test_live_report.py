@@ -80,7 +80,7 @@ def test_a_log_that_was_begun_anew_is_read_in_any_order_of_its_files() -> None:
 def test_a_log_without_anything_to_compare_says_which_arms_there_are() -> None:
     with pytest.raises(TurnoutError, match="name one of the arms new, old with --control"):
         make_live_report(split(0.0, 4), "", LiveRule())
-    with pytest.raises(TurnoutError, match="nothing to compare: no shadow beside its request"):
+    with pytest.raises(TurnoutError, match="nothing to compare: no shadow with its request"):
         make_live_report([entry("", 1)], "", LiveRule())
 
 

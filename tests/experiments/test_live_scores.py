@@ -35,7 +35,7 @@ def scored(log: list[Entry], choice: Any = GOOD, control: str = "old") -> Scored
 
 def report_of(log: list[Entry], control: str = "old", rule: LiveRule | None = None) -> LiveReport:
     found = scored(log, control=control)
-    return make_live_report(found.entries, control, rule or LiveRule(), scores=found.told)
+    return make_live_report(found.entries, control, rule or LiveRule(), scores=found.notes)
 
 
 def test_arms_are_compared_by_their_scores() -> None:
@@ -62,9 +62,9 @@ def test_shadows_are_compared_pair_by_pair() -> None:
         log += [request, shadow_of(request, "no" if number % 4 else "yes")]
     log.append(said("old", 99, "yes"))
     found = scored(log, control="")
-    assert found.told == ["scored by regex: 40 of 40 answers"]
+    assert found.notes == ["scored by regex: 40 of 40 answers"]
     assert "score" not in found.entries[-1]
-    [line] = make_live_report(found.entries, "", LiveRule(), scores=found.told).shadows
+    [line] = make_live_report(found.entries, "", LiveRule(), scores=found.notes).shadows
     assert line.differences["score"].value == 0.25
     assert 0.0 < line.differences["score"].low < 0.25 < line.differences["score"].high
     assert line.p["score"] < 0.5
@@ -86,7 +86,7 @@ def test_entries_that_have_no_score_are_counted_and_told() -> None:
         said("new", 9, "yes", answers=["yes", "no"]),
     ]  # fmt: skip
     found = scored(log)
-    assert found.told == [
+    assert found.notes == [
         "scored by regex: 3 of 8 answers",
         "not scored: 2 without texts in the log (set routing.log.texts)",
         "not scored: 3 asked with tools or token ids, or answered without text",
@@ -117,11 +117,11 @@ def test_a_judge_is_asked_once_about_the_same_answer_and_may_fail(monkeypatch: p
     log = [each for request in requests for each in (request, shadow_of(request, "same"))]
     found = scored(log, JudgeChoice(kind="judge", address="localhost:1"), control="")
     assert sorted(Moody.asked) == sorted({(each["request"]["prompt"], each["answers"][0]) for each in log})
-    assert found.told == [
+    assert found.notes == [
         "scored by judge: 8 of 10 answers",
         "not scored: 2 that the scorer could not score, the first: scorer.judge: the judge gave no number: 'well'",
     ]
-    [line] = make_live_report(found.entries, "", LiveRule(), scores=found.told).shadows
+    [line] = make_live_report(found.entries, "", LiveRule(), scores=found.notes).shadows
     assert line.differences["score"].value == 0.0
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.grid.contenders import PLAIN
 from experiments.replay import Verdict, compare
 from experiments.speculation.bench import Report, run
-from experiments.speculation.contenders import PLAIN
 from experiments.speculation.equality import check
 from experiments.speculation.grid import ASSISTED, GENERATE, Grid, Setting, configured
 from experiments.speculation.measure import Panel

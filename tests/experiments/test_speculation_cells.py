@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from experiments.grid.code import PACKAGES
+from experiments.grid.contenders import contenders
 from experiments.speculation.cells import Cell, Plan, code_digest
-from experiments.speculation.contenders import contenders
 from turnout.cost import SpeculationMeter
 from turnout.sources import ROOT, SUFFIXES
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cli.main import main
-from experiments.speculation.contenders import automatic_names
+from experiments.grid.contenders import automatic_names
 from experiments.speculation.tasks import GROUPS
 from tests.experiments.speculation_models import checkpoint
 

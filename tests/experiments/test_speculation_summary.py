@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments.grid.contenders import contenders
 from experiments.speculation.bench import Report
 from experiments.speculation.cells import Cell, Plan
-from experiments.speculation.contenders import contenders
 from experiments.speculation.grid import ASSISTED, Grid, Setting
 from experiments.speculation.page import as_dict, page_name, save, to_markdown, verdict
 from experiments.speculation.summary import ALL, figures, speedup
@@ -148,7 +148,7 @@ def test_the_verdict_names_the_best_and_the_worst_text() -> None:
 def only_ucb(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were no other contenders that choose by themselves."""
     few = {name: TABLE[name] for name in ("plain", "copyspec", "ucb+smartspec")}
-    monkeypatch.setattr("experiments.speculation.contenders.contenders", lambda: few)
+    monkeypatch.setattr("experiments.grid.contenders.contenders", lambda: few)
 
 
 NAME = "`ucb+smartspec`"
@@ -195,7 +195,7 @@ def test_who_may_be_below_the_goal_by_chance_is_told_from_who_is() -> None:
     again = [cell("plain", "edit", 2.1), cell("plain", "code", 1.9)]
     page = to_markdown(report(*every_cell("ucb+smartspec")[1:], unlucky, *again))
     assert "1 of 24 measured cells are below 0.95, 0 of them with the whole interval." in page
-    assert "2 cells of plain decoding beside itself: 0.95 to 1.05." in page
+    assert "2 cells of plain decoding over itself: 0.95 to 1.05." in page
 
 
 def test_everybody_who_may_abstain_is_judged() -> None:

@@ -14,9 +14,9 @@ from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.parts import PartChoice
 from decoding.selectors.base import PACKAGE as SELECTORS
 from decoding.verifiers.base import PACKAGE as VERIFIERS
+from experiments.grid.contenders import NO_DRAFT, contenders
 from experiments.grid.planning import count_cells, ways
 from experiments.grid.spec import ExperimentSpec, config_of, read_spec
-from experiments.speculation.contenders import NO_DRAFT, contenders
 from experiments.stats.power import ALPHA, UNSEEN_SPREAD, detectable
 from training.calibration_data import DEMO
 from turnout.config import artifacts_path

@@ -17,7 +17,7 @@ from turnout.types import SamplingParams
 
 
 class JudgeScorer:
-    """The last number of a greedy reply, over the best grade; the judge is not told who answered."""
+    """The last number of a greedy reply, over the best grade; the judge does not know which model answered."""
 
     generates = True
 

@@ -10,7 +10,7 @@ from decoding.artifacts import Artifacts
 from decoding.fakes import ListText, TableModel, markov
 from decoding.methods.speculative import SpeculativeParams, make_parts
 from decoding.model import ModelPool
-from experiments.speculation.contenders import PLAIN, Family, artifacts_of, contenders, lacking
+from experiments.grid.contenders import PLAIN, Family, artifacts_of, contenders, lacking
 from turnout.registry import load, names
 
 TABLE = contenders()
