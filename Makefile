@@ -105,13 +105,13 @@ check-foreign: venv venv-foreign ## lm-evaluation-harness scores a served pair a
 docs: venv ## build the documentation site into site/; a warning is a failure
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-venv-peers: $(PEERS_STAMP) ## make or update .venv-peers: engines that `make bench` measures beside ours
+venv-peers: $(PEERS_STAMP) ## make or update .venv-peers: engines that `make bench` compares with ours
 
 $(PEERS_STAMP): benchmarks/peers/requirements.txt scripts/make_side_venv.sh | $(STAMP)
 	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_side_venv.sh $(PEERS_VENV) $<
 	@touch $@
 
-bench: venv ## measure speed beside other engines, and streaming through the server (BENCH_ARGS=--quick: briefly)
+bench: venv ## compare speed with other engines, and streaming through the server (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_peers $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.bench_decode $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.bench_serve $(BENCH_ARGS)
@@ -129,10 +129,10 @@ bench-ead: venv ## measure entropy_adaptive on held-out arithmetic and mixed pro
 bench-ead-ablation: venv ## measure what window, minimum stay and effect of entropy_adaptive are worth
 	$(BIN)/python -m benchmarks.ead_ablation $(BENCH_ARGS)
 
-bench-switching: venv ## measure entropy_adaptive beside the large model alone at 8 and 32 requests, shipped and deepened, in both number formats (BENCH_ARGS=--quick: briefly)
+bench-switching: venv ## compare entropy_adaptive with the large model alone at 8 and 32 requests, shipped and deepened, in both number formats (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_switching $(BENCH_ARGS)
 
-bench-routing: venv ## measure a learned router's probe beside its requests, and the samples of adaptive best-of-k (BENCH_ARGS=--quick: briefly)
+bench-routing: venv ## measure a learned router's probe against its requests, and the samples of adaptive best-of-k (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_routing $(BENCH_ARGS)
 
 bench-speculation: venv ## compare every speculative method with plain decoding, hours (BENCH_ARGS="--quick --target demo")
@@ -160,29 +160,29 @@ simulate-scaling: venv ## simulate 1 to 4096 pools from measured costs, as docs/
 bench-hop: venv ## measure hops between actors: tensors, one remote operation, bytes per token (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_hop $(BENCH_ARGS)
 
-bench-cluster: venv ## measure models in actors beside models in one process, and PEARL (BENCH_ARGS=--quick: briefly)
+bench-cluster: venv ## compare models in actors with models in one process, and PEARL (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_cluster $(BENCH_ARGS)
 
-bench-batch: venv ## measure interactive first tokens beside a batch that saturates the pool, and a batch beside the engine alone (BENCH_ARGS=--quick: briefly)
+bench-batch: venv ## measure interactive first tokens during a batch that saturates the pool, and a batch against the engine alone (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_batch_speed $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.bench_batch $(BENCH_ARGS)
 
-bench-flood: venv ## measure first tokens of two tenants beside a third one that floods the server (BENCH_ARGS=--quick: briefly)
+bench-flood: venv ## measure first tokens of two tenants while a third one floods the server (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_flood $(BENCH_ARGS)
 
 experiments: venv ## every registered method on every demo task, with intervals; what is there is not computed again (90 minutes at most)
 	$(BIN)/turnout experiment run ops/experiments/standing.yaml --yes --out docs/results $(EXPERIMENT_ARGS)
 
-bench-frontier: venv ## quality against cost: every way of spending the large model beside random choices and an oracle, 1,000 prompts (BENCH_ARGS=--quick: briefly)
+bench-frontier: venv ## quality against cost: every way of spending the large model, random choices and an oracle, 1,000 prompts (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.frontier.run $(BENCH_ARGS)
 
 bench-telemetry: venv ## measure what metrics, traces, logs and audits cost (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_telemetry $(BENCH_ARGS)
 
-bench-masks: venv venv-foreign ## measure llguidance beside xgrammar: compiling a schema, and each token's mask (2 minutes)
-	$(BIN)/python -m benchmarks.foreign.bench_masks
+bench-masks: venv venv-foreign ## compare llguidance with xgrammar: compiling a schema, and each token's mask (2 minutes)
+	$(BIN)/python -m benchmarks.foreign.bench_masks $(BENCH_ARGS)
 
-bench-structure: venv ## measure decoding held to a JSON schema beside free decoding (BENCH_ARGS=--quick: briefly)
+bench-structure: venv ## compare decoding held to a JSON schema with free decoding (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_structure $(BENCH_ARGS)
 
 soak: venv ## 10,000 idle connections; the demo models beyond their capacity for 20 minutes (SOAK_ARGS="--minutes 2")

@@ -9,7 +9,9 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.bench_batch import first_token_s, page, ratio
+from benchmarks.bench_batch import interactive, page, ratio
+
+SEED = 3  # of one arrival
 
 
 async def first_of(*events: dict[str, Any]) -> float | None:
@@ -20,7 +22,8 @@ async def first_of(*events: dict[str, Any]) -> float | None:
         return httpx.Response(200, text=data)
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://test") as client:
-        return await first_token_s(client, "hi")
+        [first] = await interactive(client, 1000.0, 0.001, seed=SEED)
+        return first
 
 
 def delta(**content: Any) -> dict[str, Any]:

@@ -69,6 +69,17 @@ async def test_the_warm_up_is_dropped_and_ratios_are_of_one_round() -> None:
     assert turns.compared("ours", "plain", lambda mine, theirs: mine - theirs) == [1.0, 3.0, 90.0]
 
 
+async def test_a_side_that_may_fail_leaves_and_any_other_failure_ends_it() -> None:
+    def broken() -> float:
+        raise OSError("no model")
+
+    sides = [planted("a", [9.0, 1.0, 2.0]), Side("b", blocking(broken))]
+    turns = await take_turns(sides, 2, may_fail=(OSError,))
+    assert (turns.readings, turns.failures) == ({"a": [1.0, 2.0]}, {"b": "no model"})
+    with pytest.raises(OSError, match="no model"):
+        await take_turns(sides, 2)
+
+
 async def test_two_sides_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="a name of its own"):
         await take_turns([planted("a", [1.0]), planted("a", [1.0])], 0)
@@ -133,6 +144,18 @@ def test_a_page_has_its_machine_and_tables_and_the_json_has_the_rows(tmp_path: P
     assert values["rows"][0] == {"name": "a", "ratio": {"value": 1.0, "low": 0.5, "high": 2.0}}
     assert values["machine"]["cores"]
     assert values["options"] == {"rounds": 5, "quick": False}
+
+
+def test_failures_are_the_exit_status_and_the_page_is_saved_with_its_picture(tmp_path: Path) -> None:
+    report = report_of([])
+    report.picture("ratios", lambda path: path.write_bytes(b"drawn") and None)
+    report.facts({"verdict": "lost"})
+    report.failures += ["2 answers are wrong", "1 is lost"]
+    with pytest.raises(SystemExit, match="2 answers are wrong; 1 is lost"):
+        run(command_line("Speed.", tmp_path / "page.md", rounds=None), lambda _: report, [])
+    assert "![ratios](page.png)\n\n|  |   |\n| --- | --- |\n| verdict | lost |" in (tmp_path / "page.md").read_text()
+    assert (tmp_path / "page.png").read_bytes() == b"drawn"
+    assert json.loads((tmp_path / "page.json").read_text())["options"] == {"quick": False}
 
 
 def test_cells_without_a_value_are_empty() -> None:
