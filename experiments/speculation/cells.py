@@ -12,6 +12,7 @@ from typing import Any
 from experiments.grid.code import modules, named, reached_digest
 from experiments.grid.contenders import PLAIN, Contender
 from experiments.speculation.tasks import TaskGroup
+from turnout.atomic_files import write_whole
 from turnout.cost import SpeculationMeter
 from turnout.sources import ROOT
 
@@ -80,12 +81,10 @@ class Cell:
     load_average: float
 
     def save(self, folder: Path) -> None:
-        """Write the file beside its place and rename it, so that a run that is cut off leaves no half of one."""
+        """Write the file whole or not at all."""
         path = self.plan.path(folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(path.name + ".partial")
-        beside.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
+        write_whole(path, (json.dumps(asdict(self), indent=1) + "\n").encode())
 
     @classmethod
     def load(cls, plan: Plan, folder: Path) -> Cell | None:
