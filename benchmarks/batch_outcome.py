@@ -1,4 +1,4 @@
-"""What became of a job whose parts were killed, what of it does not hold, and the report."""
+"""Result of a job whose parts were killed, its faults, and the report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sample:
 
 @dataclass
 class Outcome:
-    """What became of a job.
+    """Result of a job.
 
     Attributes:
         rows: lines of the job.

@@ -1,4 +1,4 @@
-"""What interactive requests feel of a batch that saturates their pool: time to first token, with and without it."""
+"""Interactive requests during a batch that saturates their pool: time to first token, with and without it."""
 
 from __future__ import annotations
 

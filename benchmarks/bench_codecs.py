@@ -73,7 +73,7 @@ class Case:
 
 @dataclass
 class Quality:
-    """How answers after a codec compare with those after raw, over one set of prompts.
+    """Comparison of answers after a codec with those after raw, over one set of prompts.
 
     Attributes:
         prompts: how many.

@@ -81,7 +81,7 @@ DRY_RUN = Plan(torch.device("cpu"), torch.float32, {}, (Load(1, 16), Load(2, 16)
 
 
 class Clock(BaseStreamer):  # type: ignore[misc]
-    """Notes when `generate` hands out the prompt and each token."""
+    """Streamer of `generate` that records the time of the prompt and of each token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

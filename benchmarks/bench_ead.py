@@ -97,7 +97,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one setting of window and stay keeps where the large model writes the share of a goal.
+    """Quality that one setting of window and stay keeps where the large model writes the share of a goal.
 
     Attributes:
         kept: of the large model's accuracy; NaN where the thresholds do not bracket the share.
@@ -128,7 +128,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What one setting gave at all thresholds on one kind of prompts."""
+    """Results of one setting at all thresholds on one kind of prompts."""
 
     setting: Setting
     lines: list[Line]

@@ -51,7 +51,7 @@ Times = list[float | None]  # seconds to first token; None: there was no answer
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured.
+    """Size of the measurement.
 
     Attributes:
         rounds: counted ones; one more warms up.

@@ -1,4 +1,4 @@
-"""What a hop between actors costs: tensors over the transport and inline, and one operation of a remote model.
+"""Cost of a hop between actors: tensors over the transport and inline, and one operation of a remote model.
 
 First two actors send each other tensors, over their torch.distributed group (half a round trip) and pickled into a Ray
 call, which is awaited. Then the demo pair runs in two model actors: the time of one operation is split into what the

@@ -60,7 +60,7 @@ QUICK = (1, 5)  # of these
 
 
 class CountingBackend(NativeBackend):
-    """Keeps its last step, for what that read."""
+    """Attention backend that keeps its last step, to count what it read."""
 
     last: NativeStep
 

@@ -46,7 +46,7 @@ class Measured:
 
 
 class LoadBench:
-    """Runs plans against a running server.
+    """Runner of plans against a running server.
 
     Args:
         config: the server's.

@@ -1,4 +1,4 @@
-"""How fast values come from the store's server into memory and go there: our access path and redis-py, in one run.
+"""Throughput of values from and to the store's server: our access path and redis-py, in one run.
 
 Both sides move the same values between the same server and the same preallocated tensor, taking turns; each round
 gives one ratio. redis-py parses with hiredis, its C parser, which is several times faster than its Python one.

@@ -104,7 +104,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the router was trained on, and what it predicts for prompts it was not.
+    """Training prompts of the router, and its predictions for other prompts.
 
     Attributes:
         rows: all prompts, and those held out.

@@ -1,4 +1,4 @@
-"""What a structure costs: decode speed of answers held to a JSON schema, against the same number of free tokens.
+"""Cost of a structure: decode speed of answers held to a JSON schema, against the same number of free tokens.
 
 Both sides are the same engine and the same prompts; they take turns, and each round gives one ratio. The schema asks
 for a list longer than any answer, so that both sides write the same number of tokens. Random words stand for the

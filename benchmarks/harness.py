@@ -130,7 +130,7 @@ async def take_turns(
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a figure should reach: at least a value, or at most."""
+    """Goal of a figure: at least a value, or at most."""
 
     value: float
     at_most: bool = False

@@ -1,4 +1,4 @@
-"""What a request feels of others on one engine, in wall time: gaps between tokens, a crowd, a known prefix."""
+"""Effect of other requests on one, in wall time: gaps between tokens, a crowd, a known prefix."""
 
 from __future__ import annotations
 

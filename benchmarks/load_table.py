@@ -12,7 +12,7 @@ from experiments.load.records import MAX_CLIENT_CPU
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Runs at several rates against one server.
+    """Results of several rates against one server.
 
     Attributes:
         machine: see `experiments.machine.describe`.

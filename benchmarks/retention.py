@@ -1,4 +1,4 @@
-"""What switching keeps of the large model's quality at a share of its tokens, and whether that meets the goals."""
+"""Quality that switching keeps of the large model's at a share of its tokens, and the goals for it."""
 
 from __future__ import annotations
 

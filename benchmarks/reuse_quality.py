@@ -1,4 +1,4 @@
-"""How far answers over KV that was moved are from answers over KV that was computed: on held-out Python, in nats."""
+"""Difference between answers over KV that was moved and over KV that was computed: on held-out Python, in nats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What routing adds to a request that the small model answers: the same questions routed, and put to it directly."""
+"""Time that routing adds to a request that the small model answers: the same questions routed, and direct."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Traffic:
 
 @dataclass
 class Tally:
-    """What happened to the calls.
+    """Outcomes of the calls.
 
     `sample` holds calls and their answers, each finished call with the same chance; `memory` is (seconds since the
     load began, bytes).

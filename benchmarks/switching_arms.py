@@ -31,7 +31,7 @@ LEAST_SHARE, HALVINGS = 0.01, 12
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What stays the same over a sweep: window and minimum stays in tokens, when a switch acts, and who writes first.
+    """Setting of a sweep: window and minimum stays in tokens, when a switch acts, and who writes first.
 
     `min_stay_small` is the small model's and `effect_back` the large one's, where they have ones of their own. The
     random baseline starts with the same model.

@@ -42,7 +42,7 @@ LOOKS = 60  # places of the log at which a report shows what the stop rule knew
 
 @dataclass(frozen=True, slots=True)
 class LiveRule:
-    """When to stop a live experiment.
+    """Stop rule of a live experiment.
 
     The mean of each arm is followed by a confidence sequence, and all arms share the alpha, the control among them: so
     the rule may be asked as often as one likes and holds for all arms of a split together, as long as the units that

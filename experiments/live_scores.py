@@ -43,7 +43,7 @@ class Scored:
 
 
 class _None(NamedTuple):
-    """Why an answer has no score, and what was said of it."""
+    """Reason why an answer has no score."""
 
     why: str
     said: str = ""
@@ -51,7 +51,7 @@ class _None(NamedTuple):
 
 @dataclass(slots=True)
 class _Scoring:
-    """Scores each answer to each prompt once: a shadow that says the same is as good, whatever a judge's mood."""
+    """Scoring of each answer to each prompt, once: a shadow that says the same is as good, whatever a judge's mood."""
 
     scorer: Scorer
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))

@@ -1,4 +1,4 @@
-"""What a benchmark ran on, for its report."""
+"""Description of the machine, for reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an answer is the one its request gives alone: equal, or different where rounding may decide, or wrong."""
+"""An answer compared with the one its request gives alone: equal, or different where rounding may decide, or wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIE_NATS = TIES["float32"]
 
 
 class Verdict(Enum):
-    """How two answers to one request compare."""
+    """Comparison of two answers to one request."""
 
     EQUAL = "equal"
     TIE = "tie"

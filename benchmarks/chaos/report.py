@@ -1,4 +1,4 @@
-"""What a chaos run found, as values and as a page."""
+"""Results of a chaos run, as values and as a page."""
 
 from __future__ import annotations
 

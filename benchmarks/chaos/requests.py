@@ -41,7 +41,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came: text, and ids of tokens where the protocol has them."""
+    """Content of an answer: text, and ids of tokens where the protocol has them."""
 
     text: str
     finish: str | None

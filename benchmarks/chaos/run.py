@@ -40,7 +40,7 @@ LEAST_RUNNING = 2  # requests in progress when a part is hit: a fault that meets
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how hard.
+    """Duration and intensity of a run.
 
     Attributes:
         seconds: of faults; longer where every part has not had its share by then.

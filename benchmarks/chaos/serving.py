@@ -1,4 +1,4 @@
-"""What the chaos run serves: the demo pair in float32, each model in an actor, on a node of its own."""
+"""Configuration that the chaos run serves: the demo pair in float32, each model in an actor, on a node of its own."""
 
 from __future__ import annotations
 

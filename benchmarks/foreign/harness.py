@@ -19,7 +19,7 @@ BATCH = 16
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What answers the harness.
+    """Backend of lm-evaluation-harness.
 
     Attributes:
         name: as the page calls it.

@@ -15,7 +15,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 64, 32
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the tool says of one load: requests by outcome; times in milliseconds, their median and 95th percentile."""
+    """Results of one load: requests by outcome; times in milliseconds, their median and 95th percentile."""
 
     streams: int
     successful: int

@@ -1,4 +1,4 @@
-"""What ways of answering are worth between the small and the large model alone: areas above random, and an oracle."""
+"""Quality of ways of answering between the small and the large model alone: areas above random, and an oracle."""
 
 from __future__ import annotations
 

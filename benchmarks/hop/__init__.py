@@ -1,1 +1,1 @@
-"""What `bench_hop` measures of remote models."""
+"""Measurements of remote models for `bench_hop`."""

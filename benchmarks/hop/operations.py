@@ -63,7 +63,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What a method sends for one token of an answer; `messages` are posts to both actors."""
+    """Traffic of a method for one token of an answer; `messages` are posts to both actors."""
 
     method: str
     tokens: int
@@ -92,7 +92,7 @@ class TimedModel(WrappedModel):
 
 
 class TimedWorker(ModelWorker):
-    """Notes for each operation the seconds it spent here, and those its model took."""
+    """Model worker that records for each operation the seconds it spent here, and those its model took."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -157,7 +157,7 @@ class TimedChannel:
 
 
 class OneIncarnation:
-    """Keeps nothing alive: the supervisor of an actor that is expected to live.
+    """Supervisor of an actor that is expected to live; it restarts nothing.
 
     Args:
         actor: its handle.

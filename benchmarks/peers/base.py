@@ -1,4 +1,4 @@
-"""What every engine under measurement implements, ours included.
+"""Interface that every engine under measurement implements, ours included.
 
 Imported in environments that hold a peer and nothing of ours, so only the standard library is used here.
 """
@@ -11,7 +11,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to load, and how.
+    """Model to load, and how.
 
     Attributes:
         model_dir: folder of a Hugging Face checkpoint, tokenizer included.

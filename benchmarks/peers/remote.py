@@ -26,7 +26,7 @@ class PeerError(Exception):
 
 
 class RemotePeer:
-    """Runs one peer in a worker process; calls block until it has answered.
+    """Client of one peer in a worker process; calls block until it has answered.
 
     Args:
         module: holds the peer, as a class `Engine`.

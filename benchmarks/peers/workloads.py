@@ -1,4 +1,4 @@
-"""What is measured: each workload turns an engine's `generate` into one number, the same way for every engine."""
+"""Workloads: each turns an engine's `generate` into one number, the same way for every engine."""
 
 from __future__ import annotations
 

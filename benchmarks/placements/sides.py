@@ -30,7 +30,7 @@ SILENCE_S = 60.0  # cores that are shared hold an actor up
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Which cores the processes may use, and the threads of a forward.
+    """Cores that the processes may use, and the threads of a forward.
 
     Attributes:
         name: for the report.
@@ -49,7 +49,7 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is asked at once.
+    """Requests that are asked at once.
 
     Attributes:
         label: for the report.
@@ -68,7 +68,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What went between processes: bytes to actors, from them, and of tensors from actor to actor."""
+    """Traffic between processes: bytes to actors, from them, and of tensors from actor to actor."""
 
     there: int
     back: int

@@ -1,1 +1,1 @@
-"""What the shared prefix store gains and costs, measured on one machine."""
+"""Gain and cost of the shared prefix store, measured on one machine."""

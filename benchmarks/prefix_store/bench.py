@@ -1,4 +1,4 @@
-"""What the shared prefix store gains and costs: `python -m benchmarks.prefix_store.bench`.
+"""Gain and cost of the shared prefix store: `python -m benchmarks.prefix_store.bench`.
 
 One engine, one Redis, one run: each measurement takes turns between the store and what it is compared with, and each
 round gives one ratio.
@@ -28,7 +28,7 @@ REDIS_BYTES = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured.
+    """Size of the measurement.
 
     Attributes:
         prefix: tokens.

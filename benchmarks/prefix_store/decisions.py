@@ -1,4 +1,4 @@
-"""How well the store decides between fetching and computing, on links of several speeds and engines of several speeds.
+"""Decisions of the store between fetching and computing, on links of several speeds and engines of several speeds.
 
 Chunks really travel, through a link that holds them back; computing is taken to last as long as the engine's own
 forecast says, or a tenth or a hundredth of that, as on faster devices. What would have been best is known from a read

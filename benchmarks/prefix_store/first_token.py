@@ -44,7 +44,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How a prefix is come by: through which store, and what must be done before each measurement."""
+    """Way to get a prefix: the store it comes from, and what must be done before each measurement."""
 
     name: str
     bridge: SharedPrefixes | None

@@ -1,4 +1,4 @@
-"""What a Redis that is gone, or hears nothing, costs requests once its breaker is open."""
+"""Cost of a Redis that is gone or does not answer to requests once its breaker is open."""
 
 from __future__ import annotations
 

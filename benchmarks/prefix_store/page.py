@@ -19,7 +19,7 @@ ADDED_P99_MS = Goal(5.0, at_most=True)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How the measurements were taken.
+    """Setting of the measurements.
 
     Attributes:
         machine: it ran on.
@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything that was measured."""
+    """Results of all parts."""
 
     run: Run
     first_token: list[FirstToken]

@@ -28,7 +28,7 @@ LIMIT_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Stampede:
-    """What all requests together computed, with one setting of `kvstore.admission`.
+    """Work of all requests together, with one setting of `kvstore.admission`.
 
     Attributes:
         admission: "" without a store.

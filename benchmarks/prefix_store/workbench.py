@@ -1,4 +1,4 @@
-"""What the measurements work with: an engine, a real Redis, and stores that are put before the engine in turn."""
+"""Equipment of the measurements: an engine, a real Redis, and stores that are put before the engine in turn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTLE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How the first token of a request came.
+    """Arrival of the first token of a request.
 
     Attributes:
         seconds: until it was there.

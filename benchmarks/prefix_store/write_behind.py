@@ -1,4 +1,4 @@
-"""What writing to the store, and looking into it for nothing, costs requests that decode."""
+"""Cost of writing to the store, and of look-ups without a match, to requests that decode."""
 
 from __future__ import annotations
 

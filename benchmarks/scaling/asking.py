@@ -57,7 +57,7 @@ class Seen:
 
 
 class Watch:
-    """Looks at a pool's replicas through GET /status all the time, in a task.
+    """Watch of a pool's replicas through GET /status, in a task.
 
     Args:
         url: of the server's HTTP endpoint.

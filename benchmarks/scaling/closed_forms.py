@@ -1,4 +1,4 @@
-"""What queueing theory says without a simulation; the simulator is checked against it, and it names what saturates.
+"""Queueing theory without a simulation; the simulator is checked against it, and it names what saturates.
 
 M/D/1 is the Pollaczek-Khinchine formula for a constant service time; the bounds are those of operational analysis: no
 part does more than one second of work in a second.

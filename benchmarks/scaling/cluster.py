@@ -22,7 +22,7 @@ WARM_UP = 0.3  # of a run's time
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What stands before the pools.
+    """Processes before the pools.
 
     Attributes:
         name: for the page.
@@ -51,7 +51,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is asked: lengths in tokens.
+    """Requests of a simulated cluster: lengths in tokens.
 
     Attributes:
         prompt, answer: mean lengths.

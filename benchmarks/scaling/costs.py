@@ -1,4 +1,4 @@
-"""What the simulator is fed: measured costs of steps, hops, transfers and processes, and what had to be assumed."""
+"""Inputs of the simulator: measured costs of steps, hops, transfers and processes, and what had to be assumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Part(BaseModel):
 
 
 class Forward(_Part):
-    """How long a model's forward takes: `engine.costs.step_time.StepCost`, in seconds."""
+    """Duration of a model's forward: `engine.costs.step_time.StepCost`, in seconds."""
 
     base: float
     knots: tuple[int, ...] = (1,)
@@ -53,7 +53,7 @@ class Pair(_Part):
 
 
 class Way(_Part):
-    """How a pool answers: drafts of `draft` tokens, each accepted with probability `acceptance`; draft 0: plain.
+    """Method of a pool: drafts of `draft` tokens, each accepted with probability `acceptance`; draft 0: plain.
 
     Attributes:
         draft_bytes: what of a drafted token goes from the small model's actor to the large one's before the draft is

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Clock:
-    """Runs what is due, in order of time; what is due at the same moment, in the order it was asked for."""
+    """Event queue in order of time; events of the same moment run in the order they were asked for."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -82,7 +82,7 @@ class Operation:
 
 
 class Device:
-    """Runs steps of one model, or of two in turn.
+    """Device that runs steps of one model, or of two in turn.
 
     Args:
         clock: of the simulation.
@@ -183,7 +183,7 @@ def _largest(most: int, limit: float, seconds: Callable[[int], float]) -> int:
 
 
 class Pool:
-    """Answers requests.
+    """Pool that answers requests.
 
     Args:
         clock: of the simulation.

@@ -28,7 +28,7 @@ SETTLE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What was measured, in CPU seconds; the controller's per second."""
+    """Costs of a served pool in CPU seconds; the controller's per second."""
 
     proxy: Work
     ingress: Work

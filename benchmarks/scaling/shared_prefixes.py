@@ -32,7 +32,7 @@ WORDS = ("house", "street", "river", "stone", "bread", "winter", "letter", "gard
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How beginnings are.
+    """Kind of shared beginnings.
 
     Attributes:
         words: of one beginning.

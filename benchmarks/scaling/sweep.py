@@ -1,4 +1,4 @@
-"""How a cluster grows, in figures: layouts by numbers of pools."""
+"""Growth of a cluster: layouts by numbers of pools."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ LASTING = {Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE}
 
 @dataclass(frozen=True, slots=True)
 class Unscored:
-    """Why an answer has no score, and whether it may get one when it is scored again."""
+    """Reason why an answer has no score, and whether it may get one when it is scored again."""
 
     why: str
     again: bool = False

@@ -61,7 +61,7 @@ class _Loaded:
 
 @dataclass(slots=True)
 class CellBench:
-    """Runs cells, one after the other.
+    """Runner of cells, one after the other.
 
     Args:
         config: with the pools.
@@ -270,7 +270,7 @@ def _refusal(chunks: dict[int, list[Record]]) -> str:
 
 
 class _Watch:
-    """Looks at the difference from the baseline as it grows, where a stop rule asks for it."""
+    """Stop rule of a cell, which follows the difference from the baseline as it grows."""
 
     def __init__(self, store: Store, job: Job) -> None:
         self._stop = job.stop

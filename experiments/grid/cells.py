@@ -148,7 +148,7 @@ class Record:
 
 @dataclass(slots=True)
 class Utilisation:
-    """What the machine gave while a cell was answered, as sums: those of a cell that is gone on with add up.
+    """Resources used while a cell was answered, as sums: those of a cell that is resumed add up.
 
     Attributes:
         sampled_s: seconds that the samples of memory span.
@@ -197,7 +197,7 @@ class Utilisation:
 
 @dataclass(slots=True)
 class Facts:
-    """What is measured of a cell as a whole.
+    """Measurements of a cell as a whole.
 
     Attributes:
         wall_s: seconds that answering took, all chunks together.

@@ -1,4 +1,4 @@
-"""Which code a cell runs: the digest of the modules it reaches, so that a method added next to it changes nothing."""
+"""Code that a cell runs: the digest of the modules it reaches, so that a method added next to it changes nothing."""
 
 from __future__ import annotations
 

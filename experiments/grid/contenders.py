@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {"vocab_trim": {"keep": 512}}
 
 
 class Family(StrEnum):
-    """What a contender differs in from the others."""
+    """Kind of a contender: the part in which it differs from the others."""
 
     PLAIN = "plain"
     DRAFTER = "drafter"

@@ -1,4 +1,4 @@
-"""What is asked: rows of a file, or held-out problems of a shipped task."""
+"""Datasets: rows of a file, or held-out problems of a shipped task."""
 
 from __future__ import annotations
 

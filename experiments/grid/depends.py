@@ -1,4 +1,4 @@
-"""What the results of a cell depend on: where one of these changes, they are computed anew."""
+"""Dependencies of a cell's results: where one of these changes, they are computed anew."""
 
 from __future__ import annotations
 

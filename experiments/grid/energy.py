@@ -22,7 +22,7 @@ class _Package:
 
 
 class EnergyMeter:
-    """Counts from the moment it is made. Without any meter there is nothing to read: no figure is made up."""
+    """Meter that counts from the moment it is made. Without one there is no figure."""
 
     def __init__(self, packages: list[_Package], gpus: list[Any]) -> None:
         self._packages, self._gpus = packages, gpus

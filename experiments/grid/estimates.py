@@ -1,4 +1,4 @@
-"""What the missing cells of an experiment would take, estimated before they are run."""
+"""Estimate of the missing cells of an experiment, before they are run."""
 
 from __future__ import annotations
 

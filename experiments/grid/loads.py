@@ -24,7 +24,7 @@ GIVEN_UP = f"no whole answer {DRAIN_S:.0f} s after the last request"
 
 
 class PoolClient:
-    """Asks a pool in this process, in the order of the arrivals; a `LoadClient`.
+    """Client of a pool in this process, in the order of the arrivals; a `LoadClient`.
 
     The load generator's own work is then part of what is measured: compare cells with each other, and use
     `make bench-load` for a server.

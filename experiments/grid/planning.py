@@ -51,7 +51,7 @@ class Way:
 
 @dataclass(slots=True)
 class Plan:
-    """What an experiment is made of.
+    """Cells of an experiment, and what is missing.
 
     Attributes:
         cells: all.

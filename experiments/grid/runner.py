@@ -37,7 +37,7 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a cell was not done, as a value: exceptions do not cross process borders."""
+    """Reason why a cell was not done, as a value: exceptions do not cross process borders."""
 
     code: Code
     message: str
@@ -46,7 +46,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a run did.
+    """Result of a run.
 
     Attributes:
         done: cells that were finished by it.
@@ -105,7 +105,7 @@ async def attempted(work: Awaitable[None], name: str) -> Fault | None:
 
 
 class _Tally:
-    """What has come of the jobs so far."""
+    """Results of the jobs so far."""
 
     def __init__(self, plan: Plan, store: Store, tell: Tell) -> None:
         self._total, self._store, self._tell = len(plan.todo), store, tell
@@ -183,7 +183,7 @@ class RayBench:
 
 
 class _RayRun:
-    """Hands jobs to actors, one at a time each; an actor that dies costs the cell it was at, and is replaced."""
+    """Run on Ray actors, one job at a time each; an actor that dies costs the cell it was at, and is replaced."""
 
     def __init__(self, plan: Plan, store: Store, tally: _Tally) -> None:
         self._plan, self._store, self._tally = plan, store, tally

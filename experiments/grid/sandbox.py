@@ -36,7 +36,7 @@ SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may use.
+    """Limits of a program.
 
     Attributes:
         timeout_s: time on the clock, seconds.
@@ -57,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended.
+    """End of a program.
 
     Attributes:
         outcome: passed, it ran to its last line; failed, it raised or left early; timeout; killed, by a limit.

@@ -1,4 +1,4 @@
-"""How answers are scored, as it stands in an experiment's file, and the protocol of what does it."""
+"""Choice of a scorer in an experiment's file, and the protocol of scorers."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How good an answer is, and a word about why, where that is not plain to see.
+    """Score of an answer, with a note where the reason is not plain to see.
 
     Attributes:
         value: from 0 to 1, but for likelihoods.
@@ -180,7 +180,7 @@ class Score:
 
 
 class Scorer(Protocol):
-    """Scores answers; a module of `experiments.grid.scorers` assigns its maker to `SCORER`."""
+    """Scorer of answers; a module of `experiments.grid.scorers` assigns its maker to `SCORER`."""
 
     generates: bool
 

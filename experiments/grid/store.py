@@ -1,4 +1,4 @@
-"""Where results are kept: cells by their address, and experiments by name, which list the cells they are made of."""
+"""Store of results: cells by their address, and experiments by name, which list the cells they are made of."""
 
 from __future__ import annotations
 

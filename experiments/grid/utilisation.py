@@ -1,4 +1,4 @@
-"""What the machine gives while answers are computed: memory sampled from the side, processor time, its idle state.
+"""Utilisation of the machine while answers are computed: memory sampled from the side, processor time, its idle state.
 
 The figures of EfficientLLM (paper #232) are worked out from it in `experiments.reports.efficiency`.
 """
@@ -61,7 +61,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Sensors:
-    """How a pool's machine is watched.
+    """Sensors of a pool's machine.
 
     Attributes:
         memory: bytes in use: of the device that the large model is on, or of this process where that is a processor.

@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What counts as a good answer: time to first token and time per output token, seconds."""
+    """Objective of a good answer: time to first token and time per output token, seconds."""
 
     ttft_s: float
     tpot_s: float

@@ -78,7 +78,7 @@ class Record:
 
 @dataclass(slots=True)
 class Used:
-    """What answers said of their tokens, added up."""
+    """Sum of the usage that answers report."""
 
     requests: int = 0
     prompt_tokens: int = 0

@@ -102,7 +102,7 @@ class CurveLine:
 
 @dataclass(slots=True)
 class RunTime:
-    """How long an experiment took.
+    """Duration of an experiment.
 
     Attributes:
         runs: of each: when it began (UTC), seconds on the clock, workers, cells done and failed. One that computed

@@ -1,4 +1,4 @@
-"""Use of the machine by ways of answering: EfficientLLM's figures (paper #232), time, price, energy (paper #201)."""
+"""Resources that ways of answering take: EfficientLLM's figures (paper 232), time, price and energy (paper 201)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ONCE = ("pool", "load", "prompts", "J a token")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What stands in a place: the text, the number it is sorted by, and how it is marked."""
+    """Content of a place: the text, the number it is sorted by, and how it is marked."""
 
     text: str
     value: float | None = None

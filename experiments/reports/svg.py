@@ -35,7 +35,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What stands at the sides."""
+    """Labels at the sides."""
 
     x: str
     y: str

@@ -20,7 +20,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Report:
-    """Everything known after a run.
+    """Results after a run.
 
     Attributes:
         grid: models and contenders.
@@ -144,7 +144,7 @@ async def _alone(grid: Grid, plan: Plan, progress: Progress) -> list[Cell]:
 
 @dataclass(slots=True)
 class _Clock:
-    """Says how far a run is, and how long the rest may take."""
+    """Progress of a run, and an estimate of the rest."""
 
     total: int
     progress: Progress

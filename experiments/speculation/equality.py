@@ -1,4 +1,4 @@
-"""Whether a method wrote what plain decoding wrote in the same run."""
+"""Comparison of a method's answers with those of plain decoding in the same run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pool.local_pool import LocalPool
 
 @dataclass(slots=True)
 class Equality:
-    """How answers compare with plain decoding's, prompt by prompt.
+    """Comparison of answers with plain decoding's, prompt by prompt.
 
     Attributes:
         equal: the same tokens.

@@ -39,7 +39,7 @@ PEERS = ((GENERATE, PLAIN), (ASSISTED, "model_chain"), (LOOKUP, "copyspec"), (LO
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all cells of a run share.
+    """Setting that all cells of a run share.
 
     Attributes:
         target: "widened", "demo", or the folder of a checkpoint.

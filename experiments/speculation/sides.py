@@ -1,4 +1,4 @@
-"""Who answers a few prompts at once, and how long it takes: our engine with any method, or Hugging Face `generate`."""
+"""Sides that answer a few prompts at once, timed: our engine with any method, or Hugging Face `generate`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How sure one may be of a comparison: intervals, tests, corrections, stopping, power, curves of cost and quality."""
+"""Uncertainty of comparisons: intervals, tests, corrections, stopping, power, curves of cost and quality."""

@@ -1,4 +1,4 @@
-"""What a number of prompts can tell apart, before and after they are answered."""
+"""Power: the difference that a number of prompts can detect, before and after they are answered."""
 
 from __future__ import annotations
 

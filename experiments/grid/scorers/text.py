@@ -1,4 +1,4 @@
-"""What counts of an answer's text."""
+"""Part of an answer's text that counts."""
 
 from __future__ import annotations
 
