@@ -29,7 +29,7 @@ EXTRA_LAYERS = 144  # enough for ten times the small model's time, which the pag
 KV_BYTES = 1 << 30  # the layers that were added keep keys and values too
 QUANTILE = 0.7  # of the small model's entropies: where the large model wrote 25 to 45% of the tokens in `ead.md`
 GOAL, BAND, COST = 1.3, (0.25, 0.45), 10.0
-FLOOR = RETENTIONS[0].least  # of the large model's accuracy: what paper 2 keeps at the lower end of the band
+FLOOR = RETENTIONS[0].least  # of the large model's accuracy: what paper #2 keeps at the lower end of the band
 # Float32 reads twice as much; a processor without instructions for bfloat16 may compute the faster in it.
 DTYPES = ("bfloat16", "float32")
 SMALL, LARGE = (Arm(f"{role} alone", "plain", {"model": role}) for role in ("small", "large"))

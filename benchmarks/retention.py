@@ -27,7 +27,7 @@ class Retention:
         return Goal(self.least)
 
 
-RETENTIONS = (Retention(0.25, 0.929), Retention(0.43, 0.967))  # paper 2
+RETENTIONS = (Retention(0.25, 0.929), Retention(0.43, 0.967))  # paper #2
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ async def all_parts(checkpoint: Path, model: str, folder: Path, size: Size) -> R
             choices = await decisions.measure(
                 server.socket_url, root, bench.layout, bench.seconds, size.prefix, size.trials
             )
-            forms = Forms(Keyring(root), bench.layout, ("raw",))
+            forms = Encodings(Keyring(root), bench.layout, ("raw",))
             setting = Run(machine, model, size.prefix, size.rounds, size.requests, forms.chunk_tokens, forms.raw_bytes)
         finally:
             await bench.close()

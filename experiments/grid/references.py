@@ -1,4 +1,4 @@
-"""Times of single requests alone on a pool's models, measured once: a time base for all ways (paper 201)."""
+"""Times of single requests alone on a pool's models, measured once: a time base for all ways (paper #201)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resources that ways of answering take: EfficientLLM's figures (paper 232), time, price and energy (paper 201)."""
+"""Resources that ways of answering take: EfficientLLM's figures (paper #232), time, price and energy (paper #201)."""
 
 from __future__ import annotations
 

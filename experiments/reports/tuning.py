@@ -1,4 +1,4 @@
-"""Gain of tuning: for each family of settings one fixed for all tasks, and the best of each (paper 13)."""
+"""Gain of tuning: for each family of settings one fixed for all tasks, and the best of each (paper #13)."""
 
 from __future__ import annotations
 

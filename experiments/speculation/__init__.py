@@ -1,1 +1,1 @@
-"""Speculative methods compared (paper 17, Spec-Bench): every drafter, on six kinds of text, over plain decoding."""
+"""Speculative methods compared (paper #17, Spec-Bench): every drafter, on six kinds of text, over plain decoding."""
