@@ -24,7 +24,7 @@ WARM_UP = 64  # lines, not counted
 
 
 async def rate(
-    rows: int, max_tokens: int, concurrency: int, config: str = "", alike: bool = False, beside: int = 1
+    rows: int, max_tokens: int, concurrency: int, config: str = "", alike: bool = False, processes: int = 1
 ) -> float:
     """Lines a second of a pool in this process.
 
@@ -34,7 +34,7 @@ async def rate(
         concurrency: lines at once.
         config: file whose first pool it is; "": the demo pair.
         alike: with the settings that a job has where the configuration says nothing of them.
-        beside: processes that share the machine.
+        processes: number that share the machine.
     """
     from pool import load
 
@@ -44,7 +44,7 @@ async def rate(
         prompts = [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8-sig").splitlines()]
     settings = load_config(Path(config)) if config else TurnoutConfig.demo()
     if alike:
-        settings = settings.model_copy(update={"engine": unhurried(settings.engine, beside)})
+        settings = settings.model_copy(update={"engine": unhurried(settings.engine, processes)})
     pool = load(settings)
     freeze_loaded()  # as processes that serve do
     try:

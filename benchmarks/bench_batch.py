@@ -133,7 +133,7 @@ async def measure(url: str, rate: float, seconds: float, rows: int) -> dict[str,
         async with saturating(client, rows) as batch_id:
             done = (await _batch(client, batch_id))["request_counts"]["completed"]
             started = time.monotonic()
-            beside = await interactive(client, rate, seconds, seed=2)
+            during = await interactive(client, rate, seconds, seed=2)
             counts = (await _batch(client, batch_id))["request_counts"]
             speed = (counts["completed"] - done) / (time.monotonic() - started)
             saturated = counts["completed"] < counts["total"]
@@ -141,8 +141,8 @@ async def measure(url: str, rate: float, seconds: float, rows: int) -> dict[str,
     alone = before + after
     return {
         "alone": _known(alone),
-        "beside": _known(beside),
-        "silent": (alone + beside).count(None),
+        "during": _known(during),
+        "silent": (alone + during).count(None),
         "batch_rate": speed,
         "saturated": saturated,
     }
@@ -172,7 +172,7 @@ def page(found: dict[str, Any], rate: float) -> Report:
         "requests": lambda key: len(found[key]),
         **{f"p{share}": ms(share) for share in (50, 95, 99)},
     }
-    report.table(None, ["alone", "beside"], columns)
+    report.table(None, ["alone", "during"], columns)
     report.values |= found
     times = ratio(found)
     silent = f" {found['silent']} answers had no text, and count nowhere." if found["silent"] else ""
@@ -197,8 +197,8 @@ def ratio(found: dict[str, Any]) -> Interval:
         tails: np.ndarray = np.percentile(times[rng.integers(0, len(times), (RESAMPLES, len(times)))], 95, axis=1)
         return tails
 
-    low, high = np.quantile(drawn("beside") / drawn("alone"), [0.025, 0.975])
-    value = np.percentile(found["beside"], 95) / np.percentile(found["alone"], 95)
+    low, high = np.quantile(drawn("during") / drawn("alone"), [0.025, 0.975])
+    value = np.percentile(found["during"], 95) / np.percentile(found["alone"], 95)
     return Interval(float(value), float(low), float(high))
 
 

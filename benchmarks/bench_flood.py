@@ -160,8 +160,8 @@ def ratio(rounds: list[dict[str, Times]], part: str, share: int) -> Interval:
     """A percentile of the others' times in times of that without a flood, with its interval over rounds."""
 
     def of(picked: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> float:
-        beside, alone = (percentile(_all(rounds, name, picked.tolist()), share) for name in (part, ALONE))
-        return beside / alone if alone else math.nan
+        during, alone = (percentile(_all(rounds, name, picked.tolist()), share) for name in (part, ALONE))
+        return during / alone if alone else math.nan
 
     return resampled(of, len(rounds))
 

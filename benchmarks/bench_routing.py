@@ -22,7 +22,7 @@ import torch
 from benchmarks.best_of_samples import Needed, needed
 from benchmarks.harness import Cell, Goal, Report, command_line, note, run, shown
 from benchmarks.retention import judged, percent
-from benchmarks.routed_walls import Beside, beside
+from benchmarks.routed_walls import RoutedCost, routed_cost
 from benchmarks.strategies import at_once
 from decoding.model import ModelPool
 from experiments.grid.answering import answer, forget
@@ -180,7 +180,7 @@ def _call(pool: str, number: int, question: Question) -> GenerateCall:
 class Timed:
     """One number of requests at once: all that routing adds, and the decisions alone."""
 
-    beside: Beside
+    routed: RoutedCost
     probed: Probed
 
 
@@ -189,7 +189,7 @@ async def timed(pool: LocalPool, asked: list[Question], concurrent: int, rounds:
     note(f"{len(asked)} questions to the small model, routed and not, {rounds} times, {concurrent} at once")
     calls = [_call(pool.name, number, question) for number, question in enumerate(asked)]
     return Timed(
-        await beside(pool, NAME, calls, concurrent, rounds),
+        await routed_cost(pool, NAME, calls, concurrent, rounds),
         await probed(pool, asked, concurrent),
     )
 
@@ -233,8 +233,8 @@ def page(trained: Trained, times: list[Timed], found: dict[Role, list[Needed]]) 
     columns = {
         "at once": lambda each: each.probed.concurrent,
         "requests": lambda each: each.probed.requests,
-        "routing adds": lambda each: percent(each.beside.more),
-        "same text": lambda each: f"{each.beside.alike:.0%}",
+        "routing adds": lambda each: percent(each.routed.more),
+        "same text": lambda each: f"{each.routed.alike:.0%}",
         "one decision, ms": lambda each: shown(each.probed.decide_ms, 2),
         "of the requests' time": lambda each: percent(each.probed.share),
         "to the large model": lambda each: f"{each.probed.to_large:.0%}",
@@ -247,10 +247,10 @@ def page(trained: Trained, times: list[Timed], found: dict[Role, list[Needed]]) 
 
 def _probe_verdicts(times: Timed) -> list[str]:
     where = f"- {times.probed.concurrent} at once"
-    goal = judged(times.beside.more, PROBE_GOAL, "{:.0%}")
+    goal = judged(times.routed.more, PROBE_GOAL, "{:.0%}")
     return [
-        f"{where}: routing adds {percent(times.beside.more)} to the time of requests that the small model answers"
-        f" ({times.beside.rounds} rounds of {times.beside.requests}); {goal}.",
+        f"{where}: routing adds {percent(times.routed.more)} to the time of requests that the small model answers"
+        f" ({times.routed.rounds} rounds of {times.routed.requests}); {goal}.",
         f"{where}: decisions alone take {percent(times.probed.share)} of the requests' time.",
         f"{where}: of the time of requests that go to the large model, the small one's reading of the prompt takes"
         f" {percent(times.probed.reading)}; {judged(times.probed.reading, PROBE_GOAL, '{:.0%}')}.",

@@ -54,13 +54,13 @@ def needed(table: Floats, predicted: Floats, shown: Floats | None = None) -> lis
         Intervals are over prompts drawn again, the samples that each would get staying what they are.
     """
     budgets = [allocated(table, predicted, average) for average in range(1, table.shape[1] + 1)]
-    found = _beside(table, budgets, ADAPTIVE)
+    found = _compared(table, budgets, ADAPTIVE)
     if shown is None:
         return found
-    return [replace(each, shown=own) for each, own in zip(found, _beside(shown, budgets, SERVED), strict=True)]
+    return [replace(each, shown=own) for each, own in zip(found, _compared(shown, budgets, SERVED), strict=True)]
 
 
-def _beside(table: Floats, budgets: list[dict[str, list[int]]], ways: tuple[str, ...]) -> list[Needed]:
+def _compared(table: Floats, budgets: list[dict[str, list[int]]], ways: tuple[str, ...]) -> list[Needed]:
     """What these ways of sharing out need, by budget of each way."""
     count, most = table.shape
     curves = {}

@@ -44,7 +44,7 @@ class Smoothness:
         largest_gap: largest gap while a long prompt is read, in such steps.
         typical_gap: median gap in that time, in such steps.
         undisturbed_gap: largest gap among as many steps with no prompt: what the machine itself does.
-        beside_crowd: latency of a tenant's request while another tenant has `CROWD`, over its latency alone.
+        during_crowd: latency of a tenant's request while another tenant has `CROWD`, over its latency alone.
         known_prefix: time to the first token after a prefix of `PREFIX` tokens that is cached, over the first time.
     """
 
@@ -52,7 +52,7 @@ class Smoothness:
     largest_gap: Interval
     typical_gap: Interval
     undisturbed_gap: Interval
-    beside_crowd: Interval
+    during_crowd: Interval
     known_prefix: Interval
 
 
@@ -62,7 +62,7 @@ async def measure(pool: LocalPool, rounds: int = 5, seed: int = 0) -> Smoothness
     model = pool.engines[pool.roles["large"]]
     sides: list[Side[Any]] = [
         Side("gaps", lambda _: gaps_while_reading(model, draw)),
-        Side("crowd", lambda _: beside_crowd(pool, draw)),
+        Side("crowd", lambda _: during_crowd(pool, draw)),
         Side("prefix", lambda _: known_prefix(model, draw)),
     ]
     turns = await take_turns(sides, rounds)
@@ -126,7 +126,7 @@ def _gaps(times: list[list[float]], start: int) -> list[float]:
     return [after - now for mine in times for now, after in pairwise(mine[start:])]
 
 
-async def beside_crowd(pool: LocalPool, draw: random.Random) -> float:
+async def during_crowd(pool: LocalPool, draw: random.Random) -> float:
     """Latency of one tenant's request while another has a crowd of them, over its latency alone."""
     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True)
 
@@ -140,11 +140,11 @@ async def beside_crowd(pool: LocalPool, draw: random.Random) -> float:
     model = pool.engines[pool.roles["large"]]
     await _until(lambda: any(seq.generated for seq in model.batcher.tables))
     # Another tenant of the same kind, so that nothing of the first answer is cached for it.
-    beside = await _seconds(answer(pool, replace(mine, tenant=f"quiet-{draw.random()}")))
+    during = await _seconds(answer(pool, replace(mine, tenant=f"quiet-{draw.random()}")))
     for task in crowd:
         task.cancel()
     await asyncio.gather(*crowd, return_exceptions=True)
-    return beside / alone
+    return during / alone
 
 
 async def known_prefix(model: EngineModel, draw: random.Random) -> float:
@@ -193,7 +193,7 @@ def rows(results: dict[str, Smoothness]) -> list[Felt]:
         felt(f"largest gap while a prompt of {LONG_PROMPT} tokens is read, in such gaps", "largest_gap", 2.5),
         felt("typical gap in that time", "typical_gap"),
         felt("largest gap in as many steps without the prompt", "undisturbed_gap"),
-        felt(f"a tenant's latency with {CROWD} requests of another, over that alone", "beside_crowd", 2),
+        felt(f"a tenant's latency with {CROWD} requests of another, over that alone", "during_crowd", 2),
         felt(f"first token after {PREFIX} cached tokens, over the first time", "known_prefix", 0.15),
     ]
 

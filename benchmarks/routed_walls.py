@@ -19,7 +19,7 @@ from turnout.config import PolicyChoice, RoutingConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class RoutedCost:
     """Requests that were routed to the small model, compared with the same ones that named it.
 
     Attributes:
@@ -37,7 +37,9 @@ class Beside:
     alike: float
 
 
-async def beside(pool: LocalPool, artifact: str, calls: list[GenerateCall], concurrent: int, rounds: int) -> Beside:
+async def routed_cost(
+    pool: LocalPool, artifact: str, calls: list[GenerateCall], concurrent: int, rounds: int
+) -> RoutedCost:
     """Answer calls in both ways, with nothing cached before each time.
 
     Args:
@@ -69,7 +71,7 @@ async def beside(pool: LocalPool, artifact: str, calls: list[GenerateCall], conc
     routed, alone = (_walls(turns.readings[name]) for name in ways)
     last = zip(turns.readings["routed"][-1], turns.readings["alone"][-1], strict=True)
     alike = np.mean([one.text == other.text for one, other in last])
-    return Beside(concurrent, len(calls), rounds, ratio(routed - alone, alone), float(alike))
+    return RoutedCost(concurrent, len(calls), rounds, ratio(routed - alone, alone), float(alike))
 
 
 def _walls(readings: list[list[Record]]) -> Floats:

@@ -193,11 +193,11 @@ def _pool_arms(pool: str, by_arm: dict[str, list[Entry]], control: str, rule: Li
             means={metric: _mean(metric, each) for metric, each in values[arm].items() if len(each)},
             verdict="control",
         )
-        lines.append(line if arm == control else _beside(line, values, control, adjusted, rule))
+        lines.append(line if arm == control else _compared(line, values, control, adjusted, rule))
     return lines
 
 
-def _beside(
+def _compared(
     line: LiveLine,
     values: dict[str, dict[Metric, Floats]],
     against: str,

@@ -80,7 +80,11 @@ def _goals(results: Results) -> list[tuple[str, Goal, Interval | float]]:
     opened = [(each.kind, each.added_p99, each.look_up_p99) for each in results.outage]
     return [
         ("first token, warm Redis, over recomputing", FIRST_TOKEN_RATIO, warm.ratio),
-        ("decoding while prompts are written, over that without a store", DECODE_SHARE, results.write_behind.beside),
+        (
+            "decoding while prompts are written, over that without a store",
+            DECODE_SHARE,
+            results.write_behind.with_prompts,
+        ),
         *((f"first token, {kind}, breaker open: added p99, ms", ADDED_P99_MS, added) for kind, added, _ in opened),
         *((f"look-up alone, {kind}, breaker open: p99, ms", ADDED_P99_MS, alone) for kind, _, alone in opened),
     ]
@@ -114,7 +118,7 @@ def _add_write_behind(report: Report, found: WriteBehind) -> None:
         " as configured by default, from the look-up to the last token."
     )
     rows = [
-        ("decoded while prompts are read", found.beside_off, found.beside),
+        ("decoded while prompts are read", found.with_prompts_off, found.with_prompts),
         ("prompts read meanwhile", None, found.prompts),
         ("decoded where nothing matches", found.unmatched_off, found.unmatched),
     ]

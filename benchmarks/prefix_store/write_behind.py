@@ -24,7 +24,7 @@ ON, OFF = "with a store", "without a store"
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Rates:
     """Rates of requests while prompts were read, all in tokens per second, and what was written.
 
     Attributes:
@@ -45,8 +45,8 @@ class WriteBehind:
     """Rates with the store over those without, round by round: medians, with the smallest and largest.
 
     Attributes:
-        beside_off: tokens/s decoded while prompts were read, no store.
-        beside: ... with it, everything written, over that.
+        with_prompts_off: tokens/s decoded while prompts were read, no store.
+        with_prompts: ... with it, everything written, over that.
         prompts: tokens/s of these prompts, likewise.
         written_mib: in one round.
         dropped: chunks in all rounds.
@@ -54,8 +54,8 @@ class WriteBehind:
         unmatched: ... with it, as configured by default, over that.
     """
 
-    beside_off: Interval
-    beside: Interval
+    with_prompts_off: Interval
+    with_prompts: Interval
     prompts: Interval
     written_mib: Interval
     dropped: int
@@ -83,10 +83,10 @@ async def measure(
         bench.store(url, host_memory_bytes=256 << 20) as default,
     ):
         note("write-behind: with prompts")
-        beside = await take_turns(
+        with_prompts = await take_turns(
             [
-                Side(ON, lambda _: decode_beside(bench, writing, draw, prefix, prompts)),
-                Side(OFF, lambda _: decode_beside(bench, None, draw, prefix, prompts)),
+                Side(ON, lambda _: decode_with_prompts(bench, writing, draw, prefix, prompts)),
+                Side(OFF, lambda _: decode_with_prompts(bench, None, draw, prefix, prompts)),
             ],
             rounds,
         )
@@ -98,25 +98,25 @@ async def measure(
             ],
             rounds,
         )
-    return summary(beside, unmatched)
+    return summary(with_prompts, unmatched)
 
 
-def summary(beside: Turns[Beside], unmatched: Turns[float]) -> WriteBehind:
+def summary(with_prompts: Turns[Rates], unmatched: Turns[float]) -> WriteBehind:
     """Figures of the rounds, of the sides `ON` and `OFF`."""
     return WriteBehind(
-        beside.spread(OFF, lambda each: each.decoded),
-        beside.ratio(ON, OFF, lambda each: each.decoded),
-        beside.ratio(ON, OFF, lambda each: each.read),
-        beside.spread(ON, lambda each: each.written / 2**20),
-        sum(each.dropped for each in beside.readings[ON]),
+        with_prompts.spread(OFF, lambda each: each.decoded),
+        with_prompts.ratio(ON, OFF, lambda each: each.decoded),
+        with_prompts.ratio(ON, OFF, lambda each: each.read),
+        with_prompts.spread(ON, lambda each: each.written / 2**20),
+        sum(each.dropped for each in with_prompts.readings[ON]),
         unmatched.spread(OFF),
         unmatched.ratio(ON, OFF),
     )
 
 
-async def decode_beside(
+async def decode_with_prompts(
     bench: Workbench, bridge: SharedPrefixes | None, draw: random.Random, prefix: int, prompts: int
-) -> Beside:
+) -> Rates:
     """Rates while new prompts are read during the decoding of requests."""
     engine = bench.engine
     engine.shared = bridge
@@ -138,12 +138,12 @@ async def decode_beside(
     for seq in running:
         engine.release(seq)
     if bridge is None or before is None:
-        return Beside(decoded / seconds, prompts * prefix / seconds)
+        return Rates(decoded / seconds, prompts * prefix / seconds)
     await settled(bridge)
     after = bridge.store.stats()
     written = after.bytes_written - before.bytes_written
     dropped = sum(after.dropped.values()) - sum(before.dropped.values())
-    return Beside(decoded / seconds, prompts * prefix / seconds, written, dropped)
+    return Rates(decoded / seconds, prompts * prefix / seconds, written, dropped)
 
 
 async def decode_unmatched(bench: Workbench, bridge: SharedPrefixes | None, draw: random.Random, tokens: int) -> float:

@@ -78,7 +78,7 @@ def _add_layout(report: Report, points: list[Point]) -> None:
             "prefix hits": lambda row: f"{row.loaded.hits:.0%}" if row.loaded else "-",
             "busiest pool": lambda row: f"{row.loaded.busiest:.2f}" if row.loaded else "-",
             "controller": lambda row: f"{row.controller:.2f}",
-            "it sends, MB/s": lambda row: f"{row.told_mb_s:.1f}",
+            "it sends, MB/s": lambda row: f"{row.sent_mb_s:.1f}",
             "price of 1M tokens": lambda row: row.per_million,
             "full": lambda row: row.saturated or "pools",
         },

@@ -39,7 +39,7 @@ class Point:
         share: tokens a second over the number of pools times one pool's.
         bound: what the front can carry, requests a second.
         controller: cores that each cluster's controller would need.
-        told_mb_s: that it sends.
+        sent_mb_s: that it sends.
         per_million: price of a million tokens, all pools busy.
         saturated: what is full first; "": nothing but the pools.
     """
@@ -51,7 +51,7 @@ class Point:
     share: float
     bound: float
     controller: float
-    told_mb_s: float
+    sent_mb_s: float
     per_million: float
     saturated: str
 
@@ -129,7 +129,7 @@ def _point(costs: Costs, layout: Layout, pools: int, alone: Figures, items: floa
         share=full.tokens_per_s / (pools * alone.tokens_per_s),
         bound=bound,
         controller=full.controller,
-        told_mb_s=told_bytes_per_s(costs, layout, pools) / 1e6,
+        sent_mb_s=told_bytes_per_s(costs, layout, pools) / 1e6,
         per_million=_price(costs, layout, pools) / 3600 / full.tokens_per_s * 1e6
         if full.tokens_per_s
         else float("inf"),

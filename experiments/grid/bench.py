@@ -126,7 +126,7 @@ class CellBench:
         loaded, store = await self._pool(pool), Store(self.root)
         loaded.pool.routing = None
         found = await measure_reference(loaded.pool, key)
-        store.keep(name, "references", {**store.beside(name, "references"), pool: found.as_dict()})
+        store.keep(name, "references", {**store.kept(name, "references"), pool: found.as_dict()})
 
     async def _under_load(self, store: Store, cell: Cell, loaded: _Loaded, dataset: Dataset, scorer: Scorer) -> None:
         """A schedule cannot be gone on with: it runs whole or not at all. Its answers can be scored again."""
@@ -193,13 +193,13 @@ def _measured(facts: Facts, sensors: Sensors) -> Iterator[None]:
         yield
     facts.wall_s += time.perf_counter() - started
     facts.utilisation = facts.utilisation or Utilisation()
-    facts.utilisation.add(_beside(seen, sensors.machine))
+    facts.utilisation.add(_combined(seen, sensors.machine))
     spent = meter.joules()
     if spent is not None:
         facts.energy_j = (facts.energy_j or 0.0) + spent
 
 
-def _beside(seen: Utilisation, machine: Utilisation) -> Utilisation:
+def _combined(seen: Utilisation, machine: Utilisation) -> Utilisation:
     """What was seen, with what is known of the machine."""
     sums = {name: getattr(seen, name) for name in SUMS}
     return replace(machine, **sums, memory_peak_bytes=seen.memory_peak_bytes)

@@ -181,7 +181,7 @@ def make_plan(spec: ExperimentSpec, store: Store, again: bool = False) -> Plan:
 
 def _unmeasured(plan: Plan, store: Store, pools: Sequence[str]) -> dict[str, str]:
     """By pool without a reference of how it is now, the key of one."""
-    known = store.beside(plan.spec.name, "references")
+    known = store.kept(plan.spec.name, "references")
     keys = {pool: reference_key(plan.config, pool) for pool in pools}
     return {pool: key for pool, key in keys.items() if known.get(pool, {}).get("key") != key}
 

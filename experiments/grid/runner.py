@@ -87,7 +87,7 @@ def _on_the_clock(plan: Plan, store: Store, tally: _Tally) -> Iterator[None]:
     finally:
         seconds, done, failed = time.perf_counter() - started, tally.done, len(tally.failed)
         run = {"at": at, "wall_s": seconds, "workers": plan.spec.workers, "done": done, "failed": failed}
-        earlier = store.beside(plan.spec.name, "runs").get("runs", [])
+        earlier = store.kept(plan.spec.name, "runs").get("runs", [])
         with suppress(TurnoutError):  # a full disk has been reported
             store.keep(plan.spec.name, "runs", {"runs": [*earlier, run]})
 

@@ -19,7 +19,7 @@ from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.json_lines import json_line
 
 State = Literal["done", "unscored", "refused", "failed", "partial", "absent"]
-Beside = Literal["runs", "references"]
+Kept = Literal["runs", "references"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # What comes of reading a file that another version wrote, or that is cut short; pydantic's are ValueErrors.
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, TurnoutError)
@@ -161,11 +161,11 @@ class Store:
             raise not_found("experiment", name, self.names())
         return path
 
-    def keep(self, name: str, what: Beside, values: dict[str, Any]) -> None:
+    def keep(self, name: str, what: Kept, values: dict[str, Any]) -> None:
         """Keep something about an experiment next to its cells."""
         self._write(self._experiment(name) / f"{what}.json", json.dumps(values, indent=1))
 
-    def beside(self, name: str, what: Beside) -> dict[str, Any]:
+    def kept(self, name: str, what: Kept) -> dict[str, Any]:
         """What was kept so; empty: nothing was."""
         path = self._experiment(name) / f"{what}.json"
         return _read(path) if path.is_file() else {}

@@ -166,7 +166,7 @@ def make_report(saved: Saved, store: Store) -> Report:
     facts = [facts for group in table.groups.values() for column in group.columns.values() for facts in column.facts]
     machines = Counter("; ".join(f"{k} {v}" for k, v in each.machine.items() if "load" not in k) for each in facts)
     metered = any(each.energy_j is not None for each in facts)
-    references = store.beside(spec.name, "references")
+    references = store.kept(spec.name, "references")
     return Report(
         title=spec.name,
         baseline=spec.baseline,
@@ -184,7 +184,7 @@ def make_report(saved: Saved, store: Store) -> Report:
         + drawn_once(table.groups.values()),
         missing=table.missing,
         energy=_energy(metered, spec),
-        run=_run_time(store.beside(spec.name, "runs").get("runs", []), table.answering_s),
+        run=_run_time(store.kept(spec.name, "runs").get("runs", []), table.answering_s),
         efficiency=efficiency(table.every, spec, _references(references)),
         tuned=tuned_lines(table, spec),
         references=references,

@@ -44,7 +44,7 @@ async def test_an_answer_that_breaks_off_is_no_time() -> None:
 
 
 def test_the_page_tells_the_share_and_what_has_no_time() -> None:
-    found = {"alone": [0.1] * 20, "beside": [0.12] * 10, "silent": 0, "batch_rate": 31.0, "saturated": True}
+    found = {"alone": [0.1] * 20, "during": [0.12] * 10, "silent": 0, "batch_rate": 31.0, "saturated": True}
     assert ratio(found).value == pytest.approx(1.2)
     text = page(found, 3.0).markdown()
     assert "| during a batch | 10 | 120.0 | 120.0 | 120.0 |" in text
@@ -55,7 +55,7 @@ def test_the_page_tells_the_share_and_what_has_no_time() -> None:
 
 def test_the_ratio_has_an_interval_of_what_other_requests_would_have_given() -> None:
     drawn = np.random.default_rng(1)
-    found = {"alone": list(drawn.exponential(0.02, 700)), "beside": list(drawn.exponential(0.03, 350))}
+    found = {"alone": list(drawn.exponential(0.02, 700)), "during": list(drawn.exponential(0.03, 350))}
     times = ratio(found)
     assert times.low < 1.5 < times.high
     assert 0.1 < times.high - times.low < 1.0

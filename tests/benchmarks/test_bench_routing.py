@@ -176,14 +176,14 @@ def test_a_router_is_trained_and_timed_on_the_demo_pair() -> None:
     assert {role: each.shape for role, each in trained.shown.items()} == {"small": (held, 2), "large": (held, 2)}
     assert all(each.shape == (held,) for each in trained.predicted.values())
     for each in times:
-        assert each.probed.requests == each.beside.requests == 6
+        assert each.probed.requests == each.routed.requests == 6
         assert 0.0 < each.probed.share.value < 1.0
         assert each.probed.decide_ms.value > 0.0
         assert 0.0 <= each.probed.to_large <= 1.0
-        assert each.beside.more.value > -1.0
-        assert each.beside.alike > 0.5
+        assert each.routed.more.value > -1.0
+        assert each.routed.alike > 0.5
     assert [each.probed.concurrent for each in times] == list(bench_routing.CONCURRENT)
-    assert [each.beside.concurrent for each in times] == list(bench_routing.CONCURRENT)
+    assert [each.routed.concurrent for each in times] == list(bench_routing.CONCURRENT)
 
 
 async def test_routing_is_timed_beside_the_same_requests_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a request feels of others: measured on the demo pair, and shown beside the goals."""
+"""What a request feels of others: measured on the demo pair, and shown during the goals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_it_is_measured_and_leaves_nothing(pool: LocalPool) -> None:
     assert 0.0 < felt.step_s.value < 1.0
     assert felt.largest_gap.value > felt.typical_gap.value > 0.0
     assert felt.undisturbed_gap.value > 1.0
-    assert felt.beside_crowd.value > 0.0
+    assert felt.during_crowd.value > 0.0
     assert 0.0 < felt.known_prefix.low < 0.5
     assert pool.stats().sequences == 0
 

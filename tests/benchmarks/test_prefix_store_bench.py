@@ -20,7 +20,7 @@ from benchmarks.prefix_store.first_token import measure as measure_first_token
 from benchmarks.prefix_store.link import SlowLink
 from benchmarks.prefix_store.page import Results, Run, page
 from benchmarks.prefix_store.workbench import Workbench
-from benchmarks.prefix_store.write_behind import Beside
+from benchmarks.prefix_store.write_behind import Rates
 from experiments.stats.intervals import spread
 from kvstore.base import StoreFault
 from kvstore.fakes import MemoryByteStore
@@ -112,12 +112,12 @@ def test_a_decision_is_right_when_it_costs_about_as_little_as_the_best() -> None
 
 def test_ratios_are_of_the_same_round() -> None:
     on, off = write_behind.ON, write_behind.OFF
-    beside = {
-        on: [Beside(99, 50, 4 << 20, 1), Beside(48, 15, 2 << 20, 2)],
-        off: [Beside(100, 50), Beside(50, 20)],
+    with_prompts = {
+        on: [Rates(99, 50, 4 << 20, 1), Rates(48, 15, 2 << 20, 2)],
+        off: [Rates(100, 50), Rates(50, 20)],
     }
-    found = write_behind.summary(Turns(beside), Turns({on: [9.0, 20.0], off: [10.0, 20.0]}))
-    assert (found.beside.low, found.beside.high) == (0.96, 0.99)
+    found = write_behind.summary(Turns(with_prompts), Turns({on: [9.0, 20.0], off: [10.0, 20.0]}))
+    assert (found.with_prompts.low, found.with_prompts.high) == (0.96, 0.99)
     assert (found.prompts.low, found.prompts.high) == (0.75, 1.0)
     assert (found.unmatched.low, found.unmatched.high) == (0.9, 1.0)
     assert found.dropped == 3
@@ -203,10 +203,10 @@ async def test_every_way_finds_what_it_is_to_find(
 
 async def test_writing_is_measured_while_it_happens(bench: Workbench, server: EmbeddedServer) -> None:
     found = await write_behind.measure(bench, server.socket_url, 300, 1, 4, 1)
-    # What decodes beside the prompt fills chunks too, where it is fast.
+    # What decodes with_prompts the prompt fills chunks too, where it is fast.
     assert found.written_mib.value >= 256 * bench.layout.token_bytes / 2**20
     assert found.dropped == 0
-    assert found.beside.value > 0
+    assert found.with_prompts.value > 0
     assert bench.engine.shared is None
     assert bench.pool.stats().sequences == 0
 

@@ -59,7 +59,7 @@ def test_a_worker_that_dies_costs_its_cell_and_the_next_run_makes_it_good(tmp_pa
     [(name, why)] = ran.failed.items()
     assert why.startswith("its process ended")
     assert ran.done == 2
-    assert set(store.beside("small", "references")["near"]["runtimes"]) == {"small", "large"}
+    assert set(store.kept("small", "references")["near"]["runtimes"]) == {"small", "large"}
     [cell] = [cell for cell in plan.cells if cell.name == name]
     kept = len(store.chunks(cell))
     again = make_plan(asked, store)
@@ -67,7 +67,7 @@ def test_a_worker_that_dies_costs_its_cell_and_the_next_run_makes_it_good(tmp_pa
     assert run_plan(again, store).failed == {}
     assert [record.id for record in store.records(cell)] == [str(n) for n in range(60)]
     assert 0 < kept < 60
-    assert [(run["done"], run["failed"]) for run in store.beside("small", "runs")["runs"]] == [(2, 1), (1, 0)]
+    assert [(run["done"], run["failed"]) for run in store.kept("small", "runs")["runs"]] == [(2, 1), (1, 0)]
 
 
 def test_workers_for_whom_there_is_no_place_are_named_and_not_waited_for(

@@ -91,7 +91,7 @@ def test_an_experiment_of_another_format_is_named_and_keeps_its_cells(
     assert store.prune() == pruned
     assert store.state(cell) == "done"
     assert [record.message for record in caplog.records] == [
-        "nobody knows which cells other has, so all are kept until it is removed"
+        "the cells of other are not known, so all are kept until it is removed"
     ] * (part == "cells")
     store.remove("other")
     assert store.names() == ["gone"]

@@ -88,7 +88,7 @@ def test_a_reference_is_measured_once_and_again_when_what_it_depends_on_changes(
         pair_config(tmp_path, max_length=128), tmp_path, methods=[{"name": "plain"}], idealised=True, watts=10.0
     )
     assert run_plan(make_plan(asked, store), store).failed == {}
-    kept = store.beside("small", "references")["near"]
+    kept = store.kept("small", "references")["near"]
     assert Reference.from_dict(json.loads(json.dumps(kept))).as_dict() == Reference.from_dict(kept).as_dict()
     assert set(kept["runtimes"]) == {"small", "large"}
     again = make_plan(asked, store)
