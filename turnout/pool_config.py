@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from turnout.cluster_config import AutoscalingConfig, PlacementConfig
-from turnout.errors import Misfit
+from turnout.errors import FieldError
 
 SMALL, LARGE = "small", "large"
 USUAL_ROLES = (SMALL, LARGE)
@@ -136,9 +136,9 @@ class PoolConfig(Section):
         for role in USUAL_ROLES:
             name = self.models.get(role, "")
             if name and given.setdefault(role, name) != name:
-                raise Misfit(f"models.{role}", f"is {name!r}, and {role} is {given[role]!r}: name one of them")
+                raise FieldError(f"models.{role}", f"is {name!r}, and {role} is {given[role]!r}: name one of them")
         if not given:
-            raise Misfit(LARGE, "required: a pool has at least a large model (large: NAME, or models.large: NAME)")
+            raise FieldError(LARGE, "required: a pool has at least a large model (large: NAME, or models.large: NAME)")
         alone = next(iter(given.values()))
         for role in USUAL_ROLES:
             self.__dict__[role] = given.get(role, alone)
@@ -147,11 +147,11 @@ class PoolConfig(Section):
     @model_validator(mode="after")
     def _check_roles(self) -> PoolConfig:
         if PREFILL in self.models:
-            raise Misfit(f"models.{PREFILL}", "is the role of actors that only compute prompts: choose another name")
+            raise FieldError(f"models.{PREFILL}", "is reserved for actors that compute prompts: choose another name")
         unknown = set(self.placement.resources) - {*self.roles, PREFILL}
         if unknown:
             known = ", ".join(sorted({*self.roles, PREFILL}))
-            raise Misfit(f"placement.resources.{min(unknown)}", f"no such role; roles: {known}")
+            raise FieldError(f"placement.resources.{min(unknown)}", f"no such role; roles: {known}")
         return self
 
     @property

@@ -14,7 +14,7 @@ from decoding.monitors.base import PACKAGE as MONITORS
 from decoding.monitors.base import Injection, Monitor
 from decoding.parts import PartChoice
 from decoding.sequence import Sequence
-from turnout.errors import Misfit, invalid
+from turnout.errors import FieldError, invalid
 from turnout.registry import MethodInfo, MethodParams, get_method, method
 from turnout.types import Segment, Token
 
@@ -44,7 +44,7 @@ class MonitoredParams(MethodParams):
         info = get_method(self.inner.name, f"{FIELD}.inner")
         info.parse(self.inner.params, f"{FIELD}.inner")
         if info.joint:
-            raise Misfit("inner", f"{info.name!r} writes all answers of a request together and cannot be monitored")
+            raise FieldError("inner", f"{info.name!r} writes all answers of a request together and cannot be monitored")
         self.monitor.find(MONITORS, f"{FIELD}.monitor")
         return self
 

@@ -20,6 +20,7 @@ from turnout.access_config import Budget, TenantLimits
 from turnout.calls import GenerateCall, Priority, ScoreCall
 from turnout.config import PoolConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.registry import ALONE
 
 BUSY_RETRY_S = 1.0
 BATCH_RATE_KEPT = 0.5  # share of a rate that batches leave alone
@@ -282,7 +283,7 @@ def _methods_of(call: GenerateCall, pool: str, settings: PoolConfig) -> list[str
     if call.method is not None:
         name = call.method
     elif call.model not in ("", pool):
-        name = "plain"
+        name = ALONE
     else:
         name = "auto" if settings.routing is not None else settings.default.name
     return [name, *_methods_within(call.params)]
