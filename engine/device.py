@@ -1,10 +1,11 @@
-"""A device: one worker thread, one forward at a time, shared by the models that live on it."""
+"""Device: one worker thread, one forward at a time, and the turns of the models that share it."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
@@ -14,214 +15,279 @@ import torch
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
 from engine.costs.forward import StepTime
-from engine.scheduler.coscheduling import Arrivals, Prospect, waits_for_company
-from engine.scheduler.fair_time import FairShare
-from engine.scheduler.policy import Limits, Load
-from engine.scheduler.priority import Floor
+from engine.scheduler.coscheduling import StepForecast, TransferRate, should_wait
+from engine.scheduler.fairness import FairShare, MinimumShare
+from engine.scheduler.limits import DeviceState, Limits, Load
+from engine.scheduler.queue import Deliveries
 from engine.threads import Fed, Threads
 
 T = TypeVar("T")
-LATELY_S = 5.0
+RECENT_S = 5.0
 
 
 class Member(Protocol):
-    """A model's queue, as the others on its device see it.
+    """Model that shares a device: its queue, and the steps that run what is in it.
 
     Attributes:
-        limits: what its steps may hold.
-        times: predicts how long they take; None: nobody knows.
-        went_at_s: the device's `spent_s` at the end of its last step.
-        held_at_s: the device's `spent_s` when its step began to wait for company; None: it does not.
-        stuck: whether its last turn came to nothing.
+        limits: limits of its steps.
+        times: predicts how long they take; None: unknown.
+        ran_until_s: the device's `spent_s` at the end of its last step.
+        delayed_since_s: the device's `spent_s` when its next step was first delayed for coscheduling; None: it is not.
+        stuck: its last turn ran nothing.
         tables: caches of the sequences it works on.
-        arrivals: requests that come over to it from the others.
+        transfers: rate at which requests move to it from the others.
     """
 
     limits: Limits
     times: StepTime | None
-    went_at_s: float
-    held_at_s: float | None
+    ran_until_s: float
+    delayed_since_s: float | None
     stuck: bool
     tables: dict[Sequence, BlockTable]
-    arrivals: Arrivals
+    transfers: TransferRate
+
+    @property
+    def num_waiting(self) -> int:
+        """Operations that wait or run."""
+        ...
 
     def tenants(self) -> set[str]:
-        """Whose operations wait or run there."""
+        """Return the tenants with operations of the priority class whose turn is next."""
         ...
 
     def load(self) -> Load:
-        """What waits there."""
+        """Return the load by operations of the priority class whose turn is next."""
         ...
 
-    def has(self, patient: bool) -> bool:
-        """Whether somebody waits there for an operation that is in no hurry, or for one that is."""
+    def has(self, low_priority: bool) -> bool:
+        """Return whether a method waits for an operation of a priority class."""
         ...
 
-    def prospect(self, patient: bool, beside: Member) -> Prospect | None:
-        """What its next step would cost; None: it has none, or nobody knows.
+    def forecast(self, low_priority: bool, other: Member) -> StepForecast | None:
+        """Forecast the next step; None: there is none, or its duration is unknown.
 
         Args:
-            patient: with operations that are in no hurry, or with those that are.
-            beside: requests that this model works on as well, and does not at the moment, move between the two.
+            low_priority: priority class of the step.
+            other: requests that this model works on as well, and does not at the moment, move between the two.
         """
         ...
 
-    def asked_for(self, seq: Sequence) -> bool:
-        """Whether an operation on a sequence waits or runs there."""
+    def has_operation(self, seq: Sequence) -> bool:
+        """Return whether an operation on a sequence waits or runs."""
+        ...
+
+    async def step(self, device: DeviceState) -> bool:
+        """Run one forward; False: nothing can run before something changes."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Fail all operations."""
         ...
 
 
 class Device:
-    """Serialises forwards of all models on one torch device; whoever asked first goes first.
+    """One torch device: runs forwards of its models one after the other, each model in its turn.
 
     Args:
         name: torch device name.
-        threads: decides how many CPU threads a forward uses; None: as many as torch is set to.
+        threads: chooses the number of CPU threads of a forward; None: torch's setting.
 
     Attributes:
-        clock: seconds.
-        turn: held by whose forward is being planned or runs.
-        changed: set when an operation has come, gone or run.
-        members: queues of the models that live here.
-        owed: what the tenants of these models are owed of the device's time.
-        floor: what operations in no hurry get of it in any case.
-        spent_s: time of all forwards so far, by their forecasts, in seconds.
+        clock: current time, in seconds.
+        turn: lock held while a forward is planned and runs, and by other work on the thread.
+        members: models of the device, in the order in which they ask for turns.
+        deliveries: results handed out to methods that have not resumed.
+        owed: balances of the tenants of these models.
+        minimum_share: of low-priority operations.
+        spent_s: predicted time of all forwards so far, in seconds.
     """
 
     def __init__(self, name: str, threads: Threads | None = None) -> None:
         self.threads = threads
         self.clock: Callable[[], float] = time.monotonic
-        self._hurried_at = -math.inf
         self.torch_device = torch.device(name)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"forward-{name}")
         self.turn = asyncio.Lock()
-        self.changed = asyncio.Event()
         self.members: list[Member] = []
+        self.deliveries = Deliveries()
         self.owed = FairShare()
-        self.floor = Floor()
+        self.minimum_share = MinimumShare()
         self.spent_s = 0.0
-        self._since: float | None = None
-        self._last: dict[Sequence, Member] = {}  # which of them was asked last to go on with a sequence
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"forward-{name}")
+        self._working_since: float | None = None
+        self._interactive_at = -math.inf
+        self._last: dict[Sequence, Member] = {}  # the model that got a sequence's latest operation
+        self._ready: deque[Member] = deque()  # models whose turn comes, in this order
+        self._loop: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
 
     @property
     def working_s(self) -> float:
         """How long the thread has been at its present work, in seconds; 0.0: it has none."""
-        since = self._since
+        since = self._working_since
         return time.monotonic() - since if since is not None else 0.0
 
     @property
-    def patient(self) -> bool:
-        """Whether operations in no hurry may be in the next step: nobody waits for others, or it is their turn."""
-        return not self._has(patient=False) or (self.floor.due and self._has(patient=True))
+    def low_priority(self) -> bool:
+        """Whether the next step may hold low-priority operations: no other waits, or their minimum share is due."""
+        return not self._has(low_priority=False) or (self.minimum_share.due and self._has(low_priority=True))
 
-    @property
-    def hurried(self) -> bool:
-        """Whether operations in a hurry were here lately: more of them may come any moment."""
-        return self.clock() < self._hurried_at + LATELY_S
+    def _has(self, low_priority: bool) -> bool:
+        return any(member.has(low_priority) for member in self.members)
 
-    def took(self, patient: bool, seconds: float) -> None:
-        """Account for a step: of operations in no hurry alone, or of others."""
-        if not patient:
-            self._hurried_at = self.clock()
-        if self.floor.share and self._has(patient=True) and self._has(patient=False):
-            self.floor.took(patient, seconds)
+    def charge(self, low_priority: bool, seconds: float) -> None:
+        """Account for a step of a priority class."""
+        if not low_priority:
+            self._interactive_at = self.clock()
+        if self.minimum_share.share and self._has(low_priority=True) and self._has(low_priority=False):
+            self.minimum_share.charge(low_priority, seconds)
 
     def threads_for(self, model: str, fed: Fed) -> int | None:
-        """CPU threads of a model's next forward, which is fed so much; None: as many as torch is set to."""
+        """Return the CPU threads of a model's next forward; None: torch's setting."""
         return self.threads.of(model, fed) if self.threads is not None else None
 
     def ran(self, model: str, fed: Fed, work_s: float | None, seconds: float) -> None:
-        """Learn from a forward about threads; see `Threads.took`."""
+        """Learn the best number of threads from a forward; see `Threads.took`."""
         if self.threads is not None:
             self.threads.took(model, fed, work_s, seconds)
 
-    def forgo(self) -> bool:
-        """Give up the turn of operations in no hurry, none of which can run; False: nobody else waits for it."""
-        if not (self.floor.due and self._has(patient=False)):
-            return False
-        self.floor.forgo()
-        return True
-
-    def _has(self, patient: bool) -> bool:
-        return any(member.has(patient) for member in self.members)
-
     def tenants(self) -> set[str]:
-        """Whose operations wait on any of the models, of those whose turn is next."""
+        """Return the tenants with operations of the priority class whose turn is next, on any of the models."""
         return set().union(*(member.tenants() for member in self.members))
 
-    def others_first(self, member: Member) -> bool:
-        """Whether a tenant that waits for another model only is owed time, and more of it than who waits for this one.
-
-        Who runs here is not held back for longer than prompts may make them wait.
-
-        Args:
-            member: whose step would be next.
-        """
-        mine = max(map(self.owed.balance, member.tenants()), default=0.0)
-        if not any(self.owed.balance(tenant) > max(mine, 0.0) for tenant in self.tenants()):
-            return False
-        running = sum(sum(each.load().running.values()) for each in self.members)
-        bears_s = (member.limits.max_slowdown - 1.0) * running
-        return not member.load().running or self.spent_s - member.went_at_s < bears_s
-
-    def came(self, member: Member, seq: Sequence) -> None:
-        """A member is asked to go on with a sequence."""
+    def note_operation(self, member: Member, seq: Sequence) -> None:
+        """Note that an operation on a sequence was queued: it moved here if another model had the latest one."""
         before = self._last.get(seq)
         self._last[seq] = member
         if before is not None and before is not member:
-            member.arrivals.came()
+            member.transfers.arrived()
 
-    def passed(self, member: Member, rows: int) -> None:
-        """A member ran a step of so many operations."""
+    def note_step(self, member: Member, rows: int) -> None:
+        """Note that a model ran a step with `rows` operations."""
         for each in self.members:
             if each is not member:
-                each.arrivals.passed(rows)
+                each.transfers.ran(rows)
 
     def forget(self, seq: Sequence) -> None:
-        """A member has given a sequence back."""
+        """Drop what is known of a released sequence."""
         self._last.pop(seq, None)
 
-    def holds(self, member: Member) -> bool:
-        """Whether a member's step waits while another model's is run; see `engine.scheduler.coscheduling`."""
-        patient = self.patient
-        since = self.spent_s if member.held_at_s is None else member.held_at_s
-        held = any(
-            self._goes_first(each, member, patient, self.spent_s - since)
-            for each in self.members
-            if each is not member and not each.stuck and each.has(patient)
-        )
-        member.held_at_s = since if held else None
-        return held
+    def wake(self, member: Member) -> None:
+        """Run steps until no operations wait; called when a member has a new operation."""
+        if member.num_waiting == 1:
+            self._ask_last(member)
+        loop = asyncio.get_running_loop()
+        if self._loop is None or self._loop.get_loop() is not loop:
+            self._ready.clear()
+            self.deliveries.clear()
+            self._changed = asyncio.Event()
+            self._loop = None
+        if self._loop is None or self._loop.done():
+            self._loop = loop.create_task(self._run(), name=f"device-{self.torch_device}")
+        self.notify()
 
-    def _goes_first(self, other: Member, member: Member, patient: bool, held_s: float) -> bool:
-        coming = other.prospect(patient, member)
+    def notify(self) -> None:
+        """Note a change by which a model may run that could not: an operation, memory, a step."""
+        self._changed.set()
+
+    def _ask_last(self, member: Member) -> None:
+        """Put a model behind those that wait for longer."""
+        if member in self.members:
+            self.members.remove(member)
+        self.members.append(member)
+
+    async def leave(self, member: Member) -> None:
+        """Remove a model that has no more operations; return when no forward of it runs."""
+        self.members.remove(member)
+        self.notify()
+        loop = self._loop
+        if loop is None or loop.done() or loop.get_loop() is not asyncio.get_running_loop():
+            return
+        async with self.turn:  # a forward of it has ended
+            pass
+        if not any(each.num_waiting for each in self.members):
+            await asyncio.wait([loop])
+
+    async def _run(self) -> None:
+        """Run one step after the other until no operations wait."""
+        while True:
+            await self.deliveries.all_resumed()  # methods that ask again at once join the next step
+            async with self.turn:
+                self._changed.clear()
+                ran = await self._next_step()
+            if not any(member.num_waiting for member in self.members):
+                return
+            if not ran:
+                await self._changed.wait()
+
+    async def _next_step(self) -> bool:
+        """Run the next step, of the model that asked first; False: none can run before something changes."""
+        stuck: list[Member] = []
+        while True:
+            for member in self.members:
+                if member.num_waiting and member not in (*self._ready, *stuck) and not self.is_delayed(member):
+                    self._ready.append(member)
+            if not self._ready:
+                return False
+            member = self._ready.popleft()
+            try:
+                ran = await member.step(self._state_for(member))
+            except Exception as error:
+                member.fail(error)
+                ran = True
+            member.stuck = not ran
+            if ran:
+                self._ask_last(member)
+                return True
+            stuck.append(member)
+
+    def _state_for(self, member: Member) -> DeviceState:
+        others = [each for each in self.members if each is not member]
+        low_priority = self.low_priority
+        return DeviceState(
+            low_priority=low_priority,
+            has_interactive_work=self.clock() < self._interactive_at + RECENT_S,
+            may_forgo=low_priority and self._has(low_priority=False),
+            tenants=frozenset().union(*(each.tenants() for each in others)),
+            loads=tuple(each.load() for each in others),
+            waited_s=self.spent_s - member.ran_until_s,
+        )
+
+    def is_delayed(self, member: Member) -> bool:
+        """Return whether a model's step waits while another one's runs; see `engine.scheduler.coscheduling`."""
+        low_priority = self.low_priority
+        since = self.spent_s if member.delayed_since_s is None else member.delayed_since_s
+        delayed = any(
+            self._goes_first(each, member, low_priority, self.spent_s - since)
+            for each in self.members
+            if each is not member and not each.stuck and each.has(low_priority)
+        )
+        member.delayed_since_s = since if delayed else None
+        return delayed
+
+    def _goes_first(self, other: Member, member: Member, low_priority: bool, delayed_s: float) -> bool:
+        coming = other.forecast(low_priority, member)
         if coming is None or not coming.moving:
             return False
-        mine = member.prospect(patient, other)
-        return mine is not None and waits_for_company(mine, coming, member.arrivals.a_row, held_s, member.limits)
-
-    async def change(self) -> None:
-        """Wait until an operation has come, gone or run."""
-        self.changed.clear()
-        await self.changed.wait()
+        mine = member.forecast(low_priority, other)
+        return mine is not None and should_wait(mine, coming, member.transfers.per_row, delayed_s, member.limits)
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` on the device's thread. The caller holds `turn`."""
         return asyncio.get_running_loop().run_in_executor(self._executor, lambda: self._work(work))
 
     def _work(self, work: Callable[[], T]) -> T:
-        self._since = time.monotonic()
+        self._working_since = time.monotonic()
         try:
             return work()
         finally:
-            self._since = None
+            self._working_since = None
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` on the thread between forwards and wait for it; called from any thread but the event loop's."""
         return self._executor.submit(work).result()
 
     async def between(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread between two forwards; whoever gives up waiting does not end it before its end."""
+        """Run `work` on the thread between two forwards; a cancelled caller still waits for its end."""
         async with self.turn:
             return await to_its_end(self.run(work))
 
@@ -231,7 +297,7 @@ class Device:
 
 
 async def to_its_end(running: asyncio.Future[T]) -> T:
-    """Wait until it has ended, cancelled or not: blocks that are being written to must not be given away."""
+    """Wait until it has ended, even if cancelled: blocks that are being written to must not be freed."""
     cancelled = False
     while not running.done():
         try:

@@ -50,7 +50,7 @@ async def export_kv(model: EngineModel, seq: Sequence, start: int = 0, stop: int
             kv = await to_its_end(device.run(partial(model.store.gather_blocks, blocks, size)))
         finally:
             pool.release(blocks)
-            device.changed.set()
+            device.notify()
     return kv[:, start - first * size : end - first * size] if blocks else kv
 
 
@@ -94,7 +94,7 @@ async def import_kv(model: EngineModel, seq: Sequence, start: int, kv: torch.Ten
             pool.publish(block, hashes[index])
     finally:
         pool.release([*before, *fresh])
-        device.changed.set()
+        device.notify()
     return (len(before) + len(fresh)) * size
 
 

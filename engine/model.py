@@ -31,7 +31,7 @@ from engine.member import PoolMember
 from engine.operations import HANDLERS
 from engine.runner import Runner
 from engine.scheduler.batcher import Batcher
-from engine.scheduler.policy import Limits
+from engine.scheduler.limits import Limits
 from turnout.calls import CacheStats, MemberStats
 from turnout.config import EngineConfig, ModelConfig
 from turnout.errors import invalid
@@ -94,7 +94,7 @@ class EngineModel(PoolMember):
         self.store = plan.cache(num_blocks * engine.block_size, device.torch_device)
         self.block_size, self.token_bytes = engine.block_size, token_bytes(self)
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)
-        device.floor.share = engine.batch_share
+        device.minimum_share.share = engine.batch_share
         probe = Probe(runner, num_blocks, self.max_length, engine.max_batch, engine.token_budget)
         probe.set_up(plan.stack.setups(-(-self.max_length // engine.block_size)))
         self.step_time = profile(probe)
@@ -259,7 +259,7 @@ def _limits(engine: EngineConfig) -> Limits:
         max_slowdown=engine.max_slowdown,
         order=engine.order,
         max_overtaken=engine.max_overtaken,
-        patient_slowdown=engine.batch_slowdown,
-        patient_slowdown_beside=engine.batch_slowdown_beside,
+        low_priority_slowdown=engine.batch_slowdown,
+        low_priority_slowdown_interactive=engine.batch_slowdown_beside,
         short_s=engine.short_step_s,
     )

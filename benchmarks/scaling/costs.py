@@ -38,7 +38,7 @@ class Pair(_Part):
         row_s: ... and each row of it.
         kv_bytes: of one token in both models' caches.
         cache_tokens: that a replica keeps of finished prompts.
-        max_batch, token_budget, max_slowdown: as in `engine.scheduler.policy.Limits`.
+        max_batch, token_budget, max_slowdown: as in `engine.scheduler.limits.Limits`.
     """
 
     small: Forward

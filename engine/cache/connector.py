@@ -197,7 +197,7 @@ class SharedPrefixes:
             self.tokens.update(_by_tier(table.origin.fetched, found, self.store.chunk_tokens))
         finally:
             pool.release([*before, *fresh])
-            self._device.changed.set()
+            self._device.notify()
 
     def _publish(self, table: BlockTable, start: int, blocks: list[int]) -> None:
         hashes = table.content.first(start + len(blocks))
@@ -282,7 +282,7 @@ class SharedPrefixes:
         """The store has read them, or does not want them."""
         self._pool.release(blocks)
         self.kept -= len(blocks)
-        self._device.changed.set()
+        self._device.notify()
 
 
 def stats_of(bridge: SharedPrefixes) -> CacheStats:

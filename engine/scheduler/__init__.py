@@ -1,1 +1,1 @@
-"""What the next forward of a model holds: its queue, the policy that orders it, and the memory it needs."""
+"""Scheduling of one model: its queue, the policy, the memory of a step, and the loop that runs steps."""

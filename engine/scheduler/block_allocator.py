@@ -1,4 +1,4 @@
-"""Who gets blocks of a model's pool in a step: admission of new sequences, reservation, and who gives way."""
+"""Block allocation of a step: admission of new sequences, reservation of their blocks, preemption."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Sequence as Works
 from decoding.sequence import Sequence
 from engine.cache.blocks import OutOfBlocksError
 from engine.cache.table import BlockTable
-from engine.scheduler.fair_memory import BlockShares, age, freed
+from engine.scheduler.fairness import BlockShares, age, freed
 from engine.scheduler.queued_operation import Work
 from turnout.types import BlockHash
 
-# Room beyond its own tokens that a sequence must find before it starts, in blocks.
+# Free blocks, beyond those of its own tokens, that a sequence needs to start.
 ROOM_BLOCKS = 2
 
 
-class StepMemory:
-    """Hands out blocks during one step.
+class BlockAllocator:
+    """Allocator of a model's KV blocks for one step.
 
-    A sequence starts only when the blocks of all its tokens, and some room, can be had without taking them from
-    anybody who has started; the blocks are then promised to it. So memory that is short makes requests wait in their
-    order of precedence; it preempts only those that outgrow what was promised, and those of tenants that have more
-    than their share, for one within its share: see `engine.scheduler.fair_memory`.
+    A sequence starts only when the blocks of all its tokens, and some more, are available without taking them from
+    sequences that have started; the blocks are then promised to it. So if memory is short, requests wait in order of
+    precedence; preempted are only sequences that outgrow their promise, and those of tenants above their shares, for
+    a tenant within its share: see `engine.scheduler.fairness.BlockShares`.
 
     Args:
-        tables: all the model's caches.
+        tables: caches of all sequences of the model.
         candidates: operations that could run in this step.
     """
 
@@ -33,19 +33,19 @@ class StepMemory:
         self._tables = tables
         self._candidates = candidates
         self._is_full = False
-        self._full: set[str] = set()  # tenants above their shares for whose next sequence there was no room
+        self._full: set[str] = set()  # tenants above their shares whose next sequence did not fit
         self._shares: dict[bool, BlockShares] = {}
         self._promised: int | None = None  # blocks promised but not yet taken; None: not counted yet
         self._prompts = _Prompts(candidates)
-        self._settled: set[BlockTable] = set()  # caches that keep what they have in this step
+        self._settled: set[BlockTable] = set()  # caches that are not preempted in this step
         self._preempted: set[BlockTable] = set()
 
     def admit(self, work: Work, alone: bool) -> bool:
-        """Let a sequence start, sharing what is published of its prefix; False: it waits.
+        """Admit a sequence, which shares the published blocks of its prefix; False: it waits.
 
         Args:
             work: its operation; what it lacks is brought up to date.
-            alone: nothing that has started could run instead, so it starts whatever memory there is.
+            alone: no started sequence could run instead, so it starts in any case.
         """
         table = work.table
         if not alone:
@@ -63,13 +63,13 @@ class StepMemory:
         return True
 
     def blocked(self, prompts: Collection[Work]) -> set[str]:
-        """The tenants that cannot start anything now.
+        """Return the tenants that cannot start a sequence now.
 
-        Where memory is short, tenants within their shares go first, the longest waiting first; what they wait for
-        is given to nobody else.
+        If memory is short, tenants within their shares go first, the longest waiting first, and blocks they wait for
+        are not given to others.
 
         Args:
-            prompts: what each tenant that has something to start would start first.
+            prompts: for each tenant with new sequences, the one that starts first.
         """
         found = {work: work.table.match_prefix() for work in prompts}
         late = {work.tenant for work in prompts if self._prompts.has_most_of(work.table, len(found[work]))}
@@ -84,7 +84,7 @@ class StepMemory:
         return blocked | late
 
     def _lacking(self, work: Work, found: list[int]) -> int:
-        """Blocks that a sequence cannot have without taking them from others; 0 or less: none.
+        """Return the blocks that a sequence needs beyond those available; 0 or less: none.
 
         Args:
             work: its operation.
@@ -92,20 +92,20 @@ class StepMemory:
         """
         table, pool = work.table, work.table.pool
         unheld = sum(pool.is_cached(block) for block in found)
-        others = self._outstanding(work.patient) - max(table.promised - len(table.blocks), 0)
+        others = self._outstanding(work.low_priority) - max(table.promised - len(table.blocks), 0)
         return _needed(work) - len(found) + unheld + others - pool.num_available
 
     def _has_room(self, work: Work, found: list[int]) -> bool:
-        """Whether a sequence can have its blocks, from others if it must be."""
+        """Return whether a sequence can get its blocks, by preemption if necessary."""
         lacking = self._lacking(work, found)
-        return lacking <= 0 or lacking <= self._takeable(work) or self._giving_way(work, found) is not None
+        return lacking <= 0 or lacking <= self._takeable(work) or self._victims_of(work, found) is not None
 
     def _make_room(self, work: Work, found: list[int]) -> bool:
-        """Let others give way to a sequence where it cannot have its blocks otherwise; False: it waits."""
+        """Preempt other sequences if that is how a sequence gets its blocks; False: it waits."""
         lacking = self._lacking(work, found)
         if lacking <= 0 or lacking <= self._takeable(work):
             return True
-        victims = self._giving_way(work, found)
+        victims = self._victims_of(work, found)
         if victims is None:
             if len(self._shares_of(work)) < 2 or self._is_entitled(work, found):
                 self._is_full = True
@@ -113,17 +113,17 @@ class StepMemory:
                 self._full.add(work.tenant)
             return False
         for victim in victims:
-            self._give_up(victim)
+            self._preempt(victim)
         return True
 
-    def _giving_way(self, work: Work, found: list[int]) -> list[BlockTable] | None:
-        """Sequences of tenants above their shares that give way to one within its share; None: they would not do."""
+    def _victims_of(self, work: Work, found: list[int]) -> list[BlockTable] | None:
+        """Return sequences of tenants above their shares to preempt for one within its share; None: too few."""
         shares = self._shares_of(work)
         if len(shares) < 2 or not self._is_entitled(work, found):
             return None
         lacking = self._lacking(work, found) - self._takeable(work)
         victims: list[BlockTable] = []
-        for table in shares.giving_way(work.tenant):
+        for table in shares.preemptible(work.tenant):
             victims.append(table)
             lacking -= freed(table)
             if lacking <= 0:
@@ -134,20 +134,20 @@ class StepMemory:
         return self._shares_of(work).is_entitled(work.table, found, _needed(work))
 
     def _shares_of(self, work: Work) -> BlockShares:
-        """Of the tenants whose sequences are in as much of a hurry; those in none share what the others leave."""
-        shares = self._shares.get(work.patient)
+        """Return the shares within a priority class; low-priority sequences share what interactive ones leave."""
+        shares = self._shares.get(work.low_priority)
         if shares is None:
             held = [t for t in self._tables.values() if t.blocks or t.promised]
-            mine = [t for t in held if t.seq.patient is work.patient]
-            waiting = {w.tenant for w in self._candidates if w.patient is work.patient and not w.background}
+            mine = [t for t in held if t.seq.patient is work.low_priority]
+            waiting = {w.tenant for w in self._candidates if w.low_priority is work.low_priority and not w.background}
             size = work.table.pool.num_blocks
-            if work.patient:
+            if work.low_priority:
                 size -= len({block for t in held if not t.seq.patient for block in t.blocks})
-            shares = self._shares[work.patient] = BlockShares(mine, waiting, size)
+            shares = self._shares[work.low_priority] = BlockShares(mine, waiting, size)
         return shares
 
-    def _give_up(self, victim: BlockTable) -> None:
-        """A sequence of another tenant gives its blocks up."""
+    def _preempt(self, victim: BlockTable) -> None:
+        """Preempt a sequence of another tenant."""
         victim.gave_way_at = len(victim.seq)
         victim.drop()
         self._preempted.add(victim)
@@ -158,24 +158,24 @@ class StepMemory:
         self._shares.clear()
 
     def _takeable(self, work: Work) -> int:
-        """Blocks that only sequences in no hurry hold, for one that is."""
-        if work.patient:
+        """Return the blocks that only low-priority sequences hold, for an interactive one."""
+        if work.low_priority:
             return 0
         tables = [table for table in self._tables.values() if table.seq.patient]
         return sum(table.pool.is_exclusive(block) for table in tables for block in table.blocks)
 
-    def _outstanding(self, patient: bool) -> int:
-        """Blocks promised and not taken; who is in a hurry need not mind what others were promised."""
+    def _outstanding(self, low_priority: bool) -> int:
+        """Return blocks promised and not taken; interactive sequences ignore promises to low-priority ones."""
         if self._promised is None:
-            tables = [table for table in self._tables.values() if patient or not table.seq.patient]
+            tables = [table for table in self._tables.values() if low_priority or not table.seq.patient]
             self._promised = sum(max(table.promised - len(table.blocks), 0) for table in tables)
         return self._promised
 
-    def in_turn(self, shares: Works[tuple[Work, int]]) -> list[tuple[Work, int]]:
-        """In which order blocks are reserved for what a step feeds: tenants above their shares come last.
+    def by_entitlement(self, shares: Works[tuple[Work, int]]) -> list[tuple[Work, int]]:
+        """Return the order in which blocks are reserved for a step: tenants above their shares come last.
 
         Args:
-            shares: operations, and the tokens each feeds, in order of precedence: kept where there is enough for all.
+            shares: operations, and the tokens each feeds, in order of precedence: kept if memory suffices for all.
         """
         needed = sum(work.table.blocks_needed(_length(work, tokens)) for work, tokens in shares)
         if not shares or needed <= shares[0][0].table.pool.num_available:
@@ -187,7 +187,7 @@ class StepMemory:
         return len(shares) > 1 and shares.is_above(work.tenant)
 
     def reserve(self, work: Work, tokens: int) -> bool:
-        """Reserve blocks for the next `tokens`, preempting others, see `_victim`; False: it waits."""
+        """Reserve blocks for the next `tokens`, by preemption if necessary, see `_victim`; False: it waits."""
         if work.table in self._preempted:
             return False
         length = _length(work, tokens)
@@ -208,37 +208,38 @@ class StepMemory:
                 return True
 
     def _victim(self, work: Work) -> BlockTable | None:
-        """A cache to give up for `work`: idle ones first, then those of younger sequences; the youngest of them.
+        """Return the cache to preempt for `work`: the youngest idle one, otherwise that of the youngest sequence.
 
-        Of several tenants, one within its share takes from those above theirs first, and those above theirs take
-        nothing from those within but idle caches, where they have nothing else.
+        With several tenants, one within its share takes from those above theirs first; those above theirs take
+        only idle caches from those within.
         """
         waiting = {w.table for w in self._candidates if not w.background}
         held = [t for t in self._tables.values() if t.blocks and t not in self._settled and t is not work.table]
-        if work.patient:
+        if work.low_priority:
             held = [t for t in held if t.seq.patient]
-        elif patient := [t for t in held if t.seq.patient]:
-            return max(patient, key=age)
+        elif low := [t for t in held if t.seq.patient]:
+            return max(low, key=age)
         idle = [t for t in held if t not in waiting]
         younger = [t for t in held if age(t) > age(work.table)]
         shares = self._shares_of(work)
         if len(shares) < 2:
             return max(idle or younger, key=age, default=None)
         if not shares.is_above(work.tenant):
-            giving_way = (t for t in shares.giving_way(work.tenant) if t in held)
-            return next(giving_way, None) or max(idle or younger, key=age, default=None)
+            from_above = (t for t in shares.preemptible(work.tenant) if t in held)
+            return next(from_above, None) or max(idle or younger, key=age, default=None)
         above = [t for t in held if shares.is_above(t.seq.tenant)]
         mine = [t for t in above if t in idle] or [t for t in above if t in younger]
         return max(mine or idle, key=age, default=None)
 
     def squeeze(self, work: Work, token_budget: int) -> int:
-        """Nothing fitted: give one sequence everything the others hold.
+        """Give one sequence all blocks of the others, where nothing fitted.
 
         Returns:
-            Tokens it may feed now; their blocks are reserved. 0 where that would take from somebody in more of a hurry.
+            Tokens it may feed now; their blocks are reserved. 0 if that would preempt interactive sequences for a
+            low-priority one.
         """
         others = [table for table in self._tables.values() if table.blocks and table is not work.table]
-        if work.patient and not all(table.seq.patient for table in others):
+        if work.low_priority and not all(table.seq.patient for table in others):
             return 0
         for table in self._tables.values():
             if table is not work.table:
@@ -252,7 +253,7 @@ class StepMemory:
 
 
 class _Prompts:
-    """Sequences whose prompts are being computed, by their first blocks; nothing is counted before it is asked for.
+    """Sequences whose prompts are being computed, by their first blocks; indexed at the first look-up.
 
     Args:
         candidates: operations that could run in the step.
@@ -263,17 +264,17 @@ class _Prompts:
         self._by_start: dict[BlockHash, list[BlockTable]] | None = None
 
     def add(self, table: BlockTable) -> None:
-        """One more that starts."""
+        """Add a sequence that starts."""
         first = table.content.first(1)
         if first and self._by_start is not None:
             self._by_start.setdefault(first[0], []).append(table)
 
     def has_most_of(self, table: BlockTable, num_found: int) -> bool:
-        """Whether one of them is about to publish at least half of what a sequence lacks.
+        """Return whether one of them is about to publish at least half of the blocks that a sequence lacks.
 
         Args:
-            table: of the sequence.
-            num_found: blocks of it that are published already.
+            table: cache of the sequence.
+            num_found: published blocks of it.
         """
         size = table.pool.block_size
         if num_found >= (len(table.seq) - 1) // size:
@@ -289,11 +290,11 @@ class _Prompts:
 
 
 def _needed(work: Work) -> int:
-    """Blocks that a sequence must find before it starts."""
+    """Return the blocks that a sequence needs to start."""
     pool = work.table.pool
     return min(-(-work.total // pool.block_size) + ROOM_BLOCKS, pool.num_blocks)
 
 
 def _length(work: Work, tokens: int) -> int:
-    """Slots of its cache that are used when so many more tokens are fed."""
+    """Return the used slots of its cache after `tokens` more are fed."""
     return len(work.table) + work.cached_rows + tokens

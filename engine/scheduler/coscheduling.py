@@ -1,10 +1,10 @@
-"""Which of several models on a device goes next: a step with few requests in it waits for more to join.
+"""Coscheduling: of several models on a device, one with few requests delays its step so that more requests join it.
 
-A forward costs something whoever is in it: weights are read once for all rows. Where answers go to and fro between a
-small and a large model, taking turns leaves each of them a part of the requests, and a step of the large one takes
-nearly as long as one with all of them. So a step waits while steps of another model bring it company, as far as that
-pays: by how many requests came over lately, they are expected to spare the device more time than those who wait lose.
-Requests that one model alone works on gain nothing, so the fewer of a step's requests move, the shorter it waits.
+A forward has a cost that does not depend on its rows: weights are read once for all. If answers move between a small
+and a large model, alternating leaves each of them part of the requests, and a step of the large model takes nearly as
+long with them as with all. So a step is delayed while steps of the other model bring requests to it, as long as the
+time they are expected to save the device, by the recent rate of transfers, exceeds what the delayed requests lose.
+Requests that use one model only gain nothing, so the delay shrinks with their fraction.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.costs.forward import Forward, StepTime
-from engine.scheduler.policy import Limits, Waiting
+from engine.scheduler.limits import Limits, Waiting
 
 Operation = TypeVar("Operation", bound=Waiting)
 
-REMEMBERED_ROWS = 512.0  # of the other models' steps, for how many requests come over
-FIRST_ROWS = 8.0  # before anything is known, one of so many rows is expected to be a request's last there
+REMEMBERED_ROWS = 512.0  # of the other models' steps: window of the transfer rate
+FIRST_ROWS = 8.0  # assumed at first: one transfer for this number of rows
 
 
-class Arrivals:
-    """How many requests come over to a model for each row of the steps of others; recent ones weigh most."""
+class TransferRate:
+    """Rate at which requests move to a model, for each row of other models' steps; recent rows weigh most."""
 
     def __init__(self) -> None:
-        self._came, self._rows = 1.0, FIRST_ROWS
+        self._arrived, self._rows = 1.0, FIRST_ROWS
 
-    def came(self) -> None:
-        """A request that another model worked on last asks for something here."""
-        self._came += 1.0
+    def arrived(self) -> None:
+        """Count an operation on a sequence that another model worked on last."""
+        self._arrived += 1.0
 
-    def passed(self, rows: int) -> None:
-        """Another model ran a step with so many operations."""
+    def ran(self, rows: int) -> None:
+        """Count a step of another model with `rows` operations."""
         kept = max(1.0 - rows / REMEMBERED_ROWS, 0.0)
-        self._came, self._rows = self._came * kept, self._rows * kept + rows
+        self._arrived, self._rows = self._arrived * kept, self._rows * kept + rows
 
     @property
-    def a_row(self) -> float:
-        """Requests that come over for each row, at most 1."""
-        return min(self._came / self._rows, 1.0)
+    def per_row(self) -> float:
+        """Requests that arrive for each row, at most 1."""
+        return min(self._arrived / self._rows, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
-    """The next step of a model beside another's, as far as it can be told before it is planned.
+class StepForecast:
+    """Forecast of a model's next step, before it is planned, with regard to another model of the device.
 
     Attributes:
         seconds: predicted.
-        running_s: predicted for those alone whose sequences are being decoded; of prompts alone, for these.
-        wasted: seconds that would not be spent if its tokens were part of a full step, for each operation.
+        running_s: predicted for the decodes alone; without decodes, for the prompts.
+        wasted: seconds for each operation that would not be spent if its tokens were part of a full step.
         rows: operations in it.
-        moving: those of them whose requests go to and fro between this model and the other.
-        willing: share of the operations that is moving, of the tenant with the least.
-        full: whether no more fits in.
+        moving: operations whose requests use both models.
+        willing: moving operations as a fraction of all, for the tenant with the least.
+        full: no more operations fit.
     """
 
     seconds: float
@@ -67,16 +67,16 @@ class Prospect:
     full: bool
 
 
-def prospect_of(
+def forecast_step(
     waiting: Iterable[Operation], limits: Limits, times: StepTime, moves: Callable[[Operation], bool]
-) -> Prospect | None:
-    """What a step of these operations would cost; None where there is none.
+) -> StepForecast | None:
+    """Forecast a step of these operations; None if there are none.
 
     Args:
-        waiting: those that could be in it.
-        limits: what it may hold.
+        waiting: operations that could be in it.
+        limits: limits of the step.
         times: predicts durations.
-        moves: whether an operation's request is one that the other model works on as well.
+        moves: returns whether an operation's request uses the other model as well.
     """
     forward, running = Forward(), Forward()
     rows, moving = Counter[str](), Counter[str]()
@@ -96,12 +96,12 @@ def prospect_of(
     if not rows:
         return None
     number, budget = forward.sequences, limits.token_budget
-    # Positions attended to cost the same in any step: what company saves is what a step costs beside them.
-    beside = times.seconds(forward.fed, forward.fed, number) - forward.fed * times.seconds(budget, budget, 1) / budget
-    return Prospect(
+    # Attention costs the same in any step: a fuller step saves part of the rest.
+    fixed = times.seconds(forward.fed, forward.fed, number) - forward.fed * times.seconds(budget, budget, 1) / budget
+    return StepForecast(
         seconds=forward.seconds(times),
         running_s=running.seconds(times) or forward.seconds(times),
-        wasted=max(beside, 0.0) / number,
+        wasted=max(fixed, 0.0) / number,
         rows=number,
         moving=moving.total(),
         willing=min(moving[tenant] / count for tenant, count in rows.items()),
@@ -109,21 +109,20 @@ def prospect_of(
     )
 
 
-def waits_for_company(mine: Prospect, coming: Prospect, arrivals: float, held_s: float, limits: Limits) -> bool:
-    """Whether the other model's step should come first.
+def should_wait(mine: StepForecast, coming: StepForecast, rate: float, delayed_s: float, limits: Limits) -> bool:
+    """Return whether the other model's step should run first.
 
     Args:
-        mine: the step that would wait; by no longer than `max_slowdown` lets a prompt stretch it, and than that in the
-            proportion of those who move.
-        coming: the step that would be run before it, for the sake of requests that may come over.
-        arrivals: requests that come over for each row of it.
-        held_s: how long mine has waited like this already, seconds.
-        limits: of the model that would wait.
+        mine: the step to delay, by at most what `max_slowdown` allows a prompt to stretch it, times `willing`.
+        coming: the step that would run before it.
+        rate: requests that move here for each row of `coming`.
+        delayed_s: delay of `mine` so far, in seconds.
+        limits: of the model to delay.
     """
     if mine.full or not coming.moving or coming.wasted >= mine.wasted:
         return False
-    spared_s = min(arrivals * coming.rows, coming.moving) * mine.wasted
-    # The device's time that is spared is spared for all who use both models; the wait is that of those who are here.
-    if (mine.rows + coming.moving) * spared_s <= mine.rows * coming.seconds:
+    saved_s = min(rate * coming.rows, coming.moving) * mine.wasted
+    # Time that the device saves is saved for all requests that use both models; only those waiting here are delayed.
+    if (mine.rows + coming.moving) * saved_s <= mine.rows * coming.seconds:
         return False
-    return held_s + coming.seconds <= (limits.max_slowdown - 1.0) * mine.running_s * mine.willing
+    return delayed_s + coming.seconds <= (limits.max_slowdown - 1.0) * mine.running_s * mine.willing

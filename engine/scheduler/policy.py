@@ -1,17 +1,16 @@
-"""Which waiting operations join the next forward pass, and with how many tokens each.
+"""Scheduling policy: which waiting operations join the next forward of a model, and with how many tokens each.
 
-Stall-free batches (paper #239, Sarathi-Serve): running requests that need one token, and drafts, first, then what they
-have to catch up on, then prompts begun, then new ones, then background work. The budget of a step is a time, not only a
-number of tokens: while requests are decoding, whatever is fed beside them may stretch their step to at most
-`max_slowdown` times its own length, so chunks of a prompt shrink as it attends to more; a step shorter than anybody
-notices may be stretched further. Several prompts share one forward (paper #186, Prepacking: on ragged batches, one long
-row). Where tenants compete, `fair_time` bounds the step as well. Pure decisions: no tensors, no event loop.
+Stall-free batches (paper #239, Sarathi-Serve): first decodes and drafts, then tokens that running requests have to catch
+up on, then prompts in progress, then new prompts, then background operations. A step is bounded by time, not only by
+tokens: while requests decode, other tokens may stretch their step to at most `max_slowdown` times its length, so chunks
+of a prompt shrink as it attends to more. Several prompts share one forward (paper #186, Prepacking: in ragged batches,
+one long row). If tenants compete, `fairness` bounds the step as well. Pure decisions: no tensors, no event loop.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import groupby
@@ -19,64 +18,12 @@ from math import inf
 from typing import Protocol
 
 from engine.costs.forward import Forward, StepTime
-from engine.scheduler.fair_time import MARGIN, FairShare, usual_step
-from engine.scheduler.ordering import DEFAULT_MAX_OVERTAKEN, Order, Prompt, arranged
+from engine.scheduler.fairness import MARGIN, FairShare, usual_step
+from engine.scheduler.limits import DeviceState, Limits, Load, P, Waiting, arranged, first_of, is_decode, load_of
 
-# Of a step of one token, which is run in any case: what fits in beside it costs others next to nothing.
+# Of a step of one token, whose cost is fixed: tokens that fit into this much more cost others next to nothing.
 FREE_STRETCH = 1.25
 NO_PARTS: Mapping[str, float] = {}
-
-
-class Waiting(Prompt, Protocol):
-    """What the scheduler needs to know about an operation."""
-
-    background: bool
-    remaining: int  # tokens still to feed, at least 1
-
-    @property
-    def atomic(self) -> int:
-        """The last so many tokens must be fed together (1, or a draft tree and the token before it)."""
-        ...
-
-    @property
-    def cached(self) -> int:
-        """Tokens of its sequence that are cached already: what the next one attends to."""
-        ...
-
-    @property
-    def started(self) -> bool:
-        """Whether part of its sequence is cached already; what is not must be admitted."""
-        ...
-
-    @property
-    def tenant(self) -> str:
-        """Whose request it belongs to."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a step may hold.
-
-    Attributes:
-        token_budget: most tokens in the forward; exceeded only by a single atomic operation larger than it.
-        max_batch: most operations in the forward.
-        max_slowdown: how many times longer than the decodes alone a step with decodes may take.
-        order: which prompts start first; see `engine.scheduler.ordering`.
-        max_overtaken: how often a prompt may be overtaken.
-        patient_slowdown: how many times longer than one of a single token a step of work in no hurry may take.
-        patient_slowdown_beside: the same where work in a hurry was here lately.
-        short_s: seconds that a step may take whatever `max_slowdown` says: so short a wait is noticed by nobody.
-    """
-
-    token_budget: int
-    max_batch: int
-    max_slowdown: float = 1.75
-    order: Order = "fifo"
-    max_overtaken: int = DEFAULT_MAX_OVERTAKEN
-    patient_slowdown: float = 4.0
-    patient_slowdown_beside: float = 1.5
-    short_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,43 +34,68 @@ class Share:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What waits for one model, in predicted seconds of a step of each tenant's own.
+class _Prioritized(Protocol):
+    @property
+    def low_priority(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class Policy:
+    """Policy of one model: the order in which prompts start, the longest step, and each operation's share of a step.
 
     Attributes:
-        running: with its running requests only.
-        alone: with everything it has waiting.
-        has_prompts: whether some of that are prompts.
+        limits: limits of a step.
+        times: predicts the duration of steps; None bounds steps by tokens only.
+        owed: balances of the device's tenants.
     """
 
-    running: dict[str, float]
-    alone: dict[str, float]
-    has_prompts: bool
+    limits: Limits
+    times: StepTime | None
+    owed: FairShare
 
+    def order(self, prompts: Sequence[P]) -> P:
+        """Return the prompt, of one tenant's, that starts first."""
+        return first_of(prompts, self.limits.order, self.limits.max_overtaken)
 
-def is_decode(work: Waiting) -> bool:
-    """Whether a step brings it to its result, and no prompt ends with it: the next token of an answer, or a draft."""
-    return work.remaining <= work.atomic and work.started and not work.background and (work.running or work.atomic > 1)
+    def limit(self, candidates: Iterable[_Prioritized], device: DeviceState) -> float:
+        """Return the seconds that a step may take so that an arriving interactive operation does not wait for long.
 
+        Infinity if no candidate is of low priority; shorter if interactive operations ran recently.
+        """
+        if self.times is None or not any(work.low_priority for work in candidates):
+            return inf
+        limits = self.limits
+        interactive = device.has_interactive_work
+        slowdown = limits.low_priority_slowdown_interactive if interactive else limits.low_priority_slowdown
+        return slowdown * self.times.seconds(1, 1, 1)
 
-def load_of(waiting: Iterable[Waiting], limits: Limits, times: StepTime | None) -> Load:
-    """What each tenant's operations would take in a step of their own (background ones cost nobody anything)."""
-    if times is None:
-        return Load({}, {}, False)
-    urgent: dict[str, Forward] = {}
-    prompts: dict[str, Forward] = {}
-    for work in waiting:
-        if not work.background:
-            kind = urgent if work.running or is_decode(work) else prompts
-            forward = kind.setdefault(work.tenant, Forward())
-            tokens = min(work.remaining, limits.token_budget - forward.fed)
-            if tokens > 0:
-                forward.add(work.cached, tokens)
-    running = {tenant: forward.seconds(times) for tenant, forward in urgent.items()}
-    alone = {tenant: limits.max_slowdown * running[tenant] for tenant in prompts if tenant in running}
-    alone |= {tenant: forward.seconds(times) for tenant, forward in prompts.items() if tenant not in running}
-    return Load(running, running | alone, bool(prompts))
+    def share(
+        self,
+        candidates: Sequence[Waiting],
+        admit: Callable[[int, bool], bool],
+        contested: bool,
+        device: DeviceState,
+        longest: float,
+    ) -> list[Share]:
+        """Divide a step between operations; see `plan_step`."""
+        limits, times, owed = self.limits, self.times, self.owed
+        return plan_step(candidates, limits, times, admit, owed, contested, lambda: device.loads, longest)
+
+    def yields(self, load: Load, tenants: Collection[str], device: DeviceState) -> bool:
+        """Return whether another model's step should come first, because its tenants are owed more time.
+
+        Running requests are not delayed for longer than prompts may delay them.
+
+        Args:
+            load: of this model.
+            tenants: with operations waiting for this model.
+            device: the other models.
+        """
+        mine = max(map(self.owed.balance, tenants), default=0.0)
+        if not any(self.owed.balance(tenant) > max(mine, 0.0) for tenant in device.tenants):
+            return False
+        running_s = sum(sum(each.running.values()) for each in (load, *device.loads))
+        return not load.running or device.waited_s < (self.limits.max_slowdown - 1.0) * running_s
 
 
 def plan_step(
@@ -140,17 +112,17 @@ def plan_step(
 
     Args:
         waiting: operations that could run now.
-        limits: what a step may hold.
+        limits: limits of the step.
         times: predicts durations; None bounds steps by tokens only.
         admit: asked, in order of precedence, before an operation that has not started gets its first tokens:
             (its index, whether nothing that has started could run instead). It may update the operation.
-        owed: what tenants are owed.
-        contested: whether more than one tenant has work for the device.
-        neighbours: what waits for the other models of the device; asked only where it matters.
-        longest: what the step may take at most, in seconds; one operation gets something in any case.
+        owed: balances of the tenants.
+        contested: whether more than one tenant has operations waiting on the device.
+        neighbours: returns the load of the device's other models; called only if needed.
+        longest: duration of the step, in seconds, at most; one operation gets something in any case.
 
     Returns:
-        Shares in order of precedence: if memory runs out, the first ones keep theirs.
+        Shares in order of precedence: if memory runs out, the first ones get theirs.
     """
     return _Plan(waiting, limits, times, owed or FairShare(), longest).make(admit, contested, neighbours)
 
@@ -194,11 +166,11 @@ class _Plan:
     def _make_fair(
         self, decodes: list[int], others: list[int], admit: Callable[[int, bool], bool], times: StepTime
     ) -> None:
-        """A step in which every tenant gets its part of the time, and no prompt of any stalls those who run.
+        """Plan a step in which every tenant gets its part of the time, and prompts stall no running request.
 
-        Decodes of tenants whose requests fit into a step together are in every step, whoever is owed time. Then others'
-        come until each tenant has its part. Where something else waits as well, its tenants' parts are kept, further
-        decodes get half of what is left of the step (with a slowdown of 2), and prompts the rest.
+        Decodes of tenants whose requests fit into a step together are in every step. Then other tenants' decodes
+        follow, up to each one's part. If prompts wait as well, their tenants' parts are reserved, further decodes get
+        half of the rest of the step (with a slowdown of 2), and prompts what is left.
         """
         here = load_of(self._waiting, self._limits, times).alone
         elsewhere: dict[str, float] = {}
@@ -209,10 +181,10 @@ class _Plan:
         small = self._small(decodes, min(usual_step(here, elsewhere), self._longest), times)
         self._take_decodes([i for i in decodes if self._waiting[i].tenant in small], inf)
         limit = self._owed.longest_step(here, elsewhere)
-        least = times.seconds(1, 1, 1)  # what any step takes, shared by all
+        least = times.seconds(1, 1, 1)  # fixed cost of a step, shared by all
         limit = min(max(limit, self._forward.seconds(times), least * FREE_STRETCH), self._longest)
         n = len(here) + len(elsewhere)
-        # Whose own step is all that a part is measured by, or who is owed time, is served in full.
+        # Tenants that are owed time, or whose own step bounds this one, are served in full.
         full = [t for t in here if self._owed.owed(t) > 0 or here[t] * MARGIN * n <= limit * 1.001]
         part = {t: limit if t in full else min(least + (limit - least) / n, limit) for t in here}
         tenants = {self._waiting[i].tenant for i in others if not self._waiting[i].background}
@@ -228,12 +200,12 @@ class _Plan:
         if not self._shares:
             self._take_decodes([i for i in decodes if self._waiting[i].tenant == neediest][:1], inf)
         self._take_others(self._ordered(others), limit, admit, part if len(tenants) > 1 else {})
-        if not self._shares:  # room was kept for somebody who could not be admitted
+        if not self._shares:  # the time reserved was for a prompt that was not admitted
             self._take_decodes(decodes[:1], inf)
             self._take_decodes(decodes[1:], limit)
 
     def _small(self, decodes: list[int], limit: float, times: StepTime) -> set[str]:
-        """The tenants with the shortest decodes, as many as fit into such a step with all of theirs."""
+        """Return the tenants with the shortest decodes, as many as fit into a step with all of theirs."""
         own: dict[str, list[int]] = {}
         for index in decodes:
             own.setdefault(self._waiting[index].tenant, []).append(index)
@@ -254,12 +226,12 @@ class _Plan:
         return forward
 
     def _divide(self, decodes: list[int], part: Mapping[str, float], times: StepTime) -> tuple[list[int], list[int]]:
-        """Decodes that are within their tenants' parts of the step, in turn by time, and the others, oldest first."""
+        """Return the decodes within their tenants' parts of the step, in turn by time, and the others, oldest first."""
         queues: dict[str, deque[int]] = {}
         for index in decodes:
             queues.setdefault(self._waiting[index].tenant, deque()).append(index)
         used = {tenant: Forward() for tenant in queues}
-        # Seconds behind those that may have more of the step.
+        # Seconds by which a tenant goes before others.
         head = {tenant: self._owed.owed(tenant) + part[tenant] for tenant in queues}
         heap = [(-head[tenant], self._waiting[queue[0]].order, tenant) for tenant, queue in queues.items()]
         heapify(heap)
@@ -278,7 +250,7 @@ class _Plan:
         return parts, sorted(further, key=lambda i: self._waiting[i].order)
 
     def _take_decodes(self, decodes: Iterable[int], limit: float) -> None:
-        """Operations one step away from a result, until the step would be longer than the limit."""
+        """Add decodes until the step would be longer than the limit."""
         for index in decodes:
             work = self._waiting[index]
             if len(self._shares) >= self._limits.max_batch:
@@ -290,13 +262,13 @@ class _Plan:
             self._take(index, work.remaining)
 
     def _rank(self, index: int) -> tuple[bool, float, bool, float, bool, int]:
-        """Precedence: tenants owed most, running requests, tenants with least to do, prompts begun, new ones."""
+        """Return the precedence: tenants owed most, running requests, tenants with least to do, prompts in progress."""
         work = self._waiting[index]
         balance, alone = self._owed.balance(work.tenant), self._alone.get(work.tenant, 0.0)
         return work.background, -balance if self._alone else 0.0, not work.running, alone, not work.started, work.order
 
     def _ordered(self, others: list[int]) -> list[int]:
-        """By precedence; prompts of equal precedence that have not started as `ordering` arranges them."""
+        """Sort by precedence; new prompts of equal precedence in the order of `arranged`."""
         others.sort(key=self._rank)
         if self._limits.order == "fifo":
             return others
@@ -317,13 +289,13 @@ class _Plan:
         admit: Callable[[int, bool], bool],
         part: Mapping[str, float] = NO_PARTS,
     ) -> None:
-        """Catch-ups, prompts and background work, in chunks that keep the step within its limit.
+        """Add catch-ups, prompts and background operations, in chunks that keep the step within its limit.
 
         Args:
             others: in order of precedence.
-            limit: longest the step may be, in seconds, as far as running requests allow.
+            limit: duration of the step, in seconds, at most; less if running requests require it.
             admit: see `plan_step`.
-            part: tenant -> longest a step with only one of its chunks may be, in seconds; absent: any time.
+            part: tenant -> duration of a step with only one of its chunks, in seconds, at most; absent: any.
         """
         alone = not any(work.started and not work.background for work in self._waiting)
         stall_free = min(self._stall_free_limit(), self._longest)
@@ -332,8 +304,8 @@ class _Plan:
             work = self._waiting[index]
             if self._limits.token_budget <= self._forward.fed or len(self._shares) >= self._limits.max_batch:
                 break
-            # However long a step of one tenant's is already, something beside the decodes goes on: his first who is
-            # owed time, as long as nobody who runs is stalled.
+            # A step of one tenant always feeds something besides the decodes. With several, tenants that are owed time
+            # go first, as long as no running request is stalled.
             owed = bool(self._alone) and self._owed.owed(work.tenant) > 0
             most = stall_free if owed and stall_free < inf else min(limit, stall_free)
             least = 0 if fed_some or (self._shares and self._alone and not owed) else 1
@@ -347,7 +319,7 @@ class _Plan:
                 fed_some = True
 
     def _stall_free_limit(self) -> float:
-        """Longest the step may be beside the decodes it already holds, and those of the other models."""
+        """Return the duration that does not stall the decodes in the step, and those of the other models."""
         if self._times is None:
             return inf
         own = self._forward.seconds(self._times)
@@ -356,11 +328,11 @@ class _Plan:
             return inf
         sharers = 1 + sum(load.has_prompts for load in self._neighbours)
         limit = max(own + (self._limits.max_slowdown - 1.0) * (own + elsewhere) / sharers, self._limits.short_s)
-        # Beside decodes of other models only, a step takes what a token takes: a little more is fed for little more.
+        # If only other models decode, the step costs at least one token's: a little more costs little more.
         return limit if own else max(limit, FREE_STRETCH * self._times.seconds(1, 1, 1))
 
     def _chunk(self, work: Waiting, limit: float, part: float, least: int) -> int:
-        """Tokens to feed now: all that is left, or a chunk that keeps the limits and does not cut the atomic tail."""
+        """Return the tokens to feed: all, or a chunk that keeps the limits and does not cut the atomic tail."""
         before_tail = work.remaining - work.atomic
         tokens = min(work.remaining, self._limits.token_budget - self._forward.fed)
         if self._times is not None:
@@ -371,7 +343,7 @@ class _Plan:
         return 0 if self._shares else work.remaining
 
     def _seconds(self, work: Waiting, tokens: int) -> float:
-        """Predicted time of the step with so many tokens of one more operation; 0.0 when nothing is known."""
+        """Predict the step with `tokens` of one more operation, in seconds; 0.0 without predictions."""
         return self._forward.seconds(self._times, work.cached, tokens) if self._times is not None else 0.0
 
     def _take(self, index: int, tokens: int) -> None:
@@ -380,7 +352,7 @@ class _Plan:
 
 
 def _longest(forward: Forward, times: StepTime, work: Waiting, most: int, limit: float) -> int:
-    """The largest number of its tokens, at most `most`, with which a forward keeps the limit."""
+    """Return the largest number of tokens, at most `most`, with which a forward keeps the limit."""
     if limit == inf or forward.seconds(times, work.cached, most) <= limit:
         return most
     fits, too_long = 0, most

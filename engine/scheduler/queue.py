@@ -1,10 +1,12 @@
-"""The operations that wait for a model, in the order in which they came."""
+"""Operations that wait for a forward of one model, in order of arrival, and the hand-over of their results."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import count
+from typing import Any
 
 from decoding.model import Row
 from decoding.sequence import Sequence
@@ -12,111 +14,157 @@ from engine.cache.table import BlockTable
 from engine.scheduler.queued_operation import Work
 
 
-class WaitingWork:
-    """Operations that wait for a forward or take part in one; whatever ends one takes it out."""
+class Deliveries:
+    """Results that were set but whose methods have not resumed yet, of all models of a device."""
 
     def __init__(self) -> None:
-        self._works: dict[Work, None] = {}
-        self._patient: set[Work] = set()  # those of them that are in no hurry
-        self._blocked: set[Work] = set()  # those that wait for memory, and for no time
-        self._sequences = Counter[Sequence]()  # whose they are
+        self._open: set[asyncio.Future[list[Row]]] = set()
+        self._resumed = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()  # tasks that resumed since the last `all_resumed`
+
+    def hand_out(self, future: asyncio.Future[list[Row]]) -> None:
+        """Note that a result was set."""
+        self._open.add(future)
+
+    def resumed(self, future: asyncio.Future[list[Row]]) -> None:
+        """Note that the method that awaited a result runs again; called from its task."""
+        if future not in self._open:
+            return
+        self._open.discard(future)
+        if (task := asyncio.current_task()) is not None:
+            self._tasks.add(task)
+        self._resumed.set()
+
+    def clear(self) -> None:
+        """Forget results whose event loop has ended."""
+        self._open.clear()
+        self._tasks.clear()
+
+    async def all_resumed(self) -> None:
+        """Wait until each method that was handed a result has run up to its next operation, or elsewhere.
+
+        Where a task ended with the result, as a branch of `asyncio.gather` does, the method is what awaits the task:
+        awaiting it in the same way resumes after the method.
+        """
+        while self._open:
+            self._resumed = asyncio.Event()
+            await self._resumed.wait()
+        ended = [task for task in self._tasks if task.done()]
+        self._tasks.clear()
+        if ended:
+            await asyncio.gather(*ended, return_exceptions=True)
+
+
+class OperationQueue:
+    """Operations that wait for a forward or take part in one; one that ended is no longer in it.
+
+    Args:
+        deliveries: where results that are handed out are noted.
+    """
+
+    def __init__(self, deliveries: Deliveries) -> None:
+        self._deliveries = deliveries
+        self._operations: dict[Work, None] = {}
+        self._low_priority: set[Work] = set()
+        self._blocked: set[Work] = set()  # operations that wait for memory only
+        self._sequences = Counter[Sequence]()
         self._order = count()
 
     def __len__(self) -> int:
-        return len(self._works)
+        return len(self._operations)
 
     def __iter__(self) -> Iterator[Work]:
-        return iter(self._works)
+        return iter(self._operations)
 
     def __contains__(self, work: Work) -> bool:
-        return work in self._works
+        return work in self._operations
 
     def add(self, work: Work) -> None:
-        """A new operation; its sequence's place in the order of first use is set with its first one."""
-        self.renew(work)
+        """Append an operation; the first one of a sequence sets the sequence's place in the order of arrival."""
+        self.requeue(work)
         if work.table.arrival is None:
             work.table.arrival = work.order
-        self._works[work] = None
+        self._operations[work] = None
         self._sequences[work.table.seq] += 1
-        if work.patient:
-            self._patient.add(work)
+        if work.low_priority:
+            self._low_priority.add(work)
 
-    def renew(self, work: Work) -> None:
-        """The operation has got one token and wants the next: it goes behind all others."""
+    def requeue(self, work: Work) -> None:
+        """Move an operation that got one token and wants the next to the end."""
         work.order = next(self._order)
         work.estimate()
 
     def discard(self, work: Work) -> None:
-        """Nobody waits for it any more."""
-        if work not in self._works:
+        """Remove an operation, if it is there."""
+        if work not in self._operations:
             return
-        del self._works[work]
+        del self._operations[work]
         self._sequences[work.table.seq] -= 1
         if not self._sequences[work.table.seq]:
             del self._sequences[work.table.seq]
-        self._patient.discard(work)
+        self._low_priority.discard(work)
         self._blocked.discard(work)
 
     def finish(self, work: Work, rows: list[Row]) -> None:
-        """Hand out its rows."""
+        """Remove an operation and hand out its rows."""
         self.discard(work)
         if not work.future.done():
             work.future.set_result(rows)
+            self._deliveries.hand_out(work.future)
 
-    def refuse(self, work: Work, error: Exception) -> None:
-        """Let it fail."""
+    def fail(self, work: Work, error: Exception) -> None:
+        """Remove an operation and raise an error in its method."""
         self.discard(work)
         if not work.future.done():
             work.future.set_exception(error)
+            self._deliveries.hand_out(work.future)
 
     def cancel_all(self) -> None:
-        """Cancel whoever waits."""
-        for work in self._works:
+        """Remove and cancel all operations."""
+        for work in list(self._operations):
+            self.discard(work)
             work.future.cancel()
-        self._works.clear()
-        self._sequences.clear()
-        self._patient.clear()
-        self._blocked.clear()
 
     def block(self, works: Iterable[Work]) -> None:
-        """These wait for memory, and no others; until that is known again, no time is kept for them."""
+        """Set which operations wait for memory: until the next call, no time is reserved for them."""
         self._blocked = set(works)
 
-    def unblocked(self, patient: bool) -> list[Work]:
-        """Those that are in no hurry, or those that are, and wait for no memory."""
-        return [work for work in self.of(patient) if work not in self._blocked]
+    def unblocked(self, low_priority: bool) -> list[Work]:
+        """List the operations of a priority class that do not wait for memory."""
+        return [work for work in self.of(low_priority) if work not in self._blocked]
 
-    def of(self, patient: bool) -> list[Work]:
-        """Those that are in no hurry, or those that are."""
-        return [work for work in self._works if work.patient is patient]
+    def of(self, low_priority: bool) -> list[Work]:
+        """List the operations of a priority class."""
+        return [work for work in self._operations if work.low_priority is low_priority]
 
-    def has(self, patient: bool) -> bool:
-        """Whether somebody waits for such an operation."""
-        works = self._patient if patient else self._works
-        return any(work.patient is patient and not work.background for work in works)
+    def has(self, low_priority: bool) -> bool:
+        """Return whether a method waits for an operation of a priority class; background operations do not count."""
+        works = self._low_priority if low_priority else self._operations
+        return any(work.low_priority is low_priority and not work.background for work in works)
 
-    def has_any(self, seq: Sequence) -> bool:
-        """Whether an operation on a sequence is among them."""
+    def has_operation(self, seq: Sequence) -> bool:
+        """Return whether an operation on a sequence waits or runs."""
         return seq in self._sequences
 
-    def tenants(self, patient: bool) -> set[str]:
-        """Whose operations wait for time: background ones, and those that wait for memory, are left out."""
-        works = self._patient if patient else self._works
-        counted = (work for work in works if work.patient is patient and not work.background)
+    def tenants(self, low_priority: bool) -> set[str]:
+        """Return the tenants of a priority class that wait for time: not in the background, and not for memory."""
+        works = self._low_priority if low_priority else self._operations
+        counted = (work for work in works if work.low_priority is low_priority and not work.background)
         return {work.tenant for work in counted if work not in self._blocked}
 
-    def candidates(self, patient: bool) -> list[Work]:
-        """What could run now, brought up to date; one operation per cache.
+    def candidates(self, low_priority: bool) -> list[Work]:
+        """Return what could run now, brought up to date; one operation per cache.
 
         Args:
-            patient: those that are in no hurry, and what others read ahead; or those only that are in a hurry.
+            low_priority: low-priority operations and all background ones; otherwise interactive operations only, and
+                their background ones.
         """
         found: list[Work] = []
         busy: set[BlockTable] = set()
-        # What somebody waits for goes before background work on the same cache.
+        # Operations that are awaited go before background ones on the same cache.
         for background in (False, True):
-            for work in [work for work in self._works if work.background is background]:
-                if work.patient is not patient and (work.patient or not background):
+            for work in [work for work in self._operations if work.background is background]:
+                if work.low_priority is not low_priority and (work.low_priority or not background):
                     continue
                 if work.table in busy or work.future.done():
                     continue

@@ -77,8 +77,8 @@ class QueuedOperation:
         return self.table.seq.tenant
 
     @property
-    def patient(self) -> bool:
-        """Whether it gives way to operations that are not."""
+    def low_priority(self) -> bool:
+        """Whether interactive operations go first."""
         return self.table.seq.patient
 
     @property

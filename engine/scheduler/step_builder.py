@@ -1,99 +1,188 @@
-"""Which operations the next forward of a model holds: chosen, their memory reserved, and what each feeds laid out."""
+"""Step builder: chooses the operations of a model's next forward, reserves memory, and lays out what each feeds."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
 
-from engine.device import Device, Member
+from decoding.partial_forward import WHOLE
+from decoding.sequence import Sequence
+from engine.cache.table import BlockTable
+from engine.costs.forward import Forward, StepTime
 from engine.runner import Feed
-from engine.scheduler.block_allocator import StepMemory
-from engine.scheduler.fair_memory import age
-from engine.scheduler.ordering import first_of, note_started
-from engine.scheduler.policy import Limits, plan_step
-from engine.scheduler.priority import longest_step
-from engine.scheduler.queue import WaitingWork
+from engine.scheduler.block_allocator import BlockAllocator
+from engine.scheduler.fairness import age
+from engine.scheduler.limits import DeviceState, is_decode, load_of, note_started
+from engine.scheduler.policy import Policy
+from engine.scheduler.queue import OperationQueue
 from engine.scheduler.queued_operation import Work
+from engine.threads import Fed
 
-Steps = list[tuple[Work, Feed]]
+Parts = list[tuple[Work, Feed]]
 
 
-class Planner:
-    """Plans a model's steps.
+@dataclass(slots=True)
+class Step:
+    """One forward: its operations and what each feeds. As a context, it protects their caches while it runs.
 
-    Args:
-        member: the model's queue, as its device sees it.
-        waiting: what waits in it.
-        device: whose turn it is there, and who shares it.
+    Attributes:
+        parts: operations, each with its part of the forward; empty: nothing can run.
+        forgone: the step was for low-priority operations while interactive ones wait, and none of them fits.
+        finished: number of operations that ended while it was planned.
     """
 
-    def __init__(self, member: Member, waiting: WaitingWork, device: Device) -> None:
-        self._member = member
-        self._waiting = waiting
-        self._device = device
+    parts: Parts = field(default_factory=list)
+    forgone: bool = False
+    finished: int = 0
+
+    def __enter__(self) -> Step:
+        for feed in self.feeds:
+            feed.table.in_flight = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for feed in self.feeds:
+            feed.table.in_flight = False
+            if feed.partial is not None:
+                feed.partial.let_go()
+            if feed.table.released:
+                feed.table.drop()
 
     @property
-    def _patient_slowdown(self) -> float:
-        """Shorter steps where somebody in a hurry may come any moment; longer ones serve more of the others."""
-        limits = self._member.limits
-        return limits.patient_slowdown_beside if self._device.hurried else limits.patient_slowdown
+    def progresses(self) -> bool:
+        """Whether something changed, so that another step may be planned at once."""
+        return bool(self.parts) or self.forgone or self.finished > 0
 
-    def plan(self) -> Steps:
-        """Choose the step's operations, reserve their memory, and lay out what each feeds."""
-        patient = self._device.patient
-        candidates = self._waiting.candidates(patient)
-        memory = StepMemory(self._member.tables, candidates)
-        self._waiting.block(())
-        if len(self._device.tenants()) > 1:
-            self._waiting.block(blocked := _blocked(candidates, memory, self._member.limits))
-            candidates = [work for work in candidates if work not in blocked]
-        contested = len(self._device.tenants()) > 1
-        if not candidates or (contested and self._device.others_first(self._member)):
-            return []
-        fresh = [work for work in candidates if not (work.started or work.running or work.background)]
-        shares = plan_step(
-            candidates,
-            self._member.limits,
-            self._member.times,
-            lambda index, alone: memory.admit(candidates[index], alone),
-            self._device.owed,
-            contested,
-            lambda: [member.load() for member in self._device.members if member is not self._member],
-            longest_step(candidates if patient else (), self._patient_slowdown, self._member.times),
-        )
-        steps: Steps = []
-        for work, tokens in memory.in_turn([(candidates[share.index], share.tokens) for share in shares]):
-            if memory.reserve(work, tokens):
-                steps.append((work, work.feed(tokens)))
-            elif work.background:
-                self._waiting.finish(work, [])  # no room to read ahead: the cache stays short, which is never wrong
-        steps = steps or _squeezed(candidates, memory, self._member.limits.token_budget)
-        if not steps and patient and any(work.patient for work in candidates) and self._device.forgo():
-            return self.plan()  # no memory can be had for them: those in a hurry must not wait for their turn to end
-        if self._member.limits.order != "fifo":
-            note_started(fresh, {work for work, _ in steps} | {work for work in fresh if work.started})
-        for _, feed in steps:
+    @property
+    def feeds(self) -> list[Feed]:
+        """Parts of the forward."""
+        return [feed for _, feed in self.parts]
+
+    @property
+    def fed(self) -> Fed:
+        """Number of sequences and tokens."""
+        return Fed(len(self.parts), sum(len(feed.tokens) for feed in self.feeds))
+
+    @property
+    def through_all_layers(self) -> bool:
+        """Whether every part runs through the whole model."""
+        return all(feed.depth == WHOLE for feed in self.feeds)
+
+    @property
+    def low_priority(self) -> bool:
+        """Whether all operations are of low priority."""
+        return all(work.low_priority for work, _ in self.parts)
+
+    def forward(self, decodes_only: bool = False) -> Forward:
+        """Return the cost of the forward, or of one with its decodes alone."""
+        cost = Forward()
+        for work, feed in self.parts:
+            if not decodes_only or is_decode(work):
+                cost.add(len(feed.table), len(feed.tokens))
+        return cost
+
+    def reading_seconds(self, seconds: float, times: StepTime) -> float:
+        """Return by how much the step, which took `seconds`, was longer than its decodes alone would have been."""
+        if all(is_decode(work) for work, _ in self.parts):
+            return 0.0
+        return max(seconds - self.forward(decodes_only=True).seconds(times), 0.0)
+
+    def seconds_by_tenant(self, times: StepTime) -> dict[str, float]:
+        """Predict the duration of a step with each tenant's parts alone.
+
+        For a tenant of which only chunks of prompts were fed, the fixed cost of a step is left out: alone, its prompts
+        would be read in fewer steps.
+        """
+        forwards = defaultdict[str, Forward](Forward)
+        complete = set()
+        for work, feed in self.parts:
+            forwards[work.tenant].add(len(feed.table), len(feed.tokens))
+            if len(feed.tokens) == work.remaining:
+                complete.add(work.tenant)
+        least = times.seconds(1, 1, 1)
+        return {t: forward.seconds(times) - (0.0 if t in complete else least) for t, forward in forwards.items()}
+
+
+class StepBuilder:
+    """Builder of one model's steps.
+
+    Args:
+        queue: the model's operations.
+        tables: caches of its sequences.
+    """
+
+    def __init__(self, queue: OperationQueue, tables: Mapping[Sequence, BlockTable]) -> None:
+        self._queue = queue
+        self._tables = tables
+
+    def plan(self, policy: Policy, device: DeviceState) -> Step:
+        """Choose the operations of the next step, reserve their memory, and lay out what each feeds."""
+        num_waiting = len(self._queue)
+        step = self._plan(policy, device)
+        step.finished = num_waiting - len(self._queue)
+        for feed in step.feeds:
             if feed.partial is not None:
-                feed.partial.hold()  # all memory of this step is reserved: what is found now stays until it ends
-        return steps
+                feed.partial.hold()  # all memory of the step is reserved: blocks to reuse stay until it ends
+        return step
+
+    def _plan(self, policy: Policy, device: DeviceState) -> Step:
+        queue, low_priority = self._queue, device.low_priority
+        candidates = queue.candidates(low_priority)
+        memory = BlockAllocator(self._tables, candidates)
+        queue.block(())
+        if len(queue.tenants(low_priority) | device.tenants) > 1:
+            queue.block(blocked := _blocked(candidates, memory, policy))
+            candidates = [work for work in candidates if work not in blocked]
+        tenants = queue.tenants(low_priority)
+        contested = len(tenants | device.tenants) > 1
+        if not candidates:
+            return Step()
+        if contested:
+            load = load_of(queue.unblocked(low_priority), policy.limits, policy.times)
+            if policy.yields(load, tenants, device):
+                return Step()
+        fresh = [work for work in candidates if not (work.started or work.running or work.background)]
+        longest = policy.limit(candidates if low_priority else (), device)
+        shares = policy.share(
+            candidates, lambda index, alone: memory.admit(candidates[index], alone), contested, device, longest
+        )
+        parts = self._reserve([(candidates[share.index], share.tokens) for share in shares], memory)
+        parts = parts or _squeezed(candidates, memory, policy.limits.token_budget)
+        if not parts and device.may_forgo and any(work.low_priority for work in candidates):
+            return Step(forgone=True)
+        if policy.limits.order != "fifo":
+            note_started(fresh, {work for work, _ in parts} | {work for work in fresh if work.started})
+        return Step(parts)
+
+    def _reserve(self, shares: list[tuple[Work, int]], memory: BlockAllocator) -> Parts:
+        parts: Parts = []
+        for work, tokens in memory.by_entitlement(shares):
+            if memory.reserve(work, tokens):
+                parts.append((work, work.feed(tokens)))
+            elif work.background:
+                self._queue.finish(work, [])  # no memory to prefill ahead: the cache stays short, which is always valid
+        return parts
 
 
-def _blocked(candidates: list[Work], memory: StepMemory, limits: Limits) -> set[Work]:
-    """Prompts that memory cannot be had for, in a step that tenants share: no time of it is kept for them."""
+def _blocked(candidates: list[Work], memory: BlockAllocator, policy: Policy) -> set[Work]:
+    """Return prompts that cannot get memory, in a step shared by tenants: no time is reserved for them."""
     if not any(work.started and not work.background for work in candidates):
-        return set()  # whatever memory there is, one of them starts
+        return set()  # one of them starts in any case
     prompts = defaultdict[str, list[Work]](list)
     for work in candidates:
         if not (work.started or work.background):
             prompts[work.tenant].append(work)
-    tenants = memory.blocked([first_of(works, limits.order, limits.max_overtaken) for works in prompts.values()])
+    tenants = memory.blocked([policy.order(works) for works in prompts.values()])
     return {work for tenant in tenants for work in prompts[tenant]}
 
 
-def _squeezed(candidates: list[Work], memory: StepMemory, token_budget: int) -> Steps:
-    """Nothing fitted: a step of the oldest sequence only."""
-    stuck = [work for work in candidates if not work.background]
-    if stuck:
-        oldest = min(stuck, key=lambda work: (work.patient, age(work.table)))
+def _squeezed(candidates: list[Work], memory: BlockAllocator, token_budget: int) -> Parts:
+    """Return a step of the oldest sequence only, where nothing fitted."""
+    waiting = [work for work in candidates if not work.background]
+    if waiting:
+        oldest = min(waiting, key=lambda work: (work.low_priority, age(work.table)))
         if tokens := memory.squeeze(oldest, token_budget):
             return [(oldest, oldest.feed(tokens))]
     return []

@@ -26,7 +26,7 @@ from tests.engine.harness import (
 from tests.engine.margin import assert_same_tokens
 from tests.engine.mixed import SAMPLING, assert_same_reply, mixed_calls
 from training.random_models import llama_config
-from turnout.types import SamplingParams
+from turnout.types import SamplingParams, Token
 
 
 async def test_a_seeded_answer_is_the_same_alone_and_in_a_mixed_batch(pool: LocalPool, pair_folder: Path) -> None:
@@ -134,6 +134,26 @@ async def test_waiting_operations_share_one_forward(monkeypatch: pytest.MonkeyPa
     await model.close()
 
 
+async def test_methods_that_gather_operations_share_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method resumes after its branches have: the next step waits for it, not only for them."""
+    model, _ = twins(llama_config(60, hidden_size=32, pad_token_id=0, eos_token_id=1), seed=4)
+    sizes: list[int] = []
+    original = model.batcher.runner.run
+    monkeypatch.setattr(model.batcher.runner, "run", lambda feeds: (sizes.append(len(feeds)), original(feeds))[1])
+
+    async def method(number: int) -> None:
+        seqs = [Sequence([2, number, i], SamplingParams(temperature=0.0), seed=0) for i in range(1 + number % 2)]
+        for _ in range(5):
+            for seq, [row] in zip(seqs, await asyncio.gather(*map(model.extend, seqs)), strict=True):
+                seq.append(Token(row.token, "m"))
+        for seq in seqs:
+            model.release(seq)
+
+    await asyncio.gather(*(method(number) for number in range(6)))
+    assert sizes == [9] * 5
+    await model.close()
+
+
 async def test_no_forward_exceeds_the_budget_and_decodes_advance_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = twins(llama_config(60, hidden_size=32, pad_token_id=0, eos_token_id=1), seed=4, token_budget=8)
     model.batcher.times = None  # steps bounded by tokens only, whatever this machine takes for them
@@ -190,7 +210,7 @@ async def test_rows_of_every_position_are_read_once_though_the_cache_was_lost_be
     work: QueuedOperation | None = None
     while work is None or len(work.rows) < 5:
         await asyncio.sleep(0)
-        work = next(iter(model.batcher._waiting), work)
+        work = next(iter(model.batcher._queue), work)
     while work.table.in_flight:
         await asyncio.sleep(0)
     assert len(work.rows) < len(extra)

@@ -184,13 +184,13 @@ async def test_a_sequence_released_just_before_its_verdict_moves_nothing(
 ) -> None:
     model = pool.engines["large"]
     seq = Sequence([5] * 20, SamplingParams(temperature=0.0), seed=0)
-    resolve = model.batcher._resolve
+    resolve = model.batcher._apply
 
     def resolve_and_release(*args: Any) -> None:
         resolve(*args)
         model.release(seq)
 
-    monkeypatch.setattr(model.batcher, "_resolve", resolve_and_release)
+    monkeypatch.setattr(model.batcher, "_apply", resolve_and_release)
     before = [layer.clone() for layer in model.store.layers]
     with pytest.raises(TurnoutError, match="released"):
         await model.verify(seq, DraftTree((7, 8), (-1, -1), "d"), MatchVerifier())

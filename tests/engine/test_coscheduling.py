@@ -15,12 +15,12 @@ from engine.device import Device
 from engine.scheduler.coscheduling import (
     FIRST_ROWS,
     REMEMBERED_ROWS,
-    Arrivals,
-    Prospect,
-    prospect_of,
-    waits_for_company,
+    StepForecast,
+    TransferRate,
+    forecast_step,
+    should_wait,
 )
-from engine.scheduler.policy import Limits
+from engine.scheduler.limits import Limits
 from pool.local_pool import LocalPool
 from tests.engine.harness import answer, ask_all, call_of, random_prompts, until
 from tests.engine.step_times import Clock, LinearTime
@@ -35,7 +35,7 @@ SWITCHED = {"share": 0.3, "mean_run": 5.0, "min_stay": 2}
 
 @dataclass
 class Waits:
-    """An operation, as far as a prospect needs it."""
+    """An operation, as far as forecast needs it."""
 
     remaining: int = 1
     cached: int = 0
@@ -45,8 +45,8 @@ class Waits:
     moves: bool = True
 
 
-def prospect(*works: Waits, times: LinearTime) -> Prospect:
-    found = prospect_of(works, LIMITS, times, lambda work: work.moves)  # type: ignore[type-var]
+def forecast(*works: Waits, times: LinearTime) -> StepForecast:
+    found = forecast_step(works, LIMITS, times, lambda work: work.moves)  # type: ignore[type-var]
     assert found is not None
     return found
 
@@ -54,7 +54,7 @@ def prospect(*works: Waits, times: LinearTime) -> Prospect:
 def test_what_a_step_wastes_is_what_its_tokens_would_not_cost_in_a_full_one() -> None:
     times = LinearTime(base=2.0, per_token=0.5)
     # A full step takes 2 + 0.5 x 100 = 52 s, 0.52 s a token. Of 3.5 s for three tokens 1.56 s would be spent anyway.
-    found = prospect(Waits(), Waits(remaining=2), Waits(background=True), times=times)
+    found = forecast(Waits(), Waits(remaining=2), Waits(background=True), times=times)
     assert found.seconds == found.running_s == pytest.approx(3.5)
     assert found.wasted == pytest.approx((3.5 - 3 * 0.52) / 2)
     assert (found.rows, found.moving, found.willing, found.full) == (2, 2, 1.0, False)
@@ -62,40 +62,40 @@ def test_what_a_step_wastes_is_what_its_tokens_would_not_cost_in_a_full_one() ->
 
 def test_long_contexts_cost_the_same_in_any_step_and_are_no_waste() -> None:
     times = LinearTime(base=2.0, per_token=0.5, per_position=0.1)
-    short, long = (prospect(Waits(cached=cached), Waits(cached=cached), times=times) for cached in (0, 1000))
+    short, long = (forecast(Waits(cached=cached), Waits(cached=cached), times=times) for cached in (0, 1000))
     assert long.seconds > short.seconds + 100
     assert long.wasted == pytest.approx(short.wasted)
 
 
 def test_a_step_holds_no_more_than_its_limits_let_it() -> None:
     times = LinearTime(base=0.0, per_token=1.0, per_sequence=10.0)
-    crowd = prospect(*(Waits() for _ in range(20)), times=times)
+    crowd = forecast(*(Waits() for _ in range(20)), times=times)
     assert (crowd.seconds, crowd.rows, crowd.full) == (8 + 80, 8, True)
-    long = prospect(Waits(remaining=90), Waits(remaining=90), Waits(tenant="b", moves=False), times=times)
+    long = forecast(Waits(remaining=90), Waits(remaining=90), Waits(tenant="b", moves=False), times=times)
     assert (long.seconds, long.rows, long.willing, long.full) == (100 + 20, 2, 1.0, True)
-    assert prospect_of([Waits(background=True)], LIMITS, times, bool) is None  # type: ignore[type-var]
+    assert forecast_step([Waits(background=True)], LIMITS, times, bool) is None  # type: ignore[type-var]
 
 
 def test_prompts_beside_those_that_are_decoded_lengthen_no_wait() -> None:
     times = LinearTime(base=2.0, per_token=0.5)
     prompt = Waits(remaining=60, started=False)
-    assert prospect(Waits(), prompt, times=times).running_s == 2.5
-    assert prospect(prompt, times=times).running_s == 32.0
+    assert forecast(Waits(), prompt, times=times).running_s == 2.5
+    assert forecast(prompt, times=times).running_s == 32.0
 
 
 def test_a_step_is_as_willing_to_wait_as_the_tenant_with_the_least_to_gain() -> None:
     times = LinearTime(base=2.0)
     mixed = (Waits(), Waits(moves=False), Waits(tenant="b"), Waits(tenant="b"), Waits(tenant="b", moves=False))
-    assert (prospect(*mixed, times=times).moving, prospect(*mixed, times=times).willing) == (3, 0.5)
-    assert prospect(*mixed, Waits(tenant="c", moves=False), times=times).willing == 0.0
+    assert (forecast(*mixed, times=times).moving, forecast(*mixed, times=times).willing) == (3, 0.5)
+    assert forecast(*mixed, Waits(tenant="c", moves=False), times=times).willing == 0.0
 
 
-HERE = Prospect(seconds=4.0, running_s=4.0, wasted=1.0, rows=4, moving=4, willing=1.0, full=False)
-THERE = Prospect(seconds=1.0, running_s=1.0, wasted=0.5, rows=4, moving=4, willing=1.0, full=False)
+HERE = StepForecast(seconds=4.0, running_s=4.0, wasted=1.0, rows=4, moving=4, willing=1.0, full=False)
+THERE = StepForecast(seconds=1.0, running_s=1.0, wasted=0.5, rows=4, moving=4, willing=1.0, full=False)
 
 
-def waits(held_s: float = 0.0, arrivals: float = 0.25, here: Prospect = HERE, **there: Any) -> bool:
-    return waits_for_company(here, replace(THERE, **there), arrivals, held_s, LIMITS)
+def waits(held_s: float = 0.0, arrivals: float = 0.25, here: StepForecast = HERE, **there: Any) -> bool:
+    return should_wait(here, replace(THERE, **there), arrivals, held_s, LIMITS)
 
 
 def test_a_step_waits_for_one_that_wastes_less_and_as_long_as_a_prompt_may_hold_it_up() -> None:
@@ -123,16 +123,16 @@ def test_who_does_not_move_is_held_up_for_the_less_the_more_of_them_there_are() 
 
 
 def test_arrivals_follow_what_came_lately() -> None:
-    arrivals = Arrivals()
-    assert arrivals.a_row == 1 / FIRST_ROWS
+    arrivals = TransferRate()
+    assert arrivals.per_row == 1 / FIRST_ROWS
     for _ in range(400):
-        arrivals.passed(16)
-        arrivals.came()
-        arrivals.came()
-    assert arrivals.a_row == pytest.approx(1 / 8, rel=0.05)
+        arrivals.ran(16)
+        arrivals.arrived()
+        arrivals.arrived()
+    assert arrivals.per_row == pytest.approx(1 / 8, rel=0.05)
     for _ in range(200):
-        arrivals.passed(16)
-    assert arrivals.a_row < 0.001
+        arrivals.ran(16)
+    assert arrivals.per_row < 0.001
 
 
 @dataclass
@@ -173,7 +173,7 @@ async def test_switching_is_much_faster_than_the_large_model_alone(
     together = timed.seconds - alone
     assert together < alone / 1.3
     started = timed.seconds
-    monkeypatch.setattr(Device, "holds", lambda device, member: False)
+    monkeypatch.setattr(Device, "is_delayed", lambda device, member: False)
     apart = await ask_all(timed.pool, calls(24, "random_switch", SWITCHED))
     assert timed.seconds - started > 1.2 * together  # in turn, each step has a part of the requests
     assert [each.ids for each in apart] == [each.ids for each in replies]
@@ -187,7 +187,7 @@ async def test_it_is_as_much_faster_where_every_request_is_of_a_tenant_of_its_ow
     started = timed.seconds
     await ask_all(timed.pool, several)
     together = timed.seconds - started
-    monkeypatch.setattr(Device, "holds", lambda device, member: False)
+    monkeypatch.setattr(Device, "is_delayed", lambda device, member: False)
     started = timed.seconds
     await ask_all(timed.pool, several)
     assert timed.seconds - started > 1.1 * together
@@ -206,7 +206,7 @@ async def test_answers_of_the_large_model_alone_lose_little_by_others_that_switc
         return taken
 
     with_company = await seconds_of_plain()
-    monkeypatch.setattr(Device, "holds", lambda device, member: False)
+    monkeypatch.setattr(Device, "is_delayed", lambda device, member: False)
     assert with_company < 1.15 * await seconds_of_plain()
 
 
@@ -218,10 +218,10 @@ async def test_a_request_whose_two_models_work_at_once_is_no_company_for_itself(
     seq.append(Token(5, "small"))
     tasks = [asyncio.create_task(engine.extend(seq)) for engine in timed.pool.engines.values()]
     await until(lambda: small.num_waiting == large.num_waiting == 1)
-    found = small.prospect(False, large)
+    found = small.forecast(False, large)
     assert found is not None
     assert (found.rows, found.moving) == (1, 0)
-    assert not large.device.holds(large)
+    assert not large.device.is_delayed(large)
     await asyncio.gather(*tasks)
     for engine in timed.pool.engines.values():
         engine.release(seq)
@@ -229,7 +229,7 @@ async def test_a_request_whose_two_models_work_at_once_is_no_company_for_itself(
 
 async def test_a_hand_over_is_counted_where_the_request_goes(timed: Timed) -> None:
     small, large = timed.pool.engines.values()
-    before = [each.batcher.arrivals.a_row for each in (small, large)]
+    before = [each.batcher.transfers.per_row for each in (small, large)]
     seq = Sequence((2, 3), SamplingParams(max_tokens=9), 0)
     for engine in (small, small, large, large):
         await engine.extend(seq)
@@ -238,8 +238,8 @@ async def test_a_hand_over_is_counted_where_the_request_goes(timed: Timed) -> No
     came, rows = 1.0, FIRST_ROWS
     for _ in range(2):
         came, rows = came * (1 - 1 / REMEMBERED_ROWS), rows * (1 - 1 / REMEMBERED_ROWS) + 1
-    assert large.batcher.arrivals.a_row == pytest.approx((came + 1) / rows)
-    assert small.batcher.arrivals.a_row < before[0]
+    assert large.batcher.transfers.per_row == pytest.approx((came + 1) / rows)
+    assert small.batcher.transfers.per_row < before[0]
     for engine in (small, large):
         engine.release(seq)
     assert not small.batcher.device._last
@@ -254,15 +254,15 @@ async def test_who_is_held_up_waits_no_longer_than_beside_a_prompt(
     ends = Ends(timed, large.batcher.runner.run, seq)
     large.batcher.runner.run = ends  # type: ignore[method-assign]
     held: list[bool] = []
-    holds = Device.holds
+    holds = Device.is_delayed
 
     def noted(device: Device, member: Any) -> bool:
         found = holds(device, member)
-        if member is large.batcher and member.asked_for(seq):
+        if member is large.batcher and member.has_operation(seq):
             held.append(found)
         return found
 
-    monkeypatch.setattr(Device, "holds", noted)
+    monkeypatch.setattr(Device, "is_delayed", noted)
     crowd = asyncio.gather(*(answer(timed.pool, call) for call in calls(8, "random_switch", SWITCHED)))
     await large.decode(seq)
     large.release(seq)
@@ -287,11 +287,11 @@ async def test_a_model_whose_turns_come_to_nothing_is_no_company(timed: Timed) -
         asyncio.create_task(engine.extend(seq)) for engine, seq in zip((timed.pool.engines.values()), seqs, strict=True)
     ]
     await until(lambda: small.num_waiting == large.num_waiting == 1)
-    assert large.device.holds(large)
+    assert large.device.is_delayed(large)
     small.stuck = True
-    assert not large.device.holds(large)
+    assert not large.device.is_delayed(large)
     small.stuck = False
-    assert not large.device.holds(small)
+    assert not large.device.is_delayed(small)
     await asyncio.gather(*tasks)
     for seq in seqs:
         for name in timed.pool.engines:
@@ -300,13 +300,13 @@ async def test_a_model_whose_turns_come_to_nothing_is_no_company(timed: Timed) -
 
 async def test_answers_of_one_model_each_hold_nobody_up(timed: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[bool] = []
-    holds = Device.holds
+    holds = Device.is_delayed
 
     def noted(device: Device, member: Any) -> bool:
         held.append(holds(device, member))
         return held[-1]
 
-    monkeypatch.setattr(Device, "holds", noted)
+    monkeypatch.setattr(Device, "is_delayed", noted)
     await ask_all(timed.pool, calls(4, "plain", {"model": "large"}) + calls(4, "plain", {"model": "small"}))
     assert held
     assert not any(held)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduler.fair_time import LARGEST_BALANCE_S, MARGIN, FairShare
+from engine.scheduler.fairness import LARGEST_BALANCE_S, MARGIN, FairShare
 from pool.local_pool import LocalPool
 from tests.engine.crowds import METHODS, alone_and_beside, latency, load
 from tests.engine.harness import answer, call_of, pair_config

@@ -284,7 +284,8 @@ def engine_until(count: int) -> Any:
 async def settled(pool: LocalPool) -> None:
     """Wait for the forward in progress, if any; then nothing may be held and no task may run."""
     async with asyncio.timeout(20):
-        while any(model.batcher._loop and not model.batcher._loop.done() for model in pool.engines.values()):
+        devices = [model.batcher.device for model in pool.engines.values()]
+        while any(device._loop and not device._loop.done() for device in devices):
             await asyncio.sleep(0)
     stats = pool.stats()
     assert (stats.requests, stats.sequences, stats.used_blocks, stats.waiting) == (0, 0, 0, 0)
@@ -316,10 +317,10 @@ async def test_a_failing_forward_fails_its_requests_only(pool: LocalPool, monkey
 async def test_a_fault_while_planning_reaches_everybody_who_waits(
     pool: LocalPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planner = pool.engines["large"].batcher._planner
+    planner = pool.engines["large"].batcher._builder
     original = planner.plan
 
-    def planning() -> Any:
+    def planning(*given: Any) -> Any:
         monkeypatch.setattr(planner, "plan", original)
         raise ZeroDivisionError
 

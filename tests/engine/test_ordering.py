@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from decoding.block import Block
 from decoding.sequence import Sequence
 from engine.model import EngineModel
-from engine.scheduler.ordering import arranged, note_started
-from engine.scheduler.policy import Limits, plan_step
+from engine.scheduler.fairness import FairShare
+from engine.scheduler.limits import DeviceState, Limits, arranged, note_started
+from engine.scheduler.policy import Policy, plan_step
 from engine.scheduler.queued_operation import QueuedOperation
 from tests.engine.harness import twins
 from tests.engine.step_times import Clock, LinearTime
@@ -227,8 +228,9 @@ async def test_a_prompt_that_got_no_room_in_its_step_has_started() -> None:
     draft = Block.chain((6,) * 8)
     works = [QueuedOperation(model._table(older), block=draft, apart=True), QueuedOperation(model._table(younger))]
     for work in works:
-        model.batcher._waiting.add(work)
-    assert [work for work, _ in model.batcher._planner.plan()] == [works[1]]
+        model.batcher._queue.add(work)
+    policy = Policy(model.batcher.limits, model.batcher.times, FairShare())
+    assert [work for work, _ in model.batcher._builder.plan(policy, DeviceState()).parts] == [works[1]]
     assert works[0].started
     assert [work.overtaken for work in works] == [0, 0]
     await model.close()

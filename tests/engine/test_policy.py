@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.costs.forward import Forward, attended_positions
-from engine.scheduler.fair_time import FairShare
-from engine.scheduler.policy import Limits, Load, Share, is_decode, plan_step
+from engine.scheduler.fairness import FairShare
+from engine.scheduler.limits import Limits, Load, is_decode
+from engine.scheduler.policy import Share, plan_step
 from tests.engine.step_times import LinearTime
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from decoding.model import Want
 from decoding.sequence import Sequence
 from engine.model import EngineModel
-from engine.scheduler.policy import Limits
+from engine.scheduler.limits import Limits
 from pool.local_pool import LocalPool
 from tests.engine.harness import (
     Reply,
@@ -115,8 +115,6 @@ def test_any_load_ends_with_the_right_tokens(
     shrink(model, num_blocks)
 
     async def go() -> None:
-        model.batcher._loop = None
-        model.batcher.device.changed = asyncio.Event()
         model.batcher.device.turn = asyncio.Lock()
         seqs = [
             Sequence(

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.device import Device
-from engine.scheduler.block_allocator import StepMemory
-from engine.scheduler.priority import LARGEST_BALANCE_S, Floor
+from engine.scheduler.block_allocator import BlockAllocator
+from engine.scheduler.fairness import LARGEST_BALANCE_S, MinimumShare
 from pool.local_pool import LocalPool
 from tests.engine.harness import answer, call_of, pair_config, random_prompts, shrink
 from tests.engine.step_times import Clock, LinearTime
@@ -41,8 +41,8 @@ async def make(folder: Path, **engine: float) -> tuple[LocalPool, Clock]:
 def by_clock(device: Device, clock: Clock) -> None:
     """Let the share that batches get be of the clock's time: a busy machine's own is anybody's guess."""
     device.clock = lambda: clock.now
-    took = device.took
-    device.took = lambda patient, _: took(patient, clock.times.of(clock.steps[-1][1]))  # type: ignore[method-assign]
+    took = device.charge
+    device.charge = lambda patient, _: took(patient, clock.times.of(clock.steps[-1][1]))  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ async def test_a_step_of_a_batch_is_short(timed: tuple[LocalPool, Clock]) -> Non
     pool, clock = timed
     crowd = [asyncio.create_task(answer(pool, each)) for each in batch_calls(60, "plain", {"model": "large"})]
     await asyncio.gather(*crowd)
-    limit = pool.engines["large"].batcher.limits.patient_slowdown * clock.times.seconds(1, 1, 1)
+    limit = pool.engines["large"].batcher.limits.low_priority_slowdown * clock.times.seconds(1, 1, 1)
     assert max(clock.times.of(feeds) for _, feeds in clock.steps) <= limit
     # ... and no shorter than it must be: the crowd shares its steps.
     assert max(len(feeds) for _, feeds in clock.steps) > 20
@@ -116,7 +116,7 @@ async def test_a_step_of_a_batch_is_short(timed: tuple[LocalPool, Clock]) -> Non
 async def test_it_is_shorter_while_interactive_requests_come(
     timed: tuple[LocalPool, Clock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.device.LATELY_S", 0.5)
+    monkeypatch.setattr("engine.device.RECENT_S", 0.5)
     pool, clock = timed
     plain: tuple[str, dict[str, object]] = ("plain", {"model": "large"})
     crowd = [asyncio.create_task(answer(pool, each)) for each in batch_calls(60, *plain)]
@@ -130,8 +130,8 @@ async def test_it_is_shorter_while_interactive_requests_come(
     for _, feeds in clock.steps[before + 1 :]:  # the first one may have been planned before it ended
         (beside if at < came + 0.4 else later).append(took := clock.times.of(feeds))
         at += took
-    assert max(beside) <= limits.patient_slowdown_beside * single + row
-    assert limits.patient_slowdown_beside * single + row < max(later) <= limits.patient_slowdown * single
+    assert max(beside) <= limits.low_priority_slowdown_interactive * single + row
+    assert limits.low_priority_slowdown_interactive * single + row < max(later) <= limits.low_priority_slowdown * single
 
 
 async def test_with_a_share_a_batch_goes_on_beside_interactive_requests(pair_folder: Path) -> None:
@@ -202,7 +202,7 @@ async def test_without_batches_nobody_looks_for_their_memory(
 ) -> None:
     pool, _ = timed
     asked = []
-    monkeypatch.setattr(StepMemory, "_takeable", lambda *given: asked.append(given) or 0)
+    monkeypatch.setattr(BlockAllocator, "_takeable", lambda *given: asked.append(given) or 0)
     calls = [call_of([place, 9] * 20, "plain", {}, max_tokens=8, ignore_eos=True) for place in range(6)]
     answers = await asyncio.gather(*(answer(pool, each) for each in calls))
     assert [len(each.ids) for each in answers] == [8] * 6
@@ -227,18 +227,18 @@ async def test_batches_take_no_places_of_interactive_requests(pair_folder: Path)
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.001, 0.2)), max_size=60), st.floats(0.05, 0.9))
 def test_a_floor_gives_its_share_whatever_the_steps_are(steps: list[tuple[bool, float]], share: float) -> None:
-    floor, patient_s, other_s = Floor(share), 0.0, 0.0
+    floor, patient_s, other_s = MinimumShare(share), 0.0, 0.0
     for _, seconds in steps * 5:
         if floor.due:
             patient_s += seconds
         else:
             other_s += seconds
-        floor.took(floor.due, seconds)
+        floor.charge(floor.due, seconds)
     total = patient_s + other_s
     assert abs(patient_s - share * total) <= max(0.2, LARGEST_BALANCE_S) + 1e-6
 
 
 def test_without_a_share_there_is_no_floor() -> None:
-    floor = Floor()
-    floor.took(False, 10.0)
+    floor = MinimumShare()
+    floor.charge(False, 10.0)
     assert not floor.due
