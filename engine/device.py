@@ -119,6 +119,7 @@ class Device:
         self._ready: deque[Member] = deque()  # models whose turn comes, in this order
         self._loop: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._arrived = False  # an operation was queued since `_drain_arrivals` looked
 
     @property
     def working_s(self) -> float:
@@ -173,6 +174,7 @@ class Device:
 
     def wake(self, member: Member) -> None:
         """Run steps until no operations wait; called when a member has a new operation."""
+        self._arrived = True
         if member.num_waiting == 1:
             self._ask_last(member)
         loop = asyncio.get_running_loop()
@@ -210,7 +212,7 @@ class Device:
     async def _run(self) -> None:
         """Run one step after the other until no operations wait."""
         while True:
-            await self.deliveries.all_resumed()  # methods that ask again at once join the next step
+            await self._drain_arrivals()
             async with self.turn:
                 self._changed.clear()
                 ran = await self._next_step()
@@ -218,6 +220,13 @@ class Device:
                 return
             if not ran:
                 await self._changed.wait()
+
+    async def _drain_arrivals(self) -> None:
+        """Wait until methods that were handed results run again, and operations that arrive together are queued."""
+        await self.deliveries.all_resumed()
+        while self._arrived:
+            self._arrived = False
+            await asyncio.sleep(0)  # until a pass of the event loop brings no new operation
 
     async def _next_step(self) -> bool:
         """Run the next step, of the model that asked first; False: none can run before something changes."""

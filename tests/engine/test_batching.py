@@ -135,7 +135,7 @@ async def test_waiting_operations_share_one_forward(monkeypatch: pytest.MonkeyPa
 
 
 async def test_methods_that_gather_operations_share_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method resumes after its branches have: the next step waits for it, not only for them."""
+    """A method resumes after its branches have: the next step waits for it, not only for those without branches."""
     model, _ = twins(llama_config(60, hidden_size=32, pad_token_id=0, eos_token_id=1), seed=4)
     sizes: list[int] = []
     original = model.batcher.runner.run
@@ -144,7 +144,9 @@ async def test_methods_that_gather_operations_share_each_forward(monkeypatch: py
     async def method(number: int) -> None:
         seqs = [Sequence([2, number, i], SamplingParams(temperature=0.0), seed=0) for i in range(1 + number % 2)]
         for _ in range(5):
-            for seq, [row] in zip(seqs, await asyncio.gather(*map(model.extend, seqs)), strict=True):
+            first, *others = map(model.extend, seqs)
+            rows = await asyncio.gather(first, *others) if others else [await first]
+            for seq, [row] in zip(seqs, rows, strict=True):
                 seq.append(Token(row.token, "m"))
         for seq in seqs:
             model.release(seq)

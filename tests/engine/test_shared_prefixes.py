@@ -16,7 +16,7 @@ from engine.costs.prefill_estimate import prefill_forecast
 from engine.model import EngineModel
 from pool.local_pool import LocalPool
 from tests.engine import shared_engines
-from tests.engine.harness import answer, call_of, pair_config, twins
+from tests.engine.harness import answer, call_of, pair_config, twins, until
 from tests.engine.mixed import SAMPLING, assert_same_reply
 from tests.engine.shared_engines import SIZE, TINY, Engine, difference, meter, prompt, sequence
 from tests.engine.step_times import LinearTime
@@ -366,4 +366,5 @@ async def test_a_forecast_is_longer_beside_others() -> None:
     assert forecast(0, 64) > 1.5 * alone
     running.cancel()
     engine.model.release(seq)
+    await until(lambda: not engine.model.pool.num_held)  # a forward in progress ends first
     await engine.close()
