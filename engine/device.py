@@ -8,81 +8,22 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from decoding.sequence import Sequence
-from engine.cache.table import BlockTable
-from engine.costs.forward import StepTime
-from engine.scheduler.coscheduling import StepForecast, TransferRate, should_wait
+from engine.scheduler.coscheduling import should_wait
 from engine.scheduler.fairness import FairShare, MinimumShare
-from engine.scheduler.limits import DeviceState, Limits, Load
+from engine.scheduler.limits import DeviceState
 from engine.scheduler.queue import Deliveries
 from engine.threads import Fed, Threads
 
+if TYPE_CHECKING:
+    from engine.scheduler.batcher import Batcher
+
 T = TypeVar("T")
 RECENT_S = 5.0
-
-
-class Member(Protocol):
-    """Model that shares a device: its queue, and the steps that run what is in it.
-
-    Attributes:
-        limits: limits of its steps.
-        times: predicts how long they take; None: unknown.
-        ran_until_s: the device's `spent_s` at the end of its last step.
-        delayed_since_s: the device's `spent_s` when its next step was first delayed for coscheduling; None: it is not.
-        stuck: its last turn ran nothing.
-        tables: caches of the sequences it works on.
-        transfers: rate at which requests move to it from the others.
-    """
-
-    limits: Limits
-    times: StepTime | None
-    ran_until_s: float
-    delayed_since_s: float | None
-    stuck: bool
-    tables: dict[Sequence, BlockTable]
-    transfers: TransferRate
-
-    @property
-    def num_waiting(self) -> int:
-        """Operations that wait or run."""
-        ...
-
-    def tenants(self) -> set[str]:
-        """Return the tenants with operations of the priority class whose turn is next."""
-        ...
-
-    def load(self) -> Load:
-        """Return the load by operations of the priority class whose turn is next."""
-        ...
-
-    def has(self, low_priority: bool) -> bool:
-        """Return whether a method waits for an operation of a priority class."""
-        ...
-
-    def forecast(self, low_priority: bool, other: Member) -> StepForecast | None:
-        """Forecast the next step; None: there is none, or its duration is unknown.
-
-        Args:
-            low_priority: priority class of the step.
-            other: requests that this model works on as well, and does not at the moment, move between the two.
-        """
-        ...
-
-    def has_operation(self, seq: Sequence) -> bool:
-        """Return whether an operation on a sequence waits or runs."""
-        ...
-
-    async def step(self, device: DeviceState) -> bool:
-        """Run one forward; False: nothing can run before something changes."""
-        ...
-
-    def fail(self, error: Exception) -> None:
-        """Fail all operations."""
-        ...
 
 
 class Device:
@@ -95,7 +36,7 @@ class Device:
     Attributes:
         clock: current time, in seconds.
         turn: lock held while a forward is planned and runs, and by other work on the thread.
-        members: models of the device, in the order in which they ask for turns.
+        members: batchers of the device's models, in the order in which they ask for turns.
         deliveries: results handed out to methods that have not resumed.
         owed: balances of the tenants of these models.
         minimum_share: of low-priority operations.
@@ -107,7 +48,7 @@ class Device:
         self.clock: Callable[[], float] = time.monotonic
         self.torch_device = torch.device(name)
         self.turn = asyncio.Lock()
-        self.members: list[Member] = []
+        self.members: list[Batcher] = []
         self.deliveries = Deliveries()
         self.owed = FairShare()
         self.minimum_share = MinimumShare()
@@ -115,8 +56,8 @@ class Device:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"forward-{name}")
         self._working_since: float | None = None
         self._interactive_at = -math.inf
-        self._last: dict[Sequence, Member] = {}  # the model that got a sequence's latest operation
-        self._ready: deque[Member] = deque()  # models whose turn comes, in this order
+        self._last: dict[Sequence, Batcher] = {}  # the model that got a sequence's latest operation
+        self._ready: deque[Batcher] = deque()  # models whose turn comes, in this order
         self._loop: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._arrived = False  # an operation was queued since `_drain_arrivals` looked
@@ -155,14 +96,14 @@ class Device:
         """Return the tenants with operations of the priority class whose turn is next, on any of the models."""
         return set().union(*(member.tenants() for member in self.members))
 
-    def note_operation(self, member: Member, seq: Sequence) -> None:
+    def note_operation(self, member: Batcher, seq: Sequence) -> None:
         """Note that an operation on a sequence was queued: it moved here if another model had the latest one."""
         before = self._last.get(seq)
         self._last[seq] = member
         if before is not None and before is not member:
             member.transfers.arrived()
 
-    def note_step(self, member: Member, rows: int) -> None:
+    def note_step(self, member: Batcher, rows: int) -> None:
         """Note that a model ran a step with `rows` operations."""
         for each in self.members:
             if each is not member:
@@ -172,7 +113,7 @@ class Device:
         """Drop what is known of a released sequence."""
         self._last.pop(seq, None)
 
-    def wake(self, member: Member) -> None:
+    def wake(self, member: Batcher) -> None:
         """Run steps until no operations wait; called when a member has a new operation."""
         self._arrived = True
         if member.num_waiting == 1:
@@ -191,13 +132,13 @@ class Device:
         """Note a change by which a model may run that could not: an operation, memory, a step."""
         self._changed.set()
 
-    def _ask_last(self, member: Member) -> None:
+    def _ask_last(self, member: Batcher) -> None:
         """Put a model behind those that wait for longer."""
         if member in self.members:
             self.members.remove(member)
         self.members.append(member)
 
-    async def leave(self, member: Member) -> None:
+    async def leave(self, member: Batcher) -> None:
         """Remove a model that has no more operations; return when no forward of it runs."""
         self.members.remove(member)
         self.notify()
@@ -230,7 +171,7 @@ class Device:
 
     async def _next_step(self) -> bool:
         """Run the next step, of the model that asked first; False: none can run before something changes."""
-        stuck: list[Member] = []
+        stuck: list[Batcher] = []
         while True:
             for member in self.members:
                 if member.num_waiting and member not in (*self._ready, *stuck) and not self.is_delayed(member):
@@ -249,7 +190,7 @@ class Device:
                 return True
             stuck.append(member)
 
-    def _state_for(self, member: Member) -> DeviceState:
+    def _state_for(self, member: Batcher) -> DeviceState:
         others = [each for each in self.members if each is not member]
         low_priority = self.low_priority
         return DeviceState(
@@ -261,7 +202,7 @@ class Device:
             waited_s=self.spent_s - member.ran_until_s,
         )
 
-    def is_delayed(self, member: Member) -> bool:
+    def is_delayed(self, member: Batcher) -> bool:
         """Return whether a model's step waits while another one's runs; see `engine.scheduler.coscheduling`."""
         low_priority = self.low_priority
         since = self.spent_s if member.delayed_since_s is None else member.delayed_since_s
@@ -273,7 +214,7 @@ class Device:
         member.delayed_since_s = since if delayed else None
         return delayed
 
-    def _goes_first(self, other: Member, member: Member, low_priority: bool, delayed_s: float) -> bool:
+    def _goes_first(self, other: Batcher, member: Batcher, low_priority: bool, delayed_s: float) -> bool:
         coming = other.forecast(low_priority, member)
         if coming is None or not coming.moving:
             return False

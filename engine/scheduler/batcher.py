@@ -9,7 +9,7 @@ from decoding.model import Row
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
 from engine.costs.forward import StepTime
-from engine.device import Device, Member
+from engine.device import Device
 from engine.executor import Forwards, Outcome
 from engine.runner import Feed, Runner
 from engine.scheduler.coscheduling import StepForecast, TransferRate, forecast_step
@@ -108,8 +108,13 @@ class Batcher:
         works = self._queue.unblocked(self.device.low_priority) if self.times is not None else ()
         return load_of(works, self.limits, self.times)
 
-    def forecast(self, low_priority: bool, other: Member) -> StepForecast | None:
-        """See `engine.device.Member.forecast`."""
+    def forecast(self, low_priority: bool, other: Batcher) -> StepForecast | None:
+        """Forecast the next step; None: there is none, or its duration is unknown.
+
+        Args:
+            low_priority: priority class of the step.
+            other: requests that this model works on as well, and does not at the moment, move between the two.
+        """
         if self.times is None:
             return None
         known, busy = other.tables, other.has_operation

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 from math import inf
-from typing import Protocol
 
 from engine.costs.forward import Forward, StepTime
 from engine.scheduler.fairness import MARGIN, FairShare, usual_step
@@ -32,11 +31,6 @@ class Share:
 
     index: int
     tokens: int
-
-
-class _Prioritized(Protocol):
-    @property
-    def low_priority(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -57,12 +51,12 @@ class Policy:
         """Return the prompt, of one tenant's, that starts first."""
         return first_of(prompts, self.limits.order, self.limits.max_overtaken)
 
-    def limit(self, candidates: Iterable[_Prioritized], device: DeviceState) -> float:
-        """Return the seconds that a step may take so that an arriving interactive operation does not wait for long.
+    def limit(self, low_priority: bool, device: DeviceState) -> float:
+        """Return the seconds that a step may take: with low-priority operations, so that interactive ones wait shortly.
 
-        Infinity if no candidate is of low priority; shorter if interactive operations ran recently.
+        Less if interactive operations ran recently; infinity without low-priority operations.
         """
-        if self.times is None or not any(work.low_priority for work in candidates):
+        if self.times is None or not low_priority:
             return inf
         limits = self.limits
         interactive = device.has_interactive_work

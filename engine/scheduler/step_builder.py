@@ -144,7 +144,7 @@ class StepBuilder:
             if policy.yields(load, tenants, device):
                 return Step()
         fresh = [work for work in candidates if not (work.started or work.running or work.background)]
-        longest = policy.limit(candidates if low_priority else (), device)
+        longest = policy.limit(low_priority and any(work.low_priority for work in candidates), device)
         shares = policy.share(
             candidates, lambda index, alone: memory.admit(candidates[index], alone), contested, device, longest
         )
