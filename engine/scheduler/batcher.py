@@ -16,7 +16,7 @@ from engine.scheduler.coscheduling import StepForecast, TransferRate, forecast_s
 from engine.scheduler.limits import DeviceState, Limits, Load, load_of
 from engine.scheduler.policy import Policy
 from engine.scheduler.queue import OperationQueue
-from engine.scheduler.queued_operation import Work
+from engine.scheduler.queued_operation import QueuedOperation
 from engine.scheduler.step_builder import Step, StepBuilder
 from engine.tracing import forward_span
 from turnout.errors import Code, TurnoutError
@@ -119,7 +119,7 @@ class Batcher:
             return None
         known, busy = other.tables, other.has_operation
 
-        def moves(work: Work) -> bool:
+        def moves(work: QueuedOperation) -> bool:
             seq = work.table.seq
             return seq in known and not busy(seq)
 
@@ -129,7 +129,7 @@ class Batcher:
         """Return whether an operation on a sequence waits or runs here."""
         return self._queue.has_operation(seq)
 
-    async def submit(self, work: Work) -> list[Row]:
+    async def submit(self, work: QueuedOperation) -> list[Row]:
         """Queue an operation and wait for its rows.
 
         Raises:
@@ -237,7 +237,7 @@ class Batcher:
             else:
                 self._continue_decoding(work, outcome[0])
 
-    def _continue_decoding(self, work: Work, row: Row) -> None:
+    def _continue_decoding(self, work: QueuedOperation, row: Row) -> None:
         """Give a decode loop its next token; unless it ends, it waits for another at the end of the queue."""
         assert work.on_row is not None
         if work.future.done() or work.table.released:
@@ -258,7 +258,7 @@ def _is_partial(feed: Feed) -> bool:
     return feed.partial is not None and bool(len(feed.partial.given) or feed.partial.again)
 
 
-def _check_fits(work: Work, name: str) -> None:
+def _check_fits(work: QueuedOperation, name: str) -> None:
     pool = work.table.pool
     limit = pool.num_blocks * pool.block_size
     if work.total > limit:

@@ -9,7 +9,7 @@ from decoding.sequence import Sequence
 from engine.cache.blocks import OutOfBlocksError
 from engine.cache.table import BlockTable
 from engine.scheduler.fairness import BlockShares, age, freed
-from engine.scheduler.queued_operation import Work
+from engine.scheduler.queued_operation import QueuedOperation
 from turnout.types import BlockHash
 
 # Free blocks, beyond those of its own tokens, that a sequence needs to start.
@@ -29,7 +29,7 @@ class BlockAllocator:
         candidates: operations that could run in this step.
     """
 
-    def __init__(self, tables: Mapping[Sequence, BlockTable], candidates: Works[Work]) -> None:
+    def __init__(self, tables: Mapping[Sequence, BlockTable], candidates: Works[QueuedOperation]) -> None:
         self._tables = tables
         self._candidates = candidates
         self._is_full = False
@@ -40,7 +40,7 @@ class BlockAllocator:
         self._settled: set[BlockTable] = set()  # caches that are not preempted in this step
         self._preempted: set[BlockTable] = set()
 
-    def admit(self, work: Work, alone: bool) -> bool:
+    def admit(self, work: QueuedOperation, alone: bool) -> bool:
         """Admit a sequence, which shares the published blocks of its prefix; False: it waits.
 
         Args:
@@ -62,7 +62,7 @@ class BlockAllocator:
         self._prompts.add(table)
         return True
 
-    def blocked(self, prompts: Collection[Work]) -> set[str]:
+    def blocked(self, prompts: Collection[QueuedOperation]) -> set[str]:
         """Return the tenants that cannot start a sequence now.
 
         If memory is short, tenants within their shares go first, the longest waiting first, and blocks they wait for
@@ -83,7 +83,7 @@ class BlockAllocator:
             is_full = is_full or self._lacking(work, found[work]) > 0
         return blocked | late
 
-    def _lacking(self, work: Work, found: list[int]) -> int:
+    def _lacking(self, work: QueuedOperation, found: list[int]) -> int:
         """Return the blocks that a sequence needs beyond those available; 0 or less: none.
 
         Args:
@@ -95,12 +95,12 @@ class BlockAllocator:
         others = self._outstanding(work.low_priority) - max(table.promised - len(table.blocks), 0)
         return _needed(work) - len(found) + unheld + others - pool.num_available
 
-    def _has_room(self, work: Work, found: list[int]) -> bool:
+    def _has_room(self, work: QueuedOperation, found: list[int]) -> bool:
         """Return whether a sequence can get its blocks, by preemption if necessary."""
         lacking = self._lacking(work, found)
         return lacking <= 0 or lacking <= self._takeable(work) or self._victims_of(work, found) is not None
 
-    def _make_room(self, work: Work, found: list[int]) -> bool:
+    def _make_room(self, work: QueuedOperation, found: list[int]) -> bool:
         """Preempt other sequences if that is how a sequence gets its blocks; False: it waits."""
         lacking = self._lacking(work, found)
         if lacking <= 0 or lacking <= self._takeable(work):
@@ -116,7 +116,7 @@ class BlockAllocator:
             self._preempt(victim)
         return True
 
-    def _victims_of(self, work: Work, found: list[int]) -> list[BlockTable] | None:
+    def _victims_of(self, work: QueuedOperation, found: list[int]) -> list[BlockTable] | None:
         """Return sequences of tenants above their shares to preempt for one within its share; None: too few."""
         shares = self._shares_of(work)
         if len(shares) < 2 or not self._is_entitled(work, found):
@@ -130,10 +130,10 @@ class BlockAllocator:
                 return victims
         return None
 
-    def _is_entitled(self, work: Work, found: list[int]) -> bool:
+    def _is_entitled(self, work: QueuedOperation, found: list[int]) -> bool:
         return self._shares_of(work).is_entitled(work.table, found, _needed(work))
 
-    def _shares_of(self, work: Work) -> BlockShares:
+    def _shares_of(self, work: QueuedOperation) -> BlockShares:
         """Return the shares within a priority class; low-priority sequences share what interactive ones leave."""
         shares = self._shares.get(work.low_priority)
         if shares is None:
@@ -157,7 +157,7 @@ class BlockAllocator:
         self._promised = None
         self._shares.clear()
 
-    def _takeable(self, work: Work) -> int:
+    def _takeable(self, work: QueuedOperation) -> int:
         """Return the blocks that only low-priority sequences hold, for an interactive one."""
         if work.low_priority:
             return 0
@@ -171,7 +171,7 @@ class BlockAllocator:
             self._promised = sum(max(table.promised - len(table.blocks), 0) for table in tables)
         return self._promised
 
-    def by_entitlement(self, shares: Works[tuple[Work, int]]) -> list[tuple[Work, int]]:
+    def by_entitlement(self, shares: Works[tuple[QueuedOperation, int]]) -> list[tuple[QueuedOperation, int]]:
         """Return the order in which blocks are reserved for a step: tenants above their shares come last.
 
         Args:
@@ -182,11 +182,11 @@ class BlockAllocator:
             return list(shares)
         return sorted(shares, key=lambda share: self._is_above(share[0]))
 
-    def _is_above(self, work: Work) -> bool:
+    def _is_above(self, work: QueuedOperation) -> bool:
         shares = self._shares_of(work)
         return len(shares) > 1 and shares.is_above(work.tenant)
 
-    def reserve(self, work: Work, tokens: int) -> bool:
+    def reserve(self, work: QueuedOperation, tokens: int) -> bool:
         """Reserve blocks for the next `tokens`, by preemption if necessary, see `_victim`; False: it waits."""
         if work.table in self._preempted:
             return False
@@ -207,7 +207,7 @@ class BlockAllocator:
                 self._settled.add(work.table)
                 return True
 
-    def _victim(self, work: Work) -> BlockTable | None:
+    def _victim(self, work: QueuedOperation) -> BlockTable | None:
         """Return the cache to preempt for `work`: the youngest idle one, otherwise that of the youngest sequence.
 
         With several tenants, one within its share takes from those above theirs first; those above theirs take
@@ -231,7 +231,7 @@ class BlockAllocator:
         mine = [t for t in above if t in idle] or [t for t in above if t in younger]
         return max(mine or idle, key=age, default=None)
 
-    def squeeze(self, work: Work, token_budget: int) -> int:
+    def squeeze(self, work: QueuedOperation, token_budget: int) -> int:
         """Give one sequence all blocks of the others, where nothing fitted.
 
         Returns:
@@ -259,7 +259,7 @@ class _Prompts:
         candidates: operations that could run in the step.
     """
 
-    def __init__(self, candidates: Works[Work]) -> None:
+    def __init__(self, candidates: Works[QueuedOperation]) -> None:
         self._candidates = candidates
         self._by_start: dict[BlockHash, list[BlockTable]] | None = None
 
@@ -289,12 +289,12 @@ class _Prompts:
         return any(2 * (table.shared_blocks(other) - num_found) * size >= lacking for other in computing)
 
 
-def _needed(work: Work) -> int:
+def _needed(work: QueuedOperation) -> int:
     """Return the blocks that a sequence needs to start."""
     pool = work.table.pool
     return min(-(-work.total // pool.block_size) + ROOM_BLOCKS, pool.num_blocks)
 
 
-def _length(work: Work, tokens: int) -> int:
+def _length(work: QueuedOperation, tokens: int) -> int:
     """Return the used slots of its cache after `tokens` more are fed."""
     return len(work.table) + work.cached_rows + tokens

@@ -1,6 +1,6 @@
 """Scheduling policy: which waiting operations join the next forward of a model, and with how many tokens each.
 
-Stall-free batches (paper #239, Sarathi-Serve): first decodes and drafts, then tokens that running requests have to catch
+Stall-free batches (paper #239, Sarathi-Serve): first decodes and drafts, then tokens that running requests must catch
 up on, then prompts in progress, then new prompts, then background operations. A step is bounded by time, not only by
 tokens: while requests decode, other tokens may stretch their step to at most `max_slowdown` times its length, so chunks
 of a prompt shrink as it attends to more. Several prompts share one forward (paper #186, Prepacking: in ragged batches,
@@ -298,7 +298,7 @@ class _Plan:
             work = self._waiting[index]
             if self._limits.token_budget <= self._forward.fed or len(self._shares) >= self._limits.max_batch:
                 break
-            # A step of one tenant always feeds something besides the decodes. With several, tenants that are owed time
+            # A step of one tenant always feeds something in addition to the decodes. With several, tenants that are owed time
             # go first, as long as no running request is stalled.
             owed = bool(self._alone) and self._owed.owed(work.tenant) > 0
             most = stall_free if owed and stall_free < inf else min(limit, stall_free)

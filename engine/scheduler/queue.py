@@ -11,7 +11,7 @@ from typing import Any
 from decoding.model import Row
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
-from engine.scheduler.queued_operation import Work
+from engine.scheduler.queued_operation import QueuedOperation
 
 
 class Deliveries:
@@ -64,22 +64,22 @@ class OperationQueue:
 
     def __init__(self, deliveries: Deliveries) -> None:
         self._deliveries = deliveries
-        self._operations: dict[Work, None] = {}
-        self._low_priority: set[Work] = set()
-        self._blocked: set[Work] = set()  # operations that wait for memory only
+        self._operations: dict[QueuedOperation, None] = {}
+        self._low_priority: set[QueuedOperation] = set()
+        self._blocked: set[QueuedOperation] = set()  # operations that wait for memory only
         self._sequences = Counter[Sequence]()
         self._order = count()
 
     def __len__(self) -> int:
         return len(self._operations)
 
-    def __iter__(self) -> Iterator[Work]:
+    def __iter__(self) -> Iterator[QueuedOperation]:
         return iter(self._operations)
 
-    def __contains__(self, work: Work) -> bool:
+    def __contains__(self, work: QueuedOperation) -> bool:
         return work in self._operations
 
-    def add(self, work: Work) -> None:
+    def add(self, work: QueuedOperation) -> None:
         """Append an operation; the first one of a sequence sets the sequence's place in the order of arrival."""
         self.requeue(work)
         if work.table.arrival is None:
@@ -89,12 +89,12 @@ class OperationQueue:
         if work.low_priority:
             self._low_priority.add(work)
 
-    def requeue(self, work: Work) -> None:
+    def requeue(self, work: QueuedOperation) -> None:
         """Move an operation that got one token and wants the next to the end."""
         work.order = next(self._order)
         work.estimate()
 
-    def discard(self, work: Work) -> None:
+    def discard(self, work: QueuedOperation) -> None:
         """Remove an operation, if it is there."""
         if work not in self._operations:
             return
@@ -105,14 +105,14 @@ class OperationQueue:
         self._low_priority.discard(work)
         self._blocked.discard(work)
 
-    def finish(self, work: Work, rows: list[Row]) -> None:
+    def finish(self, work: QueuedOperation, rows: list[Row]) -> None:
         """Remove an operation and hand out its rows."""
         self.discard(work)
         if not work.future.done():
             work.future.set_result(rows)
             self._deliveries.hand_out(work.future)
 
-    def fail(self, work: Work, error: Exception) -> None:
+    def fail(self, work: QueuedOperation, error: Exception) -> None:
         """Remove an operation and raise an error in its method."""
         self.discard(work)
         if not work.future.done():
@@ -125,15 +125,15 @@ class OperationQueue:
             self.discard(work)
             work.future.cancel()
 
-    def block(self, works: Iterable[Work]) -> None:
+    def block(self, works: Iterable[QueuedOperation]) -> None:
         """Set which operations wait for memory: until the next call, no time is reserved for them."""
         self._blocked = set(works)
 
-    def unblocked(self, low_priority: bool) -> list[Work]:
+    def unblocked(self, low_priority: bool) -> list[QueuedOperation]:
         """List the operations of a priority class that do not wait for memory."""
         return [work for work in self.of(low_priority) if work not in self._blocked]
 
-    def of(self, low_priority: bool) -> list[Work]:
+    def of(self, low_priority: bool) -> list[QueuedOperation]:
         """List the operations of a priority class."""
         return [work for work in self._operations if work.low_priority is low_priority]
 
@@ -152,14 +152,14 @@ class OperationQueue:
         counted = (work for work in works if work.low_priority is low_priority and not work.background)
         return {work.tenant for work in counted if work not in self._blocked}
 
-    def candidates(self, low_priority: bool) -> list[Work]:
+    def candidates(self, low_priority: bool) -> list[QueuedOperation]:
         """Return what could run now, brought up to date; one operation per cache.
 
         Args:
             low_priority: low-priority operations and all background ones; otherwise interactive operations only, and
                 their background ones.
         """
-        found: list[Work] = []
+        found: list[QueuedOperation] = []
         busy: set[BlockTable] = set()
         # Operations that are awaited go before background ones on the same cache.
         for background in (False, True):

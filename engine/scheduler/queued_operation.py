@@ -230,6 +230,3 @@ class QueuedOperation:
             meter.spared_tokens += feed.partial.spared
         meter.cached_tokens = table.cached_on_arrival
         meter.fetched_tokens = table.origin.on_arrival
-
-
-Work = QueuedOperation  # its name in the modules that schedule it

@@ -17,10 +17,10 @@ from engine.scheduler.fairness import age
 from engine.scheduler.limits import DeviceState, is_decode, load_of, note_started
 from engine.scheduler.policy import Policy
 from engine.scheduler.queue import OperationQueue
-from engine.scheduler.queued_operation import Work
+from engine.scheduler.queued_operation import QueuedOperation
 from engine.threads import Fed
 
-Parts = list[tuple[Work, Feed]]
+Parts = list[tuple[QueuedOperation, Feed]]
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ class StepBuilder:
             note_started(fresh, {work for work, _ in parts} | {work for work in fresh if work.started})
         return Step(parts)
 
-    def _reserve(self, shares: list[tuple[Work, int]], memory: BlockAllocator) -> Parts:
+    def _reserve(self, shares: list[tuple[QueuedOperation, int]], memory: BlockAllocator) -> Parts:
         parts: Parts = []
         for work, tokens in memory.by_entitlement(shares):
             if memory.reserve(work, tokens):
@@ -166,11 +166,11 @@ class StepBuilder:
         return parts
 
 
-def _blocked(candidates: list[Work], memory: BlockAllocator, policy: Policy) -> set[Work]:
+def _blocked(candidates: list[QueuedOperation], memory: BlockAllocator, policy: Policy) -> set[QueuedOperation]:
     """Return prompts that cannot get memory, in a step shared by tenants: no time is reserved for them."""
     if not any(work.started and not work.background for work in candidates):
         return set()  # one of them starts in any case
-    prompts = defaultdict[str, list[Work]](list)
+    prompts = defaultdict[str, list[QueuedOperation]](list)
     for work in candidates:
         if not (work.started or work.background):
             prompts[work.tenant].append(work)
@@ -178,7 +178,7 @@ def _blocked(candidates: list[Work], memory: BlockAllocator, policy: Policy) -> 
     return {work for tenant in tenants for work in prompts[tenant]}
 
 
-def _squeezed(candidates: list[Work], memory: BlockAllocator, token_budget: int) -> Parts:
+def _squeezed(candidates: list[QueuedOperation], memory: BlockAllocator, token_budget: int) -> Parts:
     """Return a step of the oldest sequence only, where nothing fitted."""
     waiting = [work for work in candidates if not work.background]
     if waiting:
