@@ -298,8 +298,8 @@ class _Plan:
             work = self._waiting[index]
             if self._limits.token_budget <= self._forward.fed or len(self._shares) >= self._limits.max_batch:
                 break
-            # A step of one tenant always feeds something in addition to the decodes. With several, tenants that are owed time
-            # go first, as long as no running request is stalled.
+            # A step of one tenant always feeds something in addition to the decodes. With several, tenants that are
+            # owed time go first, as long as no running request is stalled.
             owed = bool(self._alone) and self._owed.owed(work.tenant) > 0
             most = stall_free if owed and stall_free < inf else min(limit, stall_free)
             least = 0 if fed_some or (self._shares and self._alone and not owed) else 1
