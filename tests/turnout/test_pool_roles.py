@@ -52,7 +52,7 @@ def test_both_spellings_say_the_same(pool: dict[str, Any], roles: dict[str, str]
         ({"large": 5}, "large", "string"),
         ({"large": "l", "models": ["j"]}, "models", "dictionary"),
         ({"large": "l", "models": {"Judge 1": "j"}}, "models.Judge 1", "match pattern"),
-        ({"large": "l", "models": {"prefill": "j"}}, "models.prefill", "only compute prompts"),
+        ({"large": "l", "models": {"prefill": "j"}}, "models.prefill", "reserved for actors that compute prompts"),
         (
             {"large": "l", "placement": {"models": "actors", "resources": {"judge": {"a": 1}}}},
             "placement.resources.judge",
