@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
@@ -9,7 +11,42 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, m
 from turnout.registry import METHODS_PACKAGE, MethodParams, explain, get_method, load, names
 
 if TYPE_CHECKING:
+    from decoding.length_heads import Head
     from decoding.model import ModelPool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a model that an untrained head must fit.
+
+    Attributes:
+        width: of its hidden states.
+        vocab_size: rows of its output matrix.
+        layers: how many it has.
+    """
+
+    width: int
+    vocab_size: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Parameters and an untrained artifact with which a part runs on any models: what conformance tests give it.
+
+    Attributes:
+        params: with which it has something to do on a small vocabulary.
+        kind: of the artifact; "": it needs none.
+        head: the artifact's network; its weights are drawn by who saves it.
+        settings: what else the artifact says.
+        roles: of the models that the artifact belongs to.
+    """
+
+    params: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = ""
+    head: Head | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    roles: tuple[str, ...] = ("large",)
 
 
 class Part:
@@ -35,6 +72,11 @@ class Part:
 
     def __init__(self, params: Any = None) -> None:
         self.params = params if params is not None else self.Params()
+
+    @classmethod
+    def example(cls, shape: ModelShape) -> Example:
+        """Make what the part needs to run on a model of that shape; a part with an artifact must say what is in it."""
+        return Example()
 
     def check(self, models: ModelPool) -> None:
         """Refuse models it cannot work with, before the first token.

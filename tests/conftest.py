@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.properties import USUAL
+from tests.quick_loading import given_step_time, kept
 from tests.telling import told, write_figures
 
 FIGURES = "--figures"
@@ -23,7 +24,6 @@ UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", UNTIMED, derandomize=True, database=None, max_examples=USUAL)
 settings.register_profile("search", UNTIMED, derandomize=False, max_examples=10 * USUAL, print_blob=True)
 settings.load_profile("same")
-PROBE_S = (0.02, 0.05)  # how long a model's step times are measured when it is loaded
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -89,12 +89,22 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def short_probe() -> Iterator[None]:
-    """Step times of random models are rough but measured; a module whose subject they are overrides this."""
-    probe = sys.modules.get("engine.costs.probe")
+def given_step_times() -> Iterator[None]:
+    """Models get step times that are not measured; a module whose subject they are overrides this."""
+    model = sys.modules.get("engine.model")
     with pytest.MonkeyPatch.context() as patch:
-        if probe is not None:
-            patch.setattr(probe, "BUDGET_S", PROBE_S)
+        if model is not None:
+            patch.setattr(model, "profile", given_step_time)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_checkpoints() -> Iterator[None]:
+    """A small checkpoint that many tests load is read from its files once."""
+    loading = sys.modules.get("engine.loading")
+    with pytest.MonkeyPatch.context() as patch:
+        if loading is not None:
+            patch.setattr(loading, "read_model", kept(loading.read_model))
         yield
 
 

@@ -10,8 +10,10 @@ from pydantic import Field, FiniteFloat
 from decoding.artifacts import ArtifactName
 from decoding.drafters._exits import ExitDrafter, ExitParams
 from decoding.drafters.base import Candidates
+from decoding.exit_heads import ExitHead
 from decoding.lengths.base import Round, Step
 from decoding.lengths.thompson import Prior, ThompsonLength, ThompsonParams
+from decoding.parts import Example, ModelShape
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 
@@ -61,6 +63,12 @@ class EesdDrafter(ExitDrafter):
             prior: dict[str, Any] = {"accepted": asked.accepted, "rejected": asked.rejected, "half": asked.half}
             # It draws whether a further token follows; the length policy says whether a round drafts at all.
             self.control = ThompsonLength(ThompsonParams(control=asked.control, abstains=False, **prior))
+
+    @classmethod
+    def example(cls, shape: ModelShape) -> Example:
+        """See `Part.example`."""
+        head = ExitHead(shape.width, 4, 2, shape.width // 4, inner=shape.width // 2)
+        return Example(kind=cls.name, head=head, settings={"exit_layer": shape.layers // 2})
 
     def begin(self, model: Model, seq: Sequence) -> None:
         """See `ExitDrafter.begin`."""

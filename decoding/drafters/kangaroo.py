@@ -9,8 +9,10 @@ from pydantic import Field
 
 from decoding.artifacts import ArtifactName
 from decoding.drafters._exits import ExitDrafter, ExitParams
+from decoding.exit_heads import ExitHead
 from decoding.lengths._readings import top_probability
 from decoding.lengths.base import Step
+from decoding.parts import Example, ModelShape
 
 
 class KangarooParams(ExitParams):
@@ -33,6 +35,12 @@ class KangarooDrafter(ExitDrafter):
     papers = (157,)
     depth = 6
     params: KangarooParams
+
+    @classmethod
+    def example(cls, shape: ModelShape) -> Example:
+        """See `Part.example`."""
+        head = ExitHead(shape.width, 4, 2, shape.width // 4)
+        return Example(kind=cls.name, head=head, settings={"exit_layer": shape.layers // 2})
 
     def goes_on(self, path: Path[Step]) -> bool:
         """Whether the adapter was sure of the last token."""

@@ -16,6 +16,7 @@ from decoding.drafters.base import Candidates, Room
 from decoding.heads import MedusaHeads
 from decoding.logits import History
 from decoding.model import Row, Want
+from decoding.parts import Example, ModelShape
 from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
@@ -101,6 +102,12 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
     kinds = frozenset({Candidates.FIXED})
     nodes = 63
     params: MedusaParams
+
+    @classmethod
+    def example(cls, shape: ModelShape) -> Example:
+        """See `Part.example`."""
+        head = MedusaHeads(shape.width, heads=3)
+        return Example(kind=cls.name, head=head, settings={"accuracies": [[0.5, 0.3, 0.2]] * 3})
 
     def use(self, head: MedusaHeads, artifact: Artifact) -> None:
         """See `HeadDrafter.use`."""

@@ -15,6 +15,7 @@ from decoding.drafters.base import Candidates, Drafter, Room
 from decoding.drafters.medusa import MedusaDrafter, MedusaParams
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Want
+from decoding.parts import Example, ModelShape
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 
@@ -54,6 +55,11 @@ class RasdHeadsDrafter(Drafter):
         super().__init__(params, candidates)
         self._heads = MedusaDrafter(MedusaParams(artifact=self.params.artifact))
         self._retrieval = Retrieval()
+
+    @classmethod
+    def example(cls, shape: ModelShape) -> Example:
+        """See `Part.example`."""
+        return MedusaDrafter.example(shape)
 
     def check(self, models: ModelPool) -> None:
         """See `MedusaDrafter.check`."""

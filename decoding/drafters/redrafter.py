@@ -12,6 +12,7 @@ from decoding.artifacts import ArtifactName
 from decoding.drafters._heads import HeadDrafter, HeadParams
 from decoding.drafters.base import Candidates, Room
 from decoding.heads import RecurrentHead
+from decoding.parts import Example, ModelShape
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 
@@ -78,6 +79,11 @@ class ReDrafterDrafter(HeadDrafter[RecurrentHead]):
     depth = 5
     nodes = 50
     params: ReDrafterParams
+
+    @classmethod
+    def example(cls, shape: ModelShape) -> Example:
+        """See `Part.example`."""
+        return Example(kind=cls.name, head=RecurrentHead(shape.width, shape.vocab_size))
 
     @property
     def share(self) -> float:

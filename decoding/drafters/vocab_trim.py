@@ -13,7 +13,7 @@ from decoding.drafters.base import FIELD, PACKAGE, Candidates, Drafter, Room
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Model, WrappedModel
 from decoding.operations import Expand, Extend, Operation, PartialForward, Read
-from decoding.parts import PartChoice
+from decoding.parts import Example, ModelShape, PartChoice
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.vocabulary import SubVocabulary
@@ -135,6 +135,11 @@ class VocabTrimDrafter(Drafter):
         self._counts_prompt = self.params.count_prompts
         drafter = self.inside(self.params)
         self._drafter = drafter(self.params.drafter.parse(drafter, f"{self.where}.drafter"), candidates)
+
+    @classmethod
+    def example(cls, shape: ModelShape) -> Example:
+        """See `Part.example`."""
+        return Example(params={"keep": shape.vocab_size // 2})
 
     @classmethod
     def inside(cls, params: VocabTrimParams, where: str = FIELD) -> type[Drafter]:

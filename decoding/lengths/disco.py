@@ -12,6 +12,7 @@ from decoding.length_heads import ContinueHead
 from decoding.lengths._trained import TrainedLength, TrainedParams
 from decoding.lengths.base import Round, Step
 from decoding.model import Want
+from decoding.parts import Example, ModelShape
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 
@@ -39,6 +40,12 @@ class DiscoLength(TrainedLength):
     Params = DiscoParams
     params: DiscoParams
     papers = (73,)
+
+    @classmethod
+    def example(cls, shape: ModelShape) -> Example:
+        """See `Part.example`."""
+        settings = {"threshold": 0.4, "most": 5}
+        return Example(kind=cls.name, head=ContinueHead(10, 8), settings=settings, roles=("small", "large"))
 
     def use(self, artifact: Artifact) -> None:
         """See `TrainedLength.use`."""

@@ -12,6 +12,7 @@ from decoding.length_heads import AcceptanceHead
 from decoding.lengths._trained import TrainedLength, TrainedParams
 from decoding.lengths.base import Depth, Round, Step
 from decoding.model import Row, Want
+from decoding.parts import Example, ModelShape
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verdict
 
@@ -40,6 +41,11 @@ class SpecDecPlusPlusLength(TrainedLength):
     params: SpecDecPlusPlusParams
     papers = (105,)
     want = Want(draw=None, hidden=frozenset({LAST}))
+
+    @classmethod
+    def example(cls, shape: ModelShape) -> Example:
+        """See `Part.example`."""
+        return Example(kind=cls.name, head=AcceptanceHead(shape.width), roles=("small", "large"))
 
     def use(self, artifact: Artifact) -> None:
         """See `TrainedLength.use`."""

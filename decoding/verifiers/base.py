@@ -6,6 +6,7 @@ A module here assigns its class to `PART`; requests choose it by file name.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -54,12 +55,14 @@ class Verifier(Part, Stateful):
         lossless: whether emitted tokens follow the target's own law; if not, the class docstring states the law.
         accepts: candidates it can judge, best first.
         resumable: whether each token depends on those before it and the seed alone, whatever was drafted.
+        as_greedy: parameters with which a verifier that is not lossless gives plain greedy decoding at temperature 0.
         want: what the target must read at the root and at every node; models read `want_of(verifier, seq)`.
     """
 
     lossless: ClassVar[bool]
     accepts: ClassVar[tuple[Candidates, ...]]
     resumable: ClassVar[bool] = False
+    as_greedy: ClassVar[Mapping[str, Any]] = {}
     want: Want
 
     @abstractmethod

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -10,6 +11,7 @@ from decoding.artifacts import ArtifactName
 from decoding.drafters.base import Candidates
 from decoding.model import Draw, ModelPool, Row, Want
 from decoding.noise import Purpose, gumbel, noise_key
+from decoding.parts import Example, ModelShape
 from decoding.sequence import Sequence
 from decoding.step_heads import StateHead
 from decoding.tree import ROOT, DraftTree
@@ -50,6 +52,7 @@ class JudgeVerifier(Verifier):
     papers = (175,)
     lossless = False
     accepts = (Candidates.DRAWN, Candidates.FIXED)
+    as_greedy: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
     params: JudgeParams
 
     def __init__(self, params: JudgeParams | None = None) -> None:
@@ -59,6 +62,11 @@ class JudgeVerifier(Verifier):
             self.accepts = (Candidates.FIXED, Candidates.DRAWN)  # type: ignore[misc]
         self.want = Want(draw=Draw.SAMPLE if matches else None, probs=not matches, hidden=frozenset({LAST}))
         self._head: StateHead | None = None
+
+    @classmethod
+    def example(cls, shape: ModelShape) -> Example:
+        """See `Part.example`."""
+        return Example(kind=cls.name, head=StateHead(shape.width), roles=("small", "large"))
 
     def check(self, models: ModelPool) -> None:
         """Open the artifact.

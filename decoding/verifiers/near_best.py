@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, FiniteFloat
 
@@ -45,6 +46,7 @@ class NearBestVerifier(Verifier):
     papers = (53, 140)
     lossless = False
     accepts = (Candidates.FIXED,)
+    as_greedy: ClassVar[Mapping[str, Any]] = {"candidates": 1}
     params: NearBestParams
 
     def __init__(self, params: Any = None) -> None:

@@ -32,13 +32,14 @@ Case = tuple[str, dict[str, Any]]
 
 
 def drafted() -> list[Case]:
-    """Speculation with every drafter under the lossless verifiers that judge its drafts, and every length policy."""
+    """Speculation with every drafter, every lossless verifier and every length policy."""
     cases: list[Case] = []
     for name in names(DRAFTERS):
         part = load(DRAFTERS, name, "").PART
         drafter = {"name": name, **KEEN.get(name, {})}
         judges = [each for each in LOSSLESS if part.kinds & set(load(VERIFIERS, each, "").PART.accepts)]
         judges = judges or [next(v for v in names(VERIFIERS) if part.kinds & set(load(VERIFIERS, v, "").PART.accepts))]
+        judges = judges if name == "model_chain" else judges[-1:]
         cases += [("speculative", {"drafter": drafter, "verifier": judge}) for judge in judges]
     for name in names(LENGTHS):
         part = load(LENGTHS, name, "").PART
@@ -119,7 +120,7 @@ async def replies(pool: Pool, case: Case, count: int = 2, **options: Any) -> lis
     got = []
     for seed, prompt in enumerate(prompts):
         sampling = {**SAMPLED, "logprobs": 2} if seed % 2 else {}
-        got.append(await ask(pool, prompt, method, params, max_tokens=16, seed=seed, **sampling, **options))  # type: ignore[arg-type]
+        got.append(await ask(pool, prompt, method, params, max_tokens=10, seed=seed, **sampling, **options))  # type: ignore[arg-type]
     return got
 
 

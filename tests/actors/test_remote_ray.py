@@ -99,6 +99,7 @@ async def test_a_method_does_the_same_in_actors(
     await assert_idle(pools[1])
 
 
+@pytest.mark.smoke
 async def test_many_at_once(pools: tuple[LocalPool, RemotePool]) -> None:
     calls = [
         call_of(prompt, method, params, max_tokens=24, seed=seed, **(SAMPLED if seed % 2 else {}))

@@ -21,33 +21,26 @@ from tests.conformance.parts import (
     ALL_LENGTHS,
     ALL_SELECTORS,
     ALL_VERIFIERS,
-    AS_GREEDY,
-    BORROWED,
-    DRAFTERS,
-    HEADS,
-    JUDGES,
-    LENGTH_HEADS,
-    LENGTHS,
+    EVERY,
+    LAYERS,
     LOSSLESS,
     LOSSY,
-    OTHER_TOKENS,
-    SELECTORS,
-    VERIFIERS,
     VOCAB,
     WIDTH,
     drafter_choice,
+    example_of,
     fitting,
     make_artifacts,
 )
 from training.random_models import llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig
-from turnout.registry import get_method, names
+from turnout.registry import get_method
 from turnout.types import SamplingParams
 
 # The models' locks belong to one event loop.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PROMPTS, FEWER = 100, 40  # where every combination is tried, and in the default suite
+PROMPTS, FEWER = 100, 12  # where every combination is tried, and in the default suite
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.3}
 # What keeps a policy drafting that would rather not, by what it knows of this machine's times.
@@ -72,7 +65,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> ModelPool:
     """A small and a large model that often agree: the same weights, a little shaken, and a layer more."""
     device, engine = Device("cpu"), EngineConfig(block_size=8, max_batch=128)
     models: dict[str, Any] = {}
-    for name, layers, seed in (("small", 3, 1), ("large", 4, 1)):
+    for name, layers, seed in (("small", LAYERS - 1, 1), ("large", LAYERS, 1)):
         config = llama_config(
             VOCAB,
             hidden_size=WIDTH,
@@ -151,7 +144,7 @@ async def check(pool: ModelPool, plain: Plain, choices: list[dict[str, Any]], gr
 def choice(drafter: str, length: str, verifier: str) -> dict[str, Any]:
     """These parts; a policy that would rather not draft is told to, a lossy verifier to be greedy where all is."""
     keen = {name: value for name, value in KEEN.items() if name in ALL_LENGTHS[length].Params.model_fields}
-    judge = {"name": verifier, **AS_GREEDY.get(verifier, {})}
+    judge = {"name": verifier, **ALL_VERIFIERS[verifier].as_greedy}
     return {"drafter": drafter_choice(drafter), "length": {"name": length, **keen}, "verifier": judge}
 
 
@@ -206,7 +199,7 @@ async def test_seeded_text_of_every_combination(pool: ModelPool, plain: Any, dra
     assert await check(pool, plain, [choice(drafter, length, "match")], greedy=False, count=PROMPTS) > 0
 
 
-@pytest.mark.parametrize("verifier", list(OTHER_TOKENS))
+@pytest.mark.parametrize("verifier", [name for name, part in LOSSY.items() if part.as_greedy])
 async def test_greedy_text_is_another_one_where_a_verifier_keeps_other_tokens(
     pool: ModelPool, plain: Plain, verifier: str
 ) -> None:
@@ -218,16 +211,15 @@ async def test_greedy_text_is_another_one_where_a_verifier_keeps_other_tokens(
 
 
 async def test_nothing_is_left_out() -> None:
-    assert {verifier for _, _, verifier in FEW_GREEDY} == set(LOSSY) == set(AS_GREEDY)
-    assert {verifier for verifier, params in AS_GREEDY.items() if params} == set(OTHER_TOKENS)
-    assert {drafter for drafter, _, _ in FEW} == set(names(DRAFTERS))
-    assert {length for _, length, _ in FEW} == set(names(LENGTHS))
-    assert {verifier for _, _, verifier in FEW} == set(LOSSLESS)
-    assert set(LOSSLESS) | set(LOSSY) == set(names(VERIFIERS))
-    assert set(ALL_SELECTORS) == set(names(SELECTORS))
+    tried = [*FEW, *FEW_GREEDY]
+    assert {drafter for drafter, _, _ in FEW} == set(ALL_DRAFTERS)
+    assert {length for _, length, _ in FEW} == set(ALL_LENGTHS)
+    assert {verifier for _, _, verifier in tried} == set(ALL_VERIFIERS)
 
 
-async def test_every_trained_part_has_a_head() -> None:
-    found = {**ALL_DRAFTERS, **ALL_LENGTHS, **ALL_VERIFIERS, **ALL_SELECTORS}
-    trained = {name for name, part in found.items() if "artifact" in part.Params.model_fields}
-    assert trained == {*HEADS, *LENGTH_HEADS, *JUDGES, *BORROWED}
+@pytest.mark.parametrize(("slot", "name"), list(EVERY), ids=str)
+async def test_a_component_that_reads_an_artifact_says_what_is_in_it(slot: str, name: str) -> None:
+    part = EVERY[slot, name]
+    example = example_of(part)
+    assert (example.head is not None) == ("artifact" in part.Params.model_fields)
+    assert example.kind == part.Params(**example.params).model_dump().get("artifact", "")

@@ -42,7 +42,7 @@ def drafter_of(name: str, kind: Candidates | None = None, **params: object) -> D
 async def test_match_gives_the_tokens_of_plain_decoding(run, make_model, drafter, sampling):
     small, large = make_model("small", 1), make_model("large", 2, num_parameters=10)
     accepted = 0
-    for seed in range(8):
+    for seed in range(8 if sampling == {"temperature": 0} else 3):
         prompt = (seed, 2)
         plain = await run("plain", small, large, prompt=prompt, seed=seed, **sampling)
         done = await run("speculative", small, large, {"drafter": drafter}, prompt=prompt, seed=seed, **sampling)
@@ -55,7 +55,7 @@ async def test_match_gives_the_tokens_of_plain_decoding(run, make_model, drafter
 async def test_greedy_output_is_plain_greedy_under_rejection(run, make_model, drafter):
     small, large = make_model("small", 1), make_model("large", 2, num_parameters=10)
     params = {"drafter": drafter, "verifier": "spectr" if drafter == "model_sequences" else "rejection"}
-    for index in range(12):
+    for index in range(4):
         plain = await run("plain", small, large, prompt=(index, 3), temperature=0)
         done = await run("speculative", small, large, params, prompt=(index, 3), temperature=0)
         assert done.ids == plain.ids
@@ -206,8 +206,16 @@ class LeavesQUnnormalised(Altered):
         return replace(tree, proposals=(tree.proposals[0], left))
 
 
-@pytest.mark.parametrize("fault", [SortsSiblings, DropsADraw, LeavesQUnnormalised])
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6, "top_p": 0.95}], ids=["raw", "top_p"])
+@pytest.mark.parametrize(
+    ("fault", "sampling"),
+    [
+        (SortsSiblings, {}),
+        (DropsADraw, {}),
+        (LeavesQUnnormalised, {}),
+        (SortsSiblings, {"temperature": 0.6, "top_p": 0.95}),
+    ],
+    ids=str,
+)
 def test_planted_faults_are_caught(fault, sampling):
     drafter = fault(RsdCParams(branching=(2,)))
     assert p_value(drafter, RejectionVerifier(), 2_000, Room(1, 2), FAR, **sampling) < 1e-4

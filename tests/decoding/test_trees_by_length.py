@@ -221,8 +221,7 @@ def test_the_bound_of_these_laws_stops_at_some_tokens_and_not_at_others() -> Non
     assert sorted((entropies <= BETWEEN).tolist()) == [False, True, True]
 
 
-@pytest.mark.parametrize("length", list(LAWFUL))
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize(("name", "length"), MANY, ids=str)
 def test_the_law_stays_the_targets(name: str, length: str) -> None:
     torch.set_num_threads(1)
     drafter = drafter_of(name, Candidates.DRAWN)

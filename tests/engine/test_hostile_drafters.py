@@ -167,7 +167,7 @@ async def assert_intact(model: EngineModel, plain: Reference, seq: Sequence) -> 
 async def test_no_drafter_changes_the_text_or_the_cache(loaded: Any, name: str, verifier: str, law: str) -> None:
     model, plain = loaded
     accepted = 0
-    for index in range(4):
+    for index in range(2):
         expected = await plainly(model, index, **SAMPLINGS[law])
         seq, drafter = sequence(index, **SAMPLINGS[law]), Scripted(SCRIPTS[name](expected.tokens))
         async for _ in rounds(model, seq, drafter, FixedLength(FixedParams(most=4)), verifier):
@@ -177,7 +177,7 @@ async def test_no_drafter_changes_the_text_or_the_cache(loaded: Any, name: str, 
     if name in ("wrong", "empty", "no token at all"):
         assert accepted == 0
     if name in ("knowing", "half"):
-        assert accepted > MOST
+        assert accepted > MOST // 2
     assert model.pool.num_held == 0
     model.pool.check_integrity()
 
@@ -192,7 +192,7 @@ DRAWING = {"rejection": Candidates.DRAWN, "spectr": Candidates.SEQUENCES}
 async def test_no_drawn_draft_changes_greedy_text_or_the_cache(loaded: Any, name: str, verifier: str, law: str) -> None:
     model, plain = loaded
     drafted = 0
-    for index in range(3):
+    for index in range(1):
         texts = []
         for _ in range(2):
             seq = sequence(index, **SAMPLINGS[law])
@@ -204,7 +204,7 @@ async def test_no_drawn_draft_changes_greedy_text_or_the_cache(loaded: Any, name
         if law != "sampled":
             texts.append((await plainly(model, index, **SAMPLINGS[law])).tokens)
         assert all(text == texts[0] for text in texts)  # the same seed, the same text
-    assert drafted > 3 * MOST
+    assert drafted > MOST
     assert model.pool.num_held == 0
     model.pool.check_integrity()
 

@@ -68,7 +68,7 @@ def test_a_grid_with_holes_is_refused(times: dict[tuple[int, int], float]) -> No
         fit(times)
 
 
-@pytest.mark.timing
+@pytest.mark.bench
 async def test_the_engine_is_predicted_on_pairs_it_was_not_fitted_to() -> None:
     config = llama_config(hidden_size=256, intermediate_size=704, num_hidden_layers=4, max_position_embeddings=1100)
     model = engine_model(random_model(config, seed=0))

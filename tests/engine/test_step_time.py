@@ -35,7 +35,7 @@ HELD_OUT: tuple[Shape, ...] = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def short_probe() -> None:
+def given_step_times() -> None:
     """Here models are measured for as long as elsewhere than in tests."""
 
 
@@ -226,7 +226,7 @@ def test_nonnegative_least_squares_on_a_hand_computed_example():
     assert nonnegative(features, np.array([1.0, 3.0])) == pytest.approx([1.0, 2.0])
 
 
-@pytest.mark.timing
+@pytest.mark.bench
 def test_the_real_engine_is_predicted_on_shapes_it_was_not_fitted_to():
     config = llama_config(hidden_size=256, intermediate_size=704, num_hidden_layers=4, max_position_embeddings=2048)
     model = engine_model(random_model(config, seed=0), token_budget=512)

@@ -100,9 +100,6 @@ def test_ci_runs_what_people_run() -> None:
         "make lint",
         "make docs",
         "make test",
-        "make test-cuda-kernels",
-        "make test-cluster",
         "scripts/debian_packages.sh chromium prometheus",
-        "make test-browser",
-        "make test-observability",
+        "make test-smoke",
     ]

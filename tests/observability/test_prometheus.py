@@ -95,6 +95,11 @@ def prometheus(served: Served, load: Load, tmp_path_factory: pytest.TempPathFact
         running.close()
 
 
+@pytest.mark.smoke
+def test_answers_are_counted(prometheus: Prometheus) -> None:
+    poll(lambda: prometheus.query("sum(turnout_requests_total) > 0"), "requests in a scrape")
+
+
 def test_every_panel_shows_data(prometheus: Prometheus) -> None:
     queries = panels()
     assert len(queries) > 40

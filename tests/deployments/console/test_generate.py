@@ -48,6 +48,7 @@ def test_an_answer_is_coloured_by_the_model_that_wrote_it(page: Page, site: Site
     expect(page.locator("#live")).to_contain_text("tokens.")
 
 
+@pytest.mark.smoke
 def test_text_appears_while_it_is_written(page: Page) -> None:
     choose(page, "A", "plain")
     page.evaluate(

@@ -120,8 +120,7 @@ async def _cached(attack: Attack, recorded: RecordingStore, was_sent: bool, work
     return cached
 
 
-@pytest.mark.exactness
-@pytest.mark.timing
+@pytest.mark.bench
 @pytest.mark.parametrize("tier", ["device", "redis"])
 async def test_a_classifier_of_times_learns_nothing_from_strangers(store: RedisStore, tier: str) -> None:
     found = {}

@@ -1,0 +1,94 @@
+"""Faults that the tests named with them must catch: at least one for each group of tests that was merged or cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One change of the source that breaks what tests promise.
+
+    Attributes:
+        name: what is wrong, in a few words.
+        file: path from the root of the repository.
+        old: text that occurs there once.
+        new: what is put in its place.
+        tests: arguments of pytest that select the tests; at least one of them must fail.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+IDENTITY = "tests/conformance/test_identity.py"
+HOSTILE = "tests/engine/test_hostile_drafters.py"
+TREES = "tests/decoding/test_model_trees.py"
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "a draft token stays without being what the target drew",
+        "decoding/verifiers/match.py",
+        "if draft.tokens[child] == row.token), None)",
+        "if draft.tokens[child] >= row.token), None)",
+        (IDENTITY, "-k", "test_seeded_text"),
+    ),
+    Fault(
+        "a drafted token is accepted too often",
+        "decoding/verifiers/rejection.py",
+        "* drawn_with < float(residual[token]):",
+        "* drawn_with < 1.5 * float(residual[token]):",
+        (TREES, "-k", "law or rejection"),
+    ),
+    Fault(
+        "a rejected token can be drawn again",
+        "decoding/verifiers/rejection.py",
+        "        left[token] = 0.0\n",
+        "        left[token] *= 1.0\n",
+        (HOSTILE, "-k", "test_no_drafter_changes"),
+    ),
+    Fault(
+        "a tree under a length policy is judged too mildly",
+        "decoding/verifiers/rejection.py",
+        "(residual - proposal.to(residual.device))",
+        "(residual - 0.5 * proposal.to(residual.device))",
+        ("tests/decoding/test_trees_by_length.py", "-k", "test_the_law_stays"),
+    ),
+    Fault(
+        "a verifier that keeps nearly best tokens keeps none but the best when it is asked for more",
+        "decoding/verifiers/near_best.py",
+        'as_greedy: ClassVar[Mapping[str, Any]] = {"candidates": 1}',
+        'as_greedy: ClassVar[Mapping[str, Any]] = {"candidates": 3}',
+        (IDENTITY, "-k", "near_best"),
+    ),
+    Fault(
+        "a trained part does not say what its artifact holds",
+        "decoding/lengths/specdecpp.py",
+        "return Example(kind=cls.name, ",
+        'return Example(kind="", ',
+        (IDENTITY, "-k", "says_what_is_in_it"),
+    ),
+    Fault(
+        "an actor keeps the sampling parameters of the first operation",
+        "actors/sequence_replica.py",
+        "None if seq.sampling is self.sampling else seq.sampling",
+        "None",
+        ("tests/actors/test_remote_methods.py", "tests/actors/test_remote_protocol.py"),
+    ),
+    Fault(
+        "weights that a checkpoint lacks are made up",
+        "engine/checkpoints.py",
+        'if missing := sorted(found["missing_keys"]):',
+        'if missing := sorted(found["missing_keys"])[:0]:',
+        ("tests/engine/test_checkpoints.py",),
+    ),
+    Fault(
+        "measured step times leave out what is attended to",
+        "engine/costs/probe.py",
+        "g.sequences * (g.fed * g.context + g.fed * (g.fed + 1) // 2)",
+        "g.sequences * (g.fed * (g.fed + 1) // 2)",
+        ("tests/engine/test_step_time.py",),
+    ),
+)
