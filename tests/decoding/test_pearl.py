@@ -28,13 +28,13 @@ PEARL = get_method("pearl")
 async def test_greedy_output_is_plain_greedy(run: Any, make_model: Any, verifier: str, penalties: Any) -> None:
     small, large = near(make_model)
     accepted = 0
-    for index in range(100):
+    for index in range(25):
         common = {"prompt": (index % 12, index // 12), "temperature": 0, "max_tokens": 12, **penalties}
         plain = await run("plain", small, large, **common)
         done = await run("pearl", small, large, {"verifier": verifier, "draft_length": 1 + index % 6}, **common)
         assert done.ids == plain.ids
         accepted += done.seq.meter.speculation.accepted_tokens
-    assert accepted > 100
+    assert accepted > 25
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ async def test_greedy_output_is_plain_greedy(run: Any, make_model: Any, verifier
 )
 async def test_match_equals_plain_decoding_with_the_same_seed(run: Any, make_model: Any, sampling: Any) -> None:
     small, large = near(make_model)
-    for seed in range(30):
+    for seed in range(9):
         plain = await run("plain", small, large, seed=seed, **sampling)
         params = {"draft_length": 1 + seed % 7} if seed % 8 else {"draft_length": "auto"}
         done = await run("pearl", small, large, params, seed=seed, **sampling)
@@ -72,7 +72,7 @@ async def test_no_token_depends_on_the_lengths_of_blocks(run: Any, make_model: A
     """So an answer may be resumed anywhere, and measured times decide nothing: rejection sampling included."""
     small, large = near(make_model)
     kinds = set()
-    for seed in range(16):
+    for seed in range(8):
         answers = [
             await run("pearl", small, large, {"verifier": "rejection", "draft_length": length}, seed=seed, **sampling)
             for length in (1, 3, 7)
