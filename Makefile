@@ -23,8 +23,8 @@ PYTEST_ARGS ?=
 TRAIN_ARGS ?=
 # The recipe of the demo's large model: large, or large-exits for one that can be left early (the drafter `del`).
 LARGE ?= large
-# Processes that share the default suite, and the laws.
-TEST_WORKERS ?= 2
+# Processes that share the default suite, and the laws: one more than two cores, as some tests wait.
+TEST_WORKERS ?= 3
 SOAK_ARGS ?=
 BENCH_ARGS ?=
 CHECK_ARGS ?=
