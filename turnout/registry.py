@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -31,9 +31,14 @@ ModelRole = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64, ex
 
 
 class MethodParams(BaseModel):
-    """Base of every method's parameters: unknown names are refused, values are immutable."""
+    """Base of every method's parameters: unknown names are refused, values are immutable.
+
+    Attributes:
+        example: values with which a method has something to do on small random models, for conformance tests.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    example: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def over(cls, defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from typing import Annotated, Literal
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ Rerank = Literal["majority", "logprob", "reward"]
 class BestOfParams(MethodParams):
     """Parameters of `best_of`."""
 
+    example: ClassVar[Mapping[str, Any]] = {"k": 3}
     model: Annotated[ModelRole, Field(description="role of the model that answers")] = "large"
     k: Annotated[int, Field(ge=1, le=64, description="answers drawn")] = 4
     rerank: Annotated[

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
-from typing import Annotated, ClassVar, Literal
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -24,6 +24,7 @@ Confidence = Literal["logprob", "least_logprob", "entropy"]
 class CascadeParams(CalibratedParams):
     """Parameters of `cascade`."""
 
+    example: ClassVar[Mapping[str, Any]] = {"threshold": -1.0}
     knob: ClassVar[Knob] = Knob("threshold", fixed=("confidence", "keep_cut"), never=-1000.0)
 
     confidence: Annotated[

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
@@ -20,6 +20,7 @@ from turnout.types import Segment
 class EntropyAdaptiveParams(SwitchParams, CalibratedParams):
     """Parameters of `entropy_adaptive`."""
 
+    example: ClassVar[Mapping[str, Any]] = {"threshold": 2.0, "window": 2, "min_stay": 1}
     knob: ClassVar[Knob] = Knob(
         "threshold",
         fixed=(

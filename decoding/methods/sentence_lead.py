@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, FiniteFloat
 
@@ -21,6 +21,7 @@ from turnout.types import Segment
 class SentenceLeadParams(SwitchParams, CalibratedParams):
     """Parameters of `sentence_lead`."""
 
+    example: ClassVar[Mapping[str, Any]] = {"lead_tokens": 2}
     knob: ClassVar[Knob] = Knob("lead_probability", fixed=("lead_tokens",))
 
     lead_tokens: Annotated[

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
@@ -43,6 +43,11 @@ Mark = Annotated[str, Field(min_length=1, max_length=64)]
 class StepSpeculationParams(CalibratedParams):
     """Parameters of `step_speculation`."""
 
+    example: ClassVar[Mapping[str, Any]] = {
+        "separators": [";"],
+        "max_step_tokens": 6,
+        "scorer": {"name": "self_grade", "threshold": 4.5, "reading": "expected", "question": "grade"},
+    }
     knob: ClassVar[Knob] = Knob(
         "threshold",
         fixed=("scorer", "separators", "max_step_tokens", "max_steps", "first_steps", "end_marks", "rest"),

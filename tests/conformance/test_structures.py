@@ -31,22 +31,9 @@ PAIRS = sorted({(drafter, verifier) for drafter, length, verifier in fitting(LOS
 LOSSY = sorted(set(names(VERIFIERS)) - set(LOSSLESS))
 # How many prompts the default suite asks each of them, all in one batch.
 FEW = 2
-# Methods that go from model to model, with what makes them do so often on random models.
-SWITCHING = {
-    "entropy_adaptive": {"threshold": 2.0, "window": 2, "min_stay": 1},
-    "random_switch": {},
-    "cascade": {"threshold": -1.0},
-    "best_of": {"k": 3},
-    "pearl": {},
-    "sentence_lead": {"lead_tokens": 2},
-    "step_speculation": {
-        "separators": [";"],
-        "max_step_tokens": 6,
-        "scorer": {"name": "self_grade", "threshold": 4.5, "reading": "expected", "question": "grade"},
-    },
-}
 # Asked for on their own: what all others are compared with, all parts of it, and the one that refuses structures.
 OTHERS = {"plain", "speculative", "monitored"}
+SWITCHING = {each.name: dict(each.params.example) for each in all_methods() if each.name not in OTHERS}
 JUDGED = [0.9, 0.2] * (WIDTH // 2)  # what the head of `judge` makes of a hidden state: some of each
 
 Asked = tuple[str, dict[str, Any]]
@@ -198,8 +185,8 @@ async def test_pearl_is_plain(pool: ModelPool, plain: Any) -> None:
 
 
 async def test_nothing_is_left_out() -> None:
-    """A new method, drafter or verifier fails here until it is listed above."""
-    assert SWITCHING.keys() | OTHERS == {each.name for each in all_methods()}
+    """Methods, drafters and verifiers come from the registry."""
+    assert {each.name for each in all_methods()} >= OTHERS
     assert {drafter for drafter, _ in PAIRS} == set(ALL_DRAFTERS)
     assert {verifier for _, verifier in PAIRS} == set(LOSSLESS)
     assert len(CHARS) + 2 == VOCAB
