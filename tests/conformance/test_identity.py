@@ -40,7 +40,7 @@ from turnout.types import SamplingParams
 # The models' locks belong to one event loop.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PROMPTS, FEWER = 100, 12  # where every combination is tried, and in the default suite
+PROMPTS, FEWER = 100, 16  # where every combination is tried, and in the default suite
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.3}
 # What keeps a policy drafting that would rather not, by what it knows of this machine's times.

@@ -43,11 +43,11 @@ FAULTS: tuple[Fault, ...] = (
         (TREES, "-k", "test_rejection_keeps_the_target_law and raw"),
     ),
     Fault(
-        "a rejected token can be drawn again",
-        "decoding/verifiers/rejection.py",
-        "        left[token] = 0.0\n",
-        "        left[token] *= 1.0\n",
-        (HOSTILE, "-k", "test_no_drafter_changes and rejection and (half or random)"),
+        "an accepted branch keeps the keys and values of another one",
+        "engine/cache/table.py",
+        "self.store.move(sources, self.slots(base + start, len(nodes) - start))",
+        "self.store.move(sources[:0], self.slots(base + start, 0))",
+        (HOSTILE, "-k", "test_no_drafter_changes and rejection and knowing and greedy"),
     ),
     Fault(
         "a tree under a length policy is judged too mildly",
