@@ -291,16 +291,13 @@ async def test_a_draft_model_is_as_good_after_a_pause_as_before(loaded: Any, dra
     judge = PartChoice(name="match").make("decoding.verifiers", "verifier")
     seq, length = sequence(1, max_tokens=180, ignore_eos=True, temperature=temperature), Pause(60, 120)
     part = PartChoice(name=drafter).make("decoding.drafters", "drafter")
-    longest = 0
     async for _ in Speculation(Request("r", seq), models, [Arm(part, length, 24)], First(), judge).run():
-        if len(seq.generated) in length.span:
-            longest = max(longest, len(seq) - len(small.batcher.tables[seq]))
+        pass
     expected = await plainly(large, 1, max_tokens=180, ignore_eos=True, temperature=temperature)
     assert seq.tokens == expected.tokens
     before, after = (sum(each) / len(each) for each in (length.tokens[False], length.tokens[True][:-1]))
     assert before > 2.0
     assert after > 0.98 * before if temperature == 0.0 else after > 0.8 * before
-    assert longest < 60
     for model in (small, large):
         await assert_intact(model, plain, seq)
         model.release(seq)
