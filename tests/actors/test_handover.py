@@ -14,7 +14,7 @@ from pool.call_migration import HandOver
 from pool.local_pool import LocalPool
 from tests.actors.hosts import RemotePool, close_in_process, open_in_process, open_local
 from tests.engine.harness import answer, call_of
-from tests.engine.resuming import Client, run
+from tests.pool.resuming import Client, run
 from turnout.config import TurnoutConfig
 from turnout.types import SamplingParams
 

@@ -109,9 +109,7 @@ async def test_the_draft_model_reads_along_in_few_forwards(make_model: Any) -> N
     assert small.forwards == before
 
 
-@pytest.mark.parametrize(
-    "drafter", ["model_chain", "vocab_trim", "token_recycling", "copyspec"]
-)
+@pytest.mark.parametrize("drafter", ["model_chain", "vocab_trim", "token_recycling", "copyspec"])
 async def test_acceptance_after_a_pause_is_what_it_was(make_model: Any, drafter: str) -> None:
     """Answers drafted throughout, and with a pause in the middle: acceptance behind it is within two points."""
     rates = []

@@ -21,7 +21,7 @@ from deployments.remote import RemoteBackend
 from deployments.version_check import Origin
 from tests.deployments.conftest import poll
 from tests.engine.harness import call_of, pair_config
-from tests.engine.resuming import Client
+from tests.pool.resuming import Client
 from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.calls import GenerateCall, Moved, MovedCache
 from turnout.config import TurnoutConfig

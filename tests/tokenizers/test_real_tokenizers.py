@@ -14,7 +14,7 @@ from llguidance import LLTokenizer
 
 from pool.detokenizer import ByteDetokenizer
 from pool.text import TextTokenizer
-from tests.engine.test_detokenizer import (  # noqa: F401
+from tests.pool.test_detokenizer import (  # noqa: F401
     test_a_look_at_another_token_changes_nothing,
     test_after_a_prompt_pieces_join_to_what_the_answer_adds,
     test_any_tokens_that_are_a_text_join_to_it,
@@ -22,8 +22,8 @@ from tests.engine.test_detokenizer import (  # noqa: F401
     test_bytes_join_to_the_text_and_nothing_is_given_twice,
     test_pieces_of_a_text_join_to_what_the_library_decodes,
 )
-from tests.engine.test_special_tokens import specials
-from tests.engine.test_text_in_methods import (  # noqa: F401
+from tests.pool.test_special_tokens import specials
+from tests.pool.test_text_in_methods import (  # noqa: F401
     test_sentences_end_where_the_text_has_their_mark,
     test_steps_end_with_the_token_that_completes_the_separator,
     test_thoughts_end_at_a_cue_of_several_tokens,

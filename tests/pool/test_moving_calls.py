@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from pool.local_pool import LocalPool
-from tests.engine.conftest import _opened
 from tests.engine.harness import answer, call_of, pair_config, until
-from tests.engine.resuming import METHODS, Client, run
+from tests.engine.pools import _opened
+from tests.pool.resuming import METHODS, Client, run
 from turnout.errors import Code, Interrupted, TurnoutError
 
 # One loop for all: the models' locks belong to it.

@@ -17,7 +17,7 @@ from decoding.verifiers.match import MatchVerifier
 from pool import audit
 from pool.local_pool import LocalPool
 from tests.engine.harness import answer, ask, ask_all, call_of, pair_config, random_prompts
-from tests.engine.resuming import finish, had
+from tests.pool.resuming import finish, had
 from turnout.pool_stats import AuditStats
 from turnout.telemetry_config import AuditConfig, TelemetryConfig
 

@@ -23,7 +23,7 @@ from pool.local_pool import LocalPool
 from pool.structures import KEPT, Structures
 from tests.constrained import END, char_vocabulary, random_schema
 from tests.engine.harness import answer, ask, ask_all, call_of
-from tests.engine.resuming import Client, run
+from tests.pool.resuming import Client, run
 from turnout.calls import Delivered
 from turnout.errors import Code, TurnoutError
 from turnout.structure import Structure

@@ -11,7 +11,7 @@ import pytest
 from pool.local_pool import LocalPool
 from pool.stop_strings import StopStrings
 from tests.engine.harness import answer, call_of, random_prompts
-from tests.engine.resuming import MADE_AGAIN, METHODS, RESUMABLE, finish, had, part, rest
+from tests.pool.resuming import MADE_AGAIN, METHODS, RESUMABLE, finish, had, part, rest
 from turnout.calls import Delivered, GenerateCall, Regained
 from turnout.errors import Code, TurnoutError
 from turnout.registry import MethodInfo, all_methods, get_method
