@@ -91,4 +91,25 @@ FAULTS: tuple[Fault, ...] = (
         "g.sequences * (g.fed * (g.fed + 1) // 2)",
         ("tests/engine/test_step_time.py",),
     ),
+    Fault(
+        "a candidate of PEARL stays without being what the target drew",
+        "decoding/methods/pearl.py",
+        "        if own.id in candidate.tokens:\n",
+        "        if len(candidate):\n            own = own._replace(id=candidate.tokens[0])\n",
+        ("tests/decoding/test_pearl.py", "-k", "greedy_output_is_plain or match_equals_plain"),
+    ),
+    Fault(
+        "a client gets the last token that it has once more",
+        "pool/resume.py",
+        "        return tuple(tokens[known:])\n",
+        "        return tuple(tokens[max(known - 1, 0) :])\n",
+        ("tests/pool/test_resume.py", "-k", "cut_off_anywhere"),
+    ),
+    Fault(
+        "a calibration stops at the first setting that it tries",
+        "training/knob_calibration.py",
+        "            if least <= beyond <= (0.0 if target.budget is not None else CLOSE):\n",
+        "            if least <= beyond or turn >= 0:\n",
+        ("tests/training/test_knob_calibration.py", "-k", "jumps_over or quality_and_budget"),
+    ),
 )
