@@ -98,9 +98,9 @@ def given_step_times() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def kept_checkpoints() -> Iterator[None]:
-    """A small checkpoint that many tests load is read from its files once."""
+    """A small checkpoint that many tests load is read once; a module that counts memory overrides this."""
     loading = sys.modules.get("engine.loading")
     with pytest.MonkeyPatch.context() as patch:
         if loading is not None:

