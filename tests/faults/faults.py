@@ -103,7 +103,7 @@ FAULTS: tuple[Fault, ...] = (
         "pool/resume.py",
         "        return tuple(tokens[known:])\n",
         "        return tuple(tokens[max(known - 1, 0) :])\n",
-        ("tests/pool/test_resume.py", "-k", "cut_off_anywhere and plain"),
+        ("tests/pool/test_resume.py", "-k", "cut_off_anywhere and random_switch"),
     ),
     Fault(
         "a calibration stops at the first setting that it tries",
