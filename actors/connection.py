@@ -196,7 +196,7 @@ class ActorConnection:
         self._calls[call] = number
         self.say(message)
 
-    def teach(self, call: PendingCall) -> None:
+    def observe(self, call: PendingCall) -> None:
         """Send a call that gets no answer."""
         try:
             _, message, _ = self._message(call)

@@ -212,7 +212,7 @@ def _patience_s(member: RemoteModel, held: int, tokens: int) -> float:
 
 
 async def _computed(prefill: RemoteModel, seq: Sequence, start: int) -> Any:
-    await prefill.absorb(seq)
+    await prefill.prefill_ahead(seq)
     return await prefill.do(seq, ExportKV(start, stays=True))
 
 

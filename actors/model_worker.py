@@ -231,7 +231,7 @@ class ModelWorker:
         try:
             op = unpacker.unpack(self._endpoint.tensors(received))
             assert isinstance(op, Observe)
-            self.model.teach(replica.seq, op.drafter, op.draft, op.verdict)
+            self.model.observe(replica.seq, op.drafter, op.draft, op.verdict)
         except Exception as error:
             replica.fault = replica.fault or error
 

@@ -16,12 +16,12 @@ from actors.pickling import Handles, TensorHandle, dumps, dumps_call, loads
 from actors.protocol import pack_tokens, trimmed, unpack_tokens
 from actors.remote_objects import ObjectCopy, Packed, Receiver, Sender
 from actors.sequence_replica import Replica, ReplicaView
-from decoding.drafters.base import Room
-from decoding.model import Row, Score, Until, Want
+from decoding.drafters.base import DraftBudget
+from decoding.model import Readout, ReadSpec, Score, StopCondition
 from decoding.operations import Operation, Proposed
 from decoding.read_spec import Decoded
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from turnout.errors import Code, TurnoutError
 from turnout.types import Segment, Token
 
@@ -82,7 +82,7 @@ class Packer:
         self.handles += handles
         return blob
 
-    def want(self, want: Want) -> int | Want:
+    def want(self, want: ReadSpec) -> int | ReadSpec:
         """Return a want's number: there are few of them."""
         number = self.sender.number(want)
         return want if number is None else number
@@ -104,7 +104,7 @@ class Packer:
                 return place
         return None
 
-    def until(self, until: Until) -> Any:
+    def until(self, until: StopCondition) -> Any:
         """Return its limit, and its rules where it has any."""
         return (until.max_tokens, self.part(until.rules)) if until.rules else until.max_tokens
 
@@ -113,7 +113,7 @@ class Packer:
         known = self.known.place_of(tree)
         return _pack_tree(tree, self.in_bytes) if known is None else known
 
-    def verdict(self, verdict: Verdict) -> Any:
+    def verdict(self, verdict: VerifyResult) -> Any:
         """Return a verdict, its rows by their place among what the actor keeps."""
         rows: Any = self.known.place_of(verdict.rows)
         if rows is None:
@@ -166,9 +166,9 @@ class Unpacker:
         """Return what `Packer.in_bytes` packed."""
         return loads(blob, self.tensors)
 
-    def want(self, packed: int | Want) -> Want:
+    def want(self, packed: int | ReadSpec) -> ReadSpec:
         """Return a want."""
-        want: Want = self.constants[packed] if isinstance(packed, int) else packed
+        want: ReadSpec = self.constants[packed] if isinstance(packed, int) else packed
         return want
 
     def part(self, packed: int | tuple[int, ...] | bytes) -> Any:
@@ -179,20 +179,22 @@ class Unpacker:
             return tuple(self.copies[place].part for place in packed)
         return self.from_bytes(packed)
 
-    def until(self, packed: Any) -> Until:
+    def until(self, packed: Any) -> StopCondition:
         """Return a limit with its rules."""
-        return Until(self.part(packed[1]), packed[0]) if isinstance(packed, tuple) else Until((), packed)
+        return (
+            StopCondition(self.part(packed[1]), packed[0]) if isinstance(packed, tuple) else StopCondition((), packed)
+        )
 
     def tree(self, packed: Any) -> DraftTree:
         """Return a draft."""
         tree: DraftTree = self._kept(packed) if isinstance(packed, int) else _unpack_tree(packed, self.from_bytes)
         return tree
 
-    def verdict(self, packed: Any) -> Verdict:
+    def verdict(self, packed: Any) -> VerifyResult:
         """Return a verdict."""
         path, tokens, rows = packed
         read = self._kept(rows) if isinstance(rows, int) else _unpack_rows(rows, self.from_bytes)
-        return Verdict(path, tuple(unpack_tokens(tokens)), read)
+        return VerifyResult(path, tuple(unpack_tokens(tokens)), read)
 
     def _kept(self, packed: int) -> Any:
         number, place = divmod(packed, 2)
@@ -220,12 +222,12 @@ _PLAIN = Codec(lambda packer, value: value, lambda unpacker, value: value)
 _BYTES = Codec(Packer.part, Unpacker.part)
 _CODECS: dict[str, Codec] = {
     **dict.fromkeys(("int", "bool", "int | None", "tuple[int, ...]", "Items[tuple[int, ...]]"), _PLAIN),
-    "Want": Codec(Packer.want, Unpacker.want),
-    "Until": Codec(Packer.until, Unpacker.until),
+    "ReadSpec": Codec(Packer.want, Unpacker.want),
+    "StopCondition": Codec(Packer.until, Unpacker.until),
     "DraftTree": Codec(Packer.tree, Unpacker.tree),
-    "Verdict": Codec(Packer.verdict, Unpacker.verdict),
-    "Room": Codec(
-        lambda packer, room: (room.depth, room.nodes, room.sequences), lambda unpacker, packed: Room(*packed)
+    "VerifyResult": Codec(Packer.verdict, Unpacker.verdict),
+    "DraftBudget": Codec(
+        lambda packer, room: (room.depth, room.nodes, room.sequences), lambda unpacker, packed: DraftBudget(*packed)
     ),
 }
 
@@ -258,9 +260,9 @@ def pack_result(op: Operation[R], value: R, store: TensorStore) -> Any:
             return 0, given.segment.stopped_by
         case Proposed():
             return 1, _pack_tree(given.draft, in_bytes)
-        case Verdict():
+        case VerifyResult():
             return 2, given.path, pack_tokens(given.tokens), _pack_rows(given.rows, in_bytes)
-        case [Row(), *_]:
+        case [Readout(), *_]:
             return 3, _pack_rows(given, in_bytes)
         case [Score(), *_]:
             return 4, [(each.token_logprobs, each.greedy, each.top) for each in given]
@@ -292,7 +294,7 @@ def unpack_result(
         case (1, tree):
             value = Proposed(_unpack_tree(tree, from_bytes), (), ())
         case (2, path, tokens, rows):
-            value = Verdict(path, tuple(unpack_tokens(tokens)), _unpack_rows(rows, from_bytes))
+            value = VerifyResult(path, tuple(unpack_tokens(tokens)), _unpack_rows(rows, from_bytes))
         case (3, rows):
             value = _unpack_rows(rows, from_bytes)
         case (4, scores):
@@ -303,7 +305,7 @@ def unpack_result(
 _UNREAD = (None, None, (), None, False, None)
 
 
-def _pack_rows(rows: list[Row], in_bytes: Callable[[Any], bytes]) -> Any:
+def _pack_rows(rows: list[Readout], in_bytes: Callable[[Any], bytes]) -> Any:
     """Return rows of numbers as tuples, a row with nothing but a token as that; rows with tensors as bytes."""
     packed: list[Any] = []
     for row in rows:
@@ -317,18 +319,18 @@ def _pack_rows(rows: list[Row], in_bytes: Callable[[Any], bytes]) -> Any:
     return packed
 
 
-def _unpack_rows(packed: Any, from_bytes: Callable[[bytes], Any]) -> list[Row]:
+def _unpack_rows(packed: Any, from_bytes: Callable[[bytes], Any]) -> list[Readout]:
     if isinstance(packed, bytes):
-        read: list[Row] = from_bytes(packed)
+        read: list[Readout] = from_bytes(packed)
         return read
     rows = []
     for each in packed:
         if isinstance(each, int):
-            rows.append(Row(each))
+            rows.append(Readout(each))
         else:
             token, entropy, logprob, top, *rest = each
             margin, forced, allowed = rest or (None, False, None)
-            rows.append(Row(token, entropy, logprob, top, margin=margin, forced=forced, allowed_logprob=allowed))
+            rows.append(Readout(token, entropy, logprob, top, margin=margin, forced=forced, allowed_logprob=allowed))
     return rows
 
 

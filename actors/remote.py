@@ -12,7 +12,7 @@ from decoding.model import Busy
 from decoding.operations import Observe, Operation
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from engine.member import PoolMember
 from turnout.calls import CacheStats, MemberStats
 from turnout.errors import Code, TurnoutError
@@ -72,11 +72,11 @@ class RemoteModel(PoolMember):
         message = f"the embeddings of {self.name} are beside the model, at {self.supervisor.card.place}"
         raise TurnoutError(Code.INTERNAL, message)
 
-    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
-        """See `decoding.model.Model.teach`; a fault in it is raised by the next operation on the sequence."""
+    def observe(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: VerifyResult) -> None:
+        """See `decoding.model.Model.observe`; a fault in it is raised by the next operation on the sequence."""
         if type(drafter).observe is not Drafter.observe:
             call = PendingCall(Observe(drafter, draft, verdict), seq)
-            self.supervisor.tell(lambda connection: connection.teach(call))
+            self.supervisor.tell(lambda connection: connection.observe(call))
 
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
         """See `decoding.model.Model.fork`."""

@@ -80,7 +80,7 @@ class ReplicaView:
             seq.tenant,
             seq.owner,
             seq.lossy,
-            seq.patient,
+            seq.low_priority,
             watches,
             seq.constraint is not None,
         )
@@ -203,10 +203,10 @@ class Replicas:
     async def _written(self, replica: Replica | None, update: Update) -> Replica:
         """A replica made, or made anew in place, so that its cache stays as far as it agrees."""
         assert update.whole is not None
-        prompt, num_prompt, seed, ends, sharing, tenant, owner, lossy, patient, watches, bound = update.whole
+        prompt, num_prompt, seed, ends, sharing, tenant, owner, lossy, low_priority, watches, bound = update.whole
         tokens = unpack_ids(prompt)
         if replica is None:
-            fresh = Sequence(tokens, update.sampling, seed, (), None, sharing, tenant, lossy, patient)
+            fresh = Sequence(tokens, update.sampling, seed, (), None, sharing, tenant, lossy, low_priority)
             replica = self._replicas[update.sid] = Replica(fresh)
         elif replica.ending:
             await asyncio.wait(replica.ending)

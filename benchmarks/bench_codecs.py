@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Cell, Report, command_line, note, run, shown
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
 from engine.model import EngineModel
@@ -195,7 +195,7 @@ class Judge:
     ) -> list[torch.Tensor]:
         """Of every next token along answers, [tokens, vocabulary] each, in nats."""
         seqs = [seeded(self.model, case.prompt, kv, self._sampling, ()) for case, kv in zip(cases, kvs, strict=True)]
-        want = Want(draw=None, logits=True)
+        want = ReadSpec(draw=None, logits=True)
         reading = (
             self.model.extend(seq, tuple(answer[:-1]), want, every=True)
             for seq, answer in zip(seqs, answers, strict=True)

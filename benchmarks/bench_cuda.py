@@ -22,7 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.engines import decode_speed, open_engine, random_prompts
 from benchmarks.harness import Comparison, Report, Side, command_line, compare, run, shown
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from engine.model import EngineModel
 from training.random_models import llama_config
 from turnout.config import EngineConfig
@@ -113,7 +113,7 @@ def step_bytes(model: Any, load: Load, tokens: int) -> int:
     tied = config.tie_word_embeddings
     skipped = 0 if tied else model.get_input_embeddings().weight.nbytes
     weights = sum(weight.nbytes for weight in model.parameters()) - skipped
-    slot = KVStore.slot_bytes(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, model.dtype)
+    slot = PagedKV.slot_bytes(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, model.dtype)
     return int(weights) + load.sequences * (load.context + tokens // 2) * slot
 
 
@@ -158,7 +158,7 @@ async def measure(options: argparse.Namespace) -> Report:
     with plan.device:  # weights alone are made in this type: a model cast to it would lose precise rotary angles
         plain = AutoModelForCausalLM.from_config(config, dtype=plan.dtype).eval()
     plain.generation_config.eos_token_id = None
-    slot = KVStore.slot_bytes(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, plan.dtype)
+    slot = PagedKV.slot_bytes(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, plan.dtype)
     slots = max(load.sequences * (load.context + plan.tokens + 2 * BLOCK_SIZE) for load in plan.loads)
     engine = EngineConfig(token_budget=4096, block_size=BLOCK_SIZE)
     device = str(plan.device)

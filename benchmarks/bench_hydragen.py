@@ -25,7 +25,7 @@ from engine.attention.prefixes import find_prefixes
 from engine.attention.step import AttentionStep
 from engine.backends.base import NativeBackend
 from engine.backends.native.attention import NativeStep
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from engine.model import EngineModel
 from experiments.stats.intervals import Interval, spread
 from turnout.config import EngineConfig
@@ -64,14 +64,14 @@ class CountingBackend(NativeBackend):
 
     last: NativeStep
 
-    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+    def step(self, layout: Layout, store: PagedKV) -> AttentionStep:
         """See `Backend.step`."""
         step = super().step(layout, store)
         assert isinstance(step, NativeStep)
         self.last = step
         return step
 
-    def bytes_read(self, store: KVStore) -> int:
+    def bytes_read(self, store: PagedKV) -> int:
         """Of keys and values, in the last step."""
         layer = store.layers[0]
         return self.last.keys_read * 2 * layer.shape[3] * layer.element_size()

@@ -24,7 +24,7 @@ from benchmarks.random_vocabulary import random_vocabulary
 from decoding.constraints.base import Constraint
 from decoding.constraints.grammar import Compiler
 from decoding.fakes import ListText
-from decoding.model import ModelPool, Request, Until
+from decoding.model import ModelPool, Request, StopCondition
 from decoding.sequence import Sequence
 from pool.text import TextTokenizer
 from training.random_models import llama_config, random_model
@@ -95,9 +95,9 @@ async def decode_speed(
     sequences = [Sequence(prompt, sampling, 0) for prompt in prompts]
     for seq in sequences:
         seq.constraint = bound.clone() if bound is not None else None
-    await asyncio.gather(*(models.large.decode(seq, Until(max_tokens=1)) for seq in sequences))
+    await asyncio.gather(*(models.large.decode(seq, StopCondition(max_tokens=1)) for seq in sequences))
     if way == DRAFTED:
-        await asyncio.gather(*(models.small.absorb(seq) for seq in sequences))
+        await asyncio.gather(*(models.small.prefill_ahead(seq) for seq in sequences))
     started = time.perf_counter()
     await asyncio.gather(*(decode(models, way, seq) for seq in sequences))
     elapsed = time.perf_counter() - started

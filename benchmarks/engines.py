@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.peers.checkpoints import SHAPES
 from benchmarks.peers.workloads import VOCAB
-from decoding.model import Until
+from decoding.model import StopCondition
 from decoding.sequence import Sequence
 from engine.device import Device
 from engine.loading import prepare
@@ -84,7 +84,7 @@ async def decode_speed(model: EngineModel, prompts: list[list[int]], tokens: int
     """Tokens per second of concurrent requests, after the first token of each."""
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     sequences = [Sequence(prompt, sampling, 0) for prompt in prompts]
-    await asyncio.gather(*(model.decode(seq, Until(max_tokens=1)) for seq in sequences))
+    await asyncio.gather(*(model.decode(seq, StopCondition(max_tokens=1)) for seq in sequences))
     started = time.perf_counter()
     await asyncio.gather(*(model.decode(seq) for seq in sequences))
     elapsed = time.perf_counter() - started

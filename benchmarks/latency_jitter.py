@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.harness import Cell, Goal, Report, Side, command_line, run, shown, take_turns
 from benchmarks.peers.checkpoints import random_checkpoint
-from decoding.model import Until
+from decoding.model import StopCondition
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from experiments.replay import answer
@@ -99,7 +99,7 @@ async def gaps_while_reading(model: EngineModel, draw: random.Random) -> Gaps:
 
     async def run(index: int) -> None:
         while True:
-            await model.decode(running[index], Until(max_tokens=1))
+            await model.decode(running[index], StopCondition(max_tokens=1))
             times[index].append(time.perf_counter())
 
     tasks = [asyncio.create_task(run(index)) for index in range(RUNNING)]
@@ -153,7 +153,7 @@ async def known_prefix(model: EngineModel, draw: random.Random) -> float:
     second = _sequence(model, draw, 20, before=tuple(first.tokens[:PREFIX]))
     seconds = []
     for seq in (first, second):
-        seconds.append(await _seconds(model.decode(seq, Until(max_tokens=1))))
+        seconds.append(await _seconds(model.decode(seq, StopCondition(max_tokens=1))))
         model.release(seq)
     return seconds[1] / seconds[0]
 

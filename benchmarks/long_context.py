@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.engines import open_engine
 from benchmarks.harness import Report, command_line, run, shown
-from decoding.model import Until
+from decoding.model import StopCondition
 from decoding.sequence import Sequence
 from engine.costs.machine import measure_machine
 from engine.costs.resources import ModelShape, Planner
@@ -77,7 +77,7 @@ async def read_prompt(model: EngineModel, length: int, planner: Planner) -> Read
     seq = Sequence(prompt, SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True), seed=0)
     with watched_growth() as grown:
         started = time.perf_counter()
-        await model.decode(seq, Until(max_tokens=1))
+        await model.decode(seq, StopCondition(max_tokens=1))
         first = time.perf_counter()
         await model.decode(seq)
         ended = time.perf_counter()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence as TokenSequence
 from engine.device import Device
 from engine.loading import load_checkpoint
@@ -29,7 +29,7 @@ SCORED = 24  # tokens of the continuation that is read
 EDIT = 10  # tokens an edit replaces, by 4 more
 
 READERS, OTHERS = Sharing.private("readers"), Sharing.private("others")
-LOGITS = Want(draw=None, logits=True)
+LOGITS = ReadSpec(draw=None, logits=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.strategies import Arm, ArmResult, Asked, run_arm
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.switching.random_run import RandomRunSwitch
 from experiments.grid.datasets import open_dataset
 from experiments.grid.spec import read_spec
@@ -186,7 +186,7 @@ def expected_share(params: dict[str, Any], lengths: Sequence[int]) -> float:
         rule = RandomRunSwitch(**params, seed=seed, position=0)
         for _ in range(length):
             large += rule.active == "large"
-            rule.observe(0, Row())
+            rule.observe(0, Readout())
     return large / max(sum(lengths), 1)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from decoding.partial_forward import WHOLE, Depth, Sketch
+from decoding.partial_forward import WHOLE, LayerSelection, Sketch
 from decoding.tree import ROOT, DraftTree
 
 
@@ -34,7 +34,7 @@ class Block:
     tokens: tuple[int, ...]
     positions: tuple[int, ...]
     mask: torch.Tensor | None = None
-    layers: Depth = WHOLE
+    layers: LayerSelection = WHOLE
     states: torch.Tensor | None = None
     resume: int = 0
     base: int | None = None
@@ -47,7 +47,7 @@ class Block:
             raise ValueError(f"resume is from 0 to {rows}; states go into a layer other than the first")
 
     @classmethod
-    def chain(cls, tokens: tuple[int, ...], layers: Depth = WHOLE) -> Block:
+    def chain(cls, tokens: tuple[int, ...], layers: LayerSelection = WHOLE) -> Block:
         """Tokens one after the other."""
         return cls(tokens, tuple(range(len(tokens))), layers=layers)
 

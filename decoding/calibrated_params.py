@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from decoding.artifacts import Artifact, ArtifactName, Kept
-from decoding.calibration import KIND, RAN, Knob, KnobCalibration
+from decoding.calibration import KIND, RAN, KnobCalibration, TunableParam
 from decoding.drift import DRIFT, TALLY, DriftWatch, Recorder, Tally, watch_of
 from decoding.model import ModelPool, Request
 from turnout.errors import TurnoutError, invalid
@@ -25,7 +25,7 @@ class CalibratedParams(MethodParams):
         knob: which parameter a calibration sets, and which it holds for.
     """
 
-    knob: ClassVar[Knob]
+    knob: ClassVar[TunableParam]
 
     calibration: Annotated[
         ArtifactName | None,

@@ -21,7 +21,7 @@ RAN = "params"
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class TunableParam:
     """The parameter of a method that a calibration sets.
 
     Attributes:

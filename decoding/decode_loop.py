@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-from decoding.model import Decision, Model, Row, Until, Want, token_of
+from decoding.model import Decision, Model, Readout, ReadSpec, StopCondition, token_of
 from decoding.sequence import Sequence
 from turnout.types import Segment, Token
 
 LONGEST_STRETCH = 8
 
 
-def reported(seq: Sequence) -> Want:
+def reported(seq: Sequence) -> ReadSpec:
     """What the request itself wants to hear about each emitted token; draws nothing."""
     asked = seq.sampling
-    return Want(draw=None, entropy=asked.token_details, logprob=asked.logprobs is not None, top=asked.logprobs or 0)
+    return ReadSpec(draw=None, entropy=asked.token_details, logprob=asked.logprobs is not None, top=asked.logprobs or 0)
 
 
-class Stretch:
+class DecodeLoop:
     """Tokens of one call to `decode` in the making: each is looked at, appended, and the end noticed.
 
     Rules look at a token in their order, before it is appended. The first that says DROP ends the stretch: the
@@ -37,7 +37,7 @@ class Stretch:
 
     __slots__ = ("_most", "_num_parameters", "_source", "_tokens", "_until", "seq", "stopped_by", "want")
 
-    def __init__(self, seq: Sequence, until: Until, source: str, num_parameters: int) -> None:
+    def __init__(self, seq: Sequence, until: StopCondition, source: str, num_parameters: int) -> None:
         self.seq = seq
         self.want = until.want | reported(seq)
         self._most = seq.sampling.logprobs or 0
@@ -51,7 +51,7 @@ class Stretch:
         elif until.max_tokens is not None and until.max_tokens <= 0:
             self.stopped_by = "max_tokens"
 
-    def take(self, row: Row) -> bool:
+    def take(self, row: Readout) -> bool:
         """The next token was chosen; True when another one is wanted."""
         seq, until, stopped_by = self.seq, self._until, ""
         for rule in until.rules:
@@ -81,10 +81,14 @@ class Stretch:
         return Segment(tuple(self._tokens), self.stopped_by)
 
 
-async def run_stretch(
-    step: Callable[[Want], Awaitable[Row]], seq: Sequence, until: Until, source: str, num_parameters: int
+async def run_decode_loop(
+    step: Callable[[ReadSpec], Awaitable[Readout]],
+    seq: Sequence,
+    until: StopCondition,
+    source: str,
+    num_parameters: int,
 ) -> Segment:
-    """Generate and append tokens until `until` or the end of the sequence; see `Stretch`.
+    """Generate and append tokens until `until` or the end of the sequence; see `DecodeLoop`.
 
     Args:
         step: one forward pass: reads the position after the sequence's last token.
@@ -96,7 +100,7 @@ async def run_stretch(
     Returns:
         The appended tokens; `stopped_by` is the rule's name, "max_tokens" or "finish".
     """
-    stretch = Stretch(seq, until, source, num_parameters)
+    stretch = DecodeLoop(seq, until, source, num_parameters)
     while not stretch.stopped_by:
         stretch.take(await step(stretch.want))
     return stretch.segment
@@ -117,4 +121,4 @@ async def stream(model: Model, seq: Sequence) -> AsyncIterator[Segment]:
     """Decode to the end of the sequence in short stretches, each yielded when it is ready."""
     lengths = stretch_lengths()
     while not seq.finished:
-        yield await model.decode(seq, Until(max_tokens=next(lengths)))
+        yield await model.decode(seq, StopCondition(max_tokens=next(lengths)))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from decoding.drafters.base import NOTHING, Room
+from decoding.drafters.base import NOTHING, DraftBudget
 from decoding.lengths.base import LengthPolicy, Step
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
@@ -21,7 +21,7 @@ from decoding.verifiers.base import probs_of
 if TYPE_CHECKING:
     from decoding.model import Model
 
-PROBS = Want(draw=None, probs=True)
+PROBS = ReadSpec(draw=None, probs=True)
 # Below every log-probability of a token that is possible, its noise included.
 IMPOSSIBLE = -1e6
 
@@ -51,7 +51,7 @@ class GrowingTree:
         self.seq = seq
         # Any other says how deep to draft before a round, and nothing within it.
         self._stepwise = length if length.stepwise else None
-        self._read_at: dict[int, Row] = {}
+        self._read_at: dict[int, Readout] = {}
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.proposals: list[torch.Tensor | None] = []
@@ -72,7 +72,7 @@ class GrowingTree:
         self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
         return len(self.tokens) - 1
 
-    def goes_on(self, node: int) -> bool:
+    def continues(self, node: int) -> bool:
         """Whether to draft on below a candidate, which stays in the draft whatever the answer.
 
         Not below one that ends the text, nor where the length policy stops.
@@ -85,9 +85,9 @@ class GrowingTree:
         while node != ROOT:
             path.append(Step(self.tokens[node], self._read_at[self.parents[node]]))
             node = self.parents[node]
-        return self._stepwise.goes_on(path[::-1])
+        return self._stepwise.continues(path[::-1])
 
-    async def read_root(self, want: Want) -> Row:
+    async def read_root(self, want: ReadSpec) -> Readout:
         """What the model reads at the sequence's end."""
         row = await self._ask_root(self._wanted(want))
         self._keep([ROOT], [row])
@@ -97,7 +97,7 @@ class GrowingTree:
         """Whether the model's cache can hold so many more beside the sequence and what was read of the tree."""
         return len(self.seq) + self._num_read + count <= self._model.max_length
 
-    async def read(self, nodes: list[int], want: Want) -> list[Row]:
+    async def read(self, nodes: list[int], want: ReadSpec) -> list[Readout]:
         """What the model reads after each of some candidates, in one forward.
 
         Args:
@@ -108,18 +108,18 @@ class GrowingTree:
         self._keep(nodes, rows)
         return rows
 
-    def _wanted(self, want: Want) -> Want:
+    def _wanted(self, want: ReadSpec) -> ReadSpec:
         return want if self._stepwise is None else want | self._stepwise.want
 
-    def _keep(self, nodes: list[int], rows: list[Row]) -> None:
+    def _keep(self, nodes: list[int], rows: list[Readout]) -> None:
         if self._stepwise is not None:
             self._read_at.update(zip(nodes, rows, strict=True))
 
-    async def _ask_root(self, want: Want) -> Row:
+    async def _ask_root(self, want: ReadSpec) -> Readout:
         [row] = await self._model.extend(self.seq, want=want)
         return row
 
-    async def _ask(self, nodes: list[int], want: Want) -> list[Row]:
+    async def _ask(self, nodes: list[int], want: ReadSpec) -> list[Readout]:
         start = len(self._fed_tokens)
         self._num_read += len(nodes)
         for node in nodes:
@@ -153,10 +153,10 @@ class TopTree:
 
     tree: DraftTree
     logprobs: tuple[float, ...]
-    root: Row
+    root: Readout
 
 
-async def grow_top_tree(growing: GrowingTree, room: Room, branch: int, root_want: Want = NOTHING) -> TopTree:
+async def grow_top_tree(growing: GrowingTree, room: DraftBudget, branch: int, root_want: ReadSpec = NOTHING) -> TopTree:
     """The tree of the most probable paths, found with one forward a level.
 
     The result is that of expanding the most probable node first (paper #56, Accelerating LLM Inference with Staged
@@ -169,7 +169,7 @@ async def grow_top_tree(growing: GrowingTree, room: Room, branch: int, root_want
         branch: children considered per node.
         root_want: what else to read at the root.
     """
-    want = Want(draw=None, top=branch)
+    want = ReadSpec(draw=None, top=branch)
     root = await growing.read_root(want | root_want)
     logprobs: list[float] = []
     best: list[int] = []
@@ -184,7 +184,7 @@ async def grow_top_tree(growing: GrowingTree, room: Room, branch: int, root_want
         best = heapq.nsmallest(room.nodes, range(len(logprobs)), key=lambda node: (-logprobs[node], node))
         if depth == room.depth:
             break
-        level = sorted(node for node in best if growing.depths[node] == depth and growing.goes_on(node))
+        level = sorted(node for node in best if growing.depths[node] == depth and growing.continues(node))
         if not level or not growing.has_room(len(level)):
             break
         rows = await growing.read(level, want)
@@ -269,7 +269,7 @@ async def grow_planned(growing: GrowingTree, plan: TreePlan, beyond: Beyond = "n
     seq = growing.seq
     seed = round_seed(seq.seed, len(seq))
     children = plan.children()
-    want = PROBS | Want(draw=None, top=max(map(len, children.values())) if beyond == "likely" else 0)
+    want = PROBS | ReadSpec(draw=None, top=max(map(len, children.values())) if beyond == "likely" else 0)
     level, rows = [(ROOT, ROOT)], [await growing.read_root(want)]
     for depth in range(plan.depth):
         most = max(len(children[place]) for place, _ in level)
@@ -284,7 +284,7 @@ async def grow_planned(growing: GrowingTree, plan: TreePlan, beyond: Beyond = "n
             candidates = [*zip(tokens, sibling_proposals(q, tokens), strict=True), *((token, None) for token in others)]
             for child, (token, proposal) in zip(children[place], candidates, strict=False):
                 node = growing.add(token, parent, proposal)
-                if children[child] and growing.goes_on(node):
+                if children[child] and growing.continues(node):
                     below.append((child, node))
         if not below:
             break

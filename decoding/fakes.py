@@ -8,17 +8,17 @@ from typing import TypeVar
 
 import torch
 
-from decoding.decode_loop import run_stretch
+from decoding.decode_loop import run_decode_loop
 from decoding.drafter_state import Stores
 from decoding.drafters.base import Drafter
-from decoding.logits import History
-from decoding.model import Busy, Model, ModelPool, Row, TokenText, Want
+from decoding.logits import RowContext
+from decoding.model import Busy, Model, ModelPool, Readout, ReadSpec, TokenText
 from decoding.operations import Choose, Decode, Expand, Extend, Handlers, Operation, PrefillAhead, Verify
 from decoding.read_spec import Decoded
 from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree, ExtraRows
-from decoding.verifiers.base import Verdict, want_of
+from decoding.verifiers.base import VerifyResult, want_of
 
 R = TypeVar("R")
 
@@ -75,8 +75,8 @@ class TableModel(Model):
         """A function has no embeddings."""
         raise NotImplementedError
 
-    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
-        """See `decoding.model.Model.teach`."""
+    def observe(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: VerifyResult) -> None:
+        """See `decoding.model.Model.observe`."""
         drafter.observe(self, seq, draft, verdict)
 
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
@@ -105,9 +105,9 @@ class TableModel(Model):
         """See `decoding.speculation.RunsHere.reading_seconds`."""
         return 0.0
 
-    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: ReadSpec) -> list[Readout]:
         logits = torch.stack([self.next_logits(seq.tokens + list(path)) for path in paths])
-        return read(logits, [History(seq, path) for path in paths], [want] * len(paths))
+        return read(logits, [RowContext(seq, path) for path in paths], [want] * len(paths))
 
     def _feed(self, seq: Sequence, tokens: list[int], recompute: int, num_tree_tokens: int = 0) -> None:
         """Run a forward that brings the cache to `tokens`, at least the last `recompute` of them, and a draft tree."""
@@ -138,7 +138,7 @@ HANDLERS: Handlers[TableModel] = Handlers()
 
 
 @HANDLERS.of(Extend)
-async def _extend(model: TableModel, seq: Sequence, op: Extend) -> list[Row]:
+async def _extend(model: TableModel, seq: Sequence, op: Extend) -> list[Readout]:
     await asyncio.sleep(0)
     tokens = op.tokens
     model._feed(seq, seq.tokens + list(tokens), recompute=1 + (len(tokens) if op.every else 0))
@@ -147,15 +147,15 @@ async def _extend(model: TableModel, seq: Sequence, op: Extend) -> list[Row]:
 
 @HANDLERS.of(Decode)
 async def _decode(model: TableModel, seq: Sequence, op: Decode) -> Decoded:
-    async def step(want: Want) -> Row:
+    async def step(want: ReadSpec) -> Readout:
         return (await model.extend(seq, want=want))[0]
 
     until = op.until.twins()
-    return Decoded(await run_stretch(step, seq, until, model.name, model.num_parameters), until.rules)
+    return Decoded(await run_decode_loop(step, seq, until, model.name, model.num_parameters), until.rules)
 
 
 @HANDLERS.of(Expand)
-async def _expand(model: TableModel, seq: Sequence, op: Expand) -> list[Row]:
+async def _expand(model: TableModel, seq: Sequence, op: Expand) -> list[Readout]:
     await asyncio.sleep(0)
     nodes = range(op.start, len(op.tree))
     model._feed(seq, seq.tokens, recompute=0, num_tree_tokens=len(nodes))
@@ -163,7 +163,7 @@ async def _expand(model: TableModel, seq: Sequence, op: Expand) -> list[Row]:
 
 
 @HANDLERS.of(Verify)
-async def _verify(model: TableModel, seq: Sequence, op: Verify) -> Verdict:
+async def _verify(model: TableModel, seq: Sequence, op: Verify) -> VerifyResult:
     await asyncio.sleep(0)
     draft = op.draft
     model._feed(seq, seq.tokens, recompute=1, num_tree_tokens=len(draft.fed_tokens))
@@ -177,7 +177,7 @@ async def _verify(model: TableModel, seq: Sequence, op: Verify) -> Verdict:
 
 
 @HANDLERS.of(Choose)
-async def _choose(model: TableModel, seq: Sequence, op: Choose) -> list[Row]:
+async def _choose(model: TableModel, seq: Sequence, op: Choose) -> list[Readout]:
     await asyncio.sleep(0)
     return read(op.logits.float(), op.histories(seq, model.vocab_size), [op.want] * len(op.paths))
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from decoding.artifacts import Artifact
-from decoding.model import Row
+from decoding.model import Readout
 
 
 class Head(nn.Module):
@@ -58,13 +58,13 @@ class ContinueHead(Head):
         logits: torch.Tensor = self.last(self.first((features - self.mean) / self.spread).relu())
         return logits.squeeze(-1)
 
-    def probability(self, row: Row, index: int) -> float:
+    def probability(self, row: Readout, index: int) -> float:
         """Chance that the token drawn from a row, `index` tokens deep in the draft, is accepted."""
         features = torch.tensor([features_of(row, index, self.top)])
         return float(self(features).sigmoid())
 
 
-def features_of(row: Row, index: int, top: int) -> list[float]:
+def features_of(row: Readout, index: int, top: int) -> list[float]:
     """What `ContinueHead` sees of a drafted token.
 
     Args:

@@ -22,7 +22,7 @@ SORTED = 64  # tokens of a row that are sorted at first, to find its nucleus
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class RowContext:
     """Whose row it is: the sequence, and the hypothetical tokens (a draft path) after its last one.
 
     Attributes:
@@ -45,7 +45,7 @@ def entropy_bits(logp: torch.Tensor) -> torch.Tensor:
     return nats * BITS_PER_NAT
 
 
-def process(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
+def process(logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
     """Apply each row's sampling parameters.
 
     Args:
@@ -71,7 +71,7 @@ def process(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
     return logits
 
 
-def penalise(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
+def penalise(logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
     """Logit bias, penalties and constraints only; returns `logits` itself when no row asks for any."""
     touched = [i for i, row in enumerate(rows) if row.seq.sampling.logit_bias or row.seq.sampling.has_history]
     if touched:
@@ -82,7 +82,7 @@ def penalise(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
     return keep_allowed(logits, slots, masks) if slots else logits
 
 
-def bound_rows(rows: Rows[History]) -> dict[Sequence, list[int]]:
+def bound_rows(rows: Rows[RowContext]) -> dict[Sequence, list[int]]:
     """Places of the rows that a structure holds for, by whose they are."""
     found: dict[Sequence, list[int]] = {}
     for i, row in enumerate(rows):
@@ -91,7 +91,7 @@ def bound_rows(rows: Rows[History]) -> dict[Sequence, list[int]]:
     return found
 
 
-def allowed_by_structure(rows: Rows[History]) -> tuple[list[int], list[Mask]]:
+def allowed_by_structure(rows: Rows[RowContext]) -> tuple[list[int], list[Mask]]:
     """Places of the rows that a structure restricts, and the mask of each; see `Constraint.masks`."""
     slots: list[int] = []
     masks: list[Mask] = []
@@ -104,7 +104,7 @@ def allowed_by_structure(rows: Rows[History]) -> tuple[list[int], list[Mask]]:
     return slots, masks
 
 
-def _penalise_row(row: torch.Tensor, history: History) -> None:
+def _penalise_row(row: torch.Tensor, history: RowContext) -> None:
     params, seq = history.seq.sampling, history.seq
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=row.device)
@@ -157,7 +157,7 @@ def _places(rows: list[int], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(rows, device=like.device)
 
 
-def _truncate(logits: torch.Tensor, rows: Rows[History]) -> torch.Tensor:
+def _truncate(logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
     params = [row.seq.sampling for row in rows]
     vocab = logits.shape[-1]
     if any(p.top_k for p in params):

@@ -27,30 +27,30 @@ from decoding.operations import (
     Verify,
 )
 from decoding.partial_forward import Sketch
-from decoding.read_spec import Decision, Draw, Row, Score, StopRule, Until, Want
+from decoding.read_spec import Decision, NoiseKind, Readout, ReadSpec, Score, StopCondition, StopRule
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from turnout.errors import invalid
 from turnout.types import Segment, Token
 
 if TYPE_CHECKING:
-    from decoding.drafters.base import Drafter, Room
+    from decoding.drafters.base import DraftBudget, Drafter
     from decoding.lengths.base import LengthPolicy
-    from decoding.verifiers.base import Verdict, Verifier
+    from decoding.verifiers.base import Verifier, VerifyResult
 
 __all__ = [
     "Busy",
     "Decision",
-    "Draw",
+    "NoiseKind",
     "Model",
     "ModelPool",
     "Request",
-    "Row",
+    "Readout",
     "Score",
     "StopRule",
     "TokenText",
-    "Until",
-    "Want",
+    "StopCondition",
+    "ReadSpec",
     "WrappedModel",
     "token_of",
 ]
@@ -92,8 +92,8 @@ class Model(ABC):
         """Carry out an operation on a sequence."""
 
     async def extend(
-        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
-    ) -> list[Row]:
+        self, seq: Sequence, tokens: tuple[int, ...] = (), want: ReadSpec = ReadSpec(), every: bool = False
+    ) -> list[Readout]:
         """Feed what is missing of `seq`, then `tokens` (hypothetical, not appended); read the next position.
 
         Returns:
@@ -101,7 +101,7 @@ class Model(ABC):
         """
         return await self.do(seq, Extend(tokens, want, every))
 
-    async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
+    async def decode(self, seq: Sequence, until: StopCondition = StopCondition()) -> Segment:
         """Generate and append tokens until `until` or the end of the sequence.
 
         Returns:
@@ -112,7 +112,7 @@ class Model(ABC):
         op.settle(decoded)
         return decoded.segment
 
-    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want) -> list[Row]:
+    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: ReadSpec) -> list[Readout]:
         """Feed nodes of a draft that grows, after the sequence's last token: nothing of it is kept.
 
         Args:
@@ -126,7 +126,7 @@ class Model(ABC):
         """
         return await self.do(seq, Expand(tree, start, want))
 
-    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+    async def partial_forward(self, seq: Sequence, sketch: Sketch, want: ReadSpec) -> list[Readout]:
         """Run hypothetical tokens through some of the layers; nothing of it is kept but for `verify`.
 
         A draft in a row after the sequence's last token that was run with it through the first layers, and through no
@@ -144,8 +144,8 @@ class Model(ABC):
         return await self.do(seq, PartialForward(sketch, want))
 
     async def read(
-        self, seq: Sequence, states: torch.Tensor, paths: Items[tuple[int, ...]], want: Want, normed: bool = False
-    ) -> list[Row]:
+        self, seq: Sequence, states: torch.Tensor, paths: Items[tuple[int, ...]], want: ReadSpec, normed: bool = False
+    ) -> list[Readout]:
         """Read hidden states through the last norm and the head; no forward.
 
         Args:
@@ -157,7 +157,9 @@ class Model(ABC):
         """
         return await self.do(seq, Read(states, paths, want, normed))
 
-    async def choose(self, seq: Sequence, logits: torch.Tensor, paths: Items[tuple[int, ...]], want: Want) -> list[Row]:
+    async def choose(
+        self, seq: Sequence, logits: torch.Tensor, paths: Items[tuple[int, ...]], want: ReadSpec
+    ) -> list[Readout]:
         """Read given logits as if the model had computed them; no forward.
 
         Tokens are drawn under the sequence's sampling parameters, with its noise; "raw" means the given logits.
@@ -184,7 +186,7 @@ class Model(ABC):
             TurnoutError: INTERNAL: the weights are elsewhere; only components that run next to them may ask.
         """
 
-    async def propose(self, seq: Sequence, drafter: Drafter, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, seq: Sequence, drafter: Drafter, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """Run a drafter next to this model."""
         op = Propose(drafter, room, length)
         proposed = await self.do(seq, op)
@@ -192,15 +194,15 @@ class Model(ABC):
         return proposed.draft
 
     async def verify(
-        self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
-    ) -> Verdict:
+        self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: ReadSpec = ReadSpec(draw=None)
+    ) -> VerifyResult:
         """Feed the draft in one forward, judge it, keep the accepted path's KV. Appends nothing.
 
         Args:
             seq: what the draft continues.
             draft: the tree.
             verifier: judges it.
-            want: what else to read at the root, every node and every extra row: `Verdict.rows`. Tensors that only
+            want: what else to read at the root, every node and every extra row: `VerifyResult.rows`. Tensors that only
                 the verifier wanted may be missing there.
         """
         op = Verify(draft, verifier, want)
@@ -209,7 +211,7 @@ class Model(ABC):
         return verdict
 
     @abstractmethod
-    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: VerifyResult) -> None:
         """Let a drafter that runs beside this model learn from a round.
 
         No operation: nobody waits for it, and it gives nothing. A fault in it may be raised by the next operation on
@@ -220,7 +222,7 @@ class Model(ABC):
         """Log-likelihood of each continuation of `seq` under the raw logits, with `top` alternatives per token."""
         return await self.do(seq, ScoreContinuations(continuations, top))
 
-    async def absorb(self, seq: Sequence) -> None:
+    async def prefill_ahead(self, seq: Sequence) -> None:
         """Compute what the cache lacks of `seq`, except its last token, when the batch has room (shadow catch-up)."""
         await self.do(seq, PrefillAhead())
 
@@ -276,9 +278,9 @@ class WrappedModel(Model):
         """See `Model.embed`."""
         return self.inner.embed(tokens)
 
-    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
-        """See `Model.teach`."""
-        self.inner.teach(seq, drafter, draft, verdict)
+    def observe(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: VerifyResult) -> None:
+        """See `Model.observe`."""
+        self.inner.observe(seq, drafter, draft, verdict)
 
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
         """See `Model.fork`."""
@@ -391,6 +393,6 @@ class Request:
         self.answers = self.answers or (self.sequence,)
 
 
-def token_of(row: Row, source: str) -> Token:
+def token_of(row: Readout, source: str) -> Token:
     """The token a row chose, with what was read beside it."""
     return Token(row.token, source, logprob=row.logprob, entropy_bits=row.entropy_bits, top=row.top)

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from decoding.logits import History
+from decoding.logits import RowContext
 from decoding.partial_forward import Sketch
-from decoding.read_spec import Decoded, Row, Score, Until, Want
+from decoding.read_spec import Decoded, Readout, ReadSpec, Score, StopCondition
 from decoding.sequence import Sequence
 from decoding.state import load_state, twin
 from decoding.tree import DraftTree
 
 if TYPE_CHECKING:
-    from decoding.drafters.base import Drafter, Room
+    from decoding.drafters.base import DraftBudget, Drafter
     from decoding.lengths.base import LengthPolicy
-    from decoding.verifiers.base import Verdict, Verifier
+    from decoding.verifiers.base import Verifier, VerifyResult
 
 R = TypeVar("R")
 M = TypeVar("M")
@@ -116,12 +116,12 @@ class Handlers(Generic[M]):
 
 
 @dataclass(frozen=True, slots=True)
-class Extend(Operation[list[Row]]):
+class Extend(Operation[list[Readout]]):
     """See `decoding.model.Model.extend`."""
 
     name: ClassVar[str] = "extend"
     tokens: tuple[int, ...] = ()
-    want: Want = Want()
+    want: ReadSpec = ReadSpec()
     every: bool = False
 
 
@@ -131,7 +131,7 @@ class Decode(Operation[Decoded]):
 
     name: ClassVar[str] = "decode"
     appends: ClassVar[bool] = True
-    until: Until = Until()
+    until: StopCondition = StopCondition()
 
     @property
     def carried(self) -> tuple[Any, ...]:
@@ -152,38 +152,38 @@ class Decode(Operation[Decoded]):
 
 
 @dataclass(frozen=True, slots=True)
-class Expand(Operation[list[Row]]):
+class Expand(Operation[list[Readout]]):
     """See `decoding.model.Model.expand`."""
 
     name: ClassVar[str] = "expand"
     tree: DraftTree
     start: int
-    want: Want
+    want: ReadSpec
 
 
 @dataclass(frozen=True, slots=True)
-class PartialForward(Operation[list[Row]]):
-    """See `decoding.model.Model.sketch`."""
+class PartialForward(Operation[list[Readout]]):
+    """See `decoding.model.Model.partial_forward`."""
 
     name: ClassVar[str] = "sketch"
     sketch: Sketch
-    want: Want
+    want: ReadSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Read(Operation[list[Row]]):
+class Read(Operation[list[Readout]]):
     """See `decoding.model.Model.read`."""
 
     name: ClassVar[str] = "read"
     fills_cache: ClassVar[bool] = False
     states: torch.Tensor
     paths: Items[tuple[int, ...]]
-    want: Want
+    want: ReadSpec
     normed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Choose(Operation[list[Row]]):
+class Choose(Operation[list[Readout]]):
     """See `decoding.model.Model.choose`.
 
     Raises:
@@ -194,13 +194,13 @@ class Choose(Operation[list[Row]]):
     fills_cache: ClassVar[bool] = False
     logits: torch.Tensor
     paths: Items[tuple[int, ...]]
-    want: Want
+    want: ReadSpec
 
     def __post_init__(self) -> None:
         if len(self.logits.shape) != 2 or self.logits.shape[0] != len(self.paths):
             raise ValueError(f"logits: {list(self.logits.shape)}, but [{len(self.paths)}, vocabulary] for these paths")
 
-    def histories(self, seq: Sequence, vocab_size: int) -> list[History]:
+    def histories(self, seq: Sequence, vocab_size: int) -> list[RowContext]:
         """Whose row is whose.
 
         Raises:
@@ -208,7 +208,7 @@ class Choose(Operation[list[Row]]):
         """
         if self.logits.shape[1] != vocab_size:
             raise ValueError(f"logits: {self.logits.shape[1]} columns, but the vocabulary has {vocab_size}")
-        return [History(seq, path) for path in self.paths]
+        return [RowContext(seq, path) for path in self.paths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class Propose(Operation[Proposed]):
 
     name: ClassVar[str] = "propose"
     drafter: Drafter
-    room: Room
+    room: DraftBudget
     length: LengthPolicy
 
     @property
@@ -261,13 +261,13 @@ class Propose(Operation[Proposed]):
 
 
 @dataclass(frozen=True, slots=True)
-class Verify(Operation["Verdict"]):
+class Verify(Operation["VerifyResult"]):
     """See `decoding.model.Model.verify`."""
 
     name: ClassVar[str] = "verify"
     draft: DraftTree
     verifier: Verifier
-    want: Want = Want(draw=None)
+    want: ReadSpec = ReadSpec(draw=None)
 
     @property
     def carried(self) -> tuple[Any, ...]:
@@ -279,7 +279,7 @@ class Verify(Operation["Verdict"]):
         """Rows stay for drafters that learn from them."""
         return LEAST_BYTES
 
-    def for_caller(self, value: Verdict) -> Verdict:
+    def for_caller(self, value: VerifyResult) -> VerifyResult:
         """The verdict without tensors that only the verifier wanted."""
         want = self.want
         if not any(row.bears_tensors for row in value.rows):
@@ -293,29 +293,29 @@ class Verify(Operation["Verdict"]):
             rows = [replace(row, probs=None, logits=None, hidden={}, before={}) for row in value.rows]
         return replace(value, rows=rows)
 
-    def with_states(self, value: Verdict, states: Mapping[int, Any]) -> Verdict:
+    def with_states(self, value: VerifyResult, states: Mapping[int, Any]) -> VerifyResult:
         """The state of the verifier."""
         state = states[0] if states else self.verifier.state()
         return replace(value, state=state) if state else value
 
-    def settle(self, value: Verdict) -> None:
+    def settle(self, value: VerifyResult) -> None:
         """Let the verifier take over its new state."""
         self.verifier.load_state(value.state)
 
-    def kept(self, value: Verdict) -> tuple[Any, ...]:
+    def kept(self, value: VerifyResult) -> tuple[Any, ...]:
         """The draft, and the rows read."""
         return self.draft, value.rows
 
 
 @dataclass(frozen=True, slots=True)
 class Observe(Operation[None]):
-    """A round that a drafter is to learn from: how `decoding.model.Model.teach` travels."""
+    """A round that a drafter is to learn from: how `decoding.model.Model.observe` travels."""
 
     name: ClassVar[str] = "teach"
     answers: ClassVar[bool] = False
     drafter: Drafter
     draft: DraftTree
-    verdict: Verdict
+    verdict: VerifyResult
 
     @property
     def carried(self) -> tuple[Any, ...]:
@@ -340,6 +340,6 @@ class ScoreContinuations(Operation[list[Score]]):
 
 @dataclass(frozen=True, slots=True)
 class PrefillAhead(Operation[None]):
-    """See `decoding.model.Model.absorb`."""
+    """See `decoding.model.Model.prefill_ahead`."""
 
     name: ClassVar[str] = "absorb"

@@ -11,9 +11,9 @@ import torch
 
 from decoding.drafters.base import Candidates
 from decoding.lengths.base import Step
-from decoding.model import Draw, Row, Want
+from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
-from decoding.partial_forward import Depth, Exit, Sketch
+from decoding.partial_forward import Exit, LayerSelection, Sketch
 from decoding.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 CHUNK = 128  # tokens that are run through some layers in one forward, where there are many
 
 
-def draft_want(candidates: Candidates) -> Want:
+def draft_want(candidates: Candidates) -> ReadSpec:
     """What a draft's rows must say for `choose`."""
     drawn = candidates is Candidates.DRAWN
-    return Want(draw=None if drawn else Draw.SAMPLE, probs=drawn)
+    return ReadSpec(draw=None if drawn else NoiseKind.SAMPLE, probs=drawn)
 
 
-def choose(row: Row, seq: Sequence, depth: int) -> int:
+def choose(row: Readout, seq: Sequence, depth: int) -> int:
     """The next token: drawn with noise of the draft's own, or the one the target's noise would choose.
 
     Args:
@@ -43,7 +43,12 @@ def choose(row: Row, seq: Sequence, depth: int) -> int:
 
 
 async def partial_chain(
-    model: Model, seq: Sequence, depth: Depth, most: int, want: Want, goes_on: Callable[[Path[Step]], bool]
+    model: Model,
+    seq: Sequence,
+    depth: LayerSelection,
+    most: int,
+    want: ReadSpec,
+    continues: Callable[[Path[Step]], bool],
 ) -> list[Step]:
     """A chain drafted by some of a model's layers, which see the whole model's cache of the sequence.
 
@@ -58,11 +63,11 @@ async def partial_chain(
     path: list[Step] = []
     tokens = [seq.tokens[-1]]
     while len(path) < most and len(seq) > 1:
-        [row] = await model.sketch(seq, Sketch.chain(len(seq) - 1, tuple(tokens), len(path), depth), want)
+        [row] = await model.partial_forward(seq, Sketch.chain(len(seq) - 1, tuple(tokens), len(path), depth), want)
         token = choose(row, seq, len(path))
         tokens.append(token)
         path.append(Step(token, row))
-        if token in seq.end_ids or not goes_on(path):
+        if token in seq.end_ids or not continues(path):
             break
     return path
 
@@ -82,7 +87,7 @@ class ExitDraft:
     """
 
     path: list[Step]
-    rows: list[Row]
+    rows: list[Readout]
 
 
 async def exit_chain(
@@ -90,8 +95,8 @@ async def exit_chain(
     seq: Sequence,
     layer: int,
     most: int,
-    wants: tuple[Want, Want],
-    goes_on: Callable[[Path[Step]], bool],
+    wants: tuple[ReadSpec, ReadSpec],
+    continues: Callable[[Path[Step]], bool],
     exits: Callable[[int], Exit] | None = None,
 ) -> ExitDraft:
     """A chain drafted by a model's first layers, whose work verification takes over.
@@ -110,18 +115,18 @@ async def exit_chain(
             None: the model's own norm.
     """
     path: list[Step] = []
-    rows: list[Row] = []
+    rows: list[Readout] = []
     if most < 1 or len(seq) < 2:
         return ExitDraft(path, rows)
-    depth, base = Depth(last=layer), len(seq) - 1
+    depth, base = LayerSelection(last=layer), len(seq) - 1
     tokens: tuple[int, ...] = (seq.tokens[-1],)
-    while len(path) < most and (not path or (path[-1].token not in seq.end_ids and goes_on(path))):
+    while len(path) < most and (not path or (path[-1].token not in seq.end_ids and continues(path))):
         exit = exits(len(path)) if exits is not None else None
-        [row] = await model.sketch(seq, Sketch.chain(base, tokens, len(path), depth, exit), wants[0])
+        [row] = await model.partial_forward(seq, Sketch.chain(base, tokens, len(path), depth, exit), wants[0])
         rows.append(row)
         path.append(Step(choose(row, seq, len(path)), row))
         tokens = (*tokens, path[-1].token)
-    rows += await model.sketch(seq, Sketch.chain(base, tokens, len(path), depth), wants[1])
+    rows += await model.partial_forward(seq, Sketch.chain(base, tokens, len(path), depth), wants[1])
     return ExitDraft(path, rows)
 
 
@@ -140,10 +145,15 @@ async def exit_states(model: Model, seq: Sequence, layer: int, start: int, stop:
     Returns:
         float32 [stop - start, hidden], on the CPU.
     """
-    want, rows = Want(draw=None, hidden=frozenset({layer})), []
+    want, rows = ReadSpec(draw=None, hidden=frozenset({layer})), []
     if start == 0:  # a sketch stands after at least one token
         first = Sequence(
-            seq.tokens[:1], seq.sampling, seq.seed, sharing=seq.sharing, tenant=seq.tenant, patient=seq.patient
+            seq.tokens[:1],
+            seq.sampling,
+            seq.seed,
+            sharing=seq.sharing,
+            tenant=seq.tenant,
+            low_priority=seq.low_priority,
         )
         first.owner = seq.owner
         try:
@@ -156,8 +166,8 @@ async def exit_states(model: Model, seq: Sequence, layer: int, start: int, stop:
     twin = model.fork(seq)
     try:
         for place in range(0, len(tokens), CHUNK):
-            sketch = Sketch.chain(base, tokens[: place + CHUNK], place, Depth(last=layer))
-            rows += await model.sketch(twin, sketch, want)
+            sketch = Sketch.chain(base, tokens[: place + CHUNK], place, LayerSelection(last=layer))
+            rows += await model.partial_forward(twin, sketch, want)
     finally:
         charge_helper(seq, twin, model)
         model.release(twin)

@@ -11,7 +11,7 @@ from decoding.tree import ROOT
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
+class LayerSelection:
     """Which of a model's decoder layers run.
 
     Attributes:
@@ -54,7 +54,7 @@ class Depth:
     @property
     def is_prefix(self) -> bool:
         """Whether it is the first layers, whole, and not all: the others can run later."""
-        return self.last is not None and self == Depth(last=self.last)
+        return self.last is not None and self == LayerSelection(last=self.last)
 
     def runs(self, num_layers: int) -> float:
         """How much of a model that is, in layers."""
@@ -63,7 +63,7 @@ class Depth:
         return last - self.first - left_out / 2
 
 
-WHOLE = Depth()
+WHOLE = LayerSelection()
 
 # What came out of the layers at the tokens read, [n, hidden] -> what goes into the model's output matrix, [n, hidden].
 Exit = Callable[[torch.Tensor], torch.Tensor]
@@ -88,7 +88,7 @@ class Sketch:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     start: int
-    depth: Depth
+    depth: LayerSelection
     states: torch.Tensor | None = None
     exit: Exit | None = None
 
@@ -99,6 +99,8 @@ class Sketch:
             raise ValueError("states, of all tokens, go into a layer other than the first, after at least one token")
 
     @classmethod
-    def chain(cls, base: int, tokens: tuple[int, ...], start: int, depth: Depth, exit: Exit | None = None) -> Sketch:
+    def chain(
+        cls, base: int, tokens: tuple[int, ...], start: int, depth: LayerSelection, exit: Exit | None = None
+    ) -> Sketch:
         """Tokens one after the other."""
         return cls(base, tokens, tuple(range(ROOT, len(tokens) - 1)), start, depth, exit=exit)

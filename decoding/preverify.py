@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
@@ -13,7 +13,7 @@ from turnout.types import Token
 
 if TYPE_CHECKING:
     from decoding.model import Model
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 
 class LateCandidate(Drafter):
@@ -28,7 +28,7 @@ class LateCandidate(Drafter):
         accepted: whether it is the candidate.
     """
 
-    beside = "large"
+    runs_on = "large"
     kinds = frozenset({Candidates.DRAWN})
     changing = ("token", "accepted")
 
@@ -37,7 +37,7 @@ class LateCandidate(Drafter):
         self.token: Token | None = None
         self.accepted = False
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Judge the draft's one node, or draw from the target's own distribution where it has none.
 
         Args:
@@ -52,6 +52,6 @@ class LateCandidate(Drafter):
         [self.token] = judged.tokens
         self.accepted = bool(judged.path)
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """Nothing."""
         return DraftTree.empty(model.name)

@@ -13,7 +13,7 @@ from decoding.vocabulary import SubVocabulary
 from turnout.types import Segment
 
 
-class Draw(Enum):
+class NoiseKind(Enum):
     """With which noise a row's token is chosen; see `decoding.noise.Purpose`.
 
     sample: as the target draws. draft: a draft's own, by position, for whom each place is judged once. round: a draft's
@@ -26,7 +26,7 @@ class Draw(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class ReadSpec:
     """What to read from each row of logits. Only what is asked for is computed.
 
     Attributes:
@@ -44,7 +44,7 @@ class Want:
         unmasked: entropy of all tokens also where a structure holds: for heads trained on answers without one.
     """
 
-    draw: Draw | None = Draw.SAMPLE
+    draw: NoiseKind | None = NoiseKind.SAMPLE
     entropy: bool = False
     logprob: bool = False
     top: int = 0
@@ -66,11 +66,11 @@ class Want:
         """Whether anything but hidden states is wanted."""
         return self.chooses or self.entropy or self.logprob or self.logits or self.top > 0
 
-    def __or__(self, other: Want) -> Want:
+    def __or__(self, other: ReadSpec) -> ReadSpec:
         """What either wants, of one row; not for entropies of which one is unmasked: a row has only one of them."""
         alike = self.unmasked is other.unmasked or not (self.entropy and other.entropy)
         assert alike, "one row cannot hold both the entropy under a structure and the unmasked one: read it twice"
-        return Want(
+        return ReadSpec(
             draw=self.draw or other.draw,
             entropy=self.entropy or other.entropy,
             logprob=self.logprob or other.logprob,
@@ -86,8 +86,8 @@ class Want:
 
 
 @dataclass(slots=True)
-class Row:
-    """What was read at one position; what was not wanted stays at its default. See `Want`.
+class Readout:
+    """What was read at one position; what was not wanted stays at its default. See `ReadSpec`.
 
     `before` is [n, hidden] for each layer, for the n tokens right before the row's that were not cached. Where a
     structure holds, an entropy comes with `forced`, whether only one token, or only the end, is allowed, and with
@@ -127,21 +127,21 @@ class StopRule(Protocol):
     """
 
     name: str
-    want: Want
+    want: ReadSpec
 
-    def observe(self, token: int, row: Row) -> Decision:
+    def observe(self, token: int, row: Readout) -> Decision:
         """Look at the token about to be appended (fed once per generated token, in order)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Until:
+class StopCondition:
     """When a decoding stretch ends: any rule says so, `max_tokens` were appended, or the sequence ended."""
 
     rules: tuple[StopRule, ...] = ()
     max_tokens: int | None = None
 
-    def twins(self) -> Until:
+    def twins(self) -> StopCondition:
         """The same with rules that go on from here by themselves."""
         return replace(self, rules=tuple(twin(rule) for rule in self.rules)) if self.rules else self
 
@@ -150,14 +150,14 @@ class Until:
         for rule, state in zip(self.rules, rules, strict=True):
             settle(rule, state)
 
-    def __or__(self, other: Until) -> Until:
+    def __or__(self, other: StopCondition) -> StopCondition:
         limits = [limit for limit in (self.max_tokens, other.max_tokens) if limit is not None]
-        return Until(self.rules + other.rules, min(limits) if limits else None)
+        return StopCondition(self.rules + other.rules, min(limits) if limits else None)
 
     @property
-    def want(self) -> Want:
+    def want(self) -> ReadSpec:
         """Everything the rules must be shown."""
-        want = Want()
+        want = ReadSpec()
         for rule in self.rules:
             want = want | rule.want
         return want

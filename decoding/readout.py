@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from decoding.constraints.base import is_forced, keep_allowed
-from decoding.logits import NEG_INF, History, allowed_by_structure, entropy_bits, penalise, process
-from decoding.model import Draw, Row, Want
+from decoding.logits import NEG_INF, RowContext, allowed_by_structure, entropy_bits, penalise, process
+from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 
 
-def read(logits: torch.Tensor, histories: list[History], wants: list[Want]) -> list[Row]:
+def read(logits: torch.Tensor, histories: list[RowContext], wants: list[ReadSpec]) -> list[Readout]:
     """Read what each row asks for, and nothing else; small results reach the host in one copy.
 
-    The arg-max of processed logits plus noise keyed by (seed, position, purpose), or also by round (see `Draw`), is
-    the drawn token, so a row's outcome does not depend on the batch it is in. Log-probabilities and top are of the raw
-    logits; the entropy is too, but where a structure holds it is that of the tokens it allows (see `Want.entropy`).
+    The arg-max of processed logits plus noise keyed by (seed, position, purpose), or also by round (see `NoiseKind`),
+    is the drawn token, so a row's outcome does not depend on the batch it is in. Log-probabilities and top are of the
+    raw logits; the entropy is too, but where a structure holds it is that of the tokens it allows (see
+    `ReadSpec.entropy`).
 
     Args:
         logits: float32 [rows, vocab], raw; not modified.
@@ -25,8 +26,8 @@ def read(logits: torch.Tensor, histories: list[History], wants: list[Want]) -> l
         wants: what to read; `hidden` is not looked at, hidden states are filled in by whoever holds them.
 
     Returns:
-        One `Row` per row. `logits` and `probs` stay on their device; `Row.logits` is a view of `logits`, or of a copy
-        where some rows are read over a part of the vocabulary.
+        One `Readout` per row. `logits` and `probs` stay on their device; `Readout.logits` is a view of `logits`, or of
+        a copy where some rows are read over a part of the vocabulary.
     """
     if any(want.among is not None for want in wants):
         logits = _cut_down(logits, wants)
@@ -34,7 +35,7 @@ def read(logits: torch.Tensor, histories: list[History], wants: list[Want]) -> l
             each if want.among is None else replace(each, free=True)
             for each, want in zip(histories, wants, strict=True)
         ]
-    rows = [Row() for _ in wants]
+    rows = [Readout() for _ in wants]
     host = _HostCopy()
     greedy: list[int] = []
     sampled: list[int] = []
@@ -70,7 +71,7 @@ class _HostCopy:
         self.where.append((name, rows))
         self.parts.append(values)
 
-    def deliver(self, rows: list[Row]) -> None:
+    def deliver(self, rows: list[Readout]) -> None:
         if not self.parts:
             return
         # float64 holds token ids and float32 numbers exactly.
@@ -95,7 +96,7 @@ class _HostCopy:
                     setattr(rows[index], name, value)
 
 
-def _cut_down(logits: torch.Tensor, wants: list[Want]) -> torch.Tensor:
+def _cut_down(logits: torch.Tensor, wants: list[ReadSpec]) -> torch.Tensor:
     """A copy in which ids that a row is not to be read over are impossible."""
     cut = logits.clone()
     for among in dict.fromkeys(want.among for want in wants):
@@ -110,9 +111,9 @@ def _cut_down(logits: torch.Tensor, wants: list[Want]) -> torch.Tensor:
 def _measure_entropy(
     logp: torch.Tensor,
     where: list[int],
-    histories: list[History],
-    wants: list[Want],
-    rows: list[Row],
+    histories: list[RowContext],
+    wants: list[ReadSpec],
+    rows: list[Readout],
     host: _HostCopy,
 ) -> None:
     """Entropy of rows logp, float32 [len(where), vocab]: over the tokens a structure allows, where one holds."""
@@ -138,9 +139,9 @@ def _pick(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
 def _take_best(
     logits: torch.Tensor,
     where: list[int],
-    histories: list[History],
-    wants: list[Want],
-    rows: list[Row],
+    histories: list[RowContext],
+    wants: list[ReadSpec],
+    rows: list[Readout],
     host: _HostCopy,
 ) -> torch.Tensor:
     """Greedy rows: the most probable token. Returns int64 [len(where)]."""
@@ -159,9 +160,9 @@ def _take_best(
 def _sample(
     logits: torch.Tensor,
     where: list[int],
-    histories: list[History],
-    wants: list[Want],
-    rows: list[Row],
+    histories: list[RowContext],
+    wants: list[ReadSpec],
+    rows: list[Readout],
     host: _HostCopy,
 ) -> torch.Tensor:
     """Rows with a temperature: keyed Gumbel-max. Returns int64 [len(where)], -1 where no token was wanted."""
@@ -197,13 +198,15 @@ def _noise(keys: list[int], like: torch.Tensor) -> torch.Tensor:
     return noise[torch.tensor([first[key] for key in keys], device=like.device)]
 
 
-def _key(history: History, draw: Draw) -> int:
+def _key(history: RowContext, draw: NoiseKind) -> int:
     seq = history.seq
-    seed = round_seed(seq.seed, len(seq)) if draw is Draw.ROUND else seq.seed
-    return noise_key(seed, history.position, Purpose.SAMPLE if draw is Draw.SAMPLE else Purpose.DRAFT)
+    seed = round_seed(seq.seed, len(seq)) if draw is NoiseKind.ROUND else seq.seed
+    return noise_key(seed, history.position, Purpose.SAMPLE if draw is NoiseKind.SAMPLE else Purpose.DRAFT)
 
 
-def _report(where: list[int], wants: list[Want], scores: torch.Tensor, chosen: torch.Tensor, host: _HostCopy) -> None:
+def _report(
+    where: list[int], wants: list[ReadSpec], scores: torch.Tensor, chosen: torch.Tensor, host: _HostCopy
+) -> None:
     """Send tokens to the host, and margins where somebody asked."""
     drawn = [slot for slot, index in enumerate(where) if wants[index].draw is not None]
     if drawn:
@@ -217,10 +220,10 @@ def _report(where: list[int], wants: list[Want], scores: torch.Tensor, chosen: t
 def _measure(
     logits: torch.Tensor,
     where: list[int],
-    histories: list[History],
-    wants: list[Want],
+    histories: list[RowContext],
+    wants: list[ReadSpec],
     tokens: list[tuple[list[int], torch.Tensor]],
-    rows: list[Row],
+    rows: list[Readout],
     host: _HostCopy,
 ) -> None:
     """Entropy in bits of what may follow; log-probability of the chosen token and top tokens under the raw logits."""

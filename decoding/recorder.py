@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import nan
 
-from decoding.model import Decision, Row, Until, Want
+from decoding.model import Decision, Readout, ReadSpec, StopCondition
 from decoding.state import Stateful
 
 
@@ -17,19 +17,19 @@ class Watch(Stateful):
     """
 
     name = "watch"
-    want = Want(draw=None, entropy=True, logprob=True)
+    want = ReadSpec(draw=None, entropy=True, logprob=True)
     changing = ("allowed",)
 
     def __init__(self) -> None:
         self.allowed: list[float] = []
 
-    def observe(self, token: int, row: Row) -> Decision:
+    def observe(self, token: int, row: Readout) -> Decision:
         """Go on."""
         if row.allowed_logprob is not None:
             self.allowed.append(nan if row.forced else row.allowed_logprob)
         return Decision.GO_ON
 
 
-def watched() -> Until:
+def watched() -> StopCondition:
     """To the end of the answer; every token carries its entropy (bits) and log-probability (nats)."""
-    return Until((Watch(),))
+    return StopCondition((Watch(),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from decoding.model import Model, Score, Want
+from decoding.model import Model, ReadSpec, Score
 from decoding.sequence import Sequence
 
 
@@ -17,7 +17,7 @@ async def score_continuation(model: Model, seq: Sequence, continuation: tuple[in
         continuation: token ids, at least one.
         top: alternatives reported per token.
     """
-    rows = await model.extend(seq, continuation, Want(draw=None, logits=True, top=top), every=True)
+    rows = await model.extend(seq, continuation, ReadSpec(draw=None, logits=True, top=top), every=True)
     before = rows[:-1]
     logp = torch.stack([row.logits for row in before if row.logits is not None]).log_softmax(-1)
     picked = logp.gather(1, torch.tensor(continuation, device=logp.device)[:, None])[:, 0]

@@ -56,11 +56,11 @@ class Sequence:
         "finish_reason",
         "generated",
         "lossy",
+        "low_priority",
         "meter",
         "num_prompt_tokens",
         "output_counts",
         "owner",
-        "patient",
         "prompt_set",
         "sampling",
         "seed",
@@ -80,7 +80,7 @@ class Sequence:
         sharing: Sharing = DEFAULT_SHARING,
         tenant: str = "default",
         lossy: bool = False,
-        patient: bool = False,
+        low_priority: bool = False,
     ) -> None:
         self.tokens: list[int] = list(prompt)
         if not self.tokens:
@@ -92,7 +92,7 @@ class Sequence:
         self.sharing = sharing
         self.lossy = lossy
         self.tenant = self.owner = tenant
-        self.patient = patient
+        self.low_priority = low_priority
         self.constraint: Constraint | None = None
         self.generated: list[Token] = []
         self.finish_reason: FinishReason | None = None
@@ -173,7 +173,9 @@ class Sequence:
     def fork(self, seed: int | None = None) -> Sequence:
         """An independent continuation of the same tokens, with counters of its own."""
         seed = self.seed if seed is None else seed
-        twin = Sequence(self.tokens, self.sampling, seed, (), None, self.sharing, self.tenant, self.lossy, self.patient)
+        twin = Sequence(
+            self.tokens, self.sampling, seed, (), None, self.sharing, self.tenant, self.lossy, self.low_priority
+        )
         twin.owner = self.owner
         twin.num_prompt_tokens = self.num_prompt_tokens
         twin.prompt_set = self.prompt_set

@@ -8,16 +8,16 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from decoding.decode_loop import stretch_lengths
-from decoding.drafters.base import NOTHING, Drafter, Room
+from decoding.drafters.base import NOTHING, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy, Round
-from decoding.model import Decision, Model, ModelPool, Request, Row, StopRule, Until, Want
+from decoding.model import Decision, Model, ModelPool, Readout, ReadSpec, Request, StopCondition, StopRule
 from decoding.parts import Part
 from decoding.selectors.base import Gain, Selector
 from decoding.sequence import Sequence
 from decoding.state import Stateful
 from decoding.switching.base import BackgroundReader
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict, Verifier, with_rejected
+from decoding.verifiers.base import Verifier, VerifyResult, with_rejected
 from turnout.types import Segment
 
 # Tokens a draft model may lack before it reads along: few forwards, and a short catch-up at the next draft.
@@ -107,11 +107,11 @@ class _Shown(Stateful):
     name = "shown"
     changing = ("rows",)
 
-    def __init__(self, want: Want) -> None:
+    def __init__(self, want: ReadSpec) -> None:
         self.want = want
-        self.rows: list[Row] = []
+        self.rows: list[Readout] = []
 
-    def observe(self, token: int, row: Row) -> Decision:
+    def observe(self, token: int, row: Readout) -> Decision:
         """See `decoding.model.StopRule`."""
         self.rows.append(row)
         return Decision.GO_ON
@@ -133,7 +133,7 @@ class _Watch:
         self._seq = seq
         self._drafters = drafters
 
-    def observe(self, token: int, row: Row) -> Decision:
+    def observe(self, token: int, row: Readout) -> Decision:
         """See `decoding.model.StopRule`."""
         ready = [drafter.ready(self._seq, token) for drafter in self._drafters]  # each of them reads every token
         return Decision.STOP if any(ready) else Decision.GO_ON
@@ -200,7 +200,7 @@ class Speculation:
             await self._reader.stop()
         self._notes += [arm.drafter.note for arm in self._arms if arm.drafter.note]
 
-    async def _verify(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
+    async def _verify(self, seq: Sequence, draft: Draft, want: ReadSpec) -> Segment:
         """One forward over the draft; tokens of it, and one of the target's own."""
         started = self._clock()
         verdict = self._reported(draft.tree, await self._target.verify(seq, draft.tree, self._verifier, want))
@@ -219,7 +219,7 @@ class Speculation:
         self._selector.observe(draft.arm, Gain(len(verdict.tokens), draft.depth + 1, seconds))
         return Segment(emitted, "finish" if seq.finished else "round")
 
-    async def _decode(self, seq: Sequence, draft: Draft, want: Want) -> Segment:
+    async def _decode(self, seq: Sequence, draft: Draft, want: ReadSpec) -> Segment:
         """A stretch without drafts: as many rounds as tokens."""
         started = self._clock()
         shown, most = _Shown(want), next(self._stretches)
@@ -227,19 +227,19 @@ class Speculation:
         if draft.watchers and self._here:
             rules.append(_Watch(seq, [arm.drafter for arm in draft.watchers]))
             for arm in draft.watchers:
-                arm.length.put_off()
+                arm.length.defer()
         elif draft.watchers:  # who cannot watch is asked again after every token, which takes its time
             most = 1
-        segment = await self._target.decode(seq, Until(tuple(rules), most))
+        segment = await self._target.decode(seq, StopCondition(tuple(rules), most))
         rounds, verify_s = len(segment.tokens), self._clock() - started
         seq.meter.speculation.add_plain(rounds, draft.seconds, verify_s)
-        tree, taught = draft.tree, Verdict((), segment.tokens)
+        tree, taught = draft.tree, VerifyResult((), segment.tokens)
         if shown.rows:  # what was read is what a round reads that accepts all but the last token
             tree = DraftTree.chain([token.id for token in segment.tokens[:-1]], self._target.name)
-            taught = Verdict(tuple(range(len(tree))), segment.tokens, shown.rows)
+            taught = VerifyResult(tuple(range(len(tree))), segment.tokens, shown.rows)
         self._teach(seq, tree, taught)
         seconds = self._undisturbed_s(draft, verify_s, rounds)
-        self._tell(draft, Verdict((), segment.tokens), seconds)
+        self._tell(draft, VerifyResult((), segment.tokens), seconds)
         self._selector.observe(draft.arm, Gain(1, 1, seconds / rounds))
         return Segment(segment.tokens, "finish" if seq.finished else "round")
 
@@ -253,7 +253,7 @@ class Speculation:
         if self._here is None:  # nobody knows in time
             return seconds
         least_s = steps * self._target.step_seconds()
-        if self._arms[draft.arm].drafter.beside == "small":
+        if self._arms[draft.arm].drafter.runs_on == "small":
             least_s += draft.depth * self._models.small.step_seconds()
         reading_s = self._here.reading_seconds() - self._read_s
         return max(seconds - reading_s, min(seconds, 0.5 * least_s), LEAST_S)
@@ -277,13 +277,13 @@ class Speculation:
             # One place is the target's own token's.
             depth = min(wanted, seq.num_remaining - 1)
             if depth > 0:
-                if arm.drafter.beside == "small":
+                if arm.drafter.runs_on == "small":
                     await self._reader.stop()
                     self._read_to = len(seq)
                 # All nodes lie in the cache at once, which may hold no more than one sequence of the longest kind.
                 spare = min(beside.max_length, self._target.max_length) - len(seq)
                 nodes = min(arm.nodes_of(wanted), spare)
-                room = Room(depth, nodes, max(self._target.busy().sequences, 1))
+                room = DraftBudget(depth, nodes, max(self._target.busy().sequences, 1))
                 tree = await beside.propose(seq, arm.drafter, room, arm.length)
                 tree = tree.within(self._target.vocab_size)
                 if len(tree.fed_tokens) > spare:
@@ -292,19 +292,19 @@ class Speculation:
                     return Draft(tree, order[: place + 1], depth, self._clock() - started)
         return Draft(DraftTree.empty(self._target.name), order, 0, self._clock() - started, plain, watchers)
 
-    def _reported(self, tree: DraftTree, verdict: Verdict) -> Verdict:
+    def _reported(self, tree: DraftTree, verdict: VerifyResult) -> VerifyResult:
         """The tokens with what the request asked for: alternatives that were read beside are for drafters."""
         asked = self._seq.sampling
         tokens = with_rejected(tree, verdict) if asked.token_details else verdict.tokens
         most = asked.logprobs or 0
         return replace(verdict, tokens=tuple(token._replace(top=token.top[:most]) for token in tokens))
 
-    def _teach(self, seq: Sequence, tree: DraftTree, verdict: Verdict) -> None:
+    def _teach(self, seq: Sequence, tree: DraftTree, verdict: VerifyResult) -> None:
         """Every drafter learns from what the target read."""
         for arm in self._arms:
-            self._beside(arm).teach(seq, arm.drafter, tree, verdict)
+            self._beside(arm).observe(seq, arm.drafter, tree, verdict)
 
-    def _tell(self, draft: Draft, verdict: Verdict, seconds: float) -> None:
+    def _tell(self, draft: Draft, verdict: VerifyResult, seconds: float) -> None:
         """The length policies that were asked learn what became of the round."""
         nothing = DraftTree.empty(self._target.name)
         for index in draft.asked:
@@ -320,7 +320,7 @@ class Speculation:
             self._read_to = len(seq)
 
     def _beside(self, arm: Arm) -> Model:
-        return self._models.by_role("small" if arm.drafter.beside == "small" else "large")
+        return self._models.by_role("small" if arm.drafter.runs_on == "small" else "large")
 
 
 def named(part: Part) -> str:

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from decoding.length_heads import Head
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 
 LAST = -1
 LEAST_LOGPROB = -30.0
 # What `step_features` reads at the root and after every token of a step.
-STEP_WANT = Want(draw=None, entropy=True, unmasked=True, logits=True, hidden=frozenset({LAST}))
+STEP_WANT = ReadSpec(draw=None, entropy=True, unmasked=True, logits=True, hidden=frozenset({LAST}))
 
 
-def step_features(rows: list[Row], step: tuple[int, ...]) -> torch.Tensor:
+def step_features(rows: list[Readout], step: tuple[int, ...]) -> torch.Tensor:
     """What a reward is read from.
 
     The state after a step knows what was said, but hardly how it came about; how far its tokens were expected does.

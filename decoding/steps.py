@@ -7,14 +7,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from decoding.decode_loop import reported
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Decision, Draw, Row, TokenText, Want
+from decoding.model import Decision, NoiseKind, Readout, ReadSpec, TokenText
 from decoding.noise import Purpose, gumbel, noise_key, round_seed, uniform
 from decoding.sequence import Sequence
 from decoding.state import ConstantDict, Stateful
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict, Verifier, emitted, probs_of
+from decoding.verifiers.base import Verifier, VerifyResult, emitted, probs_of
 from turnout.types import Token, TokenKind
 from turnout.utf8 import split_complete
 
@@ -91,7 +91,7 @@ class StepRule(Stateful):
     """Ends a decoding stretch with the step. Implements `decoding.model.StopRule`."""
 
     name = "step"
-    want = Want()
+    want = ReadSpec()
 
     def __init__(self, end: StepEnd) -> None:
         self.end = end
@@ -104,7 +104,7 @@ class StepRule(Stateful):
         """See `Stateful.load_state`."""
         self.end.load_state(state)
 
-    def observe(self, token: int, row: Row) -> Decision:
+    def observe(self, token: int, row: Readout) -> Decision:
         """See `StopRule.observe`."""
         return Decision.STOP if self.end.feed(token) else Decision.GO_ON
 
@@ -120,7 +120,7 @@ class StepDrafter(Drafter):
         end: finds step ends.
     """
 
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.DRAWN})
 
     def __init__(self, end: StepEnd) -> None:
@@ -135,10 +135,10 @@ class StepDrafter(Drafter):
         """See `Stateful.load_state`."""
         self._end.load_state(state)
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The step, at least one token."""
         greedy = seq.sampling.greedy
-        want = Want(draw=Draw.DRAFT if greedy else None, probs=not greedy)
+        want = ReadSpec(draw=NoiseKind.DRAFT if greedy else None, probs=not greedy)
         stop = seq.stop.clone() if seq.stop is not None else None
         seed = round_seed(seq.seed, len(seq))
         tokens: list[int] = []
@@ -153,7 +153,7 @@ class StepDrafter(Drafter):
         return DraftTree.chain(tokens, model.name)
 
 
-def _draw(row: Row, key: int) -> int:
+def _draw(row: Readout, key: int) -> int:
     probs = probs_of(row)
     return int((probs.log() + gumbel([key], probs.numel(), probs.device)[0]).argmax())
 
@@ -163,7 +163,7 @@ async def tokens_written(model: Model, seq: Sequence, step: tuple[int, ...]) -> 
     want = reported(seq)
     if not want.reads_logits:
         return [Token(token, model.name) for token in step]
-    rows = await model.extend(seq, step[:-1], want | Want(draw=None, logits=True), every=True)
+    rows = await model.extend(seq, step[:-1], want | ReadSpec(draw=None, logits=True), every=True)
     return [emitted(token, row, model.name, TokenKind.DECODED) for token, row in zip(step, rows, strict=True)]
 
 
@@ -205,14 +205,14 @@ class WithinStep(Verifier):
         self.ended, end = state
         self._end.load_state(end)
 
-    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
         """See `Verifier.judge`. The last token's KV is not kept, whether it was drafted or not."""
         verdict = self._inner.judge(seq, draft, rows, target)
         self.ended = False
         for count, token in enumerate(verdict.tokens, start=1):
             if self._end.feed(token.id):
                 self.ended = True
-                return Verdict(verdict.path[: count - 1], verdict.tokens[:count])
+                return VerifyResult(verdict.path[: count - 1], verdict.tokens[:count])
         return verdict
 
 

@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
-from decoding.logits import History
-from decoding.model import Row, Want
+from decoding.logits import RowContext
+from decoding.model import Readout, ReadSpec
 from decoding.readout import read
 from engine.device import Device, to_its_end
 
@@ -26,9 +26,9 @@ class _Asked:
     """
 
     logits: torch.Tensor
-    histories: list[History]
-    want: Want
-    rows: list[Row] = field(default_factory=list)
+    histories: list[RowContext]
+    want: ReadSpec
+    rows: list[Readout] = field(default_factory=list)
 
 
 class Choices:
@@ -42,7 +42,7 @@ class Choices:
         self._device = device
         self._waiting: list[_Asked] = []
 
-    async def read(self, logits: torch.Tensor, histories: list[History], want: Want) -> list[Row]:
+    async def read(self, logits: torch.Tensor, histories: list[RowContext], want: ReadSpec) -> list[Readout]:
         """Read what each row asks for, together with whatever else waits.
 
         Args:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from decoding.model import Row
+from decoding.model import Readout
 from engine.device import Device
 from engine.runner import Feed, Runner
 
-Outcome = list[Row] | Exception
+Outcome = list[Readout] | Exception
 
 
 class Forwards:
@@ -31,7 +31,7 @@ class Forwards:
         self.device = device
         self.seconds = 0.0
 
-    async def run(self, feeds: Sequence[Feed], threads: int | None = None) -> tuple[list[list[Row]], float]:
+    async def run(self, feeds: Sequence[Feed], threads: int | None = None) -> tuple[list[list[Readout]], float]:
         """Rows of each feed, and the seconds of the forward. A cancellation is passed on when the forward has ended.
 
         Args:
@@ -59,7 +59,7 @@ class Forwards:
                 outcomes.append(rows)
         return outcomes
 
-    def _timed(self, feeds: Sequence[Feed], threads: int | None) -> tuple[list[list[Row]], float]:
+    def _timed(self, feeds: Sequence[Feed], threads: int | None) -> tuple[list[list[Readout]], float]:
         if threads is not None and threads != torch.get_num_threads():
             torch.set_num_threads(threads)
         started = time.perf_counter()

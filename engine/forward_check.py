@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from decoding.logits import History
-from decoding.model import Want
+from decoding.logits import RowContext
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.attention.step import NAME, paged_attention
 from engine.cache.blocks import BlockPool
 from engine.cache.table import BlockTable
-from engine.loaded_model import LayerPlan
+from engine.loaded_model import LoadedModel
 from engine.runner import Feed, Runner
 from turnout.types import SamplingParams
 
@@ -44,12 +44,12 @@ def _check_ids(vocab_size: int, count: int) -> torch.Tensor:
 
 
 def _check_feed(table: BlockTable, start: int, end: int) -> Feed:
-    reads = [(i, History(table.seq), Want(draw=None, logits=True)) for i in range(end - start)]
+    reads = [(i, RowContext(table.seq), ReadSpec(draw=None, logits=True)) for i in range(end - start)]
     return Feed(table, table.seq.tokens[start:end], reads=reads)
 
 
 @torch.inference_mode()
-def our_logits(plan: LayerPlan, chunks: tuple[int, ...], vocab_size: int, device: torch.device) -> torch.Tensor:
+def our_logits(plan: LoadedModel, chunks: tuple[int, ...], vocab_size: int, device: torch.device) -> torch.Tensor:
     """float32 [tokens, vocab] on a device: what our path computes for the tokens of `plain_logits`, fed in chunks."""
     count = sum(chunks)
     seq = Sequence(_check_ids(vocab_size, count).tolist(), SamplingParams(), seed=0)

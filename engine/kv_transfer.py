@@ -15,7 +15,7 @@ import torch
 from decoding.sequence import Sequence
 from engine.cache.blocks import BlockPool
 from engine.cache.hashes import ContentHashes
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from engine.cache.table import promised
 from engine.device import to_its_end
 
@@ -135,7 +135,7 @@ def _published(pool: BlockPool, content: ContentHashes, seq: Sequence) -> list[i
     return found
 
 
-def _check(kv: torch.Tensor, store: KVStore, seq: Sequence, start: int) -> None:
+def _check(kv: torch.Tensor, store: PagedKV, seq: Sequence, start: int) -> None:
     expected = (len(store.layers), kv.shape[1] if kv.dim() > 1 else 0, 2, store.kv_heads, store.head_dim)
     if tuple(kv.shape) != expected or kv.dtype != store.dtype:
         raise ValueError(f"moved KV is {kv.dtype} {list(kv.shape)}, not {store.dtype} {list(expected)}")

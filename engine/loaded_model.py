@@ -13,7 +13,7 @@ from decoding.vocabulary import SubVocabulary
 from engine.architectures import architecture_of
 from engine.backends.base import Backend
 from engine.backends.stacks import Head
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from engine.unlisted import check_kind, check_unlisted
 from turnout.checkpoint_files import not_supported, quantization_of
 from turnout.errors import invalid
@@ -45,7 +45,7 @@ class Heads:
         return self._made[among]
 
 
-class LayerPlan:
+class LoadedModel:
     """A model's shape, and the stack that runs it.
 
     Args:
@@ -82,9 +82,9 @@ class LayerPlan:
         self._embed = parts.embed
         self._heads = Heads(lambda ids: self.stack.head_of(ids), self.vocab_size)  # a stack may be wrapped later
 
-    def cache(self, num_slots: int, device: torch.device) -> KVStore:
+    def cache(self, num_slots: int, device: torch.device) -> PagedKV:
         """A new KV store for so many tokens."""
-        return KVStore(self.num_layers, num_slots, self.kv_heads, self.head_dim, self.dtype, device)
+        return PagedKV(self.num_layers, num_slots, self.kv_heads, self.head_dim, self.dtype, device)
 
     @torch.inference_mode()
     def embed(self, tokens: list[int]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from engine.attention.step import NAME
 from engine.backends.base import Kernels, choose_backend
 from engine.checkpoints import read_config, read_model, reading
 from engine.forward_check import CHECK_CHUNKS, CHECK_TOLERANCE, difference, our_logits, plain_logits
-from engine.loaded_model import LayerPlan, check_supported
+from engine.loaded_model import LoadedModel, check_supported
 from engine.twin import check_twin
 from engine.unlisted import refuse
 from turnout.errors import Code, TurnoutError
@@ -32,7 +32,7 @@ class Checkpoint:
         notes: what whoever runs the model should know of how it was loaded.
     """
 
-    plan: LayerPlan
+    plan: LoadedModel
     architecture: str
     dtype: torch.dtype
     num_parameters: int
@@ -98,7 +98,7 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
     model.config._attn_implementation = NAME
     digest = weights_digest(model.config.to_dict(), model.state_dict())  # before the plan packs weights anew
     dtype, vocab_size = model.dtype, model.config.vocab_size
-    plan = LayerPlan(model, backend)
+    plan = LoadedModel(model, backend)
     checkpoint = Checkpoint(
         plan=plan,
         architecture=model.config.model_type,

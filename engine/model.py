@@ -15,9 +15,9 @@ from decoding.model import Busy
 from decoding.operations import Operation
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from engine.cache.blocks import BlockPool
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from engine.cache.table import BlockTable
 from engine.choices import Choices
 from engine.costs.limits import cache_size
@@ -76,7 +76,7 @@ class EngineModel(PoolMember):
         self.digest = checkpoint.digest
         self.num_layers = plan.num_layers
         self.stores = Stores()
-        slot_bytes = KVStore.slot_bytes(plan.num_layers, plan.kv_heads, plan.head_dim, checkpoint.dtype)
+        slot_bytes = PagedKV.slot_bytes(plan.num_layers, plan.kv_heads, plan.head_dim, checkpoint.dtype)
         size = cache_size(name, slot_bytes, checkpoint.max_length, config, engine)
         self.max_length, num_blocks = size.max_length, size.num_blocks
         self.notes = list(checkpoint.notes)
@@ -182,8 +182,8 @@ class EngineModel(PoolMember):
         """See `decoding.model.Model.embed`."""
         return self.batcher.runner.plan.embed(tokens)
 
-    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
-        """See `decoding.model.Model.teach`."""
+    def observe(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: VerifyResult) -> None:
+        """See `decoding.model.Model.observe`."""
         drafter.observe(self, seq, draft, verdict)
 
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:

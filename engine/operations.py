@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from decoding.block import Block
-from decoding.decode_loop import Stretch
-from decoding.logits import History
-from decoding.model import Row, Want
+from decoding.decode_loop import DecodeLoop
+from decoding.logits import RowContext
+from decoding.model import Readout, ReadSpec
 from decoding.operations import Choose, Decode, Expand, Extend, Handlers, PartialForward, PrefillAhead, Read, Verify
 from decoding.partial_forward import Exit
 from decoding.read_spec import Decoded
 from decoding.sequence import Sequence
-from decoding.verifiers.base import Verdict, want_of
+from decoding.verifiers.base import VerifyResult, want_of
 from engine.scheduler.queued_operation import QueuedOperation
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ HANDLERS: Handlers[EngineModel] = Handlers()
 
 
 @HANDLERS.of(Extend)
-async def _extend(model: EngineModel, seq: Sequence, op: Extend) -> list[Row]:
+async def _extend(model: EngineModel, seq: Sequence, op: Extend) -> list[Readout]:
     first = -1 if op.every else len(op.tokens) - 1
     block = Block.chain(op.tokens)
     return await model.batcher.submit(QueuedOperation(await model.ready(seq), block, first_row=first, want=op.want))
@@ -31,7 +31,7 @@ async def _extend(model: EngineModel, seq: Sequence, op: Extend) -> list[Row]:
 @HANDLERS.of(Decode)
 async def _decode(model: EngineModel, seq: Sequence, op: Decode) -> Decoded:
     until = op.until.twins()
-    stretch = Stretch(seq, until, model.name, model.num_parameters)
+    stretch = DecodeLoop(seq, until, model.name, model.num_parameters)
     if not stretch.stopped_by:
         work = QueuedOperation(await model.ready(seq), want=stretch.want, on_row=stretch.take)
         await model.batcher.submit(work)
@@ -39,36 +39,38 @@ async def _decode(model: EngineModel, seq: Sequence, op: Decode) -> Decoded:
 
 
 @HANDLERS.of(Expand)
-async def _expand(model: EngineModel, seq: Sequence, op: Expand) -> list[Row]:
+async def _expand(model: EngineModel, seq: Sequence, op: Expand) -> list[Readout]:
     return await _run(model, seq, Block.of_tree(op.tree, op.start), op.want)
 
 
 @HANDLERS.of(PartialForward)
-async def _partial_forward(model: EngineModel, seq: Sequence, op: PartialForward) -> list[Row]:
+async def _partial_forward(model: EngineModel, seq: Sequence, op: PartialForward) -> list[Readout]:
     return await _run(model, seq, Block.of_sketch(op.sketch), op.want, op.sketch.exit)
 
 
-async def _run(model: EngineModel, seq: Sequence, block: Block, want: Want, exit: Exit | None = None) -> list[Row]:
+async def _run(
+    model: EngineModel, seq: Sequence, block: Block, want: ReadSpec, exit: Exit | None = None
+) -> list[Readout]:
     """Run the rows of a block from `resume` on, and read all of these."""
     table = await model.ready(seq)
     return await model.batcher.submit(QueuedOperation(table, block, True, block.resume, want, exit=exit))
 
 
 @HANDLERS.of(Read)
-async def _read(model: EngineModel, seq: Sequence, op: Read) -> list[Row]:
-    histories = [History(seq, path) for path in op.paths]
+async def _read(model: EngineModel, seq: Sequence, op: Read) -> list[Readout]:
+    histories = [RowContext(seq, path) for path in op.paths]
     device, runner = model.batcher.device, model.batcher.runner
     async with device.turn:
         return await device.run(lambda: runner.read(op.states, histories, op.want, op.normed))
 
 
 @HANDLERS.of(Choose)
-async def _choose(model: EngineModel, seq: Sequence, op: Choose) -> list[Row]:
+async def _choose(model: EngineModel, seq: Sequence, op: Choose) -> list[Readout]:
     return await model.choices.read(op.logits, op.histories(seq, model.vocab_size), op.want)
 
 
 @HANDLERS.of(Verify)
-async def _verify(model: EngineModel, seq: Sequence, op: Verify) -> Verdict:
+async def _verify(model: EngineModel, seq: Sequence, op: Verify) -> VerifyResult:
     table = await model.ready(seq)
     draft, want = op.draft, want_of(op.verifier, seq) | op.want
     free = 0 if draft.extra is None else len(draft.extra.tokens)

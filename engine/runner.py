@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from decoding.block import Block
-from decoding.constraints.mask_prefetch import Ahead, spares_core
-from decoding.logits import History
-from decoding.model import Row, Want
-from decoding.partial_forward import WHOLE, Depth, Exit
+from decoding.constraints.mask_prefetch import MaskPrefetch, spares_core
+from decoding.logits import RowContext
+from decoding.model import Readout, ReadSpec
+from decoding.partial_forward import WHOLE, Exit, LayerSelection
 from decoding.readout import read
 from engine.attention.layout import Int32, Layout, lay_out
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from engine.cache.table import BlockTable
-from engine.loaded_model import LayerPlan
+from engine.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
     from engine.reuse.reused_spans import Partial
@@ -47,8 +47,8 @@ class Feed:
     tokens: list[int]
     block: Block | None = None
     cached_rows: int = 0
-    reads: list[tuple[int, History, Want]] = field(default_factory=list)
-    depth: Depth = WHOLE
+    reads: list[tuple[int, RowContext, ReadSpec]] = field(default_factory=list)
+    depth: LayerSelection = WHOLE
     states: torch.Tensor | None = None
     exit: Exit | None = None
     traced: frozenset[int] = frozenset()
@@ -76,15 +76,15 @@ class Runner:
         device: where the model lives.
     """
 
-    def __init__(self, plan: LayerPlan, store: KVStore, block_size: int, device: torch.device) -> None:
+    def __init__(self, plan: LoadedModel, store: PagedKV, block_size: int, device: torch.device) -> None:
         self.plan = plan
         self.store = store
         self.block_size = block_size
         self.device = device
-        self._ahead = Ahead(partial(spares_core, device))
+        self._ahead = MaskPrefetch(partial(spares_core, device))
 
     @torch.inference_mode()
-    def run(self, feeds: Sequence[Feed]) -> list[list[Row]]:
+    def run(self, feeds: Sequence[Feed]) -> list[list[Readout]]:
         """Feed every sequence's tokens in one forward, or one for each set of layers; KV lands in the reserved slots.
 
         Returns:
@@ -99,25 +99,25 @@ class Runner:
         with self._ahead.of(bound):
             return self._run_all(feeds)
 
-    def _run_all(self, feeds: Sequence[Feed]) -> list[list[Row]]:
+    def _run_all(self, feeds: Sequence[Feed]) -> list[list[Readout]]:
         depths = list(dict.fromkeys(feed.depth for feed in feeds))
         if len(depths) == 1:
             return self._run(feeds, depths[0])
-        rows: dict[int, list[Row]] = {}
+        rows: dict[int, list[Readout]] = {}
         for depth in depths:
             places = [place for place, feed in enumerate(feeds) if feed.depth == depth]
             rows |= zip(places, self._run([feeds[place] for place in places], depth), strict=True)
         return [rows[place] for place in range(len(feeds))]
 
     @torch.inference_mode()
-    def read(self, states: torch.Tensor, histories: list[History], want: Want, normed: bool) -> list[Row]:
+    def read(self, states: torch.Tensor, histories: list[RowContext], want: ReadSpec, normed: bool) -> list[Readout]:
         """Read hidden states [R, hidden] as if they stood before the head; `normed`: as if after the last norm."""
         states = states.to(self.device)
         if not normed:
             states = self.plan.stack.norm(states.contiguous(), torch.arange(len(states), device=self.device))
         return read(self.plan.logits(states.to(self.plan.dtype), want.among), histories, [want] * len(histories))
 
-    def _run(self, feeds: Sequence[Feed], depth: Depth) -> list[list[Row]]:
+    def _run(self, feeds: Sequence[Feed], depth: LayerSelection) -> list[list[Readout]]:
         layout = self._lay_out(feeds)
         step = self.plan.backend.step(layout, self.store)
         starts = layout.starts.tolist()
@@ -137,7 +137,7 @@ class Runner:
         taps: dict[int, torch.Tensor],
         starts: Int32,
         picked: torch.Tensor,
-    ) -> list[list[Row]]:
+    ) -> list[list[Readout]]:
         """Hand out what came out of the layers: rows starts[i] to starts[i + 1] are feed i's, `picked` are read."""
         for place, feed in enumerate(feeds):
             if feed.keeps_states:
@@ -155,12 +155,12 @@ class Runner:
 
     def _read(
         self, feeds: Sequence[Feed], hidden: torch.Tensor, taps: dict[int, torch.Tensor], picked: torch.Tensor
-    ) -> list[Row]:
+    ) -> list[Readout]:
         normed = self.plan.stack.norm(hidden, picked)
         _leave(feeds, hidden, picked, normed)
         wants = [want for feed in feeds for _, _, want in feed.reads]
         histories = [history for feed in feeds for _, history, _ in feed.reads]
-        rows = [Row() for _ in wants]
+        rows = [Readout() for _ in wants]
         if any(want.reads_logits for want in wants):
             rows = read(self._logits(normed, wants), histories, wants)
         wanted = frozenset(layer for want in wants for layer in want.hidden)
@@ -173,7 +173,7 @@ class Runner:
                     row.hidden[layer] = state
         return rows
 
-    def _logits(self, normed: torch.Tensor, wants: list[Want]) -> torch.Tensor:
+    def _logits(self, normed: torch.Tensor, wants: list[ReadSpec]) -> torch.Tensor:
         """[R, vocab_size], of each row at least the ids it is read over."""
         parts = dict.fromkeys(want.among for want in wants)
         if len(parts) == 1:

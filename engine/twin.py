@@ -11,9 +11,9 @@ from engine.architectures import architecture_of
 from engine.attention.layout import Layout
 from engine.attention.step import NAME, AttentionStep, Scores, UnknownAttentionError
 from engine.backends.base import PlainBackend
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from engine.forward_check import CHECK_TOLERANCE, difference, our_logits, plain_logits
-from engine.loaded_model import LayerPlan
+from engine.loaded_model import LoadedModel
 from engine.unlisted import TWIN_TOKENS, refuse, rope_variants
 
 TWIN_LAYERS = 4
@@ -88,7 +88,7 @@ def _difference_of(model: Any) -> str | None:
     model.config._attn_implementation = NAME
     backend = _WatchedBackend()
     try:
-        plan = LayerPlan(model, backend)
+        plan = LoadedModel(model, backend)
     except AttributeError as error:
         return f"it has other parts ({error})"
     for chunks in TWIN_CHUNKS:
@@ -112,7 +112,7 @@ class _WatchedBackend(PlainBackend):
     def __init__(self) -> None:
         self.calls: list[tuple[int, Scores]] = []
 
-    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+    def step(self, layout: Layout, store: PagedKV) -> AttentionStep:
         """See `engine.backends.base.Backend.step`."""
         return _WatchedStep(super().step(layout, store), self.calls)
 

@@ -96,7 +96,7 @@ def new_sequence(
         share(call.tenant, prepared.prompt, call.sharing),
         prepared.account or call.tenant,
         lossy=call.cache == "lossy",
-        patient=call.priority == "batch",
+        low_priority=call.priority == "batch",
     )
     sequence.owner = call.tenant
     sequence.constraint = prepared.constraint.clone() if prepared.constraint is not None else None

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decoding.model import Model, ModelPool, Want
+from decoding.model import Model, ModelPool, ReadSpec
 from decoding.sequence import Sequence
 from pool.exactness import TIES, behind
 from pool.text import TextTokenizer
@@ -129,7 +129,7 @@ class Audits:
             for written in run.answers:
                 tokens = tuple(token.id for token in written.sequence.generated)
                 sequence = run.fresh(written.index)[0]
-                sequence.patient, sequence.tenant = not due, NOBODY
+                sequence.low_priority, sequence.tenant = not due, NOBODY
                 answers.append(_Answer(written.index, sequence, tokens))
             async with asyncio.timeout(self.config.timeout_s):
                 for answer in answers:
@@ -147,7 +147,7 @@ class Audits:
     async def _look(self, request_id: str, method: str, model: Model, answer: _Answer) -> None:
         seq, ties = answer.sequence, 0
         for piece in _pieces(answer.tokens):
-            rows = await model.extend(seq, piece, Want(), every=True)
+            rows = await model.extend(seq, piece, ReadSpec(), every=True)
             for place, (token, row) in enumerate(zip(piece, rows, strict=False)):
                 if row.token == token:
                     continue

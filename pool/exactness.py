@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from decoding.logits import History, penalise, process
-from decoding.model import Model, Want
+from decoding.logits import RowContext, penalise, process
+from decoding.model import Model, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key
 from decoding.sequence import Sequence
 
@@ -22,9 +22,9 @@ async def behind(model: Model, seq: Sequence, path: tuple[int, ...], token: int)
         path: tokens after it, before the place.
         token: to be judged.
     """
-    [row] = await model.extend(seq, path, Want(draw=None, logits=True))
+    [row] = await model.extend(seq, path, ReadSpec(draw=None, logits=True))
     assert row.logits is not None
-    logits, history = row.logits[None].float(), History(seq, path)
+    logits, history = row.logits[None].float(), RowContext(seq, path)
     if seq.sampling.greedy:
         scores = penalise(logits, [history])[0]
     else:

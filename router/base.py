@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decoding.decode_loop import reported
-from decoding.model import ModelPool, Request, Row, Until, Want
+from decoding.model import ModelPool, Readout, ReadSpec, Request, StopCondition
 from decoding.parts import Part, PartChoice
 from router.decision import Decision
 from turnout.calls import DriftReading
@@ -16,7 +16,7 @@ from turnout.registry import MethodParams, load, validated
 from turnout.types import NO_LIMITS, RouteLimits, SamplingParams
 
 # The probe has learned from prompts without a structure: it reads what the model says before one.
-PROMPT_WANT = Want(draw=None, entropy=True, unmasked=True, top=2, hidden=frozenset({-1}))
+PROMPT_WANT = ReadSpec(draw=None, entropy=True, unmasked=True, top=2, hidden=frozenset({-1}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +29,21 @@ class Reading:
         sampling: how the row's token was drawn.
     """
 
-    row: Row
-    want: Want
+    row: Readout
+    want: ReadSpec
     sampling: SamplingParams
 
-    def covers(self, want: Want) -> bool:
+    def covers(self, want: ReadSpec) -> bool:
         """Whether all that is wanted was read; an unmasked entropy is not that of an answer held to a structure."""
         if want.entropy and self.sampling.structure is not None and want.unmasked is not self.want.unmasked:
             return False
         wanted = replace(want, unmasked=self.want.unmasked)
         return want.draw is self.want.draw and self.want | wanted == self.want
 
-    def only(self, want: Want) -> Row:
+    def only(self, want: ReadSpec) -> Readout:
         """What is wanted of it, the other fields at their defaults."""
         row = self.row
-        return Row(
+        return Readout(
             token=row.token,
             entropy_bits=row.entropy_bits if want.entropy else None,
             logprob=row.logprob if want.logprob else None,
@@ -82,7 +82,7 @@ class Asked:
     read_limits: set[str] = field(default_factory=set)
     arm: dict[str, Any] | None = None
 
-    async def read(self, models: ModelPool) -> Row:
+    async def read(self, models: ModelPool) -> Readout:
         """The small model's reading at the end of the prompt, computed once: `PROMPT_WANT` at least.
 
         Its forward is the prompt's prefill, and it draws the answer's first token: where the small model answers,
@@ -91,7 +91,7 @@ class Asked:
         if self.reading is None:
             seq = self.request.sequence
             # The entropy that is reported is the probe's own, but under a structure, where it is read later.
-            want = PROMPT_WANT | Until().want | replace(reported(seq), entropy=False)
+            want = PROMPT_WANT | StopCondition().want | replace(reported(seq), entropy=False)
             [row] = await models.small.extend(seq, want=want)
             self.reading = Reading(row, want, seq.sampling)
         return self.reading.row

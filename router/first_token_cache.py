@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar, cast
 
-from decoding.decode_loop import Stretch
-from decoding.model import Model, ModelPool, Row, Want, WrappedModel
+from decoding.decode_loop import DecodeLoop
+from decoding.model import Model, ModelPool, Readout, ReadSpec, WrappedModel
 from decoding.operations import Decode, Operation
 from decoding.read_spec import Decoded
 from decoding.sequence import Sequence
@@ -39,7 +39,7 @@ class PrimedModel(WrappedModel):
 
     async def _decode(self, seq: Sequence, op: Decode) -> Decoded:
         model, until = self.inner, op.until.twins()
-        stretch = Stretch(seq, until, model.name, model.num_parameters)
+        stretch = DecodeLoop(seq, until, model.name, model.num_parameters)
         if stretch.stopped_by or not self._knows(seq, stretch.want):
             return await model.do(seq, op)
         if not stretch.take(await self._row(seq, stretch.want)):
@@ -48,10 +48,10 @@ class PrimedModel(WrappedModel):
         rest = await model.decode(seq, replace(until, max_tokens=left))
         return Decoded(Segment(stretch.segment.tokens + rest.tokens, rest.stopped_by), until.rules)
 
-    def _knows(self, seq: Sequence, want: Want) -> bool:
+    def _knows(self, seq: Sequence, want: ReadSpec) -> bool:
         return seq is self._seq and len(seq) == seq.num_prompt_tokens and not want.before and want.hidden <= {-1}
 
-    async def _row(self, seq: Sequence, want: Want) -> Row:
+    async def _row(self, seq: Sequence, want: ReadSpec) -> Readout:
         """As it was read, or read once more from the hidden state where more is wanted or sampling has changed."""
         reading = self._reading
         if reading.covers(want) and reading.sampling == seq.sampling:

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Protocol, TypeVar, cast
 
 from decoding.decode_loop import LONGEST_STRETCH
-from decoding.model import Model, ModelPool, Until, WrappedModel
+from decoding.model import Model, ModelPool, StopCondition, WrappedModel
 from decoding.operations import Decode, Operation
 from decoding.read_spec import Decoded
 from decoding.sequence import Sequence
@@ -126,7 +126,7 @@ class _Deferring(WrappedModel):
         await self._turn.comes()
         return await self.inner.do(seq, op)
 
-    async def _decode(self, seq: Sequence, until: Until) -> Decoded:
+    async def _decode(self, seq: Sequence, until: StopCondition) -> Decoded:
         """In pieces, because some methods write a whole answer in one stretch."""
         tokens: list[Token] = []
         left = until.max_tokens

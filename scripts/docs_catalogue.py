@@ -91,7 +91,7 @@ def _method(info: Any) -> Entry:
 def _part(part: Any) -> Entry:
     module = sys.modules[part.__module__]
     doc = inspect.cleandoc(part.__doc__ or "")
-    facts = [("Fits", fits(part)), ("Runs beside", str(getattr(part, "beside", ""))), ("Papers", _papers(part.papers))]
+    facts = [("Fits", fits(part)), ("Runs on", str(getattr(part, "runs_on", ""))), ("Papers", _papers(part.papers))]
     summary = (module.__doc__ or "").strip().split("\n")[0]
     return Entry(part.name, summary, tuple(fact for fact in facts if fact[1]), doc, part.Params)
 

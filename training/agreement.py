@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decoding.model import Model, Want
+from decoding.model import Model, ReadSpec
 from decoding.sequence import Sequence
 
 
@@ -16,7 +16,7 @@ async def agreement(large: Model, seq: Sequence) -> float:
     fresh = Sequence(seq.tokens[: seq.num_prompt_tokens], seq.sampling, seq.seed)
     written = tuple(token.id for token in seq.generated)
     try:
-        rows = await large.extend(fresh, written, Want(), every=True)
+        rows = await large.extend(fresh, written, ReadSpec(), every=True)
     finally:
         large.release(fresh)
     return sum(row.token == token for row, token in zip(rows, written, strict=False)) / len(written)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoding.model import Model, Row, Want
+from decoding.model import Model, Readout, ReadSpec
 from training.length_data import Source
 from turnout.types import Sharing
 
@@ -107,7 +107,7 @@ async def _answer(model: Model, source: Source, index: int, top: int, exit_layer
     try:
         segment = await model.decode(seq)
         tokens = [token.id for token in segment.tokens]
-        want = Want(draw=None, hidden=exits | {-1}, before=exits, top=top)
+        want = ReadSpec(draw=None, hidden=exits | {-1}, before=exits, top=top)
         rows = await model.extend(again, tuple(tokens[:-1]), want, every=True)
     finally:
         model.release(seq)
@@ -124,7 +124,7 @@ async def _answer(model: Model, source: Source, index: int, top: int, exit_layer
     )
 
 
-def _exits(rows: list[Row], layer: int) -> dict[str, torch.Tensor]:
+def _exits(rows: list[Readout], layer: int) -> dict[str, torch.Tensor]:
     """The states behind a layer at all places of a prompt and its answer."""
     parts = [*rows[0].before.get(layer, ()), *(row.hidden[layer] for row in rows)]
     states = torch.stack([each.to("cpu", torch.float16) for each in parts])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from decoding.model import ModelPool, Want
+from decoding.model import ModelPool, ReadSpec
 from decoding.text import TextCodec
 from training.data.problem import final_answer
 from training.length_data import Examples, Source
@@ -64,7 +64,7 @@ async def _drafts(models: ModelPool, source: Source, index: int, answer: tuple[i
     """What the draft says at each place of an answer."""
     seq = source.sequence(index)
     try:
-        return [row.token for row in await models.small.extend(seq, answer[:-1], Want(), every=True)]
+        return [row.token for row in await models.small.extend(seq, answer[:-1], ReadSpec(), every=True)]
     finally:
         models.small.release(seq)
 
@@ -76,7 +76,7 @@ async def _finish(
     seq, large = source.sequence(index), models.large
     try:
         seq.extend((Token(token, large.name) for token in forced), {large.name: large.num_parameters})
-        [row] = await large.extend(seq, want=Want(draw=None, hidden=frozenset({-1})))
+        [row] = await large.extend(seq, want=ReadSpec(draw=None, hidden=frozenset({-1})))
         await large.decode(seq)
         return tuple(token.id for token in seq.generated), row.hidden[-1]
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from decoding.calibrated_params import TARGETS, CalibratedParams
-from decoding.calibration import Basis, Knob, KnobCalibration, Point, Span, along
+from decoding.calibration import Basis, KnobCalibration, Point, Span, TunableParam, along
 from decoding.drift import WINDOW, Tally, population_stability
 from training.calibration_data import QuestionSet
 from training.question_runs import Bench, Floats, Run, paper_cost, ratio
@@ -136,7 +136,7 @@ class Calibrator:
     def __post_init__(self) -> None:
         info = calibratable(self.method)
         assert issubclass(info.params, CalibratedParams)
-        self._knob: Knob = info.params.knob
+        self._knob: TunableParam = info.params.knob
         for name in (self._knob.name, "calibration", *TARGETS):
             if name in self.params:
                 raise invalid(

@@ -136,7 +136,7 @@ async def read_kv(model: EngineModel, tokens: Sequence[int]) -> torch.Tensor:
     """A model's keys and values at all of some tokens but the last, [layers, tokens - 1, 2, kv_heads, head_dim]."""
     seq = Tokens(tokens, SamplingParams(max_tokens=1), 0)
     try:
-        await model.absorb(seq)
+        await model.prefill_ahead(seq)
         return cached_kv(model.batcher.tables[seq])
     finally:
         model.release(seq)

@@ -16,13 +16,13 @@ from decoding.drafters.base import Candidates
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.length_heads import features_of
 from decoding.lengths.base import LengthParams, LengthPolicy, Round, Step
-from decoding.model import Draw, ModelPool, Request, Row, Want
+from decoding.model import ModelPool, NoiseKind, Readout, ReadSpec, Request
 from decoding.noise import derive_seed
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
 from decoding.speculation import Arm, Speculation
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from decoding.verifiers.rejection import RejectionVerifier
 from turnout.types import SamplingParams
@@ -106,7 +106,7 @@ class Watch(LengthPolicy):
 
     def __init__(self, depth: int, top: int) -> None:
         super().__init__(LengthParams(most=depth))
-        self.want = Want(draw=None, entropy=True, top=top)
+        self.want = ReadSpec(draw=None, entropy=True, top=top)
         self.inputs: list[list[float]] = []
         self.labels: list[float] = []
         self.rounds: list[int] = []
@@ -117,12 +117,12 @@ class Watch(LengthPolicy):
         self._path: list[Step] = []
         return self.params.most
 
-    def goes_on(self, path: Path[Step]) -> bool:
+    def continues(self, path: Path[Step]) -> bool:
         """Always."""
         self._path = list(path)
         return True
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         """Label every drafted token: whether it, and all before it, were accepted."""
         for index, step in enumerate(self._path[: len(draft)], start=1):
             self.inputs.append(features_of(step.row, index, self._top))
@@ -175,8 +175,8 @@ async def mine_acceptance(models: ModelPool, source: Source, index: int, mixing:
     try:
         segment = await models.large.decode(seq)
         answer = tuple(token.id for token in segment.tokens)
-        drawn = await models.small.extend(prompt, answer[:-1], Want(draw=Draw.DRAFT, probs=True), every=True)
-        judged = await models.large.extend(prompt, answer[:-1], Want(draw=None, probs=True), every=True)
+        drawn = await models.small.extend(prompt, answer[:-1], ReadSpec(draw=NoiseKind.DRAFT, probs=True), every=True)
+        judged = await models.large.extend(prompt, answer[:-1], ReadSpec(draw=None, probs=True), every=True)
         labels = torch.tensor([_acceptance(q, p) for q, p in zip(drawn, judged, strict=True)])
         chance = torch.Generator().manual_seed(derive_seed(source.seed, index))
         replaced = torch.rand(len(answer), generator=chance) < mixing
@@ -184,7 +184,7 @@ async def mine_acceptance(models: ModelPool, source: Source, index: int, mixing:
         mixed = tuple(
             theirs if taken else mine for theirs, mine, taken in zip(answer, own, replaced.tolist(), strict=True)
         )
-        rows = await models.small.extend(prompt, mixed, Want(draw=None, hidden=frozenset({-1})), every=True)
+        rows = await models.small.extend(prompt, mixed, ReadSpec(draw=None, hidden=frozenset({-1})), every=True)
     finally:
         for sequence in (seq, prompt):
             models.small.release(sequence)
@@ -194,7 +194,7 @@ async def mine_acceptance(models: ModelPool, source: Source, index: int, mixing:
     return Examples(hidden[~replaced], labels[~replaced], torch.full((num,), index), torch.zeros(num).long())
 
 
-def _acceptance(draft: Row, target: Row) -> float:
+def _acceptance(draft: Readout, target: Readout) -> float:
     """min(1, p / q) of the token the draft drew."""
     assert draft.probs is not None
     assert target.probs is not None

@@ -18,7 +18,7 @@ from actors.model_worker import ModelWorker
 from actors.protocol import MemberSpec, ModelCard, PendingCall
 from actors.remote import RemoteModel
 from benchmarks.harness import note
-from decoding.model import Until, Want, WrappedModel
+from decoding.model import ReadSpec, StopCondition, WrappedModel
 from decoding.operations import Operation as ModelOperation
 from decoding.sequence import Sequence
 from pool.components import open_parts
@@ -231,9 +231,9 @@ async def _start(config: TurnoutConfig, names: tuple[str, str]) -> list[OneIncar
 ReplyKind = Callable[[RemoteModel, Sequence], Awaitable[Any]]
 
 _KINDS: dict[str, ReplyKind] = {
-    "read one row": lambda model, seq: model.extend(seq, (), Want(), False),
-    "decode 1 token": lambda model, seq: model.decode(seq, Until(max_tokens=1)),
-    "decode 8 tokens": lambda model, seq: model.decode(seq, Until(max_tokens=8)),
+    "read one row": lambda model, seq: model.extend(seq, (), ReadSpec(), False),
+    "decode 1 token": lambda model, seq: model.decode(seq, StopCondition(max_tokens=1)),
+    "decode 8 tokens": lambda model, seq: model.decode(seq, StopCondition(max_tokens=8)),
 }
 
 
@@ -245,7 +245,7 @@ async def _timed(
     for index in range(count + WARM_UP):
         if index % PER_SEQUENCE == 0:
             seq = Sequence(prompt, SamplingParams(max_tokens=LENGTH, ignore_eos=True), index)
-            await model.decode(seq, Until(max_tokens=1))
+            await model.decode(seq, StopCondition(max_tokens=1))
         there, back = connection.bytes_posted, connection.bytes_heard
         client, cpu, start = line.client_s, time.thread_time(), time.perf_counter()
         await kind(model, seq)

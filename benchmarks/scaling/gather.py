@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.harness import note, show
 from benchmarks.scaling import costs as parts
 from benchmarks.scaling.served_costs import measure_served
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from engine.costs.step_time import StepTime
 from engine.model import EngineModel
 from experiments import machine
@@ -168,7 +168,7 @@ def _forward(engine: EngineModel) -> parts.Forward:
 
 def _token_bytes(engine: EngineModel) -> int:
     store = engine.store
-    return KVStore.slot_bytes(engine.num_layers, store.kv_heads, store.head_dim, engine.dtype)
+    return PagedKV.slot_bytes(engine.num_layers, store.kv_heads, store.head_dim, engine.dtype)
 
 
 def _cache_tokens(engine: EngineModel) -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from decoding.constraints.base import Constraint
-from decoding.logits import History, bound_rows
+from decoding.logits import RowContext, bound_rows
 
 # Tokens in all masks of a step below which waking a thread costs more than they do.
 LEAST = 60_000
@@ -29,7 +29,7 @@ def spares_core(device: torch.device) -> bool:
     return device.type != "cpu" or torch.get_num_threads() < (os.cpu_count() or 1)
 
 
-class Ahead:
+class MaskPrefetch:
     """Asks constraints what they will be asked after a forward, on a thread of its own.
 
     A constraint remembers its answers; whoever asks before the thread did works it out itself. Nothing depends on
@@ -44,7 +44,7 @@ class Ahead:
         self._thread: ThreadPoolExecutor | None = None
 
     @contextmanager
-    def of(self, rows: Rows[History]) -> Iterator[None]:
+    def of(self, rows: Rows[RowContext]) -> Iterator[None]:
         """Ask from now on until the context ends; at its end the thread is idle."""
         asked = [
             (seq.constraint, seq.answer, [rows[i].path for i in places])

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from decoding.artifacts import Artifact
 from decoding.drafters._heads import HeadParams, TrainedDrafter
-from decoding.drafters.base import NOTHING, Candidates, Room
+from decoding.drafters.base import NOTHING, Candidates, DraftBudget
 from decoding.exit_heads import ExitCache, ExitHead
 from decoding.lengths.base import LengthPolicy, Step
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.partial_drafts import chain_proposals, draft_want, exit_chain, exit_states
 from decoding.partial_forward import Exit
 from decoding.sequence import Sequence
@@ -22,7 +22,7 @@ from decoding.tree import DraftTree
 
 if TYPE_CHECKING:
     from decoding.model import Model, ModelPool
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 
 class ExitParams(HeadParams):
@@ -58,7 +58,7 @@ class ExitDrafter(TrainedDrafter[ExitHead]):
         super().use(head, artifact)
         self.layer: int = artifact.settings["exit_layer"]
         at_exit = frozenset({self.layer})
-        self.want = Want(draw=None, hidden=at_exit, before=at_exit)
+        self.want = ReadSpec(draw=None, hidden=at_exit, before=at_exit)
 
     def check(self, models: ModelPool) -> None:
         """See `TrainedDrafter.check`."""
@@ -71,19 +71,19 @@ class ExitDrafter(TrainedDrafter[ExitHead]):
         return self._share
 
     @abstractmethod
-    def goes_on(self, path: Path[Step]) -> bool:
+    def continues(self, path: Path[Step]) -> bool:
         """Whether to draft on below a token, asked beside the length policy."""
 
     def begin(self, model: Model, seq: Sequence) -> None:
         """A round begins."""
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """A chain; nothing before the first verification."""
         if not self._seen or len(seq) < 2:
             return DraftTree.empty(model.name)
         cache, waiting = await self._catch_up(model, seq)
         self.begin(model, seq)
-        want = draft_want(self.candidates) | Want(draw=None, top=1) | length.want
+        want = draft_want(self.candidates) | ReadSpec(draw=None, top=1) | length.want
         root = len(seq) - 1
 
         def exits(depth: int) -> Exit:
@@ -95,16 +95,16 @@ class ExitDrafter(TrainedDrafter[ExitHead]):
 
             return exit
 
-        def goes_on(path: Path[Step]) -> bool:
-            return self.goes_on(path) and length.goes_on(path)
+        def continues(path: Path[Step]) -> bool:
+            return self.continues(path) and length.continues(path)
 
         most = min(room.depth, room.nodes)
-        draft = await exit_chain(model, seq, self.layer, most, (want, NOTHING), goes_on, exits)
+        draft = await exit_chain(model, seq, self.layer, most, (want, NOTHING), continues, exits)
         self._drafted = tuple(step.token for step in draft.path)
         proposals = chain_proposals(draft.path) if self.candidates is Candidates.DRAWN else None
         return DraftTree.chain(list(self._drafted), model.name, proposals)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Keep the states of what stays, and no row of what does not, whoever drafted it."""
         accepted = tuple(draft.tokens[node] for node in verdict.path)
         # An end of the answer inside the round cuts tokens: nothing follows then.

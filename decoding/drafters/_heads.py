@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 import torch
 
 from decoding.artifacts import Artifact
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.length_heads import Head
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
     from decoding.model import Model, ModelPool
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 SHARED = ""  # weights are no tenant's
 
@@ -48,7 +48,7 @@ class TrainedDrafter(Drafter, Generic[HeadT]):
         head: in float32, on the CPU, shared by all requests.
     """
 
-    beside = "large"
+    runs_on = "large"
     network: ClassVar[type[Head]]
     params: HeadParams
     head: HeadT
@@ -78,13 +78,13 @@ class HeadDrafter(TrainedDrafter[HeadT]):
     The first round of an answer has none and drafts nothing: its forward reads the prompt.
     """
 
-    want = Want(draw=None, hidden=frozenset({-1}))
+    want = ReadSpec(draw=None, hidden=frozenset({-1}))
 
     def __init__(self, params: Any = None, candidates: Candidates | None = None) -> None:
         super().__init__(params, candidates)
         self._state: tuple[int, torch.Tensor] | None = None
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """What the head makes of the state; nothing before there is one."""
         state = self.hidden_at_end(seq)
         return DraftTree.empty(model.name) if state is None else await self.draft(model, seq, state, room)
@@ -94,10 +94,10 @@ class HeadDrafter(TrainedDrafter[HeadT]):
         return self._state[1] if self._state is not None and self._state[0] == len(seq) else None
 
     @abstractmethod
-    async def draft(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: Room) -> DraftTree:
+    async def draft(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: DraftBudget) -> DraftTree:
         """A draft from the state that chose the sequence's last token: float32 [width], after the last norm."""
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Keep the state at the accepted node, whoever drafted it."""
         row = verdict.rows[verdict.path[-1] + 1 if verdict.path else 0]
         # A copy, so that the states of the other rows can go.

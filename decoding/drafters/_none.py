@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
@@ -19,6 +19,6 @@ class NoDrafter(Drafter):
     kinds = frozenset(Candidates)
     abstains = True
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """Nothing."""
         return DraftTree.empty(model.name)

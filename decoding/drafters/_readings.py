@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 
 
-def readings(seq: Sequence, draft: DraftTree, verdict: Verdict, width: int) -> list[tuple[tuple[int, ...], Row]]:
+def readings(
+    seq: Sequence, draft: DraftTree, verdict: VerifyResult, width: int
+) -> list[tuple[tuple[int, ...], Readout]]:
     """The rows at the root and at every node, accepted or not, each with the last tokens before what it foretells.
 
     What was emitted stands last, so that it has the last word where two rows stand after the same tokens. Extra
@@ -34,7 +36,7 @@ def readings(seq: Sequence, draft: DraftTree, verdict: Verdict, width: int) -> l
     return read
 
 
-def root_end(seq: Sequence, verdict: Verdict) -> int:
+def root_end(seq: Sequence, verdict: VerifyResult) -> int:
     """Length of the sequence before a round: an end of the answer inside the emitted tokens cuts the rest of them.
 
     Args:

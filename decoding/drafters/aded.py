@@ -13,19 +13,19 @@ import torch
 from pydantic import Field, FiniteFloat
 
 from decoding.drafters._readings import readings, root_end
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
     from decoding.model import Model, ModelPool
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 GUESSES = 8
-READ = Want(draw=None, top=GUESSES)
+READ = ReadSpec(draw=None, top=GUESSES)
 CHUNK = 128  # places whose logits are computed at once
 MOST_ROWS = 1 << 17
 # Of a context with its guesses, as Python holds them.
@@ -244,10 +244,10 @@ class AdedDrafter(Drafter):
         """Note which states are those behind the target's last layer."""
         self._num_layers = models.large.num_layers
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The search's most visited nodes."""
         if self._first_round:
-            self.want = READ | Want(draw=None, before=frozenset({self._num_layers}))
+            self.want = READ | ReadSpec(draw=None, before=frozenset({self._num_layers}))
         if self._counts is None:
             self._counts = TrigramCounts(seq.tokens[: seq.num_prompt_tokens])
         store, counts = _store(model, seq), self._counts
@@ -260,7 +260,7 @@ class AdedDrafter(Drafter):
         root = search(look_up, tuple(seq.tokens[-2:]), room.depth, self.params)
         return most_visited(root, room.nodes, model.name)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Learn every row of the round; of the first, keep the states at the prompt's places for the next draft."""
         store = _store(model, seq)
         for context, row in readings(seq, draft, verdict, width=2):
@@ -281,7 +281,7 @@ class AdedDrafter(Drafter):
                 self._learn(store, tuple(seq.tokens[max(end - 2, 0) : end]), row)
             start += len(part)
 
-    def _learn(self, store: TrigramStore, context: Context, row: Row) -> None:
+    def _learn(self, store: TrigramStore, context: Context, row: Readout) -> None:
         guesses = tuple((token, math.exp(logprob)) for token, logprob in row.top[:GUESSES])
         store.learn(context, guesses, self.params.rate)
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.parts import Part
 from decoding.sequence import Sequence
 from decoding.state import Stateful
@@ -19,11 +19,11 @@ from decoding.tree import DraftTree
 
 if TYPE_CHECKING:
     from decoding.model import Model
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 PACKAGE = "decoding.drafters"
 FIELD = "method.params.drafter"
-NOTHING = Want(draw=None)
+NOTHING = ReadSpec(draw=None)
 
 
 class Candidates(StrEnum):
@@ -40,7 +40,7 @@ class Candidates(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DraftBudget:
     """How large a draft may be: its deepest node, and its number of nodes, extra rows included. Both at least 1.
 
     Attributes:
@@ -62,7 +62,7 @@ class Drafter(Part, Stateful):
     seen: a draft shortened or sorted after looking at its tokens would bias a lossless verifier.
 
     Attributes:
-        beside: the model it runs next to, by role; "any" where it needs none.
+        runs_on: the model it runs next to, by role; "any" where it needs none.
         kinds: candidates it can make.
         stepwise: whether it asks the length policy before it goes on below a token.
         abstains: whether its turn is a round without a draft: nobody is asked in its place.
@@ -72,7 +72,7 @@ class Drafter(Part, Stateful):
         nodes: nodes of a draft unless the request says otherwise; None: as many as it is deep.
     """
 
-    beside: ClassVar[Literal["small", "large", "any"]] = "any"
+    runs_on: ClassVar[Literal["small", "large", "any"]] = "any"
     kinds: ClassVar[frozenset[Candidates]] = frozenset({Candidates.FIXED})
     stepwise: ClassVar[bool] = False
     abstains: ClassVar[bool] = False
@@ -80,7 +80,7 @@ class Drafter(Part, Stateful):
     depth: ClassVar[int | None] = None
     nodes: ClassVar[int | None] = None
     where: str = FIELD
-    want: Want = NOTHING
+    want: ReadSpec = NOTHING
 
     def __init__(self, params: Any = None, candidates: Candidates | None = None) -> None:
         super().__init__(params)
@@ -99,14 +99,14 @@ class Drafter(Part, Stateful):
     @property
     def share(self) -> float:
         """How much of a forward of the model it runs beside a drafted level takes; 0.0: drafting needs none."""
-        return 0.0 if self.beside == "any" else 1.0
+        return 0.0 if self.runs_on == "any" else 1.0
 
     @property
     def note(self) -> str:
         """What the finished answer is to say of its drafts; empty: nothing."""
         return ""
 
-    def check_room(self, room: Room, field: str) -> None:
+    def check_room(self, room: DraftBudget, field: str) -> None:
         """Refuse drafts as large as a request's may become, before the first token.
 
         Args:
@@ -118,7 +118,7 @@ class Drafter(Part, Stateful):
         """
 
     @abstractmethod
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """A draft under the sequence's last token; may be empty.
 
         Args:
@@ -135,7 +135,7 @@ class Drafter(Part, Stateful):
         """
         return True
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """What became of a round, its draft being this drafter's or another's; `seq` has the emitted tokens.
 
         Args:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field
 
-from decoding.drafters.base import NOTHING, Candidates, Drafter, Room
+from decoding.drafters.base import NOTHING, Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy, Step
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.partial_drafts import chain_proposals, charge_helper, draft_want, partial_chain
-from decoding.partial_forward import Depth, Sketch
+from decoding.partial_forward import LayerSelection, Sketch
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from turnout.errors import invalid
@@ -21,7 +21,7 @@ from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
     from decoding.model import Model, ModelPool
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 
 class ClaspParams(MethodParams):
@@ -43,7 +43,7 @@ class ClaspDrafter(Drafter):
 
     Params = ClaspParams
     papers = (54,)
-    beside = "large"
+    runs_on = "large"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
     depth = 16
@@ -61,7 +61,7 @@ class ClaspDrafter(Drafter):
         """Refuse a model without layers to skip."""
         if models.large.num_layers < 2:
             raise invalid(self.where, f"clasp needs a model of 2 layers; {models.large.name!r} has fewer")
-        self._every_layer = Want(draw=None, hidden=frozenset(range(models.large.num_layers + 1)))
+        self._every_layer = ReadSpec(draw=None, hidden=frozenset(range(models.large.num_layers + 1)))
         self.want = self._every_layer
 
     @property
@@ -69,19 +69,19 @@ class ClaspDrafter(Drafter):
         """The layers that are left."""
         return 1.0 - self.params.skipped
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """A chain by the layers that were chosen; none before the first verified token."""
         if self._verified and len(seq) > 2:
             await self._choose(model, seq)
         if self.skipped is None:
             return DraftTree.empty(model.name)
-        want = draft_want(self.candidates) | Want(draw=None, top=1) | length.want
+        want = draft_want(self.candidates) | ReadSpec(draw=None, top=1) | length.want
 
-        def goes_on(path: Path[Step]) -> bool:
-            return self._sure(path[-1]) and length.goes_on(path)
+        def continues(path: Path[Step]) -> bool:
+            return self._sure(path[-1]) and length.continues(path)
 
         most = min(room.depth, room.nodes)
-        path = await partial_chain(model, seq, Depth(skipped=self.skipped), most, want, goes_on)
+        path = await partial_chain(model, seq, LayerSelection(skipped=self.skipped), most, want, continues)
         proposals = chain_proposals(path) if self.candidates is Candidates.DRAWN else None
         return DraftTree.chain([step.token for step in path], model.name, proposals)
 
@@ -99,7 +99,7 @@ class ClaspDrafter(Drafter):
             self.skipped = frozenset(part for layer in layers for part in (2 * layer, 2 * layer + 1))
         self._chosen_at, self._verified, self.want = len(seq), {}, NOTHING
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Keep the states of the token before the one just emitted, where the layers are due to be chosen anew."""
         if self.want != NOTHING:
             node = verdict.path[-1] if verdict.path else ROOT
@@ -129,14 +129,14 @@ async def choose_layers(model: Model, seq: Sequence, states: dict[int, torch.Ten
     cells = [states[0]]
     skipped: list[tuple[int, ...]] = [()]
     for layer in range(model.num_layers):
-        want = Want(draw=None, hidden=frozenset({layer + 1}))
-        depth = Depth(first=layer, last=layer + 1)
+        want = ReadSpec(draw=None, hidden=frozenset({layer + 1}))
+        depth = LayerSelection(first=layer, last=layer + 1)
         if layer == 0:
-            rows = await model.sketch(seq, Sketch(base, (token,), (ROOT,), 0, depth), want)
+            rows = await model.partial_forward(seq, Sketch(base, (token,), (ROOT,), 0, depth), want)
         else:
             copies = (token,) * len(cells)
             sketch = Sketch(base, copies, (ROOT,) * len(cells), 0, depth, torch.stack(cells))
-            rows = await model.sketch(seq, sketch, want)
+            rows = await model.partial_forward(seq, sketch, want)
         kept = [row.hidden[layer + 1] for row in rows]
         cells, skipped = _next_cells(states[layer + 1], layer, cells, kept, skipped, most)
     return list(skipped[-1])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.ngrams import GramIndex
 from decoding.sequence import Sequence
@@ -44,7 +44,7 @@ class CopySpecDrafter(Drafter):
         super().__init__(params, candidates)
         self._index = GramIndex(self.params.gamma, latest=self.params.occurrence == "last")
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """A chain: what stands behind the earlier place, up to the sequence's end."""
         start = self._index.find(seq.tokens)
         if start is None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.exit_choice import ExitChoice, Shadow
 from decoding.lengths._readings import top_probability
 from decoding.lengths.base import LengthPolicy, Step
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.partial_drafts import chain_proposals, draft_want, exit_chain
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
@@ -22,9 +22,9 @@ from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
     from decoding.model import Model, ModelPool
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
-BEST = Want(draw=None, top=1)
+BEST = ReadSpec(draw=None, top=1)
 
 
 class DelParams(MethodParams):
@@ -50,7 +50,7 @@ class DelDrafter(Drafter):
 
     Params = DelParams
     papers = (142,)
-    beside = "large"
+    runs_on = "large"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
     depth = 18
@@ -71,33 +71,33 @@ class DelDrafter(Drafter):
         if count < 2:
             raise invalid(self.where, f"del needs a model of 2 layers; {models.large.name!r} has fewer")
         self.choice = ExitChoice(count, self.params.decay)
-        self.want = Want(draw=None, hidden=frozenset(range(1, count + 1)))
+        self.want = ReadSpec(draw=None, hidden=frozenset(range(1, count + 1)))
 
     @property
     def share(self) -> float:
         """The layers of the last draft; half of them before there was one."""
         return self._share
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """A chain from the layers that promise most; none where plain decoding does."""
         assert self.choice is not None
         await self._score(model, seq, self.choice)
         layer, most = self.choice.best(min(room.depth, room.nodes))
         self._share = layer / model.num_layers
-        at_layers = Want(draw=None, hidden=frozenset(range(1, layer + 1)))
+        at_layers = ReadSpec(draw=None, hidden=frozenset(range(1, layer + 1)))
         threshold = self.choice.threshold(layer) if self.params.stops else 0.0
 
-        def goes_on(path: Path[Step]) -> bool:
-            return top_probability(path[-1].row) >= threshold and length.goes_on(path)
+        def continues(path: Path[Step]) -> bool:
+            return top_probability(path[-1].row) >= threshold and length.continues(path)
 
         want = draft_want(self.candidates) | BEST | length.want | at_layers
-        draft = await exit_chain(model, seq, layer, most, (want, at_layers), goes_on)
+        draft = await exit_chain(model, seq, layer, most, (want, at_layers), continues)
         self._drafted = tuple(step.token for step in draft.path)
         self._below = [row.hidden for row in draft.rows]
         proposals = chain_proposals(draft.path) if self.candidates is Candidates.DRAWN else None
         return DraftTree.chain(list(self._drafted), model.name, proposals)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Keep every layer's state at the places whose tokens were emitted, the first mismatch included."""
         rows = [verdict.rows[0], *(verdict.rows[node + 1] for node in verdict.path)]
         below = self._below if self._drafted == draft.tokens else []

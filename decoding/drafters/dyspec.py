@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from decoding.draft_trees import PROBS, GrowingTree, draw_without_replacement, sibling_proposals
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.noise import round_seed
 from decoding.sequence import Sequence
@@ -54,19 +54,19 @@ class DySpecDrafter(Drafter):
 
     Params = DySpecParams
     papers = (51,)
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.DRAWN})
     stepwise = True
     depth = 12
     nodes = 48
     params: DySpecParams
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The tree, in draw order."""
         return await grow_by_value(GrowingTree(model, seq, length), room, self.params.threshold)
 
 
-async def grow_by_value(growing: GrowingTree, room: Room, threshold: float) -> DraftTree:
+async def grow_by_value(growing: GrowingTree, room: DraftBudget, threshold: float) -> DraftTree:
     """Draw where the verifier is most expected, one forward a level; see `DySpecDrafter`.
 
     Args:
@@ -98,7 +98,7 @@ async def grow_by_value(growing: GrowingTree, room: Room, threshold: float) -> D
         if depth == room.depth:
             break
         level = sorted(node for node in best if growing.depths[node] == depth and values[node].accepted >= cut)
-        level = [node for node in level if growing.goes_on(node)]
+        level = [node for node in level if growing.continues(node)]
         if not level or not growing.has_room(len(level)):
             break
         rows = await growing.read(level, PROBS)

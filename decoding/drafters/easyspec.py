@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy, Step
-from decoding.model import Draw, Row, Want
-from decoding.partial_forward import Depth, Sketch
+from decoding.model import NoiseKind, Readout, ReadSpec
+from decoding.partial_forward import LayerSelection, Sketch
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
     from decoding.model import Model
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
-BEST = Want(draw=None, top=1)
+BEST = ReadSpec(draw=None, top=1)
 
 
 class EasySpecParams(MethodParams):
@@ -52,7 +52,7 @@ class EasySpecDrafter(Drafter):
 
     Params = EasySpecParams
     papers = (178,)
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
     changing = ("compared", "agreed")
@@ -79,19 +79,19 @@ class EasySpecDrafter(Drafter):
             f"easyspec: the grouped layers' best token was the exact draft's at {self.agreed} of {self.compared} places"
         )
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """A chain, as `model_chain` makes them."""
         drawn = self.candidates is Candidates.DRAWN
-        want = Want(draw=Draw.ROUND if drawn else Draw.SAMPLE, probs=drawn) | length.want
+        want = ReadSpec(draw=NoiseKind.ROUND if drawn else NoiseKind.SAMPLE, probs=drawn) | length.want
         if self.params.compare:
             want = want | BEST
-        depth = Depth(groups=grouped(model.num_layers, self.params))
+        depth = LayerSelection(groups=grouped(model.num_layers, self.params))
         row = await self._calibrate(model, seq, want) if self.calibrates else await self._go_on(model, seq, depth, want)
         path: list[Step] = []
         while True:
             path.append(Step(row.token, row))
             ended = row.token in seq.end_ids
-            if ended or len(path) >= min(room.depth, room.nodes) or not length.goes_on(path):
+            if ended or len(path) >= min(room.depth, room.nodes) or not length.continues(path):
                 break
             row = await self._guess(model, seq, tuple(step.token for step in path), depth, want)
         if self.params.compare:
@@ -100,19 +100,19 @@ class EasySpecDrafter(Drafter):
         proposals: list[torch.Tensor | None] = [step.row.probs for step in path]
         return DraftTree.chain([step.token for step in path], model.name, proposals if drawn else None)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Keep how much of the draft was accepted; another's says nothing about this one's layers."""
         if draft.tokens != self._drafted:
             self._guesses = []
         self._accepted = verdict.num_accepted_tokens
 
-    async def _calibrate(self, model: Model, seq: Sequence, want: Want) -> Row:
+    async def _calibrate(self, model: Model, seq: Sequence, want: ReadSpec) -> Readout:
         """One exact forward over what was accepted; what it says at the end."""
         if not self._guesses or not self._accepted:
             [row] = await model.extend(seq, want=want)
             return row
         top = model.num_layers
-        [row] = await model.extend(seq, want=want | Want(draw=None, before=frozenset({top})))
+        [row] = await model.extend(seq, want=want | ReadSpec(draw=None, before=frozenset({top})))
         states, guesses, self._guesses = row.before.get(top), self._guesses, []
         # After each accepted token, and before the target's own last one.
         if states is not None and len(states) == self._accepted:
@@ -122,20 +122,24 @@ class EasySpecDrafter(Drafter):
             self.agreed += sum(same)
         return row
 
-    async def _guess(self, model: Model, seq: Sequence, tokens: tuple[int, ...], depth: Depth, want: Want) -> Row:
+    async def _guess(
+        self, model: Model, seq: Sequence, tokens: tuple[int, ...], depth: LayerSelection, want: ReadSpec
+    ) -> Readout:
         """What the grouped layers say after drafted tokens, the last of them not fed before."""
         if not self.calibrates:
             return await self._go_on(model, seq, depth, want, tokens)
-        [row] = await model.sketch(seq, Sketch.chain(len(seq), tokens, len(tokens) - 1, depth), want)
+        [row] = await model.partial_forward(seq, Sketch.chain(len(seq), tokens, len(tokens) - 1, depth), want)
         return row
 
-    async def _go_on(self, model: Model, seq: Sequence, depth: Depth, want: Want, tokens: tuple[int, ...] = ()) -> Row:
+    async def _go_on(
+        self, model: Model, seq: Sequence, depth: LayerSelection, want: ReadSpec, tokens: tuple[int, ...] = ()
+    ) -> Readout:
         """What the grouped layers say where they have read the whole answer: only the prompt was read exactly."""
         self._began = self._began or len(seq) - 1
         fed = (*seq.tokens[self._began :], *tokens)
         start = _common(self._run[: len(fed) - 1], fed)
         self._run = fed
-        rows = await model.sketch(seq, Sketch.chain(self._began, fed, start, depth), want)
+        rows = await model.partial_forward(seq, Sketch.chain(self._began, fed, start, depth), want)
         return rows[-1]
 
 

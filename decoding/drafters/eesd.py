@@ -19,7 +19,7 @@ from decoding.tree import DraftTree
 
 if TYPE_CHECKING:
     from decoding.model import Model
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 
 class EesdParams(ExitParams):
@@ -75,11 +75,11 @@ class EesdDrafter(ExitDrafter):
         if self.control is not None:
             self.control.before_round(Round(seq, model, model, False, self.name))
 
-    def goes_on(self, path: Path[Step]) -> bool:
+    def continues(self, path: Path[Step]) -> bool:
         """One draw from the control."""
-        return self.control is None or self.control.goes_on(path)
+        return self.control is None or self.control.continues(path)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Update the posterior by the outcome of its own drafts, and see `ExitDrafter.observe`."""
         if self.control is not None and self._drafted and self._drafted == draft.tokens:
             self.control.observe(draft, verdict, 0.0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.ngrams import SuffixMatcher
 from decoding.sequence import Sequence
@@ -63,7 +63,7 @@ class InputCopyDrafter(Drafter):
         """See `Drafter.note`."""
         return self._note
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """A chain: the source's rest, empty where the answer is not in it."""
         self._follow(seq)
         if self._place is None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Draw, Row, Want
+from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
@@ -17,7 +17,7 @@ from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
     from decoding.model import Model
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 # Another drafter may have drawn these places in this round, with its noise: what is drawn here is judged in the next
 # round, and who drafts that one may depend on how long this one took, and so on what was drawn and nobody saw.
@@ -48,11 +48,11 @@ class JacobiDrafter(Drafter):
     def __init__(self, params: JacobiParams | None = None, candidates: Candidates | None = None) -> None:
         super().__init__(params, candidates)
         drawn = self.candidates is Candidates.DRAWN
-        self.want = Want(draw=None if drawn else Draw.SAMPLE, probs=drawn)
+        self.want = ReadSpec(draw=None if drawn else NoiseKind.SAMPLE, probs=drawn)
         self._guesses: list[tuple[int, torch.Tensor | None]] = []
         self._place = 0  # of the first guess, in the sequence
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """A chain: the guesses that are left, then the last token again and again."""
         size = min(self.params.window, room.depth, room.nodes)
         guesses = self._guesses[len(seq) - self._place :][:size]
@@ -62,7 +62,7 @@ class JacobiDrafter(Drafter):
         drawn = self.candidates is Candidates.DRAWN
         return DraftTree.chain([token for token, _ in guesses], model.name, proposals if drawn else None)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Redraw the guesses behind the token that was emitted last."""
         if not draft.is_chain:
             self._guesses = []
@@ -74,7 +74,7 @@ class JacobiDrafter(Drafter):
         self._guesses = [_redraw(row, seed, self._place + index) for index, row in enumerate(rows)]
 
 
-def _redraw(row: Row, seed: int, position: int) -> tuple[int, torch.Tensor | None]:
+def _redraw(row: Readout, seed: int, position: int) -> tuple[int, torch.Tensor | None]:
     if row.probs is None:
         return row.token, None
     noise = gumbel([noise_key(seed, position, Purpose.DRAFT, REDRAWN)], row.probs.numel(), row.probs.device)[0]

@@ -42,7 +42,7 @@ class KangarooDrafter(ExitDrafter):
         head = ExitHead(shape.width, 4, 2, shape.width // 4)
         return Example(kind=cls.name, head=head, settings={"exit_layer": shape.layers // 2})
 
-    def goes_on(self, path: Path[Step]) -> bool:
+    def continues(self, path: Path[Step]) -> bool:
         """Whether the adapter was sure of the last token."""
         return top_probability(path[-1].row) >= self.params.threshold
 

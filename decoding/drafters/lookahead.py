@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field
 
-from decoding.drafters.base import NOTHING, Candidates, Drafter, Room
+from decoding.drafters.base import NOTHING, Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree, ExtraRows
@@ -20,7 +20,7 @@ from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
     from decoding.model import Model
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 
 class LookaheadParams(MethodParams):
@@ -79,7 +79,7 @@ class LookaheadDrafter(Drafter):
         self._fed: ExtraRows | None = None
         self._root = 0
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The pooled n-grams after the last token, and the window as extra rows; all of these are nodes of the room.
 
         Where the window has no place in it, the n-grams known so far are guessed, and none are made.
@@ -93,10 +93,10 @@ class LookaheadDrafter(Drafter):
             (guess[: room.depth] for guess in self.pool.after(self._root)), spare if fits else room.nodes, model.name
         )
         self._fed = window_rows(self.rows, len(guesses)) if fits else None
-        self.want = Want(draw=None, top=1) if fits else NOTHING
+        self.want = ReadSpec(draw=None, top=1) if fits else NOTHING
         return replace(guesses, extra=self._fed)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Harvest an n-gram from every column, and move the window on; rounds of other drafters teach nothing."""
         fed, self._fed, self.want = self._fed, None, NOTHING  # the window alone is read
         if fed is None or draft.extra is not fed:

@@ -12,10 +12,10 @@ from pydantic import Field
 
 from decoding.artifacts import Artifact, ArtifactName
 from decoding.drafters._heads import HeadDrafter, HeadParams
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.heads import MedusaHeads
-from decoding.logits import History
-from decoding.model import Row, Want
+from decoding.logits import RowContext
+from decoding.model import Readout, ReadSpec
 from decoding.parts import Example, ModelShape
 from decoding.readout import read
 from decoding.sequence import Sequence
@@ -114,18 +114,20 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
         super().use(head, artifact)
         ranks = 1 if self.params.chain else None
         self._accuracies: Accuracies = tuple(tuple(each[:ranks]) for each in artifact.settings["accuracies"])
-        self.reads = Want(draw=None, top=max(map(len, self._accuracies)))
+        self.reads = ReadSpec(draw=None, top=max(map(len, self._accuracies)))
 
     @property
     def share(self) -> float:
         """Its own network only."""
         return 0.0
 
-    async def draft(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: Room) -> DraftTree:
+    async def draft(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: DraftBudget) -> DraftTree:
         """Guesses of as many heads as there is room for."""
         return (await self.guess(model, seq, hidden, room))[0]
 
-    async def guess(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: Room) -> tuple[DraftTree, Row]:
+    async def guess(
+        self, model: Model, seq: Sequence, hidden: torch.Tensor, room: DraftBudget
+    ) -> tuple[DraftTree, Readout]:
         """The draft, and what the first head says."""
         depth = min(room.depth, len(self._accuracies))
         shape = grow_rank_tree(self._accuracies[:depth], room.nodes)
@@ -133,7 +135,7 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
             rows = await model.read(seq, self.head(hidden)[:depth], [()] * depth, self.reads, normed=True)
         else:
             logits = self.head.logits(hidden)[:depth, : model.vocab_size]
-            rows = read(logits, [History(seq)] * depth, [self.reads] * depth)
+            rows = read(logits, [RowContext(seq)] * depth, [self.reads] * depth)
         return shape.fill([[token for token, _ in row.top] for row in rows], model.name), rows[0]
 
 

@@ -1,4 +1,4 @@
-"""A chain of tokens from the model the drafter runs beside."""
+"""A chain of tokens from the model that the drafter runs on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy, Step
-from decoding.model import Draw, Want
+from decoding.model import NoiseKind, ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 
@@ -29,22 +29,22 @@ class ModelChainDrafter(Drafter):
     """
 
     papers = (111,)
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
     changing = ("after",)
-    draw: Draw = Draw.ROUND
+    draw: NoiseKind = NoiseKind.ROUND
     after: tuple[int, ...] = ()
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """A chain, as deep as there is room; it ends where the policy stops it, or with an end of the answer."""
         drawn = self.candidates is Candidates.DRAWN
-        want = Want(draw=self.draw if drawn else Draw.SAMPLE, probs=drawn) | length.want
+        want = ReadSpec(draw=self.draw if drawn else NoiseKind.SAMPLE, probs=drawn) | length.want
         path: list[Step] = []
         while len(path) < min(room.depth, room.nodes):
             [row] = await model.extend(seq, tokens=(*self.after, *(step.token for step in path)), want=want)
             path.append(Step(row.token, row))
-            if row.token in seq.end_ids or not length.goes_on(path):
+            if row.token in seq.end_ids or not length.continues(path):
                 break
         proposals: list[torch.Tensor | None] = [step.row.probs for step in path]
         return DraftTree.chain([step.token for step in path], model.name, proposals if drawn else None)

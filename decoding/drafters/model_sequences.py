@@ -1,4 +1,4 @@
-"""Several chains drawn independently of each other from the model the drafter runs beside."""
+"""Several chains drawn independently of each other from the model that the drafter runs on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from decoding.draft_trees import PROBS, GrowingTree, tree_noise
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.noise import round_seed
 from decoding.sequence import Sequence
@@ -35,13 +35,13 @@ class ModelSequencesDrafter(Drafter):
 
     Params = ModelSequencesParams
     papers = (165,)
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.SEQUENCES})
     depth = 5
     nodes = 64
     params: ModelSequencesParams
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The sequences, all of one length."""
         growing = GrowingTree(model, seq, length)
         seed = round_seed(seq.seed, len(seq))

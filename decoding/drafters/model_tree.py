@@ -1,4 +1,4 @@
-"""The most probable paths under the model the drafter runs beside."""
+"""The most probable paths under the model that the drafter runs on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from decoding.draft_trees import GrowingTree, grow_top_tree
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
@@ -30,14 +30,14 @@ class ModelTreeDrafter(Drafter):
 
     Params = ModelTreeParams
     papers = (56,)
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.FIXED})
     stepwise = True
     depth = 8
     nodes = 32
     params: ModelTreeParams
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The tree, best node first."""
         return (await grow_top_tree(GrowingTree(model, seq, length), room, self.params.branch)).tree
 

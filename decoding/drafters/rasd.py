@@ -10,9 +10,9 @@ from pydantic import Field
 
 from decoding.draft_trees import GrowingTree, draw_without_replacement, grow_top_tree, sibling_proposals
 from decoding.drafters._retrieval import Retrieval, fuse
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.noise import round_seed
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
@@ -21,7 +21,7 @@ from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
     from decoding.model import Model
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 
 class RasdParams(MethodParams):
@@ -52,7 +52,7 @@ class RasdDrafter(Drafter):
 
     Params = RasdParams
     papers = (149,)
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
     depth = 16
@@ -63,11 +63,11 @@ class RasdDrafter(Drafter):
         super().__init__(params, candidates)
         self.retrieval = Retrieval()
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The draft model's tree, and what was retrieved as far as there is room."""
         params = self.params
         mine = replace(room, depth=min(room.depth, params.model_depth), nodes=min(room.nodes, params.model_nodes))
-        want = Want(draw=None, top=params.plausible)
+        want = ReadSpec(draw=None, top=params.plausible)
         if self.candidates is Candidates.DRAWN:
             draft, root = await draw_tree(GrowingTree(model, seq, length), mine, params.branch, want)
         else:
@@ -76,12 +76,14 @@ class RasdDrafter(Drafter):
         plausible = {token: math.exp(logprob) for token, logprob in root.top[: params.plausible]}
         return fuse(draft, self.retrieval.find(model, seq, room.depth), plausible, room.nodes)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Keep a finished answer."""
         self.retrieval.keep(model, seq)
 
 
-async def draw_tree(growing: GrowingTree, room: Room, branch: int, root_want: Want) -> tuple[DraftTree, Row]:
+async def draw_tree(
+    growing: GrowingTree, room: DraftBudget, branch: int, root_want: ReadSpec
+) -> tuple[DraftTree, Readout]:
     """Chains under children of the root that are drawn without replacement; one forward a level.
 
     Args:
@@ -93,7 +95,7 @@ async def draw_tree(growing: GrowingTree, room: Room, branch: int, root_want: Wa
     Returns:
         The tree, and what was read at the root.
     """
-    want = Want(draw=None, probs=True)
+    want = ReadSpec(draw=None, probs=True)
     seq = growing.seq
     root = await growing.read_root(want | root_want)
     seed = round_seed(seq.seed, len(seq))
@@ -109,7 +111,7 @@ async def draw_tree(growing: GrowingTree, room: Room, branch: int, root_want: Wa
             below += [growing.add(*child) for child in zip(tokens, [parent] * len(tokens), proposals, strict=True)]
         if depth + 1 == room.depth:
             break
-        level = [node for node in below if growing.goes_on(node)][: room.nodes - len(growing)]
+        level = [node for node in below if growing.continues(node)][: room.nodes - len(growing)]
         if not level:
             break
         rows = await growing.read(level, want)

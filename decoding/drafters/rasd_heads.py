@@ -11,17 +11,17 @@ from pydantic import Field
 from decoding.artifacts import ArtifactName
 from decoding.drafters._heads import HeadParams
 from decoding.drafters._retrieval import Retrieval, fuse
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.drafters.medusa import MedusaDrafter, MedusaParams
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.parts import Example, ModelShape
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 
 if TYPE_CHECKING:
     from decoding.model import Model, ModelPool
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 
 class RasdHeadsParams(HeadParams):
@@ -44,7 +44,7 @@ class RasdHeadsDrafter(Drafter):
 
     Params = RasdHeadsParams
     papers = (149,)
-    beside = "large"
+    runs_on = "large"
     kinds = frozenset({Candidates.FIXED})
     depth = 16
     nodes = 60
@@ -65,14 +65,14 @@ class RasdHeadsDrafter(Drafter):
         """See `MedusaDrafter.check`."""
         self._heads.where = self.where
         self._heads.check(models)
-        self._heads.reads = self._heads.reads | Want(draw=None, top=self.params.plausible)
+        self._heads.reads = self._heads.reads | ReadSpec(draw=None, top=self.params.plausible)
 
     @property
     def share(self) -> float:
         """The heads only."""
         return self._heads.share
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The heads' tree, and what was retrieved as far as there is room."""
         state = self._heads.hidden_at_end(seq)
         if state is None:
@@ -82,7 +82,7 @@ class RasdHeadsDrafter(Drafter):
         plausible = {token: math.exp(logprob) for token, logprob in first.top[: self.params.plausible]}
         return fuse(draft, self._retrieval.find(model, seq, room.depth), plausible, room.nodes)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Keep the state the heads draft from, and a finished answer."""
         self._heads.observe(model, seq, draft, verdict)
         self._retrieval.keep(model, seq)

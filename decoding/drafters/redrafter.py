@@ -1,4 +1,4 @@
-"""Beams of a small recurrent head beside the target's last hidden state, merged into a tree."""
+"""Beams of a small recurrent head on the target's last hidden state, merged into a tree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from decoding.artifacts import ArtifactName
 from decoding.drafters._heads import HeadDrafter, HeadParams
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.heads import RecurrentHead
 from decoding.parts import Example, ModelShape
 from decoding.sequence import Sequence
@@ -90,7 +90,7 @@ class ReDrafterDrafter(HeadDrafter[RecurrentHead]):
         """Its own network only."""
         return 0.0
 
-    async def draft(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: Room) -> DraftTree:
+    async def draft(self, model: Model, seq: Sequence, hidden: torch.Tensor, room: DraftBudget) -> DraftTree:
         """The beams, as deep as there is room, equal beginnings merged."""
         beams = search_beams(self.head, model.embed, hidden, seq.tokens[-1], self.params.width, room.depth)
         return DraftTree.merged(beams, room.nodes, model.name)

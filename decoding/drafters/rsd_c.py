@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from decoding.draft_trees import GrowingTree, grow_planned
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
@@ -37,14 +37,14 @@ class RsdCDrafter(Drafter):
 
     Params = RsdCParams
     papers = (80,)
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.DRAWN})
     stepwise = True
     depth = 16
     nodes = 64
     params: RsdCParams
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The tree; nodes it has no room for are those of the last level."""
         plan = branching_plan(self.params.branching[: room.depth], room.nodes)
         return await grow_planned(GrowingTree(model, seq, length), plan)

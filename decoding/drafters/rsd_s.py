@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from decoding.draft_trees import PROBS, GrowingTree, tree_noise
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.noise import round_seed
 from decoding.sequence import Sequence
@@ -36,14 +36,14 @@ class RsdSDrafter(Drafter):
 
     Params = RsdSParams
     papers = (80,)
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.DRAWN})
     stepwise = True
     depth = 5
     nodes = 64
     params: RsdSParams
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The tree; where nodes run out, the last level has a narrower beam."""
         growing = GrowingTree(model, seq, length)
         seed = round_seed(seq.seed, len(seq))
@@ -62,7 +62,7 @@ class RsdSDrafter(Drafter):
             if len(growing) >= room.nodes or depth + 1 == room.depth:
                 break
             # A path that ends here leaves its place in the beam to others: which ones was not decided by their tokens.
-            on = [place for place, node in enumerate(added) if growing.goes_on(node)]
+            on = [place for place, node in enumerate(added) if growing.continues(node)]
             level, perturbed, logprobs = [added[place] for place in on], perturbed[on], logprobs[on]
             if not level:
                 break

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from decoding.draft_trees import GrowingTree, grow_planned
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
@@ -20,7 +20,7 @@ from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
     from decoding.model import Model, ModelPool
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 MOST_RANKS = 32
 # Times are compared at this context: what they depend on is mostly the number of tokens fed.
@@ -127,7 +127,7 @@ class SequoiaDrafter(Drafter):
 
     Params = SequoiaParams
     papers = (46,)
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.DRAWN})
     stepwise = True
     depth = 10
@@ -155,7 +155,7 @@ class SequoiaDrafter(Drafter):
         self._draft_s = [seconds(models.small, each, 0) for each in TIMED_SEQUENCES]
         self._target_s = [[seconds(models.large, each, nodes) for nodes in TIMED_NODES] for each in TIMED_SEQUENCES]
 
-    def check_room(self, room: Room, field: str) -> None:
+    def check_room(self, room: DraftBudget, field: str) -> None:
         """Refuse what takes too long to plan."""
         ranks = self.params.ranks
         if table_work(ranks, room.nodes, room.depth) > MOST_WORK:
@@ -165,7 +165,7 @@ class SequoiaDrafter(Drafter):
                 f" {MOST_WORK}; ask for fewer nodes or ranks, or for a smaller draft_length",
             )
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The tree of the present plan."""
         self._nodes, self._depth = max(self._nodes, room.nodes), max(self._depth, room.depth)
         table = await self._rates(model, seq).planned(self._nodes, self._depth)
@@ -177,7 +177,7 @@ class SequoiaDrafter(Drafter):
         self._draft = await grow_planned(GrowingTree(model, seq, length), self._plan, self.params.beyond)
         return self._draft
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Count the outcome at every node the verifier came to."""
         if draft is not self._draft:
             return
@@ -194,7 +194,7 @@ class SequoiaDrafter(Drafter):
         kind = f"sequoia/{law}/{ranks}/{memory}/{self.params.beyond}/{self._target}"
         return model.stores.open(kind, seq.learner, lambda: AcceptanceRates(ranks, memory))
 
-    def _best(self, table: PlanTable, room: Room, crowd: int) -> TreePlan:
+    def _best(self, table: PlanTable, room: DraftBudget, crowd: int) -> TreePlan:
         draft_s, target_s = 0.0, [0.0] * (room.nodes + 1)
         if self._target_s and min(self._target_s[crowd]) > 0.0:
             draft_s = self._draft_s[crowd]

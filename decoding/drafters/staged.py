@@ -10,10 +10,10 @@ from pydantic import Field
 
 from decoding.backoff_ngrams import BackoffNgrams
 from decoding.draft_trees import GrowingTree, grow_top_tree
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.drafters.dyspec import grow_by_value
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from turnout.registry import MethodParams
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from decoding.model import Model
 
 # What is learnt from a reading: its most probable tokens.
-LEARNT = Want(draw=None, top=4)
+LEARNT = ReadSpec(draw=None, top=4)
 # Nodes looked at for a guess, as a multiple of the draft's: what is read on the way to it does not all stay in it.
 LOOKED_AT = 2
 
@@ -51,14 +51,14 @@ class StagedDrafter(Drafter):
 
     Params = StagedParams
     papers = (56,)
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
     depth = 8
     nodes = 32
     params: StagedParams
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The tree."""
         params = self.params
         ngrams = model.stores.open("staged", seq.learner, BackoffNgrams)
@@ -81,18 +81,18 @@ class GuessingTree(GrowingTree):
     """
 
     def __init__(
-        self, model: Model, seq: Sequence, length: LengthPolicy, ngrams: BackoffNgrams, guesses: int, room: Room
+        self, model: Model, seq: Sequence, length: LengthPolicy, ngrams: BackoffNgrams, guesses: int, room: DraftBudget
     ) -> None:
         super().__init__(model, seq, length)
         self._ngrams = ngrams
         self._guesses = guesses
         self._room = room
-        self._rows: dict[tuple[int, ...], Row] = {}
+        self._rows: dict[tuple[int, ...], Readout] = {}
         self._paths: list[tuple[int, ...]] = []  # fed nodes
         self._places: dict[tuple[int, ...], int] = {(): ROOT}
         self._chances: dict[tuple[int, ...], list[tuple[int, float]]] = {}  # what was read, the most probable tokens
 
-    async def _ask_root(self, want: Want) -> Row:
+    async def _ask_root(self, want: ReadSpec) -> Readout:
         """The reading at the sequence's end, and after the tokens guessed to follow."""
         ahead = self._guess([], chain=True)
         tokens = ahead[-1] if ahead else ()
@@ -100,7 +100,7 @@ class GuessingTree(GrowingTree):
         self._learn([tokens[:end] for end in range(len(tokens) + 1)], rows)
         return rows[0]
 
-    async def _ask(self, nodes: list[int], want: Want) -> list[Row]:
+    async def _ask(self, nodes: list[int], want: ReadSpec) -> list[Readout]:
         """The readings after some nodes; no forward where all of it was guessed."""
         paths = [self._path(node) for node in nodes]
         unread = [path for path in paths if path not in self._rows]
@@ -127,7 +127,7 @@ class GuessingTree(GrowingTree):
             node = self.parents[node]
         return tuple(reversed(tokens))
 
-    def _learn(self, paths: list[tuple[int, ...]], rows: list[Row]) -> None:
+    def _learn(self, paths: list[tuple[int, ...]], rows: list[Readout]) -> None:
         """Take down what was read first at each path, and learn from it."""
         for path, row in zip(paths, rows, strict=True):
             if path not in self._rows:

@@ -12,12 +12,12 @@ import torch
 from pydantic import Field
 
 from decoding.draft_trees import sibling_proposals
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy, Step
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.partial_drafts import charge_helper, draft_want, partial_chain
-from decoding.partial_forward import Depth, Sketch
+from decoding.partial_forward import LayerSelection, Sketch
 from decoding.sequence import Sequence
 from decoding.skip_search import ADVISER, SkipSearch
 from decoding.tree import ROOT, DraftTree
@@ -27,7 +27,7 @@ from turnout.registry import MethodParams
 if TYPE_CHECKING:
     from decoding.model import Model, ModelPool
 
-TOP = Want(draw=None, top=1)
+TOP = ReadSpec(draw=None, top=1)
 # Candidates at a place by how sure the draft is of its best token: above .95, .8, .5, and below.
 SURE = (0.95, 0.8, 0.5)
 WIDTHS = {Candidates.FIXED: (3, 5, 8, 10), Candidates.DRAWN: (1, 3, 5, 10)}
@@ -54,7 +54,7 @@ class SwiftDrafter(Drafter):
 
     Params = SwiftParams
     papers = (153,)
-    beside = "large"
+    runs_on = "large"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
     depth = 25
@@ -73,7 +73,7 @@ class SwiftDrafter(Drafter):
         """The sub-layers that are left, the first and the last layer taken to be few of many."""
         return 1.0 - self.params.skipped
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """A chain with leaves."""
         search = self._search(model, seq)
         # The first written token is predicted from the last of the prompt's, which needs one before it.
@@ -85,13 +85,13 @@ class SwiftDrafter(Drafter):
             elif not search.done:
                 await self._try_one(model, seq, search)
         widest = WIDTHS[self.candidates][-1]
-        want = draft_want(self.candidates) | Want(draw=None, top=widest) | length.want
+        want = draft_want(self.candidates) | ReadSpec(draw=None, top=widest) | length.want
 
-        def goes_on(path: Path[Step]) -> bool:
-            return _confidence(path[-1]) >= self.params.threshold and length.goes_on(path)
+        def continues(path: Path[Step]) -> bool:
+            return _confidence(path[-1]) >= self.params.threshold and length.continues(path)
 
         most = min(room.depth, room.nodes)
-        path = await partial_chain(model, seq, Depth(skipped=search.best), most, want, goes_on)
+        path = await partial_chain(model, seq, LayerSelection(skipped=search.best), most, want, continues)
         return self._with_leaves(seq, path, room.nodes, model.name)
 
     def _search(self, model: Model, seq: Sequence) -> SkipSearch:
@@ -113,7 +113,7 @@ class SwiftDrafter(Drafter):
         twin = model.fork(seq)
         try:
             written = tuple(seq.tokens[base : base + count])
-            rows = await model.sketch(twin, Sketch.chain(base, written, 0, Depth(skipped=tried)), TOP)
+            rows = await model.partial_forward(twin, Sketch.chain(base, written, 0, LayerSelection(skipped=tried)), TOP)
         finally:
             charge_helper(seq, twin, model)
             model.release(twin)

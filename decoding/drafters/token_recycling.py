@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from decoding.drafters._readings import readings
-from decoding.drafters.base import Drafter, Room
+from decoding.drafters.base import DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 
 if TYPE_CHECKING:
     from decoding.model import Model
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 GUESSES = 8
 UNKNOWN = -1
@@ -59,13 +59,13 @@ class TokenRecyclingDrafter(Drafter):
     papers = (63,)
     depth = len(LEVELS)
     nodes = sum(len(ranks) for _, ranks in LEVELS)
-    want = Want(draw=None, top=GUESSES)
+    want = ReadSpec(draw=None, top=GUESSES)
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The tree as far as it is known; a smaller room cuts it breadth first."""
         return fill(_matrix(model, seq), seq.tokens[-1], LEVELS[: room.depth], room.nodes, model.name)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Keep the most probable next tokens of everything that was read; of a token read twice, what counted last."""
         latest = {
             token: [guess for guess, _ in row.top[:GUESSES]] for (token,), row in readings(seq, draft, verdict, width=1)

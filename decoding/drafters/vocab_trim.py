@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from decoding.drafter_state import Stores
-from decoding.drafters.base import FIELD, PACKAGE, Candidates, Drafter, Room
+from decoding.drafters.base import FIELD, PACKAGE, Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Model, WrappedModel
 from decoding.operations import Expand, Extend, Operation, PartialForward, Read
@@ -22,7 +22,7 @@ from turnout.registry import MethodParams
 
 if TYPE_CHECKING:
     from decoding.model import ModelPool
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 R = TypeVar("R")
 
@@ -125,7 +125,7 @@ class VocabTrimDrafter(Drafter):
 
     Params = VocabTrimParams
     papers = (189,)
-    beside = "small"
+    runs_on = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
     params: VocabTrimParams
@@ -155,7 +155,7 @@ class VocabTrimDrafter(Drafter):
         field = f"{where}.drafter"
         drafter = params.drafter.find(PACKAGE, field)
         assert issubclass(drafter, Drafter)
-        if drafter.beside != "small" or drafter is cls:
+        if drafter.runs_on != "small" or drafter is cls:
             raise invalid(field, f"{drafter.name!r} does not draft with the small model, whose vocabulary is trimmed")
         return drafter
 
@@ -177,18 +177,18 @@ class VocabTrimDrafter(Drafter):
         """What the drafter inside has to say."""
         return self._drafter.note
 
-    def check_room(self, room: Room, field: str) -> None:
+    def check_room(self, room: DraftBudget, field: str) -> None:
         """What the drafter inside refuses."""
         self._drafter.check_room(room, field)
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         """The other drafter's draft, from the part of the vocabulary."""
         if self._counts_prompt:
             self._counts(model, seq).add(seq.tokens[: seq.num_prompt_tokens])
             self._counts_prompt = False
         return await self._drafter.propose(self._trim(model, seq), seq, room, length)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         """Count what the target emitted."""
         self._drafter.observe(self._trim(model, seq), seq, draft, verdict)
         self._counts(model, seq).add([token.id for token in verdict.tokens if token.id < model.vocab_size])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from decoding.model import Row
+from decoding.model import Readout
 
 
-def entropy_nats(row: Row) -> float:
+def entropy_nats(row: Readout) -> float:
     """Entropy of the draft distribution before temperature, in nats; over the tokens a structure allows.
 
     Raises:
@@ -18,7 +18,7 @@ def entropy_nats(row: Row) -> float:
     return row.entropy_bits * math.log(2.0)
 
 
-def top_probability(row: Row) -> float:
+def top_probability(row: Readout) -> float:
     """Probability of the most probable token, under the raw draft distribution.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.parts import Part
 from decoding.state import Stateful
 from turnout.registry import MethodParams
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from decoding.model import Busy, Model
     from decoding.sequence import Sequence
     from decoding.tree import DraftTree
-    from decoding.verifiers.base import Verdict
+    from decoding.verifiers.base import VerifyResult
 
 PACKAGE = "decoding.lengths"
 
@@ -41,7 +41,7 @@ class Step:
     """A drafted token, and the row it was chosen from: the draft's reading before the token."""
 
     token: int
-    row: Row
+    row: Readout
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ def step_seconds(model: Model, busy: Busy, context: int, tokens: float) -> float
 class LengthPolicy(Part, Stateful):
     """Limit of how deep a draft may go.
 
-    It belongs to the caller: `before_round` and `observe` run there, and `goes_on` next to the draft model, with what
+    It belongs to the caller: `before_round` and `observe` run there, and `continues` next to the draft model, with what
     `changing` names.
 
     Attributes:
-        stepwise: whether `goes_on` looks at tokens, so that only stepwise drafters fit.
+        stepwise: whether `continues` looks at tokens, so that only stepwise drafters fit.
         abstains: whether it may choose that nothing is drafted.
         want: what the draft model must read with each drafted token.
     """
@@ -123,7 +123,7 @@ class LengthPolicy(Part, Stateful):
     abstains: ClassVar[bool] = False
     params: LengthParams
     where: str = "method.params.length"
-    want: Want = Want(draw=None)
+    want: ReadSpec = ReadSpec(draw=None)
 
     def check_draft(self, model: Model) -> None:
         """Refuse the model that is to draft, before the first token.
@@ -136,10 +136,10 @@ class LengthPolicy(Part, Stateful):
         """Deepest draft of the coming round; 0: decode plainly."""
         return self.params.most
 
-    def put_off(self) -> None:
+    def defer(self) -> None:
         """Nobody has what `before_round` wanted: the target decodes plainly until somebody may have, or for a while."""
 
-    def goes_on(self, path: Path[Step]) -> bool:
+    def continues(self, path: Path[Step]) -> bool:
         """Whether to draft on below a token, at least one long.
 
         Args:
@@ -148,7 +148,7 @@ class LengthPolicy(Part, Stateful):
         return True
 
     @abstractmethod
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         """What became of a round for which it was asked.
 
         Args:

@@ -9,9 +9,9 @@ from pydantic import Field, FiniteFloat
 
 from decoding.lengths._readings import top_probability
 from decoding.lengths.base import LengthParams, LengthPolicy, Step
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 
 
 class ConfidenceParams(LengthParams):
@@ -34,13 +34,13 @@ class ConfidenceLength(LengthPolicy):
     params: ConfidenceParams
     papers = (54, 142, 153, 157)
     stepwise = True
-    want = Want(draw=None, top=1)
+    want = ReadSpec(draw=None, top=1)
 
-    def goes_on(self, path: Path[Step]) -> bool:
+    def continues(self, path: Path[Step]) -> bool:
         """Whether the last token's distribution was sharp enough."""
         return top_probability(path[-1].row) >= self.params.threshold
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         """Nothing is kept between rounds."""
 
 

@@ -11,10 +11,10 @@ from decoding.artifacts import Artifact, ArtifactName
 from decoding.length_heads import ContinueHead
 from decoding.lengths._trained import TrainedLength, TrainedParams
 from decoding.lengths.base import Round, Step
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.parts import Example, ModelShape
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 
 
 class DiscoParams(TrainedParams):
@@ -53,18 +53,18 @@ class DiscoLength(TrainedLength):
         given = self.params.threshold
         self._threshold: float = artifact.settings["threshold"] if given is None else given
         self._most: int = min(self.params.most, artifact.settings["most"])
-        self.want = Want(draw=None, entropy=True, unmasked=True, top=self._head.top)
+        self.want = ReadSpec(draw=None, entropy=True, unmasked=True, top=self._head.top)
 
     def before_round(self, round: Round) -> int:
         """The tuned depth, or what the request allows where that is less."""
         return min(super().before_round(round), self._most)
 
-    def goes_on(self, path: Path[Step]) -> bool:
+    def continues(self, path: Path[Step]) -> bool:
         """Whether the classifier expects the last token to be accepted."""
         row = path[-1].row
         return row.forced or self._head.probability(row, len(path)) >= self._threshold
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         """Trained beforehand: nothing to learn."""
 
 

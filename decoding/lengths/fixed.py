@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decoding.lengths.base import Depth, LengthParams, LengthPolicy
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 
 
 class FixedParams(LengthParams):
@@ -19,7 +19,7 @@ class FixedLength(LengthPolicy):
     Params = FixedParams
     papers = (111,)
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         """Nothing to learn."""
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, FiniteFloat
 
 from decoding.lengths.base import LengthParams, LengthPolicy, Round
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from turnout.types import TokenKind
 
 # Judged drafts after which the averages consist mostly of what was seen.
@@ -119,7 +119,7 @@ class Acceptance:
         self.extra += max(update, 1.0 / self.sought) * (len(draft.fed_tokens) - len(draft) - self.extra)
         self.found += update * (bool(len(draft)) - self.found)
 
-    def observe(self, draft: DraftTree, verdict: Verdict, update: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, update: float) -> None:
         """Take note of a round that had a draft."""
         self.idle = 0.0
         self.seen += 1
@@ -242,7 +242,7 @@ class SmartSpecLength(LengthPolicy):
         saved = min(max(self._known.earned_s / full_s, 0.0), 1.0) if full_s > 0.0 else 0.0
         return self.params.probe * (1.0 - saved * (1.0 - OFTENEST))
 
-    def put_off(self) -> None:
+    def defer(self) -> None:
         """It is as if no draft had been wanted: looking for one cost next to nothing, and a probe is still owed."""
         self._known.changes -= self._asked
         self._known.idle += self._spent
@@ -276,7 +276,7 @@ class SmartSpecLength(LengthPolicy):
         """What a step without drafts takes."""
         return self._times.plain_s * (1.0 + self._known.usual)
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         """Update what is known of the drafter; a round without a draft says nothing about acceptance."""
         if self._asked and seconds > 0.0:
             self._known.observe_search(draft, min(self.params.update, self._weight(self._known.sought)))

@@ -11,10 +11,10 @@ from decoding.artifacts import Artifact, ArtifactName
 from decoding.length_heads import AcceptanceHead
 from decoding.lengths._trained import TrainedLength, TrainedParams
 from decoding.lengths.base import Depth, Round, Step
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.parts import Example, ModelShape
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 
 LAST = -1
 
@@ -40,7 +40,7 @@ class SpecDecPlusPlusLength(TrainedLength):
     Params = SpecDecPlusPlusParams
     params: SpecDecPlusPlusParams
     papers = (105,)
-    want = Want(draw=None, hidden=frozenset({LAST}))
+    want = ReadSpec(draw=None, hidden=frozenset({LAST}))
 
     @classmethod
     def example(cls, shape: ModelShape) -> Example:
@@ -53,20 +53,20 @@ class SpecDecPlusPlusLength(TrainedLength):
 
     def before_round(self, round: Round) -> int:
         """As deep as allowed."""
-        self._known: dict[int, tuple[Row, float]] = {}
+        self._known: dict[int, tuple[Readout, float]] = {}
         return super().before_round(round)
 
-    def goes_on(self, path: Path[Step]) -> bool:
+    def continues(self, path: Path[Step]) -> bool:
         """Whether all tokens but the last are still likely to be accepted together."""
         accepted = 1.0
         for step in path[1:]:  # a step's row was read at the token before it; the first one's is the sequence's last
             accepted *= self._acceptance(step.row)
         return len(path) < self.params.least or 1.0 - accepted <= self.params.threshold
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         """Trained beforehand: nothing to learn."""
 
-    def _acceptance(self, row: Row) -> float:
+    def _acceptance(self, row: Readout) -> float:
         """The head's reading of a row, made once a round; rows are kept so that none takes another's identity."""
         known = self._known.get(id(row))
         if known is None:

@@ -10,9 +10,9 @@ from pydantic import Field, FiniteFloat
 
 from decoding.lengths._readings import entropy_nats
 from decoding.lengths.base import Depth, LengthParams, LengthPolicy, Round, Step
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 
 
 class SvipParams(LengthParams):
@@ -41,7 +41,7 @@ class SvipLength(LengthPolicy):
     params: SvipParams
     papers = (62,)
     stepwise = True
-    want = Want(draw=None, entropy=True)
+    want = ReadSpec(draw=None, entropy=True)
     changing = ("_ends",)
     _ends: frozenset[int] = frozenset()
 
@@ -50,12 +50,12 @@ class SvipLength(LengthPolicy):
         self._ends = round.seq.end_ids
         return self.params.most
 
-    def goes_on(self, path: Path[Step]) -> bool:
+    def continues(self, path: Path[Step]) -> bool:
         """Whether the last token was sure enough, and no end."""
         token, row = path[-1].token, path[-1].row
         return token not in self._ends and math.sqrt(self.params.scale * entropy_nats(row)) <= self.params.threshold
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         """Nothing is kept between rounds."""
 
 

@@ -10,10 +10,10 @@ from pydantic import Field, FiniteFloat
 from decoding.lengths._readings import top_probability
 from decoding.lengths.base import LengthParams, LengthPolicy, Round, Step
 from decoding.lengths.smartspec import SmartSpecLength, SmartSpecParams
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.noise import Purpose, noise_key, round_seed, uniform
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from turnout.types import TokenKind
 
 Prior = Annotated[FiniteFloat, Field(gt=0, le=1000)]
@@ -68,7 +68,7 @@ class ThompsonLength(LengthPolicy):
         super().__init__(params)
         self._accepted = self._rejected = self._root = self._seed = 0
         self._calibrated = self.params.control == "calibrated"
-        self.want = Want(draw=None, top=1 if self._calibrated else 0)
+        self.want = ReadSpec(draw=None, top=1 if self._calibrated else 0)
         self._goodput = SmartSpecLength(SmartSpecParams(most=self.params.most)) if self.params.abstains else None
 
     @property
@@ -83,12 +83,12 @@ class ThompsonLength(LengthPolicy):
         self._seed = round_seed(round.seq.seed, self._root)
         return self.params.most if self._goodput is None else self._goodput.before_round(round)
 
-    def put_off(self) -> None:
-        """See `LengthPolicy.put_off`."""
+    def defer(self) -> None:
+        """See `LengthPolicy.defer`."""
         if self._goodput is not None:
-            self._goodput.put_off()
+            self._goodput.defer()
 
-    def goes_on(self, path: Path[Step]) -> bool:
+    def continues(self, path: Path[Step]) -> bool:
         """One draw."""
         rate = self.mean
         if self._calibrated:
@@ -97,7 +97,7 @@ class ThompsonLength(LengthPolicy):
             rate = weight * rate + (1.0 - weight) * top_probability(path[-1].row)
         return uniform(noise_key(self._seed, self._root + len(path), Purpose.LENGTH)) < rate
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         """Count what was accepted, and whether a candidate was rejected."""
         if self._goodput is not None:
             self._goodput.observe(draft, verdict, seconds)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from decoding.artifacts import ArtifactName
 from decoding.candidates import MARK, charge, final_answer, show
-from decoding.model import Model, ModelPool, Request, Want
+from decoding.model import Model, ModelPool, ReadSpec, Request
 from decoding.noise import derive_seed
 from decoding.recorder import watched
 from decoding.scorers.reward_model import RewardModelParams, RewardModelScorer
@@ -77,7 +77,7 @@ async def best_of(request: Request, models: ModelPool, params: BestOfParams) -> 
         count = 1
     scorer = params.scorer(models)
     if count > 1:  # the forks share the prompt's blocks, so that it is fed once; its last place is fed by each
-        await model.extend(seq, want=Want(draw=None))
+        await model.extend(seq, want=ReadSpec(draw=None))
     drafts = [model.fork(seq, derive_seed(seq.seed, index)) for index in range(count)]
     try:
         await _write(model, drafts)

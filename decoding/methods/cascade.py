@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from decoding.calibrated_params import CalibratedParams, calibrated, finish, recorder
-from decoding.calibration import Knob
+from decoding.calibration import TunableParam
 from decoding.candidates import charge, show
 from decoding.decode_loop import stream
-from decoding.model import Model, ModelPool, Request, Until
+from decoding.model import Model, ModelPool, Request, StopCondition
 from decoding.recorder import Watch
 from decoding.sequence import Sequence
 from turnout.registry import method
@@ -25,7 +25,7 @@ class CascadeParams(CalibratedParams):
     """Parameters of `cascade`."""
 
     example: ClassVar[Mapping[str, Any]] = {"threshold": -1.0}
-    knob: ClassVar[Knob] = Knob("threshold", fixed=("confidence", "keep_cut"), never=-1000.0)
+    knob: ClassVar[TunableParam] = TunableParam("threshold", fixed=("confidence", "keep_cut"), never=-1000.0)
 
     confidence: Annotated[
         Confidence,
@@ -84,7 +84,7 @@ async def cascade(request: Request, models: ModelPool, params: CascadeParams) ->
 async def _write(model: Model, draft: Sequence, kind: Confidence) -> float:
     """Write an answer to its end; its confidence."""
     watch = Watch()
-    await model.decode(draft, Until((watch,)))
+    await model.decode(draft, StopCondition((watch,)))
     return confidence(draft.generated, kind, watch.allowed)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from decoding.calibrated_params import CalibratedParams, calibrated, finish, recorder
-from decoding.calibration import Knob
+from decoding.calibration import TunableParam
 from decoding.model import ModelPool, Request
 from decoding.switching.base import SwitchParams, alternate
 from decoding.switching.mean_entropy import MeanEntropySwitch
@@ -21,7 +21,7 @@ class EntropyAdaptiveParams(SwitchParams, CalibratedParams):
     """Parameters of `entropy_adaptive`."""
 
     example: ClassVar[Mapping[str, Any]] = {"threshold": 2.0, "window": 2, "min_stay": 1}
-    knob: ClassVar[Knob] = Knob(
+    knob: ClassVar[TunableParam] = TunableParam(
         "threshold",
         fixed=(
             "window",

@@ -9,15 +9,15 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from pydantic import Field, field_validator
 
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.lengths.base import LengthPolicy
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Draw, ModelPool, Request
+from decoding.model import ModelPool, NoiseKind, Request
 from decoding.preverify import LateCandidate
 from decoding.speed_ratio import Pace
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict, Verifier, with_rejected
+from decoding.verifiers.base import Verifier, VerifyResult, with_rejected
 from decoding.verifiers.match import MatchVerifier
 from decoding.verifiers.rejection import RejectionVerifier
 from turnout.errors import invalid
@@ -80,7 +80,7 @@ class Pearl:
         self._match = params.verifier == "match"
         self._details = seq.sampling.token_details
         self._drafter = ModelChainDrafter(candidates=Candidates.FIXED if self._match else Candidates.DRAWN)
-        self._drafter.draw = Draw.DRAFT  # nothing chooses the rounds by tokens: see above
+        self._drafter.draw = NoiseKind.DRAFT  # nothing chooses the rounds by tokens: see above
         self._length: LengthPolicy = FixedLength()
         self._verifier: Verifier = MatchVerifier() if self._match else RejectionVerifier()
         self._open_end = RejectionVerifier()
@@ -141,10 +141,10 @@ class Pearl:
         if depth == 0:
             return self._nothing
         self._drafter.after = self._tail.tokens
-        block = await self._small.propose(self._seq, self._drafter, Room(depth, depth), self._length)
+        block = await self._small.propose(self._seq, self._drafter, DraftBudget(depth, depth), self._length)
         return block.within(self._large.vocab_size)
 
-    async def _first(self, block: DraftTree, verdict: Verdict) -> tuple[Token, bool]:
+    async def _first(self, block: DraftTree, verdict: VerifyResult) -> tuple[Token, bool]:
         """What stands where the block's first token was drafted, the whole tail being accepted; whether it is that."""
         candidate = chain(block, 0, min(len(block), 1))
         if not self._match:
@@ -154,11 +154,11 @@ class Pearl:
             return own._replace(source=block.source, kind=TokenKind.ACCEPTED), True
         return own._replace(kind=TokenKind.RECOVERED if len(candidate) else TokenKind.BONUS), False
 
-    async def _judged(self, candidate: DraftTree, verdict: Verdict) -> tuple[Token, bool]:
+    async def _judged(self, candidate: DraftTree, verdict: VerifyResult) -> tuple[Token, bool]:
         """What stands in the place of a drawn candidate, whether it is the candidate."""
         late = LateCandidate()
-        self._large.teach(self._seq, late, candidate, verdict)
-        await self._large.propose(self._seq, late, Room(1, 1), self._length)
+        self._large.observe(self._seq, late, candidate, verdict)
+        await self._large.propose(self._seq, late, DraftBudget(1, 1), self._length)
         if late.token is not None:
             return late.token, late.accepted
         # The model was lost between the two, and with it what it had read: it reads again, with the same noise.

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from decoding.calibrated_params import CalibratedParams, calibrated
-from decoding.calibration import Knob
+from decoding.calibration import TunableParam
 from decoding.model import ModelPool, Request
 from decoding.switching.base import SwitchParams, alternate
 from decoding.switching.random_run import RandomRunSwitch, Start, mean_runs
@@ -20,7 +20,7 @@ from turnout.types import Segment
 class RandomSwitchParams(SwitchParams, CalibratedParams):
     """Parameters of `random_switch`."""
 
-    knob: ClassVar[Knob] = Knob("share", fixed=("mean_run", "min_stay", "start"))
+    knob: ClassVar[TunableParam] = TunableParam("share", fixed=("mean_run", "min_stay", "start"))
 
     share: Annotated[FiniteFloat, Field(ge=0.0, le=1.0, description="share of tokens the large model writes")] = 0.3
     mean_run: Annotated[FiniteFloat, Field(ge=1.0, le=1e6, description="mean run length over both models, tokens")] = (

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, FiniteFloat
 
 from decoding.calibrated_params import CalibratedParams, calibrated
-from decoding.calibration import Knob
+from decoding.calibration import TunableParam
 from decoding.model import ModelPool, Request
 from decoding.switching.base import SwitchParams, alternate
 from decoding.switching.sentence import SentenceSwitch, sentence_marks
@@ -22,7 +22,7 @@ class SentenceLeadParams(SwitchParams, CalibratedParams):
     """Parameters of `sentence_lead`."""
 
     example: ClassVar[Mapping[str, Any]] = {"lead_tokens": 2}
-    knob: ClassVar[Knob] = Knob("lead_probability", fixed=("lead_tokens",))
+    knob: ClassVar[TunableParam] = TunableParam("lead_probability", fixed=("lead_tokens",))
 
     lead_tokens: Annotated[
         int, Field(ge=1, le=1_000_000, description="tokens the large model writes at the start of a sentence")

@@ -21,7 +21,7 @@ from decoding.calibration import RAN
 from decoding.decode_loop import stream
 from decoding.drafters._none import NoDrafter
 from decoding.drafters.base import PACKAGE as DRAFTERS
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.lengths.base import LengthPolicy
 from decoding.lengths.fixed import FixedLength
@@ -230,7 +230,7 @@ def make_parts(params: SpeculativeParams) -> tuple[list[Arm], Selector, Verifier
         drafter, nodes = part(given, kind), arm.nodes or params.nodes or inside.nodes
         drafter.where = places.drafter
         depth = length.params.most
-        drafter.check_room(Room(depth, nodes or depth), places.nodes)
+        drafter.check_room(DraftBudget(depth, nodes or depth), places.nodes)
         arms.append(Arm(drafter, length, nodes))
     return arms, selector, verifier
 
@@ -245,7 +245,7 @@ def checked_parts(params: SpeculativeParams, models: ModelPool) -> tuple[list[Ar
     for arm in arms:
         arm.drafter.check(models)
         arm.length.check(models)
-        arm.length.check_draft(models.by_role("small" if arm.drafter.beside == "small" else "large"))
+        arm.length.check_draft(models.by_role("small" if arm.drafter.runs_on == "small" else "large"))
     verifier.check(models)
     return arms, selector, verifier
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from decoding.calibrated_params import CalibratedParams, calibrated, finish, recorder
-from decoding.calibration import Knob
+from decoding.calibration import TunableParam
 from decoding.decode_loop import stream, stretch_lengths
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drift import Recorder
 from decoding.lengths.fixed import FixedLength
 from decoding.methods.speculative import SpeculativeParams, checked_parts
-from decoding.model import Model, ModelPool, Request, Until
+from decoding.model import Model, ModelPool, Request, StopCondition
 from decoding.parts import PartChoice
 from decoding.scorers.base import PACKAGE as SCORERS
 from decoding.scorers.base import Scorer
@@ -48,7 +48,7 @@ class StepSpeculationParams(CalibratedParams):
         "max_step_tokens": 6,
         "scorer": {"name": "self_grade", "threshold": 4.5, "reading": "expected", "question": "grade"},
     }
-    knob: ClassVar[Knob] = Knob(
+    knob: ClassVar[TunableParam] = TunableParam(
         "threshold",
         fixed=("scorer", "separators", "max_step_tokens", "max_steps", "first_steps", "end_marks", "rest"),
         never=0.0,
@@ -212,7 +212,7 @@ class _Steps:
         """The small model's step if it is kept; else nothing is appended."""
         seq, small = self._seq, self._models.small
         most = min(self._params.max_step_tokens, seq.num_remaining)
-        draft = await small.propose(seq, StepDrafter(self._end), Room(most, most), FixedLength())
+        draft = await small.propose(seq, StepDrafter(self._end), DraftBudget(most, most), FixedLength())
         score = await self._scorer.score(self._models, seq, draft.tokens)
         if self._told is not None:
             self._told.add(score)
@@ -240,7 +240,7 @@ class _Steps:
         """Segments, and whether the step ended with them."""
         seq, lengths, rule = self._seq, stretch_lengths(), StepRule(self._end)
         while not seq.finished and left > 0:
-            segment = await self._models.large.decode(seq, Until((rule,), max_tokens=min(next(lengths), left)))
+            segment = await self._models.large.decode(seq, StopCondition((rule,), max_tokens=min(next(lengths), left)))
             left -= len(segment.tokens)
             yield segment, segment.stopped_by == rule.name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from decoding.model import Model, Request, Want
+from decoding.model import Model, ReadSpec, Request
 from decoding.sequence import Sequence
 from decoding.text import TextCodec, continuation_ids, continue_with
 from turnout.errors import invalid
@@ -75,7 +75,7 @@ class ModelQuestions:
             sharing=seq.sharing,
             tenant=seq.tenant,
             lossy=seq.lossy,
-            patient=seq.patient,
+            low_priority=seq.low_priority,
         )
         self._base.owner = seq.owner
         yes, no = ({continuation_ids(codec, word)[0] for word in words} for words in (YES, NO))
@@ -97,7 +97,7 @@ class ModelQuestions:
         tokens = continue_with(self._codec, text, parse_special=False)
         if len(self._base) + len(tokens) > self._model.max_length:
             return False
-        [row] = await self._model.extend(self._base, tokens, Want(draw=None, logits=True))
+        [row] = await self._model.extend(self._base, tokens, ReadSpec(draw=None, logits=True))
         assert row.logits is not None
         logits = row.logits.float()
         return bool(logits[self._yes].logsumexp(0) > logits[self._no].logsumexp(0))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.model import ModelPool, Want
+from decoding.model import ModelPool, ReadSpec
 from decoding.scorers.base import Scorer
 from decoding.sequence import Sequence
 from decoding.steps import without_end
@@ -67,9 +67,9 @@ class SelfGradeScorer(Scorer):
         if len(seq) + len(text) > models.large.max_length:
             return 0.0
         if self.params.reading == "greedy":
-            [row] = await models.large.extend(seq, text, Want(draw=None, top=1))
+            [row] = await models.large.extend(seq, text, ReadSpec(draw=None, top=1))
             return float(self._digits.get(row.top[0][0], 0))
-        [row] = await models.large.extend(seq, text, Want(draw=None, logits=True))
+        [row] = await models.large.extend(seq, text, ReadSpec(draw=None, logits=True))
         assert row.logits is not None
         ids = torch.tensor(list(self._digits), device=row.logits.device)
         values = torch.tensor(list(self._digits.values()), dtype=torch.float32)

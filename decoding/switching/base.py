@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Field
 
 from decoding.decode_loop import stretch_lengths
-from decoding.model import Decision, Model, ModelPool, Request, Row, Until, Want
+from decoding.model import Decision, Model, ModelPool, Readout, ReadSpec, Request, StopCondition
 from decoding.sequence import Sequence
 from turnout.registry import MethodParams
 from turnout.types import Segment
@@ -58,10 +58,10 @@ class SwitchRule(Protocol):
     """
 
     name: str
-    want: Want
+    want: ReadSpec
     active: Role
 
-    def observe(self, token: int, row: Row) -> Decision:
+    def observe(self, token: int, row: Readout) -> Decision:
         """Look at the token about to be appended."""
         ...
 
@@ -87,7 +87,7 @@ async def alternate(
         length = next(lengths)
         while not seq.finished:
             role = rule.active
-            segment = await models.by_role(role).decode(seq, Until((rule,), max_tokens=length))
+            segment = await models.by_role(role).decode(seq, StopCondition((rule,), max_tokens=length))
             if segment.tokens:
                 yield segment
                 length = next(lengths)  # a token that was dropped brought the client nothing
@@ -107,16 +107,16 @@ class BackgroundReader:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, model: Model, seq: Sequence) -> None:
-        """Let `model` absorb `seq`, unless an earlier reading is still under way."""
+        """Let `model` read `seq` ahead, unless an earlier reading is still under way."""
         if self._task is not None:
             if not self._task.done():
                 return
             self._task.result()
 
-        async def absorb() -> None:
-            await model.absorb(seq)
+        async def prefill_ahead() -> None:
+            await model.prefill_ahead(seq)
 
-        self._task = asyncio.create_task(absorb())
+        self._task = asyncio.create_task(prefill_ahead())
 
     async def stop(self) -> None:
         """End the reading: a model that is to decode now reads the rest in its own forward.

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Literal
 
 from decoding.drift import Recorder
-from decoding.model import Decision, Row, Want
+from decoding.model import Decision, Readout, ReadSpec
 from decoding.state import Stateful
 from decoding.switching.base import Role, other
 
@@ -41,7 +41,7 @@ class MeanEntropySwitch(Stateful):
     """
 
     name = "mean_entropy"
-    want = Want(entropy=True)
+    want = ReadSpec(entropy=True)
     changing = ("active", "entropies", "stay", "tally")
 
     def __init__(
@@ -72,7 +72,7 @@ class MeanEntropySwitch(Stateful):
         self.entropies: deque[float] = deque(maxlen=window)
         self.stay = 0
 
-    def observe(self, token: int, row: Row) -> Decision:
+    def observe(self, token: int, row: Readout) -> Decision:
         """See `SwitchRule.observe`."""
         if row.entropy_bits is None:
             raise ValueError("mean_entropy needs the entropy of every row")

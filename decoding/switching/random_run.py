@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from decoding.model import Decision, Row, Want
+from decoding.model import Decision, Readout, ReadSpec
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.state import Stateful
 from decoding.switching.base import Role, other
@@ -53,7 +53,7 @@ class RandomRunSwitch(Stateful):
     """
 
     name = "random_run"
-    want = Want()
+    want = ReadSpec()
     changing = ("active", "position", "stay")
 
     def __init__(
@@ -74,7 +74,7 @@ class RandomRunSwitch(Stateful):
         else:
             self.active = start
 
-    def observe(self, token: int, row: Row) -> Decision:
+    def observe(self, token: int, row: Readout) -> Decision:
         """See `SwitchRule.observe`."""
         self.position += 1
         self.stay += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-from decoding.model import Decision, Row, TokenText, Want
+from decoding.model import Decision, Readout, ReadSpec, TokenText
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.state import Stateful
 from decoding.switching.base import Role
@@ -119,7 +119,7 @@ class SentenceSwitch(Stateful):
     """
 
     name = "sentence"
-    want = Want()
+    want = ReadSpec()
     changing = ("active", "position", "lead_left", "tracker")
 
     def __init__(
@@ -143,7 +143,7 @@ class SentenceSwitch(Stateful):
         self.lead_left = 0
         self._open()
 
-    def observe(self, token: int, row: Row) -> Decision:
+    def observe(self, token: int, row: Readout) -> Decision:
         """See `SwitchRule.observe`."""
         before, data = self.active, self.marks.get(token, WORD)
         if self.tracker.opens(data):

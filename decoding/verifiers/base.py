@@ -15,7 +15,7 @@ import torch
 from decoding.constraints.base import allows
 from decoding.decode_loop import reported
 from decoding.drafters.base import Candidates
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.parts import Part
 from decoding.sequence import Sequence
 from decoding.state import Stateful, twin
@@ -26,7 +26,7 @@ PACKAGE = "decoding.verifiers"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyResult:
     """Outcome of one round.
 
     Attributes:
@@ -39,7 +39,7 @@ class Verdict:
 
     path: tuple[int, ...]
     tokens: tuple[Token, ...]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Readout] = field(default_factory=list)
     state: tuple[Any, ...] = ()
 
     @property
@@ -63,10 +63,10 @@ class Verifier(Part, Stateful):
     accepts: ClassVar[tuple[Candidates, ...]]
     resumable: ClassVar[bool] = False
     as_greedy: ClassVar[Mapping[str, Any]] = {}
-    want: Want
+    want: ReadSpec
 
     @abstractmethod
-    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
         """Judge a draft.
 
         Args:
@@ -76,24 +76,24 @@ class Verifier(Part, Stateful):
             target: name of the target model.
         """
 
-    def verdict(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+    def verdict(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
         """Judge a draft and stay as it is: rows and new state are in the verdict. See `judge`."""
         verifier = twin(self) if self.state() else self
         return replace(verifier.judge(seq, draft, rows, target), rows=rows, state=verifier.state())
 
 
-def want_of(verifier: Verifier, seq: Sequence) -> Want:
+def want_of(verifier: Verifier, seq: Sequence) -> ReadSpec:
     """What the target reads in a round: what the verifier needs, and what the request reports about its tokens.
 
     A verifier that lets the target draw no token may emit any; then log-probabilities come from raw logits.
     """
     extra = reported(seq)
     if extra.logprob and verifier.want.draw is None:
-        extra = extra | Want(draw=None, logits=True)
+        extra = extra | ReadSpec(draw=None, logits=True)
     return verifier.want | extra
 
 
-def with_rejected(draft: DraftTree, verdict: Verdict) -> tuple[Token, ...]:
+def with_rejected(draft: DraftTree, verdict: VerifyResult) -> tuple[Token, ...]:
     """A verdict's tokens, each with the candidates that were judged in its place and did not stay, in draw order."""
     tokens = []
     for token, node in zip(verdict.tokens, (ROOT, *verdict.path), strict=False):
@@ -115,7 +115,7 @@ def fitting(seq: Sequence, draft: DraftTree) -> list[bool]:
     return [allows(mask, token) for mask, token in zip(masks, draft.tokens, strict=True)]
 
 
-def probs_of(row: Row) -> torch.Tensor:
+def probs_of(row: Readout) -> torch.Tensor:
     """The target's distribution at a node, float32 [vocab].
 
     Raises:
@@ -126,7 +126,7 @@ def probs_of(row: Row) -> torch.Tensor:
     return row.probs
 
 
-def emitted(token: int, row: Row, source: str, kind: TokenKind) -> Token:
+def emitted(token: int, row: Readout, source: str, kind: TokenKind) -> Token:
     """A token the target did not draw itself, with what its row says of it."""
     logprob = None
     if row.logits is not None:

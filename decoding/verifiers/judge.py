@@ -9,13 +9,13 @@ from pydantic import Field, FiniteFloat
 
 from decoding.artifacts import ArtifactName
 from decoding.drafters.base import Candidates
-from decoding.model import Draw, ModelPool, Row, Want
+from decoding.model import ModelPool, NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key
 from decoding.parts import Example, ModelShape
 from decoding.sequence import Sequence
 from decoding.step_heads import StateHead
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict, Verifier, emitted, fitting, probs_of
+from decoding.verifiers.base import Verifier, VerifyResult, emitted, fitting, probs_of
 from decoding.verifiers.rejection import RejectionVerifier
 from turnout.registry import MethodParams
 from turnout.types import Token, TokenKind
@@ -60,7 +60,7 @@ class JudgeVerifier(Verifier):
         matches = self.params.standard == "match"
         if matches:  # drafts drawn with the target's own noise are matched more often
             self.accepts = (Candidates.FIXED, Candidates.DRAWN)  # type: ignore[misc]
-        self.want = Want(draw=Draw.SAMPLE if matches else None, probs=not matches, hidden=frozenset({LAST}))
+        self.want = ReadSpec(draw=NoiseKind.SAMPLE if matches else None, probs=not matches, hidden=frozenset({LAST}))
         self._head: StateHead | None = None
 
     @classmethod
@@ -76,7 +76,7 @@ class JudgeVerifier(Verifier):
         """
         self._head = StateHead.of(models.artifacts.open(self.params.artifact, self.name, models, WHERE))
 
-    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
         """See `Verifier.judge`."""
         path: list[int] = []
         tokens: list[Token] = []
@@ -88,13 +88,13 @@ class JudgeVerifier(Verifier):
                 accepted = next((each for each in children if fits[each] and self._right(rows[each + 1])), None)
             if accepted is None:
                 tokens.append(own)
-                return Verdict(tuple(path), tuple(tokens))
+                return VerifyResult(tuple(path), tuple(tokens))
             tokens.append(emitted(draft.tokens[accepted], row, draft.source, TokenKind.ACCEPTED))
             path.append(accepted)
             node = accepted
 
     def _standard(
-        self, seq: Sequence, draft: DraftTree, children: list[int], row: Row, depth: int, target: str
+        self, seq: Sequence, draft: DraftTree, children: list[int], row: Readout, depth: int, target: str
     ) -> tuple[int | None, Token]:
         """The child the standard test keeps, if any, and the target's own token if none stays."""
         kind = TokenKind.RECOVERED if children else TokenKind.BONUS
@@ -107,7 +107,7 @@ class JudgeVerifier(Verifier):
         drawn = int((residual.log() + gumbel([key], residual.numel(), residual.device)[0]).argmax())
         return accepted, emitted(drawn, row, target, kind)
 
-    def _right(self, row: Row) -> bool:
+    def _right(self, row: Readout) -> bool:
         """Whether the head approves of the token whose reading this is."""
         if self.params.threshold >= 1.0:
             return False

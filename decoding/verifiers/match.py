@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from decoding.drafters.base import Candidates
-from decoding.model import Draw, Row, Want
+from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict, Verifier
+from decoding.verifiers.base import Verifier, VerifyResult
 from turnout.types import Token, TokenKind
 
 
@@ -22,9 +22,9 @@ class MatchVerifier(Verifier):
     lossless = True
     resumable = True
     accepts = (Candidates.FIXED, Candidates.DRAWN, Candidates.SEQUENCES)
-    want = Want(draw=Draw.SAMPLE)
+    want = ReadSpec(draw=NoiseKind.SAMPLE)
 
-    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
         """See `Verifier.judge`."""
         path: list[int] = []
         tokens: list[Token] = []
@@ -36,13 +36,13 @@ class MatchVerifier(Verifier):
             if match is None:
                 kind = TokenKind.RECOVERED if children else TokenKind.BONUS
                 tokens.append(_token(row, target, kind))
-                return Verdict(tuple(path), tuple(tokens))
+                return VerifyResult(tuple(path), tuple(tokens))
             tokens.append(_token(row, draft.source, TokenKind.ACCEPTED))
             path.append(match)
             node = match
 
 
-def _token(row: Row, source: str, kind: TokenKind) -> Token:
+def _token(row: Readout, source: str, kind: TokenKind) -> Token:
     return Token(row.token, source, kind, row.logprob, row.entropy_bits, row.top)
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, FiniteFloat
 
 from decoding.drafters.base import Candidates
-from decoding.model import Draw, Row, Want
+from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict, Verifier, fitting
+from decoding.verifiers.base import Verifier, VerifyResult, fitting
 from turnout.registry import MethodParams
 from turnout.types import Token, TokenKind
 
@@ -51,9 +51,9 @@ class NearBestVerifier(Verifier):
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
-        self.want = Want(draw=Draw.SAMPLE, top=self.params.candidates)
+        self.want = ReadSpec(draw=NoiseKind.SAMPLE, top=self.params.candidates)
 
-    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
         """See `Verifier.judge`."""
         path = self._longest(seq, draft, rows)
         above = [ROOT, *path]
@@ -64,9 +64,9 @@ class NearBestVerifier(Verifier):
         kind = TokenKind.RECOVERED if draft.children(above[-1]) else TokenKind.BONUS
         row = rows[above[-1] + 1]
         tokens.append(_token(row.token, row, target, kind))
-        return Verdict(tuple(path), tuple(tokens))
+        return VerifyResult(tuple(path), tuple(tokens))
 
-    def _longest(self, seq: Sequence, draft: DraftTree, rows: list[Row]) -> list[int]:
+    def _longest(self, seq: Sequence, draft: DraftTree, rows: list[Readout]) -> list[int]:
         """The longest path that stays, the most probable of several."""
         reached, fits = {ROOT: (0, 0.0)}, fitting(seq, draft)  # length and log-probability of each path
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
@@ -77,7 +77,7 @@ class NearBestVerifier(Verifier):
                 reached[node] = (length + 1, logprob + dict(rows[parent + 1].top).get(token, -math.inf))
         return draft.path(max(reached, key=lambda node: reached[node]))
 
-    def stays(self, token: int, row: Row) -> bool:
+    def stays(self, token: int, row: Readout) -> bool:
         """Whether a candidate is near enough to what the target would choose after the row."""
         if token == row.token or self.params.candidates == 1:
             return token == row.token
@@ -85,7 +85,7 @@ class NearBestVerifier(Verifier):
         return token in near and near[token] >= row.top[0][1] - self.params.tolerance
 
 
-def _token(token: int, row: Row, source: str, kind: TokenKind) -> Token:
+def _token(token: int, row: Readout, source: str, kind: TokenKind) -> Token:
     logprob = row.logprob
     if logprob is not None and token != row.token:
         logprob = dict(row.top).get(token)

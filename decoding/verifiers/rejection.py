@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from decoding.drafters.base import Candidates
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, uniform
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict, Verifier, emitted, probs_of
+from decoding.verifiers.base import Verifier, VerifyResult, emitted, probs_of
 from turnout.types import Token, TokenKind
 
 
@@ -29,10 +29,10 @@ class RejectionVerifier(Verifier):
     papers = (111, 80)
     lossless = True
     accepts = (Candidates.DRAWN, Candidates.FIXED)
-    want = Want(draw=None, probs=True)
+    want = ReadSpec(draw=None, probs=True)
     open_end: bool = False
 
-    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
         """See `Verifier.judge`."""
         path: list[int] = []
         tokens: list[Token] = []
@@ -40,7 +40,7 @@ class RejectionVerifier(Verifier):
         while True:
             children = draft.children(node)
             if self.open_end and not children:
-                return Verdict(tuple(path), tuple(tokens))
+                return VerifyResult(tuple(path), tuple(tokens))
             row = rows[node + 1]
             position = len(seq) + len(path)
             accepted, residual = self.choose(seq.seed, position, draft, children, probs_of(row))
@@ -48,7 +48,7 @@ class RejectionVerifier(Verifier):
                 key = noise_key(seq.seed, position, Purpose.RESIDUAL)
                 drawn = int((residual.log() + gumbel([key], residual.numel(), residual.device)[0]).argmax())
                 tokens.append(emitted(drawn, row, target, TokenKind.RECOVERED if children else TokenKind.BONUS))
-                return Verdict(tuple(path), tuple(tokens))
+                return VerifyResult(tuple(path), tuple(tokens))
             tokens.append(emitted(draft.tokens[accepted], row, draft.source, TokenKind.ACCEPTED))
             path.append(accepted)
             node = accepted

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from decoding.drafters.base import Candidates
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, uniform
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict, Verifier, emitted, probs_of
+from decoding.verifiers.base import Verifier, VerifyResult, emitted, probs_of
 from turnout.types import TokenKind
 
 # Halvings of [1, k]: what is left is below double precision's rounding of sums over a vocabulary.
@@ -29,9 +29,9 @@ class SpecTrVerifier(Verifier):
     papers = (165,)
     lossless = True
     accepts = (Candidates.SEQUENCES,)
-    want = Want(draw=None, probs=True)
+    want = ReadSpec(draw=None, probs=True)
 
-    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
         """See `Verifier.judge`."""
         path: list[int] = []
         tokens = []
@@ -47,7 +47,7 @@ class SpecTrVerifier(Verifier):
                 chosen = next((child for child in on if draft.tokens[child] == drawn), None)
                 if chosen is None:
                     tokens.append(emitted(drawn, row, target, TokenKind.RECOVERED if on else TokenKind.BONUS))
-                    return Verdict(tuple(path), tuple(tokens))
+                    return VerifyResult(tuple(path), tuple(tokens))
             tokens.append(emitted(draft.tokens[chosen], row, draft.source, TokenKind.ACCEPTED))
             path.append(chosen)
             node = chosen

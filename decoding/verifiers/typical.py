@@ -9,10 +9,10 @@ import torch
 from pydantic import Field
 
 from decoding.drafters.base import Candidates
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict, Verifier, emitted, probs_of
+from decoding.verifiers.base import Verifier, VerifyResult, emitted, probs_of
 from turnout.registry import MethodParams
 from turnout.types import TokenKind
 
@@ -39,10 +39,10 @@ class TypicalVerifier(Verifier):
     papers = (191,)
     lossless = False
     accepts = (Candidates.FIXED,)
-    want = Want(draw=None, probs=True)
+    want = ReadSpec(draw=None, probs=True)
     params: TypicalParams
 
-    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
         """See `Verifier.judge`."""
         nodes = rows[: len(draft) + 1]  # what a drafter had fed along comes after them
         path = self._longest(draft, [probs_of(row) for row in nodes], begins=not seq.generated)
@@ -54,7 +54,7 @@ class TypicalVerifier(Verifier):
         kind = TokenKind.RECOVERED if draft.children(end) else TokenKind.BONUS
         row = rows[end + 1]
         tokens.append(emitted(int(probs_of(row).argmax()), row, target, kind))
-        return Verdict(tuple(path), tuple(tokens))
+        return VerifyResult(tuple(path), tuple(tokens))
 
     def _longest(self, draft: DraftTree, probs: list[torch.Tensor], begins: bool) -> list[int]:
         """The longest accepted path, the most probable one of several; float32 [vocab] at the root and every node."""

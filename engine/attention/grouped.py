@@ -19,7 +19,7 @@ from engine.attention.layout import Layout, select
 from engine.attention.prefixes import Prefixes
 from engine.attention.sdpa import SdpaStep, gather, tree_mask
 from engine.attention.step import Scores
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 
 SCORE_BYTES = 64 << 20  # most memory of the scores of one piece of work
 
@@ -78,7 +78,7 @@ class GroupedStep:
         prefixes: what sequences of the batch have in common.
     """
 
-    def __init__(self, layout: Layout, store: KVStore, prefixes: Prefixes) -> None:
+    def __init__(self, layout: Layout, store: PagedKV, prefixes: Prefixes) -> None:
         self._layout = layout
         self._store = store
         self._slots = torch.from_numpy(layout.slots).to(store.device)

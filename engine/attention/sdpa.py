@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from engine.attention.layout import Int32, Layout
 from engine.attention.step import Scores
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class SdpaStep:
         store: the cache; its device is where everything is computed.
     """
 
-    def __init__(self, layout: Layout, store: KVStore) -> None:
+    def __init__(self, layout: Layout, store: PagedKV) -> None:
         device = store.device
         self._store = store
         self._block_size = layout.block_size

@@ -15,14 +15,14 @@ from engine.attention.layout import Layout
 from engine.attention.prefixes import find_prefixes
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import AttentionStep
-from engine.backends.llama_fused import LeanStack
+from engine.backends.llama_fused import FusedLlamaStack
 from engine.backends.native.attention import NativeStep
 from engine.backends.native.library import NativeUnavailableError, library
 from engine.backends.native.stack import NativeStack, fits_native
 from engine.backends.native.weights import native_linear
 from engine.backends.stacks import LayerStack, ModuleStack
 from engine.backends.weight_packing import pack_linears, packed
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from turnout.errors import Code, TurnoutError
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Backend(Protocol):
         """What runs this model's layers; may take their weights over."""
         ...
 
-    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+    def step(self, layout: Layout, store: PagedKV) -> AttentionStep:
         """One forward's attention."""
         ...
 
@@ -63,7 +63,7 @@ class PlainBackend:
         """See `Backend.stack`."""
         return ModuleStack(parts)
 
-    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+    def step(self, layout: Layout, store: PagedKV) -> AttentionStep:
         """See `Backend.step`."""
         return SdpaStep(layout, store)
 
@@ -83,13 +83,13 @@ class TorchBackend(PlainBackend):
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """See `Backend.stack`."""
         if parts.architecture.fused:
-            return LeanStack(parts, dtype)
+            return FusedLlamaStack(parts, dtype)
         for layer in parts.layers:
             pack_linears(layer)
         parts.head = packed(parts.head)
         return ModuleStack(parts)
 
-    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+    def step(self, layout: Layout, store: PagedKV) -> AttentionStep:
         """See `Backend.step`."""
         prefixes = find_prefixes(layout, *GROUPED_PAYS) if self._shared_attention else None
         return SdpaStep(layout, store) if prefixes is None else GroupedStep(layout, store, prefixes)
@@ -117,7 +117,7 @@ class NativeBackend:
         parts.head = native_linear(parts.head)
         return ModuleStack(parts)
 
-    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+    def step(self, layout: Layout, store: PagedKV) -> AttentionStep:
         """See `Backend.step`."""
         return NativeStep(layout, store, find_prefixes(layout) if self._shared_attention else None)
 

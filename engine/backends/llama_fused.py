@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from decoding.partial_forward import WHOLE, Depth
+from decoding.partial_forward import WHOLE, LayerSelection
 from engine.architectures import architecture_of
 from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
@@ -59,7 +59,7 @@ class Angles:
         self._table = torch.stack((cos[0], signed[0]), dim=1)
 
 
-class LeanStack(ModuleStack):
+class FusedLlamaStack(ModuleStack):
     """Lean layers in place of the model's own. Takes over their weights.
 
     Args:
@@ -79,7 +79,7 @@ class LeanStack(ModuleStack):
         layout: Layout,
         step: AttentionStep,
         taps: frozenset[int],
-        depth: Depth = WHOLE,
+        depth: LayerSelection = WHOLE,
         states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """See `engine.backends.stacks.LayerStack.hidden`; skips any sub-layer."""

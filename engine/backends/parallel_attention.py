@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from decoding.partial_forward import Depth
+from decoding.partial_forward import LayerSelection
 from engine.architectures.base import Halves
 from engine.attention.step import AttentionStep
 
@@ -25,7 +25,7 @@ class SubLayers(Protocol):
 
 
 def run_groups(
-    stack: SubLayers, hidden: torch.Tensor, depth: Depth, num_layers: int, taps: frozenset[int]
+    stack: SubLayers, hidden: torch.Tensor, depth: LayerSelection, num_layers: int, taps: frozenset[int]
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     """Paper #178 (EasySpec), its fuzzy layers: within a group, no attention waits for another one or for an MLP.
 

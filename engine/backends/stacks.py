@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from decoding.partial_forward import WHOLE, Depth
+from decoding.partial_forward import WHOLE, LayerSelection
 from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
@@ -26,7 +26,7 @@ class LayerStack(Protocol):
         layout: Layout,
         step: AttentionStep,
         taps: frozenset[int],
-        depth: Depth = WHOLE,
+        depth: LayerSelection = WHOLE,
         states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Embed and run the decoder layers.
@@ -96,7 +96,7 @@ class ModuleStack:
         layout: Layout,
         step: AttentionStep,
         taps: frozenset[int],
-        depth: Depth = WHOLE,
+        depth: LayerSelection = WHOLE,
         states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """See `LayerStack.hidden`; skips whole layers only."""

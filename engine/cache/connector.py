@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.cache.blocks import BlockPool
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from engine.cache.table import BlockTable, promised
 from engine.device import Device, to_its_end
 from kvstore.types import Found, Offer, Wanted
@@ -61,7 +61,7 @@ class SharedPrefixes:
         self,
         store: PrefixStore,
         pool: BlockPool,
-        kv: KVStore,
+        kv: PagedKV,
         device: Device,
         tables: Callable[[], Collection[BlockTable]],
         seconds: Callable[[], Seconds],
@@ -313,7 +313,7 @@ def _by_tier(fetched: range, found: Found, chunk_tokens: int) -> Counter[str]:
     return tokens
 
 
-def _check(chunk: torch.Tensor, kv: KVStore, tokens: int) -> None:
+def _check(chunk: torch.Tensor, kv: PagedKV, tokens: int) -> None:
     """Raises ValueError: the chunk is not one of this model."""
     expected = (len(kv.layers), tokens, 2, kv.kv_heads, kv.head_dim)
     if chunk.shape != expected or chunk.dtype != kv.dtype:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 
-class KVStore:
+class PagedKV:
     """Keys and values side by side, [num_slots, 2, kv_heads, head_dim] per layer: one write and one gather serve both.
 
     Args:

@@ -12,7 +12,7 @@ from decoding.sequence import Sequence
 from engine.cache.blocks import BlockPool, OutOfBlocksError
 from engine.cache.hashes import ContentHashes
 from engine.cache.origin import Origin
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from engine.cache.uncommitted import ScratchKV
 from turnout.types import BlockHash
 
@@ -60,7 +60,7 @@ class BlockTable:
         "tokens",
     )
 
-    def __init__(self, seq: Sequence, pool: BlockPool, store: KVStore) -> None:
+    def __init__(self, seq: Sequence, pool: BlockPool, store: PagedKV) -> None:
         self.seq = seq
         self.pool = pool
         self.store = store

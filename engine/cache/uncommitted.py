@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from decoding.block import Block
-from decoding.partial_forward import Depth
+from decoding.partial_forward import LayerSelection
 
 
 class ScratchKV:
@@ -37,7 +37,7 @@ class ScratchKV:
         """Whether the rows before `block.resume` are there, run through the same layers."""
         return not block.resume or (self._block is not None and self._block.begins_like(block, block.resume))
 
-    def states_of(self, tokens: tuple[int, ...]) -> tuple[Depth, torch.Tensor] | None:
+    def states_of(self, tokens: tuple[int, ...]) -> tuple[LayerSelection, torch.Tensor] | None:
         """The layers that still have to run for a chain of n tokens, and the states [n, hidden] that go into them.
 
         None: the chain is not there, or it was not run through exactly the first layers.
@@ -45,4 +45,4 @@ class ScratchKV:
         held, states = self._block, self._states
         if held is None or states is None or not held.begins_like(Block.chain(tokens, held.layers), len(tokens)):
             return None
-        return Depth(first=held.layers.last or 0), states[: len(tokens)]
+        return LayerSelection(first=held.layers.last or 0), states[: len(tokens)]

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from decoding.logits import History
-from decoding.model import Want
+from decoding.logits import RowContext
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.cache.blocks import BlockPool
 from engine.cache.table import BlockTable
@@ -146,7 +146,7 @@ class Probe:
                 table = BlockTable(seq, pool, self._runner.store)
                 table.reserve(group.context + group.fed)
                 table.tokens.extend([0] * group.context)
-                feeds.append(Feed(table, [0] * group.fed, reads=[(group.fed - 1, History(seq), Want())]))
+                feeds.append(Feed(table, [0] * group.fed, reads=[(group.fed - 1, RowContext(seq), ReadSpec())]))
         return feeds
 
 

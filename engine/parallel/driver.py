@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from decoding.partial_forward import WHOLE, Depth
+from decoding.partial_forward import WHOLE, LayerSelection
 from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
 from engine.backends.base import Backend, TorchBackend
-from engine.backends.llama_fused import LeanStack
+from engine.backends.llama_fused import FusedLlamaStack
 from engine.backends.stacks import Head, LayerStack
-from engine.cache.paged_kv import KVStore
-from engine.loaded_model import LayerPlan
+from engine.cache.paged_kv import PagedKV
+from engine.loaded_model import LoadedModel
 from engine.parallel.framing import Op, integers, pack_step, rows_of
 from engine.parallel.group import Group
 
@@ -38,7 +38,7 @@ class ShareBackend:
         backend = self._whole if self._whole.name == "plain" else TorchBackend()
         return backend.stack(parts, dtype)
 
-    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+    def step(self, layout: Layout, store: PagedKV) -> AttentionStep:
         """See `engine.backends.base.Backend.step`."""
         return self._whole.step(layout, store)
 
@@ -58,7 +58,7 @@ class LeadingBackend(ShareBackend):
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """See `engine.backends.base.Backend.stack`."""
         stack = super().stack(parts, dtype)
-        return LeadingStack(stack, not isinstance(stack, LeanStack), self._group)
+        return LeadingStack(stack, not isinstance(stack, FusedLlamaStack), self._group)
 
 
 class LeadingStack:
@@ -80,7 +80,7 @@ class LeadingStack:
         layout: Layout,
         step: AttentionStep,
         taps: frozenset[int],
-        depth: Depth = WHOLE,
+        depth: LayerSelection = WHOLE,
         states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """See `engine.backends.stacks.LayerStack.hidden`.
@@ -92,7 +92,7 @@ class LeadingStack:
         with self._group.leading(Op.HIDDEN, *pack_step(layout, depth, states)):
             return self._stack.hidden(layout, step, taps, depth, states)
 
-    def _check(self, depth: Depth) -> None:
+    def _check(self, depth: LayerSelection) -> None:
         """What the stack would refuse is refused before the others begin it; raises ValueError."""
         if self._whole_layers and any(each ^ 1 not in depth.skipped for each in depth.skipped):
             raise ValueError("this architecture skips whole layers only")
@@ -123,7 +123,7 @@ class LeadingStack:
         return None
 
 
-class LeadingStore(KVStore):
+class LeadingStore(PagedKV):
     """The leader's keys and values, [num_slots, 2, its kv_heads, head_dim] per layer; whole where they come or go.
 
     Of all stores of a group only the one made last may be used.
@@ -146,25 +146,25 @@ class LeadingStore(KVStore):
         self._group = group
 
     def copy_block(self, source: int, target: int, block_size: int) -> None:
-        """See `engine.cache.paged_kv.KVStore.copy_block`."""
+        """See `engine.cache.paged_kv.PagedKV.copy_block`."""
         with self._group.leading(Op.COPY_BLOCK, integers(source, target, block_size)):
             super().copy_block(source, target, block_size)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
-        """See `engine.cache.paged_kv.KVStore.move`."""
+        """See `engine.cache.paged_kv.PagedKV.move`."""
         with self._group.leading(Op.MOVE, integers(*sources), integers(*targets)):
             super().move(sources, targets)
 
     @torch.inference_mode()
     def gather_blocks(self, blocks: list[int], block_size: int) -> torch.Tensor:
-        """See `engine.cache.paged_kv.KVStore.gather_blocks`; all heads, on the CPU."""
+        """See `engine.cache.paged_kv.PagedKV.gather_blocks`; all heads, on the CPU."""
         with self._group.leading(Op.READ_BLOCKS, integers(block_size), integers(*blocks)):
             share = super().gather_blocks(blocks, block_size).to("cpu")
             return torch.cat(self._group.gather(share), dim=3)
 
     @torch.inference_mode()
     def write_blocks(self, blocks: list[int], block_size: int, kv: torch.Tensor) -> None:
-        """See `engine.cache.paged_kv.KVStore.write_blocks`; all heads."""
+        """See `engine.cache.paged_kv.PagedKV.write_blocks`; all heads."""
         expected = (len(self.layers), len(blocks) * block_size, 2, self.kv_heads, self.head_dim)
         if kv.shape != expected or kv.dtype != self.dtype:
             raise ValueError(f"keys and values are {kv.dtype} {list(kv.shape)}, not {self.dtype} {list(expected)}")
@@ -173,8 +173,8 @@ class LeadingStore(KVStore):
             super().write_blocks(blocks, block_size, self._group.scatter(torch.empty_like(parts[0]), parts))
 
 
-class LeadingPlan(LayerPlan):
-    """The leader's plan: a `LayerPlan` whose stack and stores have the others follow.
+class LeadingPlan(LoadedModel):
+    """The leader's plan: a `LoadedModel` whose stack and stores have the others follow.
 
     Args:
         model: this rank's share, localised.
@@ -188,11 +188,11 @@ class LeadingPlan(LayerPlan):
         self.kv_heads //= group.world
         self._group = group
 
-    def cache(self, num_slots: int, device: torch.device) -> KVStore:
-        """See `engine.loaded_model.LayerPlan.cache`."""
+    def cache(self, num_slots: int, device: torch.device) -> PagedKV:
+        """See `engine.loaded_model.LoadedModel.cache`."""
         return LeadingStore(self.num_layers, num_slots, self.kv_heads, self.head_dim, self.dtype, self._group)
 
     def embed(self, tokens: list[int]) -> torch.Tensor:
-        """See `engine.loaded_model.LayerPlan.embed`."""
+        """See `engine.loaded_model.LoadedModel.embed`."""
         with self._group.leading(Op.EMBED, integers(*tokens)):
             return super().embed(tokens)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from decoding.partial_forward import Depth
+from decoding.partial_forward import LayerSelection
 from engine.attention.layout import Layout
 
 Array = npt.NDArray[Any]
@@ -100,7 +100,7 @@ def rows_of(states: torch.Tensor) -> Array:
     return states.to("cpu", torch.float32).contiguous().numpy()
 
 
-def pack_step(layout: Layout, depth: Depth, states: torch.Tensor | None) -> list[Array]:
+def pack_step(layout: Layout, depth: LayerSelection, states: torch.Tensor | None) -> list[Array]:
     """What a follower must know of a forward; see `engine.backends.stacks.LayerStack.hidden`."""
     last = -1 if depth.last is None else depth.last
     arrays = [
@@ -119,13 +119,13 @@ def pack_step(layout: Layout, depth: Depth, states: torch.Tensor | None) -> list
     return arrays if states is None else [*arrays, rows_of(states)]
 
 
-def unpack_step(arrays: list[Array]) -> tuple[Layout, Depth, torch.Tensor | None]:
+def unpack_step(arrays: list[Array]) -> tuple[Layout, LayerSelection, torch.Tensor | None]:
     """The other way round; states are float32 on the CPU."""
     block_size, first, last, has_states, *skipped = arrays[0].tolist()
     parts, (sequences, bounds), rest = arrays[1:8], (each.tolist() for each in arrays[8:10]), arrays[10:]
     states = torch.from_numpy(rest.pop()) if has_states else None
     trees = {b: torch.from_numpy(mask) for b, mask in zip(sequences, rest, strict=True)}
     groups = tuple(zip(bounds[::2], bounds[1::2], strict=True))
-    depth = Depth(first, None if last < 0 else last, frozenset(skipped), groups)
+    depth = LayerSelection(first, None if last < 0 else last, frozenset(skipped), groups)
     tokens, positions, slots, starts, lengths, blocks, offsets = parts
     return Layout(tokens, positions, slots, starts, lengths, blocks, offsets, trees, block_size), depth, states

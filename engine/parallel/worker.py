@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from engine.backends.base import Kernels, choose_backend
-from engine.cache.paged_kv import KVStore
-from engine.loaded_model import LayerPlan
+from engine.cache.paged_kv import PagedKV
+from engine.loaded_model import LoadedModel
 from engine.parallel.connections import Link, LinkClosedError
 from engine.parallel.driver import ShareBackend
 from engine.parallel.framing import Array, Op, unpack_step
@@ -50,7 +50,7 @@ def follow(
     try:
         share = load_share(group, name, path, dtype, timeout_s)
         backend = ShareBackend(choose_backend(kernels, group.device, shared_attention), group.world)
-        Follower(group, LayerPlan(share.model, backend)).run()
+        Follower(group, LoadedModel(share.model, backend)).run()
     except TurnoutError as error:
         group.fail(error.message)
         raise
@@ -80,11 +80,11 @@ class Follower:
         plan: the share, as a plan of the whole.
     """
 
-    def __init__(self, group: Group, plan: LayerPlan) -> None:
+    def __init__(self, group: Group, plan: LoadedModel) -> None:
         self._group = group
         self._plan = plan
         self._kv_heads = plan.kv_heads // group.world
-        self._store: KVStore | None = None
+        self._store: PagedKV | None = None
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -107,7 +107,7 @@ class Follower:
             self._store = None  # its memory is free before the next one is made
             [num_slots] = arrays[0].tolist()
             shape = (plan.num_layers, num_slots, self._kv_heads, plan.head_dim)
-            self._store = KVStore(*shape, plan.dtype, self._group.device)
+            self._store = PagedKV(*shape, plan.dtype, self._group.device)
         else:
             self._repeat_on_store(op, arrays)
 
@@ -127,7 +127,7 @@ class Follower:
             raise RuntimeError(f"the leader asks for {op.name}")
 
     @property
-    def _kv(self) -> KVStore:
+    def _kv(self) -> PagedKV:
         if self._store is None:
             raise RuntimeError("the leader uses a KV store before it made one")
         return self._store

@@ -63,7 +63,7 @@ def edited(tables: dict[Sequence, BlockTable], seq: Sequence, edits: list[Edit])
     if not tokens:
         raise invalid("edits", "leave no token")
     sharing = Sharing(seq.sharing.rest, tuple((min(end, first), each) for end, each in seq.sharing.spans))
-    twin = Sequence(tokens, seq.sampling, seq.seed, seq.end_ids, None, sharing, seq.tenant, seq.lossy, seq.patient)
+    twin = Sequence(tokens, seq.sampling, seq.seed, seq.end_ids, None, sharing, seq.tenant, seq.lossy, seq.low_priority)
     twin.owner = seq.owner
     old = tables.get(seq)
     if old is not None:

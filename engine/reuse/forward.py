@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from decoding.model import Row
-from decoding.partial_forward import WHOLE, Depth
+from decoding.model import Readout
+from decoding.partial_forward import WHOLE, LayerSelection
 from engine.attention.layout import Int64, Layout
-from engine.cache.paged_kv import KVStore
-from engine.loaded_model import LayerPlan
+from engine.cache.paged_kv import PagedKV
+from engine.loaded_model import LoadedModel
 from engine.reuse.partial_rows import Again, Bools, Picked, pick
 from engine.reuse.reused_spans import Partial, ReuseCounts
 from engine.reuse.rotation import Rotation
@@ -46,8 +46,8 @@ class ReusingRunner(Runner):
 
     def __init__(
         self,
-        plan: LayerPlan,
-        store: KVStore,
+        plan: LoadedModel,
+        store: PagedKV,
         block_size: int,
         device: torch.device,
         rotation: Rotation,
@@ -60,7 +60,7 @@ class ReusingRunner(Runner):
         # What a token looks at is read off the last layer.
         self._watched = plan.num_layers - 1
 
-    def _run(self, feeds: Sequence[Feed], depth: Depth) -> list[list[Row]]:
+    def _run(self, feeds: Sequence[Feed], depth: LayerSelection) -> list[list[Readout]]:
         partials = {
             place: feed.partial for place, feed in enumerate(feeds) if feed.partial is not None and feed.partial.acts
         }
@@ -76,13 +76,13 @@ class ReusingRunner(Runner):
         if checked:
             old = {place: self._pairs(partial) for place, partial in checked.items()}
             first = batch.pick({place: partial.given for place, partial in partials.items() if place not in checked})
-            hidden, below = self._layers(first.layout, taps, Depth(last=self._check_layers))
+            hidden, below = self._layers(first.layout, taps, LayerSelection(last=self._check_layers))
             left = {place: self._settle(partial, old.get(place)) for place, partial in partials.items()}
             second = batch.pick(left)
             rows = torch.from_numpy(first.rows_of(second.names)).to(self.device)
             below = {layer: states.index_select(0, rows) for layer, states in below.items()}
             hidden, above = self._layers(
-                second.layout, taps, Depth(first=self._check_layers), hidden.index_select(0, rows)
+                second.layout, taps, LayerSelection(first=self._check_layers), hidden.index_select(0, rows)
             )
             above = below | above
             runs = [(first, self._check_layers), (second, self.plan.num_layers - self._check_layers)]
@@ -99,7 +99,7 @@ class ReusingRunner(Runner):
         return self._deliver(feeds, hidden, above, second.starts, read)
 
     def _layers(
-        self, layout: Layout, taps: frozenset[int], depth: Depth, states: torch.Tensor | None = None
+        self, layout: Layout, taps: frozenset[int], depth: LayerSelection, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Taps]:
         if layout.num_tokens == 0:  # everything is taken over
             hidden = torch.zeros(0, self.plan.width, device=self.device) if states is None else states

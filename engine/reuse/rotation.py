@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from decoding.partial_forward import Depth
+from decoding.partial_forward import LayerSelection
 from engine.attention.layout import lay_out
-from engine.cache.paged_kv import KVStore
-from engine.loaded_model import LayerPlan
+from engine.cache.paged_kv import PagedKV
+from engine.loaded_model import LoadedModel
 from turnout.errors import Code, TurnoutError
 
 CHECK_PLACES = 12
@@ -38,7 +38,7 @@ class Rotation:
         self._frequencies = list(frequencies)
 
     @classmethod
-    def of(cls, plan: LayerPlan) -> Rotation:
+    def of(cls, plan: LoadedModel) -> Rotation:
         """A loaded model's.
 
         Raises:
@@ -62,7 +62,7 @@ class Rotation:
         _turn(keys, cos, sin)
 
     @torch.inference_mode()
-    def move(self, store: KVStore, sources: torch.Tensor, targets: torch.Tensor, shifts: torch.Tensor) -> None:
+    def move(self, store: PagedKV, sources: torch.Tensor, targets: torch.Tensor, shifts: torch.Tensor) -> None:
         """Copy slots to slots, int64 [n] each, their keys moved so far; all are read before any is written."""
         angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for layer, cache in enumerate(store.layers):
@@ -95,13 +95,13 @@ def _frequencies(rotary: Any, kind: str) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _check(plan: LayerPlan, rotation: Rotation) -> None:
+def _check(plan: LoadedModel, rotation: Rotation) -> None:
     """Keys of one token at several positions, in the layer below all attention, must be each other's rotations."""
     device = plan.device
-    store = KVStore(plan.num_layers, CHECK_BLOCK, plan.kv_heads, plan.head_dim, plan.dtype, device)
+    store = PagedKV(plan.num_layers, CHECK_BLOCK, plan.kv_heads, plan.head_dim, plan.dtype, device)
     blocks = [np.zeros(1, dtype=np.int32)]
     layout = lay_out([1] * CHECK_PLACES, [CHECK_PLACES], [0], blocks, CHECK_BLOCK, {})
-    plan.stack.hidden(layout, plan.backend.step(layout, store), frozenset(), Depth(last=1))
+    plan.stack.hidden(layout, plan.backend.step(layout, store), frozenset(), LayerSelection(last=1))
     keys = store.layers[0][:CHECK_PLACES, 0]
     moved = keys[:1].repeat(CHECK_PLACES, 1, 1)
     rotation.turn(moved, 0, torch.arange(CHECK_PLACES, device=device))

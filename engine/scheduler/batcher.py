@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Items
 
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
 from engine.costs.forward import StepTime
@@ -129,7 +129,7 @@ class Batcher:
         """Return whether an operation on a sequence waits or runs here."""
         return self._queue.has_operation(seq)
 
-    async def submit(self, work: QueuedOperation) -> list[Row]:
+    async def submit(self, work: QueuedOperation) -> list[Readout]:
         """Queue an operation and wait for its rows.
 
         Raises:
@@ -237,7 +237,7 @@ class Batcher:
             else:
                 self._continue_decoding(work, outcome[0])
 
-    def _continue_decoding(self, work: QueuedOperation, row: Row) -> None:
+    def _continue_decoding(self, work: QueuedOperation, row: Readout) -> None:
         """Give a decode loop its next token; unless it ends, it waits for another at the end of the queue."""
         assert work.on_row is not None
         if work.future.done() or work.table.released:

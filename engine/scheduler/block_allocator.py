@@ -138,11 +138,11 @@ class BlockAllocator:
         shares = self._shares.get(work.low_priority)
         if shares is None:
             held = [t for t in self._tables.values() if t.blocks or t.promised]
-            mine = [t for t in held if t.seq.patient is work.low_priority]
+            mine = [t for t in held if t.seq.low_priority is work.low_priority]
             waiting = {w.tenant for w in self._candidates if w.low_priority is work.low_priority and not w.background}
             size = work.table.pool.num_blocks
             if work.low_priority:
-                size -= len({block for t in held if not t.seq.patient for block in t.blocks})
+                size -= len({block for t in held if not t.seq.low_priority for block in t.blocks})
             shares = self._shares[work.low_priority] = BlockShares(mine, waiting, size)
         return shares
 
@@ -161,13 +161,13 @@ class BlockAllocator:
         """Return the blocks that only low-priority sequences hold, for an interactive one."""
         if work.low_priority:
             return 0
-        tables = [table for table in self._tables.values() if table.seq.patient]
+        tables = [table for table in self._tables.values() if table.seq.low_priority]
         return sum(table.pool.is_exclusive(block) for table in tables for block in table.blocks)
 
     def _outstanding(self, low_priority: bool) -> int:
         """Return blocks promised and not taken; interactive sequences ignore promises to low-priority ones."""
         if self._promised is None:
-            tables = [table for table in self._tables.values() if low_priority or not table.seq.patient]
+            tables = [table for table in self._tables.values() if low_priority or not table.seq.low_priority]
             self._promised = sum(max(table.promised - len(table.blocks), 0) for table in tables)
         return self._promised
 
@@ -216,8 +216,8 @@ class BlockAllocator:
         waiting = {w.table for w in self._candidates if not w.background}
         held = [t for t in self._tables.values() if t.blocks and t not in self._settled and t is not work.table]
         if work.low_priority:
-            held = [t for t in held if t.seq.patient]
-        elif low := [t for t in held if t.seq.patient]:
+            held = [t for t in held if t.seq.low_priority]
+        elif low := [t for t in held if t.seq.low_priority]:
             return max(low, key=age)
         idle = [t for t in held if t not in waiting]
         younger = [t for t in held if age(t) > age(work.table)]
@@ -239,7 +239,7 @@ class BlockAllocator:
             low-priority one.
         """
         others = [table for table in self._tables.values() if table.blocks and table is not work.table]
-        if work.low_priority and not all(table.seq.patient for table in others):
+        if work.low_priority and not all(table.seq.low_priority for table in others):
             return 0
         for table in self._tables.values():
             if table is not work.table:

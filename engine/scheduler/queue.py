@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
 from engine.scheduler.queued_operation import QueuedOperation
@@ -18,15 +18,15 @@ class Deliveries:
     """Results that were set but whose methods have not resumed yet, of all models of a device."""
 
     def __init__(self) -> None:
-        self._open: set[asyncio.Future[list[Row]]] = set()
+        self._open: set[asyncio.Future[list[Readout]]] = set()
         self._resumed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()  # tasks that resumed since the last `all_resumed`
 
-    def hand_out(self, future: asyncio.Future[list[Row]]) -> None:
+    def hand_out(self, future: asyncio.Future[list[Readout]]) -> None:
         """Note that a result was set."""
         self._open.add(future)
 
-    def resumed(self, future: asyncio.Future[list[Row]]) -> None:
+    def resumed(self, future: asyncio.Future[list[Readout]]) -> None:
         """Note that the method that awaited a result runs again; called from its task."""
         if future not in self._open:
             return
@@ -105,7 +105,7 @@ class OperationQueue:
         self._low_priority.discard(work)
         self._blocked.discard(work)
 
-    def finish(self, work: QueuedOperation, rows: list[Row]) -> None:
+    def finish(self, work: QueuedOperation, rows: list[Readout]) -> None:
         """Remove an operation and hand out its rows."""
         self.discard(work)
         if not work.future.done():

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from decoding.block import Block
-from decoding.logits import History
-from decoding.model import Row, Want
+from decoding.logits import RowContext
+from decoding.model import Readout, ReadSpec
 from decoding.partial_forward import WHOLE, Exit
 from engine.cache.table import BlockTable
 from engine.runner import Feed
@@ -55,14 +55,14 @@ class QueuedOperation:
     block: Block = NO_ROWS
     apart: bool = False
     first_row: int = -1
-    want: Want | None = None
+    want: ReadSpec | None = None
     num_free: int = 0
-    want_free: Want = Want(draw=None)
+    want_free: ReadSpec = ReadSpec(draw=None)
     exit: Exit | None = None
     background: bool = False
-    on_row: Callable[[Row], bool] | None = None
-    future: asyncio.Future[list[Row]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    rows: list[Row] = field(default_factory=list)
+    on_row: Callable[[Readout], bool] | None = None
+    future: asyncio.Future[list[Readout]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    rows: list[Readout] = field(default_factory=list)
     traces: list[dict[int, torch.Tensor]] = field(default_factory=list)
     traced: int = 0
     cached_rows: int = 0
@@ -79,7 +79,7 @@ class QueuedOperation:
     @property
     def low_priority(self) -> bool:
         """Whether interactive operations go first."""
-        return self.table.seq.patient
+        return self.table.seq.low_priority
 
     @property
     def atomic(self) -> int:
@@ -168,7 +168,7 @@ class QueuedOperation:
             feed.partial = table.reused.part(feed)
         return feed
 
-    def _reads(self, start: int, fed: int) -> list[tuple[int, History, Want]]:
+    def _reads(self, start: int, fed: int) -> list[tuple[int, RowContext, ReadSpec]]:
         """What to read of the tokens from `start` on, of the sequence and the block."""
         if self.want is None:
             return []
@@ -177,11 +177,11 @@ class QueuedOperation:
             for index in range(max(self.first_read, start), start + fed)
         ]
 
-    def _read_at(self, row: int, want: Want) -> tuple[History, Want]:
+    def _read_at(self, row: int, want: ReadSpec) -> tuple[RowContext, ReadSpec]:
         seq, block = self.table.seq, self.block
         if row >= len(block) - self.num_free:
-            return History(seq, free=True), self.want_free
-        return History(seq, block.path(row)[len(seq) - self.base :]), want
+            return RowContext(seq, free=True), self.want_free
+        return RowContext(seq, block.path(row)[len(seq) - self.base :]), want
 
     def enter(self, feed: Feed, keeps_trees: bool) -> None:
         """Let the cache know what was computed.
@@ -198,8 +198,8 @@ class QueuedOperation:
         else:
             table.scratch.forget()
 
-    def keep_traces(self, feed: Feed, rows: list[Row]) -> None:
-        """Gather what `Want.before` asks for, and give it to the first row; the cache is as before the forward."""
+    def keep_traces(self, feed: Feed, rows: list[Readout]) -> None:
+        """Gather what `ReadSpec.before` asks for, and give it to the first row; the cache is as before the forward."""
         if not feed.traced:
             return
         if (start := len(self.table)) != self.traced:  # the cache was shortened meanwhile, or this is the first part

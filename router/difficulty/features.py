@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from decoding.model import Row
+from decoding.model import Readout
 
 FEATURES = ("log_prompt_tokens", "entropy_bits", "margin_nats", "top_logprob")
 
 
-def features_of(row: Row, num_prompt_tokens: int) -> dict[str, float]:
+def features_of(row: Readout, num_prompt_tokens: int) -> dict[str, float]:
     """The numbers in `FEATURES`.
 
     Args:
@@ -40,7 +40,7 @@ def features_of(row: Row, num_prompt_tokens: int) -> dict[str, float]:
     }
 
 
-def state_of(row: Row) -> npt.NDArray[np.float32]:
+def state_of(row: Readout) -> npt.NDArray[np.float32]:
     """The hidden state before the head, after the last norm: float32 [width]."""
     state: npt.NDArray[np.float32] = row.hidden[-1].to("cpu", torch.float32).numpy()
     return state

@@ -86,7 +86,7 @@ async def pools(actors_config: TurnoutConfig) -> AsyncIterator[tuple[LocalPool, 
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine KV may come late. A test in which it is given up sets its own limit."""
     monkeypatch.setattr("actors.disaggregated_prefill.PATIENCE_S", 60.0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from actors.connection import ActorConnection
 from actors.protocol import PendingCall, RequestKind
-from decoding.model import Until
+from decoding.model import StopCondition
 from decoding.operations import Decode, PrefillAhead, ScoreContinuations
 from decoding.sequence import Sequence
 from pool.local_pool import LocalPool
@@ -39,15 +39,15 @@ async def test_a_stretch_interrupted_after_some_tokens_is_made_again_whole(
     """As where one of the processes that a model is split over has ended."""
     expected, seq, host, connection = sequence(), sequence(), remote.hosts["large"], connection_of(remote)
     local = pools[0].engines["large"]
-    await local.decode(expected, Until(max_tokens=10))
+    await local.decode(expected, StopCondition(max_tokens=10))
     local.release(expected)
     real = host.model.do
 
     async def broken(replica: Sequence, op: Any) -> Any:
-        await real(replica, Decode(Until(max_tokens=4)))
+        await real(replica, Decode(StopCondition(max_tokens=4)))
         raise Interrupted("rank 1 has ended")
 
-    call = PendingCall(Decode(Until(max_tokens=10)), seq)
+    call = PendingCall(Decode(StopCondition(max_tokens=10)), seq)
     with monkeypatch.context() as patch:
         patch.setattr(host.model, "do", broken)
         connection.send(call)
@@ -75,7 +75,7 @@ async def test_an_operation_cancelled_before_it_began_answers(fragile: RemotePoo
         return [(number, blob), held.pop()] if RequestKind.CANCEL in kinds and held else [(number, blob)]
 
     line.meddle = hold
-    task = asyncio.ensure_future(model.decode(seq, Until(max_tokens=5)))
+    task = asyncio.ensure_future(model.decode(seq, StopCondition(max_tokens=5)))
     await poll(lambda: bool(held), "the call is on its way")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -84,7 +84,7 @@ async def test_an_operation_cancelled_before_it_began_answers(fragile: RemotePoo
     await poll(lambda: not connection._sent, "it was answered")
     assert not connection._calls
     assert connection._known[seq].appending == 0
-    await model.decode(seq, Until(max_tokens=5))
+    await model.decode(seq, StopCondition(max_tokens=5))
     assert len(seq) == 25
     model.release(seq)
 
@@ -93,14 +93,14 @@ async def test_only_the_call_that_cannot_be_pickled_fails(remote: RemotePool) ->
     connection, model = connection_of(remote), remote.members["large"]
     sound, faulty = sequence(), sequence()
     bad = PendingCall(ScoreContinuations([(1, 2), lambda: None]), faulty)  # type: ignore[list-item]
-    good = PendingCall(Decode(Until(max_tokens=3)), sound)
+    good = PendingCall(Decode(StopCondition(max_tokens=3)), sound)
     connection.send(bad)
     connection.send(good)
     with pytest.raises(TurnoutError, match="cannot be pickled") as caught:
         await bad.future
     assert caught.value.code is Code.INTERNAL
     assert len((await good.future).segment.tokens) == 3
-    await model.decode(faulty, Until(max_tokens=3))
+    await model.decode(faulty, StopCondition(max_tokens=3))
     assert faulty.tokens == sound.tokens
     for seq in (sound, faulty):
         model.release(seq)
@@ -108,7 +108,7 @@ async def test_only_the_call_that_cannot_be_pickled_fails(remote: RemotePool) ->
 
 async def test_a_post_that_ray_does_not_take_fails_its_calls_and_blames_nobody(fragile: RemotePool) -> None:
     line, connection = fragile.lines["large"], connection_of(fragile)
-    under_way = PendingCall(Decode(Until(max_tokens=150)), sequence())
+    under_way = PendingCall(Decode(StopCondition(max_tokens=150)), sequence())
     connection.send(under_way)
     await poll(lambda: bool(line.host._tasks), "it is under way")
 

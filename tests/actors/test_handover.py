@@ -95,7 +95,7 @@ async def test_no_more_is_asked_for_than_may_be_moved(own_remote: RemotePool, mo
     model = own_remote.members["large"]
     assert isinstance(model, RemoteModel)
     seq = Sequence(PROMPT, SamplingParams(max_tokens=4), 3)
-    await model.absorb(seq)
+    await model.prefill_ahead(seq)
     asked: list[tuple[int, int]] = []
     do, faults = model.do, [OSError("planted")]
 

@@ -16,10 +16,10 @@ import torch
 from actors.packing import pack_result, unpack_result
 from actors.pickling import Handles, TensorHandle, dumps, dumps_call, loads
 from actors.tensor_store import Key, TensorStore
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.operations import Extend
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from turnout.errors import Interrupted
 from turnout.types import Token
 
@@ -113,8 +113,8 @@ def test_drafts_and_verdicts_travel_whole_and_by_reference() -> None:
     store, handles = TensorStore(1, 0), Handles()
     probs = torch.rand(3, 1000)
     draft = DraftTree.chain([5, 6], "small", [probs[0], None])
-    rows = [Row(5, probs=probs[1]), Row(6, probs=probs[2], hidden={2: torch.ones(8)})]
-    verdict = Verdict((0,), (Token(5, "small"), Token(9, "large")), rows)
+    rows = [Readout(5, probs=probs[1]), Readout(6, probs=probs[2], hidden={2: torch.ones(8)})]
+    verdict = VerifyResult((0,), (Token(5, "small"), Token(9, "large")), rows)
     there_draft, there_verdict = loads(dumps((draft, verdict), store), handles)
     assert (there_draft.tokens, there_draft.parents, there_draft.source) == (draft.tokens, draft.parents, "small")
     assert there_verdict.tokens == verdict.tokens
@@ -268,6 +268,6 @@ def test_a_handle_goes_nowhere_but_to_an_actor() -> None:
 
 
 def test_rows_without_tensors_keep_what_a_structure_left_them() -> None:
-    rows = [Row(5, 0.0, -2.0, ((5, -2.0),), margin=1.0, forced=True, allowed_logprob=-2.0), Row(6, 1.5)]
+    rows = [Readout(5, 0.0, -2.0, ((5, -2.0),), margin=1.0, forced=True, allowed_logprob=-2.0), Readout(6, 1.5)]
     packed = pack_result(Extend(), rows, TensorStore(1, 1))
     assert unpack_result(Extend(), packed, Handles(), (), {}) == rows

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from actors.disaggregated_prefill import DisaggregatedModel
-from decoding.model import Until, Want, WrappedModel
+from decoding.model import ReadSpec, StopCondition, WrappedModel
 from decoding.operations import PrefillAhead
 from decoding.sequence import Sequence
 from engine.kv_operations import ExportKV, ImportKV
@@ -126,7 +126,7 @@ async def test_the_answer_is_that_of_one_model_and_the_prompt_is_computed_once(t
 
 
 async def test_what_the_model_reads_after_moved_kv_is_what_it_reads_after_its_own(trio: Trio) -> None:
-    want = Want(draw=None, logits=True)
+    want = ReadSpec(draw=None, logits=True)
     here, there = sequence(), sequence()
     [mine] = await trio.model.extend(here, (9,), want)
     [own] = await trio.alone.model.extend(there, (9,), want)
@@ -138,7 +138,7 @@ async def test_what_the_model_reads_after_moved_kv_is_what_it_reads_after_its_ow
 
 
 async def test_kv_of_the_wrong_tokens_would_be_seen(trio: Trio) -> None:
-    want = Want(draw=None, logits=True)
+    want = ReadSpec(draw=None, logits=True)
     trio.first.roll = trio.second.roll = 1
     here, there = sequence(), sequence()
     [mine] = await trio.model.extend(here, (9,), want)
@@ -160,7 +160,7 @@ async def test_short_prompts_stay(trio: Trio) -> None:
 
 async def test_only_what_the_decoding_model_lacks_is_looked_at_and_moved(trio: Trio) -> None:
     first = sequence(PROMPT[:48])
-    await trio.decode.model.decode(first, Until(max_tokens=1))
+    await trio.decode.model.decode(first, StopCondition(max_tokens=1))
     trio.model.release(first)
     seq = sequence()
     await trio.model.decode(seq)
@@ -177,7 +177,7 @@ async def test_only_what_the_decoding_model_lacks_is_looked_at_and_moved(trio: T
 
 async def test_what_a_prefill_actor_had_cached_counts_as_cached(trio: Trio) -> None:
     warm = sequence(PROMPT[:65])
-    await trio.first.model.absorb(warm)
+    await trio.first.model.prefill_ahead(warm)
     trio.first.model.release(warm)
     seq = sequence()
     await trio.model.decode(seq)
@@ -196,7 +196,7 @@ async def test_what_a_prefill_actor_had_fetched_counts_as_fetched(trio: Trio) ->
 
 async def test_operations_at_once_move_the_prompt_once(trio: Trio) -> None:
     seq = sequence()
-    await asyncio.gather(trio.model.absorb(seq), trio.model.extend(seq), trio.model.absorb(seq))
+    await asyncio.gather(trio.model.prefill_ahead(seq), trio.model.extend(seq), trio.model.prefill_ahead(seq))
     assert trio.mover.moved == 1
     twin = trio.model.fork(seq, 9)
     await trio.model.decode(twin)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from actors.remote_objects import Constants, ObjectNumbers, Receiver, Sender
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.state import Stateful, attributes, load_state, settle
 from decoding.switching.base import SwitchRule
 from decoding.switching.mean_entropy import MeanEntropySwitch
@@ -41,7 +41,7 @@ class Part(Stateful):
         self.tally = Tally()
         self.limit: Any = None
         self.memory: list[int] = []
-        self.want = Want(top=2)
+        self.want = ReadSpec(top=2)
 
 
 class Slotted:
@@ -213,7 +213,7 @@ def test_a_switching_rule_keeps_its_tally() -> None:
     tally, ends = Tally(), Ends()
     rule = MeanEntropySwitch(window=2, min_stay=1, threshold=1.0, tally=tally)
     for entropy in (0.5, 0.7, 3.0):
-        ends.call(rule, lambda there, entropy=entropy: there.observe(1, Row(1, entropy)))
+        ends.call(rule, lambda there, entropy=entropy: there.observe(1, Readout(1, entropy)))
     assert rule.tally is tally
     assert len(tally.values) == 3
     assert rule.active == "large"
@@ -236,14 +236,14 @@ def test_a_rule_that_works_at_two_models_in_turn_is_one_rule(make: Any) -> None:
     ends = {"large": large, "small": Ends(large.numbers)}
     switches = 0
     for token in range(600):
-        row, before = Row(token, 9.0 * (token // 100 % 2)), rule.active
+        row, before = Readout(token, 9.0 * (token // 100 % 2)), rule.active
         decided: list[Any] = []
         ends[before].call(rule, lambda there, t=token, r=row, d=decided: d.append(there.observe(t, r)))
         assert decided == [alone.observe(token, row)], token
         assert rule.active == alone.active
         switches += rule.active != before
     assert switches > 4
-    assert len(large.constants_sent) <= 2  # what Want is, and what ends sentences
+    assert len(large.constants_sent) <= 2  # what ReadSpec is, and what ends sentences
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Row, Until, Want
+from decoding.model import Readout, ReadSpec, StopCondition
 from decoding.operations import Decode, Operation, Propose, Verify
 from decoding.sequence import Sequence
 from decoding.state import twin
 from decoding.switching.mean_entropy import MeanEntropySwitch
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from pool.local_pool import LocalPool
 from tests.actors.hosts import RemotePool
@@ -37,12 +37,12 @@ def sequence(sampling: SamplingParams = LONG) -> Sequence:
 async def test_choices_from_given_logits_are_the_same(remote: RemotePool, local: LocalPool) -> None:
     """An operation that no file of this package names; the actor knows the sequence's penalties and noise."""
     sampling = SamplingParams(temperature=0.9, top_k=20, frequency_penalty=0.7, max_tokens=200, ignore_eos=True)
-    want, paths = Want(logprob=True, entropy=True, top=2, margin=True, probs=True), [(), (65,), (65, 66)]
+    want, paths = ReadSpec(logprob=True, entropy=True, top=2, margin=True, probs=True), [(), (65,), (65, 66)]
     read = []
     for model in (local.engines["large"], remote.members["large"]):
         seq = sequence(sampling=sampling)
-        await model.decode(seq, Until(max_tokens=5))
-        rows = await model.extend(seq, (65, 66), Want(logits=True) | want, every=True)
+        await model.decode(seq, StopCondition(max_tokens=5))
+        rows = await model.extend(seq, (65, 66), ReadSpec(logits=True) | want, every=True)
         got = await model.choose(seq, torch.stack([row.logits for row in rows if row.logits is not None]), paths, want)
         for row, own in zip(got, rows, strict=True):
             assert (row.token, row.margin, row.top) == (own.token, own.margin, own.top)
@@ -63,7 +63,7 @@ class Nearest(Operation[tuple[float, torch.Tensor]]):
     tree: DraftTree
 
     async def run(self, model: Any, seq: Sequence) -> tuple[float, torch.Tensor]:
-        [row] = await model.extend(seq, self.tree.tokens, Want(hidden=frozenset({-1})))
+        [row] = await model.extend(seq, self.tree.tokens, ReadSpec(hidden=frozenset({-1})))
         distances = (self.states - row.hidden[-1]).norm(dim=-1)
         return float(distances.min()), distances
 
@@ -72,7 +72,7 @@ async def test_an_operation_needs_nothing_but_its_dataclass(remote: RemotePool, 
     read = []
     for model in (local.engines["large"], remote.members["large"]):
         seq = sequence()
-        [row] = await model.extend(seq, (66,), Want(hidden=frozenset({-1})))
+        [row] = await model.extend(seq, (66,), ReadSpec(hidden=frozenset({-1})))
         states = torch.stack([row.hidden[-1], row.hidden[-1] + 1])
         read.append(await model.do(seq, Nearest(states, DraftTree.chain([66], "m"))))
         model.release(seq)
@@ -89,16 +89,16 @@ async def test_a_rule_that_goes_there_stays_as_it_is_and_its_new_state_comes_bac
         return MeanEntropySwitch(window=5, min_stay=2, threshold=100.0)
 
     model, sent, fresh = remote.members["large"], rule(), vars(rule())
-    beside, goes_on = rule(), Decode(Until((sent,), max_tokens=4))
+    beside, continues = rule(), Decode(StopCondition((sent,), max_tokens=4))
     here, there = sequence(), sequence()
     for stretch in range(3):
-        segment = await local.engines["large"].decode(here, Until((beside,), max_tokens=4))
+        segment = await local.engines["large"].decode(here, StopCondition((beside,), max_tokens=4))
         before = vars(twin(sent))
-        decoded = await model.do(there, goes_on)
+        decoded = await model.do(there, continues)
         assert vars(sent) == before
         assert decoded.segment == segment
         assert vars(decoded.rules[0]) == vars(beside) != before
-        goes_on.settle(decoded)
+        continues.settle(decoded)
         assert vars(sent) == vars(beside), f"stretch {stretch}"
     assert vars(sent) != fresh
     for owner, seq in ((local.engines["large"], here), (model, there)):
@@ -111,7 +111,7 @@ class Counted(MatchVerifier):
     changing = ("rounds",)
     rounds = 0
 
-    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
         self.rounds += 1
         return super().judge(seq, draft, rows, target)
 
@@ -126,7 +126,7 @@ class Listing(ModelChainDrafter):
         self.listed: tuple[int, ...] = ()
         self.memory = [0] * 1000
 
-    async def propose(self, model: Any, seq: Sequence, room: Room, length: Any) -> DraftTree:
+    async def propose(self, model: Any, seq: Sequence, room: DraftBudget, length: Any) -> DraftTree:
         self.memory.append(len(seq))
         self.listed = (*self.listed, len(self.memory) - 1000)
         return DraftTree.chain(list(self.listed), model.name)
@@ -139,7 +139,7 @@ async def test_what_speculation_carries_stays_and_its_new_state_is_in_the_result
     for model in (local.engines["large"], remote.members["large"]):
         seq, verifier, drafter = sequence(), Counted(), Listing()
         for times in range(3):
-            propose = Propose(drafter, Room(4, 4), FixedLength())
+            propose = Propose(drafter, DraftBudget(4, 4), FixedLength())
             proposed = await model.do(seq, propose)
             propose.settle(proposed)
             assert proposed.drafter == (drafter.listed,)
@@ -158,14 +158,14 @@ async def test_what_speculation_carries_stays_and_its_new_state_is_in_the_result
 
 async def test_twins_of_many_share_a_post(remote: RemotePool) -> None:
     model, line, seq = remote.members["large"], remote.lines["large"], sequence()
-    await model.decode(seq, Until(max_tokens=2))
+    await model.decode(seq, StopCondition(max_tokens=2))
     before = len(line.posts)
     twins = model.fork_many([seq, seq])
     await posted(line)
-    await model.decode(twins[1], Until(max_tokens=3))
+    await model.decode(twins[1], StopCondition(max_tokens=3))
     assert len(line.posts) == before + 2
-    await model.decode(twins[0], Until(max_tokens=3))
-    await model.decode(seq, Until(max_tokens=3))
+    await model.decode(twins[0], StopCondition(max_tokens=3))
+    await model.decode(seq, StopCondition(max_tokens=3))
     assert twins[0].tokens == twins[1].tokens == seq.tokens
     for each in (seq, *twins):
         model.release(each)

@@ -11,7 +11,7 @@ import pytest
 
 from actors.connection import ConnectionGroup
 from actors.protocol import ReplyKind, RequestKind
-from decoding.model import Until, Want
+from decoding.model import ReadSpec, StopCondition
 from decoding.sequence import Sequence
 from pool.local_pool import LocalPool
 from tests.actors.hosts import DirectChannel, RemotePool, poll
@@ -36,7 +36,7 @@ async def posted(line: DirectChannel) -> None:
 
 async def tokens_of(model: Any, seq: Sequence, *stretches: int) -> list[int]:
     for count in stretches:
-        await model.decode(seq, Until(max_tokens=count))
+        await model.decode(seq, StopCondition(max_tokens=count))
     tokens = list(seq.tokens)
     model.release(seq)
     return tokens
@@ -74,7 +74,7 @@ async def test_posts_are_applied_in_the_order_of_their_numbers(
     forks = []
     tasks = []
     for seq in seqs:
-        tasks.append(asyncio.ensure_future(model.decode(seq, Until(max_tokens=5))))
+        tasks.append(asyncio.ensure_future(model.decode(seq, StopCondition(max_tokens=5))))
         await posted(line)
     if held:
         # The last one has no follower: a post of nothing is one.
@@ -83,7 +83,7 @@ async def test_posts_are_applied_in_the_order_of_their_numbers(
     for seq in seqs:
         forks.append(model.fork(seq))
         await posted(line)
-        tasks.append(asyncio.ensure_future(model.decode(forks[-1], Until(max_tokens=5))))
+        tasks.append(asyncio.ensure_future(model.decode(forks[-1], StopCondition(max_tokens=5))))
         await posted(line)
         model.release(seq)
         await posted(line)
@@ -103,17 +103,17 @@ async def test_posts_are_applied_in_the_order_of_their_numbers(
 async def test_a_lost_update_is_an_error_and_no_wrong_token(remote: RemotePool) -> None:
     """Planted: one message on its way loses the tokens that the replica lacks."""
     model, seq = remote.members["large"], sequence()
-    await model.decode(seq, Until(max_tokens=4))
+    await model.decode(seq, StopCondition(max_tokens=4))
     seq.append(Token(65, "elsewhere"))
 
     def forget(messages: list[Any]) -> list[Any]:
         return [(*m[:2], m[2][:2], *m[3:]) if m[0] == RequestKind.CALL else m for m in messages]
 
     meddled(remote.lines["large"], forget)
-    await model.decode(seq, Until(max_tokens=1))  # nothing tells that the token is missing yet
+    await model.decode(seq, StopCondition(max_tokens=1))  # nothing tells that the token is missing yet
     meddled(remote.lines["large"], lambda messages: messages)
     with pytest.raises(TurnoutError, match="out of step") as caught:
-        await model.decode(seq, Until(max_tokens=4))
+        await model.decode(seq, StopCondition(max_tokens=4))
     assert caught.value.code is Code.INTERNAL
     model.release(seq)
 
@@ -121,18 +121,18 @@ async def test_a_lost_update_is_an_error_and_no_wrong_token(remote: RemotePool) 
 async def test_a_mirror_one_token_short_is_an_error(remote: RemotePool) -> None:
     """Planted: the actor loses a token of a replica between two operations."""
     model, seq = remote.members["large"], sequence()
-    await model.decode(seq, Until(max_tokens=4))
+    await model.decode(seq, StopCondition(max_tokens=4))
     [replica] = remote.hosts["large"]._replicas._replicas.values()
     replica.seq.tokens.pop()
     with pytest.raises(TurnoutError, match="it has 23 tokens"):
-        await model.decode(seq, Until(max_tokens=4))
+        await model.decode(seq, StopCondition(max_tokens=4))
     model.release(seq)
 
 
 async def test_a_reply_for_another_place_is_an_error(remote: RemotePool) -> None:
     """Planted: somebody appends to a sequence while a model decodes it."""
     model, seq = remote.members["large"], sequence()
-    task = asyncio.ensure_future(model.decode(seq, Until(max_tokens=4)))
+    task = asyncio.ensure_future(model.decode(seq, StopCondition(max_tokens=4)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     seq.append(Token(65, "elsewhere"))
@@ -144,7 +144,7 @@ async def test_a_reply_for_another_place_is_an_error(remote: RemotePool) -> None
 async def test_what_is_said_in_one_turn_goes_out_in_one_post(remote: RemotePool) -> None:
     model, line = remote.members["large"], remote.lines["large"]
     seqs, before = [sequence(8 + index) for index in range(6)], len(line.posts)
-    await asyncio.gather(*(model.decode(seq, Until(max_tokens=1)) for seq in seqs))
+    await asyncio.gather(*(model.decode(seq, StopCondition(max_tokens=1)) for seq in seqs))
     assert len(line.posts) == before + 1
     twins = [model.fork(seq) for seq in seqs]
     for seq in (*seqs, *twins):
@@ -159,16 +159,16 @@ async def test_what_is_said_in_one_turn_goes_out_in_one_post(remote: RemotePool)
 async def test_a_fork_is_of_the_sequence_as_it_then_was(remote: RemotePool, local: LocalPool) -> None:
     expected = await tokens_of(local.engines["large"], sequence(), 12)
     model, seq = remote.members["large"], sequence()
-    await model.decode(seq, Until(max_tokens=4))
+    await model.decode(seq, StopCondition(max_tokens=4))
     twin = model.fork(seq)
-    going = asyncio.ensure_future(model.decode(seq, Until(max_tokens=4)))
+    going = asyncio.ensure_future(model.decode(seq, StopCondition(max_tokens=4)))
     await asyncio.sleep(0)
     early = model.fork(seq)  # the replica may be ahead of it
     await going
     assert len(seq) == 28
     assert len(twin) == len(early) == 24
     model.release(seq)
-    await asyncio.gather(*(model.decode(each, Until(max_tokens=8)) for each in (twin, early)))
+    await asyncio.gather(*(model.decode(each, StopCondition(max_tokens=8)) for each in (twin, early)))
     assert twin.tokens == early.tokens == expected
     assert twin.meter.models["large"].prompt_tokens == 0, "it shares the cache"
     for each in (twin, early):
@@ -178,8 +178,12 @@ async def test_a_fork_is_of_the_sequence_as_it_then_was(remote: RemotePool, loca
 async def test_reading_in_the_background_beside_decoding(remote: RemotePool, local: LocalPool) -> None:
     expected = await tokens_of(local.engines["large"], sequence(60), 30)
     model, seq = remote.members["large"], sequence(60)
-    await asyncio.gather(model.absorb(seq), model.decode(seq, Until(max_tokens=10)), model.absorb(seq))
-    await asyncio.gather(model.extend(seq, (1, 2), Want()), model.decode(seq, Until(max_tokens=20)), model.absorb(seq))
+    await asyncio.gather(
+        model.prefill_ahead(seq), model.decode(seq, StopCondition(max_tokens=10)), model.prefill_ahead(seq)
+    )
+    await asyncio.gather(
+        model.extend(seq, (1, 2), ReadSpec()), model.decode(seq, StopCondition(max_tokens=20)), model.prefill_ahead(seq)
+    )
     assert seq.tokens == expected
     meter = seq.meter.models["large"]
     assert meter.prompt_tokens + meter.cached_tokens == 60
@@ -189,15 +193,15 @@ async def test_reading_in_the_background_beside_decoding(remote: RemotePool, loc
 async def test_a_cancelled_operation_ends_there_and_the_sequence_goes_on(remote: RemotePool, local: LocalPool) -> None:
     expected = await tokens_of(local.engines["large"], sequence(), 30)
     model, seq, host = remote.members["large"], sequence(), remote.hosts["large"]
-    await model.decode(seq, Until(max_tokens=3))
-    task = asyncio.ensure_future(model.decode(seq, Until(max_tokens=150)))
+    await model.decode(seq, StopCondition(max_tokens=3))
+    task = asyncio.ensure_future(model.decode(seq, StopCondition(max_tokens=150)))
     replica = next(iter(host._replicas._replicas.values()))
     await poll(lambda: len(replica.seq) > 40, "some tokens were written there")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert len(seq) == 23
-    await model.decode(seq, Until(max_tokens=27))
+    await model.decode(seq, StopCondition(max_tokens=27))
     assert seq.tokens == expected
     assert host.model.stats().sequences == 1
     assert len(replica.seq) == len(seq)
@@ -208,7 +212,7 @@ async def test_a_cancelled_operation_ends_there_and_the_sequence_goes_on(remote:
 async def test_a_sequence_is_released_while_operations_run(remote: RemotePool) -> None:
     model, seq, host = remote.members["large"], sequence(), remote.hosts["large"]
     decode = asyncio.ensure_future(model.decode(seq))
-    absorb = asyncio.ensure_future(model.absorb(seq))
+    absorb = asyncio.ensure_future(model.prefill_ahead(seq))
     await poll(lambda: host.model.stats().sequences == 1, "it is under way")
     model.release(seq)
     with pytest.raises(TurnoutError) as caught:
@@ -222,8 +226,8 @@ async def test_everything_said_before_a_life_ends_is_asked_of_the_next(fragile: 
     expected = await tokens_of(local.engines["large"], sequence(), 60)
     model, seq, supervisor = fragile.members["large"], sequence(), fragile.supervisors["large"]
     host = fragile.hosts["large"]
-    await model.decode(seq, Until(max_tokens=10))
-    task = asyncio.ensure_future(model.decode(seq, Until(max_tokens=50)))
+    await model.decode(seq, StopCondition(max_tokens=10))
+    task = asyncio.ensure_future(model.decode(seq, StopCondition(max_tokens=50)))
     replica = next(iter(host._replicas._replicas.values()))
     await poll(lambda: len(replica.seq) > 40, "it is under way")
     old = supervisor.connection
@@ -257,7 +261,7 @@ async def test_embeddings_are_beside_the_model(remote: RemotePool) -> None:
 
 
 async def test_rows_with_tensors_come_whole(remote: RemotePool, local: LocalPool) -> None:
-    want = Want(probs=True, logits=True, hidden=frozenset({-1, 2}), before=frozenset({1}), entropy=True, top=3)
+    want = ReadSpec(probs=True, logits=True, hidden=frozenset({-1, 2}), before=frozenset({1}), entropy=True, top=3)
     rows = []
     for model in (local.engines["large"], remote.members["large"]):
         seq = sequence()
@@ -278,12 +282,12 @@ async def test_finish_and_reopening_travel(remote: RemotePool, local: LocalPool)
     sampling = SamplingParams(temperature=0.0, max_tokens=30, stop_token_ids=(65,))
     seq = Sequence([1, 2, 3], sampling, 0)
     model = remote.members["large"]
-    await model.decode(seq, Until(max_tokens=2))
+    await model.decode(seq, StopCondition(max_tokens=2))
     seq.append(Token(65, "elsewhere"))
     assert seq.finish_reason is FinishReason.STOP
     assert (await model.decode(seq)).stopped_by == "finish"
     seq.reopen()
-    segment = await model.decode(seq, Until(max_tokens=2))
+    segment = await model.decode(seq, StopCondition(max_tokens=2))
     assert len(segment.tokens) == 2
     model.release(seq)
 
@@ -297,7 +301,7 @@ async def test_a_post_that_never_comes_is_noticed(
     monkeypatch.setattr("actors.model_worker.HEARTBEAT_S", 0.05)
     model, line, seq = fragile.members["large"], fragile.lines["large"], sequence()
     line.meddle = lambda number, blob: []
-    going = asyncio.ensure_future(model.absorb(seq))
+    going = asyncio.ensure_future(model.prefill_ahead(seq))
     await posted(line)
     line.meddle = lambda number, blob: [(number, blob)]
     model.release(seq)

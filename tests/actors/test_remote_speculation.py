@@ -12,13 +12,13 @@ import pytest_asyncio
 
 from actors.pickling import TensorHandle
 from actors.transport import GroupBroken
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Until, Want
+from decoding.model import ReadSpec, StopCondition
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from decoding.verifiers.rejection import RejectionVerifier
 from pool.local_pool import LocalPool
@@ -30,7 +30,7 @@ from turnout.types import SamplingParams
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SAMPLED = SamplingParams(temperature=0.9, max_tokens=200, ignore_eos=True)
-ROOM = Room(4, 4)
+ROOM = DraftBudget(4, 4)
 
 
 class Pupil(Drafter):
@@ -43,10 +43,10 @@ class Pupil(Drafter):
         self.seen: list[int] = []
         self.fails = fails
 
-    async def propose(self, model: Any, seq: Sequence, room: Room, length: Any) -> DraftTree:
+    async def propose(self, model: Any, seq: Sequence, room: DraftBudget, length: Any) -> DraftTree:
         return DraftTree.chain([1], model.name)
 
-    def observe(self, model: Any, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Any, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         if self.fails:
             raise RuntimeError("it has a headache")
         self.seen.append(len(seq))
@@ -161,7 +161,7 @@ async def test_a_lesson_comes_back_with_the_next_draft(remote: RemotePool) -> No
         tree = await large.propose(seq, pupil, ROOM, FixedLength())
         verdict = await large.verify(seq, tree, MatchVerifier())
         seq.extend(verdict.tokens, {"large": 1})
-        large.teach(seq, pupil, tree, verdict)
+        large.observe(seq, pupil, tree, verdict)
     length = len(seq)
     await large.propose(seq, pupil, ROOM, FixedLength())
     assert len(pupil.seen) == 3
@@ -174,7 +174,7 @@ async def test_a_lesson_with_tensors_of_another_actor_is_over_before_the_next_dr
     drawn = await small.propose(seq, ModelChainDrafter(None, Candidates.DRAWN), ROOM, FixedLength())
     verdict = await large.verify(seq, DraftTree.chain([1, 2], "small"), MatchVerifier())
     seq.extend(verdict.tokens, {"large": 1, "small": 1})
-    large.teach(seq, pupil, drawn, verdict)
+    large.observe(seq, pupil, drawn, verdict)
     await large.propose(seq, pupil, ROOM, FixedLength())
     assert pupil.seen == [len(seq)]
     release(remote, seq)
@@ -184,21 +184,21 @@ async def test_a_lesson_that_fails_fails_the_next_operation(remote: RemotePool) 
     large, seq, pupil = remote.members["large"], sequence(), Pupil(fails=True)
     tree = await large.propose(seq, pupil, ROOM, FixedLength())
     verdict = await large.verify(seq, tree, MatchVerifier())
-    large.teach(seq, pupil, tree, verdict)
+    large.observe(seq, pupil, tree, verdict)
     with pytest.raises(RuntimeError, match="headache"):
-        await large.decode(seq, Until(max_tokens=1))
-    await large.decode(seq, Until(max_tokens=1))
+        await large.decode(seq, StopCondition(max_tokens=1))
+    await large.decode(seq, StopCondition(max_tokens=1))
     release(remote, seq)
 
 
 async def test_what_was_read_never_travels_back(remote: RemotePool) -> None:
     large, seq, pupil = remote.members["large"], sequence(), Pupil()
-    want = Want(draw=None, hidden=frozenset({-1, 0, 1, 2}), logits=True)
+    want = ReadSpec(draw=None, hidden=frozenset({-1, 0, 1, 2}), logits=True)
     tree = await large.propose(seq, pupil, ROOM, FixedLength())
     verdict = await large.verify(seq, tree, MatchVerifier(), want)
     line = remote.lines["large"]
     before = len(line.posts)
-    large.teach(seq, pupil, tree, verdict)
+    large.observe(seq, pupil, tree, verdict)
     await poll(lambda: len(line.posts) > before, "the lesson went out")
     assert len(line.posts[-1]) < 300
     release(remote, seq)

@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import OutOfDiskError
 
 from actors.protocol import PendingCall
-from decoding.model import Until
+from decoding.model import StopCondition
 from decoding.operations import Decode
 from decoding.sequence import Sequence
 from tests.actors.hosts import open_local, poll
@@ -264,7 +264,7 @@ async def test_a_full_store_is_nobodys_fault_and_is_named_in_the_end(near: Open)
     pool = await near(max_restarts=3)
     supervisor = pool.supervisors["large"]
     sampling = SamplingParams(temperature=0.0, max_tokens=4000, ignore_eos=True)
-    call = PendingCall(Decode(Until(max_tokens=4000)), Sequence([1, 2, 3], sampling, 0))
+    call = PendingCall(Decode(StopCondition(max_tokens=4000)), Sequence([1, 2, 3], sampling, 0))
     task = asyncio.create_task(supervisor.submit(call))
     for lives in range(4):
         await poll(lambda lives=lives: supervisor.restarts == lives and supervisor.connection is not None, "it lives")
@@ -281,10 +281,10 @@ async def test_nobody_runs_beside_a_suspect_that_was_given_up_and_still_works(ne
     pool = await near()
     supervisor, sampling = pool.supervisors["large"], SamplingParams(temperature=0.0, max_tokens=4000, ignore_eos=True)
     calls = [
-        PendingCall(Decode(Until(max_tokens=count)), Sequence([1, 2, index], sampling, 0))
+        PendingCall(Decode(StopCondition(max_tokens=count)), Sequence([1, 2, index], sampling, 0))
         for index, count in enumerate((4000, 3))
     ]
-    given_up, patient = (asyncio.create_task(supervisor.submit(call)) for call in calls)
+    given_up, low_priority = (asyncio.create_task(supervisor.submit(call)) for call in calls)
     await poll(lambda: len(supervisor._sent) == 2, "both are at work")
     supervisor._quarantine.died(calls, "before")
     pool.line().cut.set()
@@ -295,6 +295,6 @@ async def test_nobody_runs_beside_a_suspect_that_was_given_up_and_still_works(ne
     await asyncio.gather(given_up, return_exceptions=True)
     assert connection.in_flight == calls[:1], "it ends there later"
     assert calls[1] not in supervisor._sent
-    assert len((await patient).segment.tokens) == 3
+    assert len((await low_priority).segment.tokens) == 3
     for call in calls:
         pool.members["large"].release(call.seq)

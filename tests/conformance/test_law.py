@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.drafters.rsd_c import PART as RSD_C
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Model
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.rejection import RejectionVerifier
 from tests.conformance.parts import ALL_DRAFTERS, LOSSLESS
 from tests.decoding.markov_rounds import DRAFT, FAR, POSITIONS, p_value
@@ -51,7 +51,7 @@ def kind_for(drafter: str, verifier: str) -> Candidates:
 def law_p_value(drafter: str, verifier: str, law: str, runs: int) -> float:
     part = ALL_DRAFTERS[drafter]
     made = part(part.Params(**SETTINGS.get(drafter, {})), kind_for(drafter, verifier))
-    return p_value(made, LOSSLESS[verifier](), runs, Room(2, 6), DRAFT, **LAWS[law])
+    return p_value(made, LOSSLESS[verifier](), runs, DraftBudget(2, 6), DRAFT, **LAWS[law])
 
 
 @pytest.mark.exactness
@@ -88,7 +88,7 @@ class Faulty(Drafter):
         self.tamper = tamper
         self.inner = RSD_C(candidates=Candidates.DRAWN)
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         tree = await self.inner.propose(model, seq, room, length)
         changed: DraftTree = self.tamper(tree)
         return changed
@@ -107,12 +107,12 @@ class Choosy(Drafter):
         self.inner = inner
         self.out = False
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         if self.out:
             return DraftTree.empty("small")
         return await self.inner.propose(model, seq, room, length)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         unseen = [token for token, depth in zip(draft.tokens, draft.depths(), strict=True) if depth == 1]
         ended = len(seq) > POSITIONS  # another run begins
         self.out = not ended and verdict.num_accepted_tokens == 0 and unseen[:1] not in ([], [2])
@@ -147,10 +147,10 @@ def test_rounds_may_be_chosen_by_tokens_that_nobody_judged(name: str) -> None:
     """A place that is drafted again is drawn with other noise: what chose the round says nothing of it."""
     torch.set_num_threads(1)
     inner = ALL_DRAFTERS[name](candidates=Candidates.DRAWN)
-    assert p_value(Choosy(inner), RejectionVerifier(), 5_000, Room(2, 6), ALIKE) > 1e-3
+    assert p_value(Choosy(inner), RejectionVerifier(), 5_000, DraftBudget(2, 6), ALIKE) > 1e-3
 
 
 @pytest.mark.parametrize("tamper", [re_sorted, dropped, unnormalised])
 def test_a_planted_fault_is_seen(tamper: Any) -> None:
     torch.set_num_threads(1)
-    assert p_value(Faulty(tamper), RejectionVerifier(), 4_000, Room(2, 6), FAR) < 1e-6
+    assert p_value(Faulty(tamper), RejectionVerifier(), 4_000, DraftBudget(2, 6), FAR) < 1e-6

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Model
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
@@ -35,7 +35,7 @@ class Drawing(Drafter):
         self._proposal = proposal
         self._tells = tells or proposal
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         count = SEQUENCES if self.candidates is Candidates.SEQUENCES else 1
         tokens: list[int] = []
         parents: list[int] = []

@@ -12,8 +12,8 @@ from decoding.artifacts import Artifact, Artifacts
 from decoding.fakes import TableModel, markov, pair
 from decoding.heads import MedusaHeads, RecurrentHead
 from decoding.length_heads import Head
-from decoding.logits import History
-from decoding.model import ModelPool, Request, Row, Want
+from decoding.logits import RowContext
+from decoding.model import ModelPool, Readout, ReadSpec, Request
 from decoding.readout import read
 from decoding.sequence import Sequence
 from turnout.registry import get_method
@@ -28,7 +28,7 @@ class StateModel(TableModel):
         self.one_hot = torch.eye(size)
         super().__init__(name, lambda tokens: 8.0 * self.one_hot[after[tokens[-1]]], size, 10)
 
-    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: ReadSpec) -> list[Readout]:
         rows = super()._read(seq, paths, want)
         for row, path in zip(rows, paths, strict=True):
             if want.hidden:
@@ -36,10 +36,10 @@ class StateModel(TableModel):
         return rows
 
     async def read(
-        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
-    ) -> list[Row]:
+        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: ReadSpec, normed: bool = False
+    ) -> list[Readout]:
         assert normed
-        return read(8.0 * states, [History(seq, path) for path in paths], [want] * len(paths))
+        return read(8.0 * states, [RowContext(seq, path) for path in paths], [want] * len(paths))
 
     def embed(self, tokens: list[int]) -> torch.Tensor:
         return self.one_hot[tokens]

@@ -9,11 +9,11 @@ import torch
 from scipy import stats
 
 from decoding.drafter_state import Stores
-from decoding.drafters.base import Drafter, Room
+from decoding.drafters.base import DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy, Round
 from decoding.lengths.fixed import FixedLength
-from decoding.logits import History, process
-from decoding.model import Row, Want
+from decoding.logits import RowContext, process
+from decoding.model import Readout, ReadSpec
 from decoding.operations import Expand, Extend
 from decoding.readout import read
 from decoding.sequence import Sequence
@@ -28,7 +28,7 @@ DRAFT = torch.tensor([[0.2, 0.5, 0.3], [0.4, 0.3, 0.3], [0.3, 0.1, 0.6]])
 FAR = torch.tensor([[0.1, 0.15, 0.75], [0.75, 0.15, 0.1], [0.1, 0.75, 0.15]])
 LENGTH = FixedLength()
 POSITIONS = 3
-SMALL = Room(2, 6)
+SMALL = DraftBudget(2, 6)
 
 
 class Readings:
@@ -42,7 +42,7 @@ class Readings:
         self.stores = Stores()
         best = probs.topk(3)
         self.rows = [
-            Row(
+            Readout(
                 probs=row,
                 logits=row.log(),
                 entropy_bits=float(torch.special.entr(row).sum()) / math.log(2.0),
@@ -60,20 +60,22 @@ class Readings:
                 return await self.expand(seq, op.tree, op.start, op.want)
         raise NotImplementedError
 
-    async def extend(self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False):
+    async def extend(
+        self, seq: Sequence, tokens: tuple[int, ...] = (), want: ReadSpec = ReadSpec(), every: bool = False
+    ):
         paths = [tokens[:end] for end in range(0 if every else len(tokens), len(tokens) + 1)]
         return self._read(seq, paths, want)
 
-    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: Want):
+    async def expand(self, seq: Sequence, tree: DraftTree, start: int, want: ReadSpec):
         paths = [tuple(tree.tokens[each] for each in tree.path(node)) for node in range(start, len(tree))]
         return self._read(seq, paths, want)
 
-    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: ReadSpec) -> list[Readout]:
         rows = [self.rows[(path or seq.tokens)[-1]] for path in paths]
         if want.draw is None and want.among is None:
             return rows
         logits = torch.stack([row.logits for row in rows if row.logits is not None])
-        return read(logits, [History(seq, path) for path in paths], [want] * len(rows))
+        return read(logits, [RowContext(seq, path) for path in paths], [want] * len(rows))
 
 
 def now(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -88,16 +90,16 @@ def now(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def processed(probs: torch.Tensor, **sampling: Any) -> torch.Tensor:
     """Rows of a table as a request with these parameters reads them."""
     seq = Sequence([0], SamplingParams(max_tokens=64, **sampling), 0)
-    return process(probs.log(), [History(seq)] * len(probs)).softmax(-1)
+    return process(probs.log(), [RowContext(seq)] * len(probs)).softmax(-1)
 
 
 def play(
     drafter: Drafter,
     verifier: Verifier,
     model: Readings,
-    target: list[Row],
+    target: list[Readout],
     seed: int,
-    room: Room,
+    room: DraftBudget,
     length: LengthPolicy = LENGTH,
 ) -> list[int]:
     """Rounds from token 0 until three tokens stand."""
@@ -118,14 +120,14 @@ def p_value(
     drafter: Drafter,
     verifier: Verifier,
     runs: int,
-    room: Room = SMALL,
+    room: DraftBudget = SMALL,
     draft: torch.Tensor = DRAFT,
     length: Callable[[], LengthPolicy] = FixedLength,
     **sampling: Any,
 ) -> float:
     """Of the chi-square test of all sequences of three tokens against the target's law; 0.0 for an impossible one."""
     target, model = processed(TARGET, **sampling), Readings(processed(draft, **sampling))
-    rows = [Row(probs=row) for row in target]
+    rows = [Readout(probs=row) for row in target]
     outcomes = np.array([play(drafter, verifier, model, rows, seed, room, length()) for seed in range(runs)])
     counts = np.bincount(outcomes @ (3 ** np.arange(POSITIONS)[::-1]), minlength=3**POSITIONS)
     table = target.double().numpy()

@@ -12,7 +12,7 @@ import torch
 
 from decoding.artifacts import Artifact, Artifacts
 from decoding.fakes import ListText, TableModel, pair
-from decoding.model import ModelPool, Request, Row, Want
+from decoding.model import ModelPool, Readout, ReadSpec, Request
 from decoding.sequence import Sequence
 from decoding.step_heads import StateHead
 from turnout.registry import get_method
@@ -71,7 +71,7 @@ def line(char: str, length: int = 3, same: bool = False) -> Callable[[str], str]
 class LastTokenModel(TableModel):
     """A table model whose hidden state is the last token, one-hot."""
 
-    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: ReadSpec) -> list[Readout]:
         rows = super()._read(seq, paths, want)
         if want.hidden:
             for row, path in zip(rows, paths, strict=True):

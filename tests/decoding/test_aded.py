@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from decoding.drafters.aded import AdedDrafter, AdedParams, State, TrigramCounts, TrigramStore, most_visited, search
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.fakes import TableModel, pair
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from tests.engine.harness import twins
 from training.random_models import llama_config
@@ -87,7 +87,7 @@ def test_the_cut_keeps_the_most_visited_with_their_parents():
 
 
 def teach(drafter: AdedDrafter, model: TableModel, seq: Sequence, *guesses: tuple[int, float]) -> None:
-    verdict = Verdict((), (Token(guesses[0][0], "m"),), [Row(top=tuple((t, math.log(p)) for t, p in guesses))])
+    verdict = VerifyResult((), (Token(guesses[0][0], "m"),), [Readout(top=tuple((t, math.log(p)) for t, p in guesses))])
     seq.extend(verdict.tokens, {"m": 1})
     drafter.observe(model, seq, DraftTree.empty("m"), verdict)
 
@@ -115,8 +115,8 @@ def test_a_scored_context_ranks_the_targets_tokens(model: TableModel):
 def test_rejected_nodes_are_learnt_too(model: TableModel):
     seq = Sequence([5, 7], SamplingParams(), 0)
     draft = DraftTree((1, 2), (ROOT, 0), "m")
-    rows = [Row(top=((3, -0.1),)), Row(top=((4, -0.2),)), Row(top=((6, -0.3),))]
-    verdict = Verdict((), (Token(3, "m"),), rows)
+    rows = [Readout(top=((3, -0.1),)), Readout(top=((4, -0.2),)), Readout(top=((6, -0.3),))]
+    verdict = VerifyResult((), (Token(3, "m"),), rows)
     seq.extend(verdict.tokens, {"m": 1})
     AdedDrafter().observe(model, seq, draft, verdict)
     store = model.stores.open("aded", "default", TrigramStore)
@@ -135,7 +135,7 @@ def test_the_store_forgets_what_was_read_longest_ago():
 async def test_the_prompt_is_counted_for_its_own_request_only(model: TableModel):
     assert TrigramCounts([1, 2, 3, 1, 2, 3, 1, 2, 4]).get((1, 2)) == ((3, 2 / 3), (4, 1 / 3))
     assert TrigramCounts([1, 2, 3, 3, 2, 4]).get((2,)) == ((3, 0.5), (4, 0.5))
-    room = Room(3, 8)
+    room = DraftBudget(3, 8)
     copied = await AdedDrafter().propose(model, Sequence([1, 2, 3, 4, 1, 2], SamplingParams(), 0), room, FixedLength())
     assert copied.tokens == (3, 4, 1)
     other = await AdedDrafter().propose(model, Sequence([1, 2], SamplingParams(), 0), room, FixedLength())
@@ -154,14 +154,14 @@ async def test_the_prompts_places_are_read_too():
         seq, drafter = Sequence(prompt, SamplingParams(temperature=0.0), 0), AdedDrafter()
         drafter.check(pair(large, large))
         assert not drafter.want.before  # nothing is asked of the prompt for drafts that nobody wants
-        await large.propose(seq, drafter, Room(4, 8), FixedLength())
+        await large.propose(seq, drafter, DraftBudget(4, 8), FixedLength())
         verdict = await large.verify(seq, nothing, MatchVerifier(), drafter.want)
         left = len(verdict.rows[0].before.get(2, ()))
         assert (left < 8) if cached else (left == 199)
         seq.extend(verdict.tokens, {"m": 1})
-        large.teach(seq, drafter, nothing, verdict)
+        large.observe(seq, drafter, nothing, verdict)
         assert not drafter.want.before  # there is one prompt
-        await large.propose(seq, drafter, Room(4, 8), FixedLength())
+        await large.propose(seq, drafter, DraftBudget(4, 8), FixedLength())
         store = large.stores.open("aded", "default", TrigramStore)
         for context, place in last.items():
             learnt = store.get(context)
@@ -203,4 +203,4 @@ async def test_tenants_do_not_see_each_others_tokens(model: TableModel):
     teach(drafter, model, Sequence([5, 7], SamplingParams(), 0, tenant="one"), (3, 0.6))
     for tenant, size in (("one", 1), ("two", 0)):
         seq = Sequence([5, 7], SamplingParams(), 0, tenant=tenant)
-        assert len(await AdedDrafter().propose(model, seq, Room(4, 8), FixedLength())) == size
+        assert len(await AdedDrafter().propose(model, seq, DraftBudget(4, 8), FixedLength())) == size

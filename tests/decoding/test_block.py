@@ -9,7 +9,7 @@ import torch
 
 from decoding.block import Block
 from decoding.drafters.lookahead import window_rows
-from decoding.partial_forward import Depth, Sketch
+from decoding.partial_forward import LayerSelection, Sketch
 from decoding.tree import ROOT, DraftTree
 
 TREE = DraftTree((10, 11, 12, 13), (ROOT, ROOT, 0, 2), "s")
@@ -40,9 +40,9 @@ def test_extra_rows_come_last_and_no_node_sees_them() -> None:
 
 def test_a_partial_forward_keeps_its_layers_and_states() -> None:
     states = torch.zeros(2, 4)
-    sketch = Sketch(3, (5, 6), (ROOT, ROOT), 0, Depth(first=1, last=2), states)
+    sketch = Sketch(3, (5, 6), (ROOT, ROOT), 0, LayerSelection(first=1, last=2), states)
     block = Block.of_sketch(sketch)
-    assert (block.base, block.layers, block.positions) == (3, Depth(first=1, last=2), (0, 0))
+    assert (block.base, block.layers, block.positions) == (3, LayerSelection(first=1, last=2), (0, 0))
     assert block.states is states
 
 
@@ -56,7 +56,7 @@ FULL = Block((1, 2, 3), (2, 0, 1), torch.ones(3, 3, dtype=torch.bool))
         (Block.of_tree(DraftTree((10, 11, 12, 9), (ROOT, ROOT, 0, 2), "t")), 3, True),
         (Block.of_tree(DraftTree((10, 11, 12, 9), (ROOT, ROOT, 0, 2), "t")), 4, False),
         (Block.of_tree(DraftTree((10, 11, 12), (ROOT, ROOT, 1), "s")), 3, False),
-        (Block((10, 11, 12), (0, 0, 1), TREE.ancestor_mask()[:3, :3], Depth(last=2)), 3, False),
+        (Block((10, 11, 12), (0, 0, 1), TREE.ancestor_mask()[:3, :3], LayerSelection(last=2)), 3, False),
         (Block((10, 11, 12), (0, 1, 1), TREE.ancestor_mask()[:3, :3]), 3, False),
         (Block.chain((10,)), 1, True),
         (Block.chain((10, 11)), 2, False),
@@ -80,7 +80,7 @@ def test_a_mask_may_be_any_and_rows_may_stand_anywhere() -> None:
         ({"positions": (0,)}, "2 positions"),
         ({"mask": torch.ones(2, 3, dtype=torch.bool)}, "mask of 2 x 2"),
         ({"resume": 3}, "from 0 to 2"),
-        ({"layers": Depth(first=1)}, "states go into"),
+        ({"layers": LayerSelection(first=1)}, "states go into"),
         ({"states": torch.zeros(2, 4)}, "states go into"),
     ],
 )

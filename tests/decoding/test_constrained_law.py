@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.fakes import TableModel as Table
 from decoding.fakes import markov, pair
@@ -120,7 +120,7 @@ async def test_a_drafter_that_says_it_drew_freely_would_be_seen(monkeypatch: pyt
     """The planted fault: drafts are drawn from what fits alone, and said to be drawn from the whole vocabulary."""
 
     async def propose(
-        self: ModelChainDrafter, model: Model, seq: Sequence, room: Room, length: LengthPolicy
+        self: ModelChainDrafter, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy
     ) -> DraftTree:
         draft = await right(self, model, seq, room, length)
         before = (seq.tokens[-1], *draft.tokens)[: len(draft)]

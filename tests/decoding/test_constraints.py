@@ -20,7 +20,7 @@ from decoding.constraints.flat_schemas import FlatSchema
 from decoding.constraints.grammar import Compiler, GrammarConstraint, agreeing, check_whole
 from decoding.constraints.lark_checks import barren
 from decoding.constraints.schemas import endless
-from decoding.logits import History, process
+from decoding.logits import RowContext, process
 from decoding.sequence import Sequence
 from tests.constrained import END, allowed_ids, byte_compiler, char_compiler, char_vocabulary, fits
 from tests.properties import cases
@@ -129,7 +129,7 @@ def test_masks_are_put_on_logits_of_any_width(vocab: int, rows: int) -> None:
     seq.constraint = fresh()
     free = Sequence([5, 6], SamplingParams(temperature=0.7), 0)
     logits = torch.randn(rows, vocab)
-    read = [History(seq), History(free), History(seq, (2, 30))][:rows]
+    read = [RowContext(seq), RowContext(free), RowContext(seq, (2, 30))][:rows]
     processed = process(logits, read)
     for row, history in zip(processed, read, strict=True):
         allowed = allowed_ids(fresh(), list(history.path)) if history.seq is seq else range(vocab)
@@ -140,7 +140,7 @@ def test_draft_rows_and_dead_ends_are_free() -> None:
     seq = Sequence([5, 6], SamplingParams(temperature=0.7), 0)
     seq.constraint = fresh()
     logits = torch.randn(2, 40)
-    assert process(logits, [History(seq, (), free=True), History(seq, (30, 30))]).isfinite().all()
+    assert process(logits, [RowContext(seq, (), free=True), RowContext(seq, (30, 30))]).isfinite().all()
 
 
 def test_a_fork_goes_its_own_way() -> None:

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.copyspec import CopySpecDrafter, CopySpecParams
 from decoding.drafters.input_copy import InputCopyDrafter, InputCopyParams
 from decoding.fakes import TableModel
@@ -40,7 +40,7 @@ def scripted():
 
 async def propose(drafter, seq: Sequence, depth: int = 64) -> list[int]:
     draft = await drafter.propose(
-        TableModel("m", lambda tokens: torch.zeros(VOCAB), VOCAB), seq, Room(depth, 64), LENGTH
+        TableModel("m", lambda tokens: torch.zeros(VOCAB), VOCAB), seq, DraftBudget(depth, 64), LENGTH
     )
     assert draft.is_chain
     return list(draft.tokens)

@@ -3,8 +3,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from decoding.decode_loop import reported, run_stretch, stretch_lengths
-from decoding.model import Decision, Row, Until, Want
+from decoding.decode_loop import reported, run_decode_loop, stretch_lengths
+from decoding.model import Decision, Readout, ReadSpec, StopCondition
 from decoding.sequence import Sequence
 from turnout.types import SamplingParams
 
@@ -16,10 +16,10 @@ class Scripted:
     name: str
     at: int
     decision: Decision
-    want: Want = Want(entropy=True)
+    want: ReadSpec = ReadSpec(entropy=True)
     seen: list[int] = field(default_factory=list)
 
-    def observe(self, token: int, row: Row) -> Decision:
+    def observe(self, token: int, row: Readout) -> Decision:
         self.seen.append(token)
         return self.decision if token == self.at else Decision.GO_ON
 
@@ -29,11 +29,11 @@ class Counting:
 
     def __init__(self, seq: Sequence) -> None:
         self.seq = seq
-        self.wants: list[Want] = []
+        self.wants: list[ReadSpec] = []
 
-    async def __call__(self, want: Want) -> Row:
+    async def __call__(self, want: ReadSpec) -> Readout:
         self.wants.append(want)
-        return Row(token=9 + len(self.seq), entropy_bits=1.0)
+        return Readout(token=9 + len(self.seq), entropy_bits=1.0)
 
 
 def sequence(max_tokens: int = 20, eos: tuple[int, ...] = (), **sampling) -> Sequence:
@@ -41,7 +41,7 @@ def sequence(max_tokens: int = 20, eos: tuple[int, ...] = (), **sampling) -> Seq
 
 
 async def stretch(seq: Sequence, *rules: Scripted, max_tokens: int | None = None):
-    segment = await run_stretch(Counting(seq), seq, Until(rules, max_tokens), "m", 7)
+    segment = await run_decode_loop(Counting(seq), seq, StopCondition(rules, max_tokens), "m", 7)
     return [token.id for token in segment.tokens], segment.stopped_by
 
 
@@ -77,10 +77,10 @@ async def test_nothing_happens_after_the_end_or_with_no_room():
 async def test_asks_for_what_rules_and_the_request_want():
     seq = sequence(1, logprobs=3)
     step = Counting(seq)
-    await run_stretch(step, seq, Until((Scripted("r", 0, Decision.STOP),)), "m", 0)
-    assert step.wants == [Want(entropy=True, logprob=True, top=3)]
-    assert reported(sequence()) == Want(draw=None)
-    assert reported(sequence(logprobs=0)) == Want(draw=None, logprob=True)
+    await run_decode_loop(step, seq, StopCondition((Scripted("r", 0, Decision.STOP),)), "m", 0)
+    assert step.wants == [ReadSpec(entropy=True, logprob=True, top=3)]
+    assert reported(sequence()) == ReadSpec(draw=None)
+    assert reported(sequence(logprobs=0)) == ReadSpec(draw=None, logprob=True)
 
 
 def test_first_stretch_is_one_token_then_they_double():
@@ -88,12 +88,12 @@ def test_first_stretch_is_one_token_then_they_double():
 
 
 def test_until_combines():
-    one, two = Scripted("a", 0, Decision.STOP), Scripted("b", 0, Decision.STOP, want=Want(top=2))
-    both = Until((one,), 5) | Until((two,), 3)
+    one, two = Scripted("a", 0, Decision.STOP), Scripted("b", 0, Decision.STOP, want=ReadSpec(top=2))
+    both = StopCondition((one,), 5) | StopCondition((two,), 3)
     assert both.rules == (one, two)
     assert both.max_tokens == 3
-    assert both.want == Want(entropy=True, top=2)
-    assert (Until() | Until()).max_tokens is None
+    assert both.want == ReadSpec(entropy=True, top=2)
+    assert (StopCondition() | StopCondition()).max_tokens is None
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7])

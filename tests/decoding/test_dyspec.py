@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding import draft_trees
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.dyspec import DySpecDrafter, DySpecParams, value_draws
 from decoding.fakes import TableModel
 from decoding.lengths.fixed import FixedLength
@@ -25,7 +25,7 @@ def no_noise(monkeypatch):
     )
 
 
-def heap_of_draws(model: TableModel, context: list[int], room: Room) -> dict[tuple[int, ...], float]:
+def heap_of_draws(model: TableModel, context: list[int], room: DraftBudget) -> dict[tuple[int, ...], float]:
     """The card's heap with draws of the mode: path of each draw, and the value it was popped with, in order."""
     q = model.next_logits(context).softmax(-1).double()
     heap: list[tuple[float, int, tuple[int, ...], torch.Tensor]] = [(-1.0, 0, (), q)]
@@ -54,7 +54,7 @@ def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
 
 def test_the_values_of_the_card():
     model = TableModel("small", lambda tokens: torch.tensor([0.6, 0.3, 0.1]).log(), 3)
-    popped = heap_of_draws(model, [0], Room(9, 7))
+    popped = heap_of_draws(model, [0], DraftBudget(9, 7))
     assert list(popped.values()) == pytest.approx([1, 0.6, 0.4, 0.36, 0.3, 0.24, 0.216])
     values = value_draws(1.0, [(0, 0.6), (1, 0.3), (2, 0.1)])
     assert [value.reached for value in values] == pytest.approx([1.0, 0.4, 0.1])
@@ -63,7 +63,9 @@ def test_the_values_of_the_card():
     assert [value.reached for value in value_draws(1.0, [(0, 1.0), (1, 0.0)])] == [1.0]
 
 
-@pytest.mark.parametrize("room", [Room(9, 7), Room(3, 20), Room(12, 40), Room(1, 5)], ids=str)
+@pytest.mark.parametrize(
+    "room", [DraftBudget(9, 7), DraftBudget(3, 20), DraftBudget(12, 40), DraftBudget(1, 5)], ids=str
+)
 async def test_levels_draw_what_the_heap_would(no_noise, make_model, room):
     for seed in range(6):
         model, seq = make_model("small", seed), Sequence([1, 2], SamplingParams(), 0)
@@ -73,7 +75,7 @@ async def test_levels_draw_what_the_heap_would(no_noise, make_model, room):
 
 
 async def test_draws_below_the_threshold_are_not_made(no_noise, make_model):
-    model, seq, room = make_model("small", 2), Sequence([1, 2], SamplingParams(), 0), Room(12, 60)
+    model, seq, room = make_model("small", 2), Sequence([1, 2], SamplingParams(), 0), DraftBudget(12, 60)
     tree = await DySpecDrafter(DySpecParams(threshold=0.1)).propose(model, seq, room, LENGTH)
     expected = {path for path, value in heap_of_draws(model, seq.tokens, room).items() if value >= 0.1}
     assert paths_of(tree) == expected
@@ -92,7 +94,7 @@ async def test_siblings_stand_in_draw_order_under_the_distribution_that_is_left(
     model = make_model("small", 3)
     for seed in range(20):
         seq = Sequence([1, 2], SamplingParams(), seed)
-        tree = await DySpecDrafter().propose(model, seq, Room(4, 30), LENGTH)
+        tree = await DySpecDrafter().propose(model, seq, DraftBudget(4, 30), LENGTH)
         siblings = tree.children(ROOT)
         left = model.next_logits([1, 2]).softmax(-1)
         for node in siblings:

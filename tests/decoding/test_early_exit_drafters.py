@@ -15,17 +15,17 @@ from scipy import stats
 
 from decoding.artifacts import Artifact
 from decoding.drafters._exits import ExitDrafter
-from decoding.drafters.base import PACKAGE, Candidates, Drafter, Room
+from decoding.drafters.base import PACKAGE, Candidates, DraftBudget, Drafter
 from decoding.drafters.eesd import EesdDrafter
 from decoding.drafters.kangaroo import KangarooDrafter, KangarooParams
 from decoding.exit_choice import ExitChoice
 from decoding.exit_heads import ExitCache, ExitHead
 from decoding.lengths.fixed import FixedLength, FixedParams
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.partial_forward import Sketch
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.rejection import RejectionVerifier
 from tests.decoding.head_models import StateModel, pool_of, save_head
 from tests.decoding.many_runs import many_runs
@@ -45,8 +45,8 @@ class Exits(Readings):
     num_parameters = 1
 
     async def extend(
-        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
-    ) -> list[Row]:
+        self, seq: Sequence, tokens: tuple[int, ...] = (), want: ReadSpec = ReadSpec(), every: bool = False
+    ) -> list[Readout]:
         return [self.row(seq.tokens[-1])]
 
     def fork(self, seq: Sequence) -> Sequence:
@@ -55,22 +55,22 @@ class Exits(Readings):
     def release(self, seq: Sequence) -> None:
         pass
 
-    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+    async def partial_forward(self, seq: Sequence, sketch: Sketch, want: ReadSpec) -> list[Readout]:
         states = torch.eye(3)[list(sketch.tokens[sketch.start :])]
         if sketch.exit is not None and want.reads_logits:
             states = sketch.exit(states)
         return [self.row(int(state.argmax())) for state in states]
 
     async def read(
-        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
-    ) -> list[Row]:
+        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: ReadSpec, normed: bool = False
+    ) -> list[Readout]:
         return [self.row(int(state.argmax())) for state in states]
 
-    def row(self, token: int) -> Row:
+    def row(self, token: int) -> Readout:
         return with_states(self.rows[token], token)
 
 
-def with_states(row: Row, token: int) -> Row:
+def with_states(row: Readout, token: int) -> Readout:
     hidden = {layer: torch.eye(3)[token] for layer in range(1, LAYERS + 1)}
     return replace(row, hidden=hidden)
 
@@ -106,9 +106,9 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
 def p_value(make: Callable[[], Drafter], runs: int, draft: torch.Tensor, **sampling: Any) -> tuple[float, int]:
     """Of the chi-square test of all sequences of three tokens, with a drafter for each; and drafted tokens."""
     target, model = processed(TARGET, **sampling), Exits(processed(draft, **sampling))
-    rows = [with_states(Row(probs=row), token) for token, row in enumerate(target)]
+    rows = [with_states(Readout(probs=row), token) for token, row in enumerate(target)]
     verifier = Counting()
-    outcomes = np.array([play(make(), verifier, model, rows, seed, Room(2, 2)) for seed in range(runs)])
+    outcomes = np.array([play(make(), verifier, model, rows, seed, DraftBudget(2, 2)) for seed in range(runs)])
     counts = np.bincount(outcomes @ (3 ** np.arange(POSITIONS)[::-1]), minlength=3**POSITIONS)
     table = target.double().numpy()
     law = (table[0][:, None, None] * table[:, :, None] * table[None]).reshape(-1)
@@ -123,7 +123,7 @@ class Counting(RejectionVerifier):
 
     num_drafted = 0
 
-    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Row], target: str) -> Verdict:
+    def judge(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
         self.num_drafted += len(draft)
         return replace(super().judge(seq, draft, rows, target), rows=rows)
 
@@ -145,12 +145,12 @@ def test_the_law_over_200_000_runs(drafter: str, sampling: dict[str, Any]) -> No
     assert num_drafted > 200_000
 
 
-def verdict_of(accepted: int, rejected: bool, tokens: tuple[int, ...]) -> Verdict:
+def verdict_of(accepted: int, rejected: bool, tokens: tuple[int, ...]) -> VerifyResult:
     """So many tokens of a draft accepted, then a rejection or the target's own token."""
     last = Token(0, "large", TokenKind.RECOVERED if rejected else TokenKind.BONUS)
     emitted = (*(Token(token, "m", TokenKind.ACCEPTED) for token in tokens[:accepted]), last)
-    rows = [with_states(Row(), 0) for _ in range(len(tokens) + 1)]
-    return Verdict(tuple(range(accepted)), emitted, rows)
+    rows = [with_states(Readout(), 0) for _ in range(len(tokens) + 1)]
+    return VerifyResult(tuple(range(accepted)), emitted, rows)
 
 
 def test_the_posterior_counts_accepted_tokens_and_rejections_of_its_own_drafts() -> None:
@@ -183,7 +183,7 @@ def outcomes(acceptance: float, control: str) -> list[tuple[int, int]]:
     drafter.observe(model, seq, DraftTree.empty("m"), start)  # type: ignore[arg-type]
     found = []
     for _ in range(300):
-        draft = now(drafter.propose(model, seq, Room(16, 16), FixedLength(FixedParams(most=16))))  # type: ignore[arg-type]
+        draft = now(drafter.propose(model, seq, DraftBudget(16, 16), FixedLength(FixedParams(most=16))))  # type: ignore[arg-type]
         accepted = int((generator.random(len(draft)) < acceptance).cumprod().sum())
         verdict = verdict_of(accepted, accepted < len(draft), draft.tokens)
         seq.extend(verdict.tokens, {"m": 1, "large": 1})
@@ -246,7 +246,7 @@ def kangaroo_draft(rows: torch.Tensor, threshold: float, most: int) -> tuple[int
     start = verdict_of(0, False, ())
     seq.extend(start.tokens, {"large": 1})
     drafter.observe(model, seq, DraftTree.empty("m"), start)  # type: ignore[arg-type]
-    tree = now(drafter.propose(model, seq, Room(most, most), FixedLength(FixedParams(most=most))))  # type: ignore[arg-type]
+    tree = now(drafter.propose(model, seq, DraftBudget(most, most), FixedLength(FixedParams(most=most))))  # type: ignore[arg-type]
     drafted: tuple[int, ...] = tree.tokens
     return drafted
 
@@ -307,6 +307,6 @@ def test_del_drafts_nothing_where_no_layer_agrees() -> None:
             verdict.rows[0].hidden[layer] = torch.eye(3)[0 if agree else 2]
         seq.extend(verdict.tokens, {"large": 1})
         drafter.observe(model, seq, DraftTree.empty("m"), verdict)  # type: ignore[arg-type]
-        lengths.append(len(now(drafter.propose(model, seq, Room(6, 6), FixedLength(FixedParams(most=6))))))  # type: ignore[arg-type]
+        lengths.append(len(now(drafter.propose(model, seq, DraftBudget(6, 6), FixedLength(FixedParams(most=6))))))  # type: ignore[arg-type]
     assert lengths[:2] == [0, 0]
     assert lengths[3] > 0

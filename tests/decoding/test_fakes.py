@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from decoding.fakes import ListText, TableModel, markov, pair
-from decoding.model import Model, Want
+from decoding.model import Model, ReadSpec
 from decoding.sequence import Sequence
 from turnout.types import SamplingParams, Token
 
@@ -21,7 +21,7 @@ def seq() -> Sequence:
 
 async def test_extend_reads_one_row_or_all(model: Model, seq: Sequence):
     assert [row.token for row in await model.extend(seq, (2, 0))] == [1]
-    every = await model.extend(seq, (2, 0), Want(probs=True, logprob=True), every=True)
+    every = await model.extend(seq, (2, 0), ReadSpec(probs=True, logprob=True), every=True)
     assert [row.token for row in every] == [0, 2, 1]
     assert every[0].logprob == pytest.approx(CHAIN[1, 0].log().item())
     assert seq.tokens == [0, 1]
@@ -44,9 +44,9 @@ async def test_only_what_is_missing_is_fed(model: TableModel, seq: Sequence):
 
 async def test_absorb_leaves_the_last_token(model: TableModel, seq: Sequence):
     seq.append(Token(0, "other"))
-    await model.absorb(seq)
+    await model.prefill_ahead(seq)
     assert model.cached[seq] == [0, 1]
-    await model.absorb(seq)
+    await model.prefill_ahead(seq)
     assert model.forwards == 1
 
 

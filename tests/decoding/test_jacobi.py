@@ -11,12 +11,12 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.jacobi import JacobiDrafter, JacobiParams
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.fakes import TableModel
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.rejection import RejectionVerifier
@@ -31,7 +31,7 @@ def drawn(window: int = 4) -> JacobiDrafter:
     return JacobiDrafter(JacobiParams(window=window), Candidates.DRAWN)
 
 
-def play(rows: list[Row], seed: int, change: Callable[[DraftTree], DraftTree]) -> list[int]:
+def play(rows: list[Readout], seed: int, change: Callable[[DraftTree], DraftTree]) -> list[int]:
     """Rounds from token 0 until three tokens stand; the drafter learns from the rows of every round."""
     seq, drafter, model = (
         Sequence([0], SamplingParams(max_tokens=64), seed),
@@ -39,7 +39,7 @@ def play(rows: list[Row], seed: int, change: Callable[[DraftTree], DraftTree]) -
         TableModel("m", lambda _: None, 3),
     )
     while len(seq) <= POSITIONS:
-        tree = change(now(drafter.propose(model, seq, Room(4, 4), LENGTH)))
+        tree = change(now(drafter.propose(model, seq, DraftBudget(4, 4), LENGTH)))
         read = [rows[seq.tokens[-1]], *(rows[token] for token in tree.tokens)]
         verdict = replace(RejectionVerifier().judge(seq, tree, read, "m"), rows=read)
         seq.extend(verdict.tokens, {"m": 0})
@@ -50,7 +50,7 @@ def play(rows: list[Row], seed: int, change: Callable[[DraftTree], DraftTree]) -
 @many_runs()
 def p_value(runs: int, change: Callable[[DraftTree], DraftTree] = lambda tree: tree, **sampling: Any) -> float:
     table = processed(TARGET, **sampling)
-    rows = [Row(probs=row) for row in table]
+    rows = [Readout(probs=row) for row in table]
     outcomes = np.array([play(rows, seed, change) for seed in range(runs)])
     counts = np.bincount(outcomes @ (3 ** np.arange(POSITIONS)[::-1]), minlength=3**POSITIONS)
     law = (table[0][:, None, None] * table[:, :, None] * table[None]).reshape(-1).double().numpy()
@@ -62,7 +62,7 @@ def p_value(runs: int, change: Callable[[DraftTree], DraftTree] = lambda tree: t
 ALIKE = torch.tensor([[0.2, 0.2, 0.6]] * 3)
 
 
-def after_a_chain(rows: list[Row], small: Readings, seed: int, choosy: bool) -> list[int]:
+def after_a_chain(rows: list[Readout], small: Readings, seed: int, choosy: bool) -> list[int]:
     """As `play`, but a model's chain drafts the first round, and after a rejection it is the turn of the guesses.
 
     Args:
@@ -74,7 +74,7 @@ def after_a_chain(rows: list[Row], small: Readings, seed: int, choosy: bool) -> 
         tree = DraftTree.empty("large")
         if turn != "nobody":
             drafter = chain if turn == "chain" else guesses
-            tree = now(drafter.propose(small, seq, Room(2, 2), LENGTH))  # type: ignore[arg-type]
+            tree = now(drafter.propose(small, seq, DraftBudget(2, 2), LENGTH))  # type: ignore[arg-type]
         read = [rows[seq.tokens[-1]], *(rows[token] for token in tree.tokens)]
         verdict = replace(RejectionVerifier().judge(seq, tree, read, "large"), rows=read)
         seq.extend(verdict.tokens, {"small": 0, "large": 0})
@@ -89,7 +89,7 @@ def test_who_drafts_next_may_depend_on_what_another_drafted_and_nobody_saw(choos
     """Selectors that go by time choose so; guesses that are drawn anew must not share the other's noise."""
     torch.set_num_threads(1)
     table = processed(TARGET)
-    rows, small = [Row(probs=row) for row in table], Readings(processed(ALIKE))
+    rows, small = [Readout(probs=row) for row in table], Readings(processed(ALIKE))
     outcomes = np.array([after_a_chain(rows, small, seed, choosy) for seed in range(5_000)])
     counts = np.bincount(outcomes @ (3 ** np.arange(POSITIONS)[::-1]), minlength=3**POSITIONS)
     law = (table[0][:, None, None] * table[:, :, None] * table[None]).reshape(-1).double().numpy()
@@ -118,17 +118,17 @@ def test_a_planted_fault_is_caught() -> None:
 
 async def test_a_fresh_guess_repeats_its_neighbour_and_counts_as_chosen() -> None:
     model, seq = TableModel("m", lambda _: torch.zeros(9), 9), Sequence([3, 5], SamplingParams(), 0)
-    tree = await drawn(3).propose(model, seq, Room(8, 8), LENGTH)
+    tree = await drawn(3).propose(model, seq, DraftBudget(8, 8), LENGTH)
     assert (tree.tokens, tree.proposals, tree.is_chain) == ((5, 5, 5), (None, None, None), True)
 
 
 async def test_what_was_not_reached_is_redrawn_from_what_the_target_said_there(make_model: Any) -> None:
     model, seq, drafter = make_model("m", 3), Sequence([1, 2], SamplingParams(), 4), drawn(5)
-    tree = await drafter.propose(model, seq, Room(8, 8), LENGTH)
+    tree = await drafter.propose(model, seq, DraftBudget(8, 8), LENGTH)
     verdict = await model.verify(seq, tree, RejectionVerifier(), drafter.want)
     seq.extend(verdict.tokens, {"m": 0})
     drafter.observe(model, seq, tree, verdict)
-    again = await drafter.propose(model, seq, Room(8, 8), LENGTH)
+    again = await drafter.propose(model, seq, DraftBudget(8, 8), LENGTH)
     left = 5 - len(verdict.path)
     assert left > 0
     for index in range(left):
@@ -144,7 +144,7 @@ async def test_where_context_does_not_matter_every_redrawn_guess_is_accepted() -
     model, drafter = TableModel("m", lambda _: logits, 7), drawn(5)
     seq, redrawn = Sequence([3], SamplingParams(max_tokens=200), 4), 0
     while not seq.finished:
-        tree = await drafter.propose(model, seq, Room(8, 8), LENGTH)
+        tree = await drafter.propose(model, seq, DraftBudget(8, 8), LENGTH)
         verdict = await model.verify(seq, tree, RejectionVerifier(), drafter.want)
         count = sum(proposal is not None for proposal in tree.proposals)
         assert len(verdict.path) >= count

@@ -16,14 +16,14 @@ from decoding.drafters.clasp import ClaspDrafter, ClaspParams
 from decoding.drafters.easyspec import EasySpecDrafter, EasySpecParams
 from decoding.drafters.swift import SwiftDrafter, SwiftParams
 from decoding.lengths.base import LengthPolicy
-from decoding.logits import History
-from decoding.model import Model, Row, Want
+from decoding.logits import RowContext
+from decoding.model import Model, Readout, ReadSpec
 from decoding.partial_forward import Sketch
 from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.rejection import RejectionVerifier
-from tests.decoding.markov_rounds import DRAFT, FAR, POSITIONS, SMALL, Readings, Room, p_value, play
+from tests.decoding.markov_rounds import DRAFT, FAR, POSITIONS, SMALL, DraftBudget, Readings, p_value, play
 
 MANY = 200_000
 
@@ -33,7 +33,7 @@ class Skipping(Readings):
 
     num_layers = 4
 
-    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+    async def partial_forward(self, seq: Sequence, sketch: Sketch, want: ReadSpec) -> list[Readout]:
         assert sketch.depth.skipped
         return [self.rows[token] for token in sketch.tokens[sketch.start :]]
 
@@ -43,19 +43,19 @@ class Grouped(Readings):
 
     num_layers = 6
 
-    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: ReadSpec) -> list[Readout]:
         return self._drawn(seq, paths, want, 0)
 
-    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+    async def partial_forward(self, seq: Sequence, sketch: Sketch, want: ReadSpec) -> list[Readout]:
         assert sketch.depth.groups
         paths = [sketch.tokens[: node + 1] for node in range(sketch.start, len(sketch.tokens))]
         return self._drawn(seq, paths, want, 1)
 
-    def _drawn(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want, off: int) -> list[Row]:
+    def _drawn(self, seq: Sequence, paths: list[tuple[int, ...]], want: ReadSpec, off: int) -> list[Readout]:
         """Rows of the table, or of one token further."""
         rows = [self.rows[((path or seq.tokens)[-1] + off) % len(self.rows)] for path in paths]
         logits = torch.stack([row.logits for row in rows if row.logits is not None])
-        return read(logits, [History(seq, path) for path in paths], [want] * len(rows))
+        return read(logits, [RowContext(seq, path) for path in paths], [want] * len(rows))
 
 
 class Skipped(Drafter):
@@ -70,7 +70,7 @@ class Skipped(Drafter):
         self.drafted = 0
         self.widest = 0
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         tree = await self._make().propose(self._model, seq, room, length)
         self.drafted += len(tree)
         self.widest = max(self.widest, *(tree.parents.count(parent) for parent in tree.parents), 0)
@@ -114,7 +114,7 @@ def test_the_law_over_200_000_runs(make: Callable[[], Drafter], law: str) -> Non
 class Resorted(Skipped):
     """Planted: siblings are offered in another order than they were drawn in."""
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         tree = await super().propose(model, seq, room, length)
         first = [node for node, parent in enumerate(tree.parents) if parent == -1]
         order = sorted(first, key=lambda node: tree.tokens[node])
@@ -132,5 +132,5 @@ def test_the_first_token_gets_no_draft() -> None:
     """A chain stands behind at least two tokens; the law above is of answers that begin without one."""
     drafter = Skipped(clasp, DRAFT)
     model: Any = Readings(DRAFT)
-    play(drafter, RejectionVerifier(), model, [Row(probs=row) for row in DRAFT], 0, SMALL)
+    play(drafter, RejectionVerifier(), model, [Readout(probs=row) for row in DRAFT], 0, SMALL)
     assert 0 < drafter.drafted <= 2 * POSITIONS

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.drafters.base import PACKAGE, Room
+from decoding.drafters.base import PACKAGE, DraftBudget
 from decoding.exit_choice import ExitChoice
 from decoding.lengths.fixed import FixedLength, FixedParams
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.partial_forward import Sketch
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from tests.decoding.markov_rounds import now
 from turnout.registry import load
 from turnout.types import SamplingParams, Token, TokenKind
@@ -46,25 +46,25 @@ class Layered:
     def state(self, layer: int, place: int, token: int) -> torch.Tensor:
         return torch.eye(VOCAB)[(token + (1 if self.knows(layer, place) else 2)) % VOCAB]
 
-    def row(self, states: dict[int, torch.Tensor], last: int) -> Row:
+    def row(self, states: dict[int, torch.Tensor], last: int) -> Readout:
         said = int(states[last].argmax())
-        return Row(token=said, top=((said, math.log(0.9)),), hidden=states)
+        return Readout(token=said, top=((said, math.log(0.9)),), hidden=states)
 
-    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+    async def partial_forward(self, seq: Sequence, sketch: Sketch, want: ReadSpec) -> list[Readout]:
         last = sketch.depth.last
         assert last is not None
         places = range(sketch.start, len(sketch.tokens))
         return [self.at(len(seq) - 1 + place, sketch.tokens[place], range(1, last + 1)) for place in places]
 
     async def read(
-        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: Want, normed: bool = False
-    ) -> list[Row]:
+        self, seq: Sequence, states: torch.Tensor, paths: list[tuple[int, ...]], want: ReadSpec, normed: bool = False
+    ) -> list[Readout]:
         return [self.row({0: state}, 0) for state in states]
 
-    def at(self, place: int, token: int, layers: range) -> Row:
+    def at(self, place: int, token: int, layers: range) -> Readout:
         return self.row({layer: self.state(layer, place, token) for layer in layers}, layers[-1])
 
-    def verified(self, seq: Sequence, draft: DraftTree) -> Verdict:
+    def verified(self, seq: Sequence, draft: DraftTree) -> VerifyResult:
         base, emitted = len(seq) - 1, list[Token]()
         fed = (seq.tokens[-1], *draft.tokens)
         rows = [self.at(base + place, token, range(1, LAYERS + 1)) for place, token in enumerate(fed)]
@@ -74,7 +74,7 @@ class Layered:
             emitted.append(Token(token, "large", TokenKind.ACCEPTED))
         kind = TokenKind.BONUS if len(emitted) == len(draft) else TokenKind.RECOVERED
         path = tuple(range(len(emitted)))
-        return Verdict(path, (*emitted, Token(rows[len(emitted)].token, "large", kind)), rows)
+        return VerifyResult(path, (*emitted, Token(rows[len(emitted)].token, "large", kind)), rows)
 
 
 def chosen(task: str) -> tuple[float, list[int]]:
@@ -85,7 +85,7 @@ def chosen(task: str) -> tuple[float, list[int]]:
     seq = Sequence([0, 1], SamplingParams(max_tokens=TOKENS + 64, temperature=0.0), 0)
     length, layers, ran = FixedLength(FixedParams(most=MOST)), [], 0
     while len(seq.generated) < TOKENS:
-        draft = now(drafter.propose(model, seq, Room(MOST, MOST), length))
+        draft = now(drafter.propose(model, seq, DraftBudget(MOST, MOST), length))
         layer = round(drafter.share * LAYERS)
         ran += len(draft) * layer + LAYERS
         layers += [layer] * (len(draft) > 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.fakes import TableModel, markov
 from decoding.lengths.base import LengthPolicy, Round, Step
@@ -17,11 +17,11 @@ from decoding.lengths.confidence import ConfidenceLength, ConfidenceParams
 from decoding.lengths.svip import SvipLength, SvipParams
 from decoding.lengths.thompson import ThompsonLength, ThompsonParams
 from decoding.logits import entropy_bits
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.rejection import RejectionVerifier
 from tests.decoding.many_runs import many_runs
 from turnout.types import SamplingParams, Token, TokenKind
@@ -42,7 +42,7 @@ def a_round(tokens=(1, 2), seed=0, eos=()) -> Round:
     return Round(seq, model, model, free=False, drafter="model_chain")
 
 
-def length_of(policy: LengthPolicy, rows: list[Row], tokens: list[int] | None = None) -> int:
+def length_of(policy: LengthPolicy, rows: list[Readout], tokens: list[int] | None = None) -> int:
     """How many of the given readings become a draft."""
     tokens = tokens or [0] * len(rows)
     path: list[Step] = []
@@ -50,22 +50,22 @@ def length_of(policy: LengthPolicy, rows: list[Row], tokens: list[int] | None = 
         if len(path) == policy.params.most:
             break
         path.append(Step(token, row))
-        if not policy.goes_on(path):
+        if not policy.continues(path):
             break
     return len(path)
 
 
-def nats(*entropies: float) -> list[Row]:
-    return [Row(entropy_bits=entropy / math.log(2)) for entropy in entropies]
+def nats(*entropies: float) -> list[Readout]:
+    return [Readout(entropy_bits=entropy / math.log(2)) for entropy in entropies]
 
 
-def sharpest(*probabilities: float) -> list[Row]:
-    return [Row(top=((0, math.log(probability)),)) for probability in probabilities]
+def sharpest(*probabilities: float) -> list[Readout]:
+    return [Readout(top=((0, math.log(probability)),)) for probability in probabilities]
 
 
-def outcome(num_accepted: int, kind: TokenKind) -> tuple[DraftTree, Verdict]:
+def outcome(num_accepted: int, kind: TokenKind) -> tuple[DraftTree, VerifyResult]:
     tokens = [Token(0, "small", TokenKind.ACCEPTED)] * num_accepted + [Token(0, "large", kind)]
-    return DraftTree.chain([0] * max(num_accepted, 1), "small"), Verdict(tuple(range(num_accepted)), tuple(tokens))
+    return DraftTree.chain([0] * max(num_accepted, 1), "small"), VerifyResult(tuple(range(num_accepted)), tuple(tokens))
 
 
 def test_svip_stops_above_0_6_nats_and_keeps_the_unsure_token():
@@ -105,7 +105,7 @@ def draft_of(policy: LengthPolicy, logits: torch.Tensor, **sampling: float) -> D
     model = TableModel("m", lambda _: logits, len(logits))
     seq = Sequence([0], SamplingParams(**sampling), 0)
     depth = min(policy.before_round(Round(seq, model, model, False, "model_chain")), 6)
-    drafting = ModelChainDrafter().propose(model, seq, Room(depth, depth), policy)
+    drafting = ModelChainDrafter().propose(model, seq, DraftBudget(depth, depth), policy)
     return run_now(drafting)
 
 
@@ -128,7 +128,7 @@ def test_a_policy_without_its_reading_says_so():
     for policy in (SvipLength(), ConfidenceLength(), ThompsonLength(ThompsonParams(control="calibrated"))):
         policy.before_round(a_round())
         with pytest.raises(ValueError, match="must read"):
-            policy.goes_on([Step(0, Row())])
+            policy.continues([Step(0, Readout())])
 
 
 def test_the_beta_posterior_counts_accepted_and_rejected_tokens():
@@ -149,7 +149,7 @@ def test_one_bernoulli_has_the_law_of_a_drawn_rate():
     ours = 0
     for seed in range(runs):
         policy.before_round(a_round(seed=seed))
-        ours += policy.goes_on([Step(0, Row())])
+        ours += policy.continues([Step(0, Readout())])
     draw = np.random.default_rng(0)
     theirs = int((draw.random(runs) < draw.beta(4, 3, runs)).sum())
     table = [[ours, runs - ours], [theirs, runs - theirs]]
@@ -162,9 +162,9 @@ def test_thompson_draws_anew_at_every_depth_and_round():
     decisions = []
     for root in range(2, 40):
         policy.before_round(a_round(tokens=[0] * root))
-        decisions.append(tuple(policy.goes_on([Step(0, Row())] * depth) for depth in range(1, 9)))
+        decisions.append(tuple(policy.continues([Step(0, Readout())] * depth) for depth in range(1, 9)))
         policy.before_round(a_round(tokens=[0] * root))
-        assert decisions[-1] == tuple(policy.goes_on([Step(0, Row())] * depth) for depth in range(1, 9))
+        assert decisions[-1] == tuple(policy.continues([Step(0, Readout())] * depth) for depth in range(1, 9))
     assert len(set(decisions)) > 30
     # The same place of the text, drafted in two rounds, is decided independently: keyed by position only, it would
     # agree always.
@@ -179,7 +179,7 @@ def test_calibration_moves_from_confidence_to_the_posterior():
         going = 0
         for seed in range(2_000):
             policy.before_round(a_round(seed=seed))
-            going += policy.goes_on([Step(0, sharpest(confidence)[0])])
+            going += policy.continues([Step(0, sharpest(confidence)[0])])
         return going / 2_000
 
     assert (share(1.0), share(1e-9)) == (1.0, 0.0)
@@ -218,9 +218,9 @@ async def test_output_is_plain_decoding_token_by_token(run, make_model, length):
 
 TARGET = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.3, 0.4, 0.3]])
 DRAFT = torch.tensor([[0.05, 0.9, 0.05], [0.4, 0.3, 0.3], [0.3, 0.1, 0.6]])
-TARGET_ROWS = [Row(probs=probs) for probs in TARGET]
+TARGET_ROWS = [Readout(probs=probs) for probs in TARGET]
 DRAFT_ROWS = [
-    Row(probs=q, entropy_bits=entropy_bits(q[None].log()).item(), top=((int(q.argmax()), float(q.max().log())),))
+    Readout(probs=q, entropy_bits=entropy_bits(q[None].log()).item(), top=((int(q.argmax()), float(q.max().log())),))
     for q in DRAFT
 ]
 FIRST_THREE = (TARGET[0][:, None, None].double() * TARGET[:, :, None] * TARGET).flatten().numpy()
@@ -239,7 +239,7 @@ def chain_of(policy: LengthPolicy, seq: Sequence, least: float) -> DraftTree:
         if row.probs[last] < least:
             break
         path.append(Step(last, row))
-        if not policy.goes_on(path):
+        if not policy.continues(path):
             break
     return DraftTree.chain([step.token for step in path], "small", [step.row.probs for step in path])
 

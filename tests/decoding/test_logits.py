@@ -10,7 +10,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from decoding.logits import History, entropy_bits, process
+from decoding.logits import RowContext, entropy_bits, process
 from decoding.sequence import Sequence
 from turnout.types import SamplingParams, Token
 
@@ -18,11 +18,11 @@ INF = float("inf")
 VOCAB = 50
 
 
-def history(path: tuple[int, ...] = (), generated: tuple[int, ...] = (), **sampling: Any) -> History:
+def history(path: tuple[int, ...] = (), generated: tuple[int, ...] = (), **sampling: Any) -> RowContext:
     seq = Sequence([3, 4, 3], SamplingParams(max_tokens=1000, **sampling), seed=0)
     for token in generated:
         seq.append(Token(token, "m"))
-    return History(seq, path)
+    return RowContext(seq, path)
 
 
 def logits(rows: int = 8, seed: int = 0) -> torch.Tensor:

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.lookahead import LookaheadDrafter, LookaheadParams, NgramPool, window_rows
 from decoding.fakes import TableModel, markov
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from turnout.types import SamplingParams, Token
 
-ROOM, LENGTH = Room(16, 160), FixedLength()
+ROOM, LENGTH = DraftBudget(16, 160), FixedLength()
 
 
 def drafter_of(**params: Any) -> LookaheadDrafter:
@@ -45,10 +45,10 @@ def test_a_third_row_sees_its_column_of_the_rows_above() -> None:
     )
 
 
-def outcome(extra_rows: list[int], nodes: int = 0) -> Verdict:
+def outcome(extra_rows: list[int], nodes: int = 0) -> VerifyResult:
     """A round that emitted token 0; what the window read behind each of its rows."""
-    rows = [Row(top=((9, 0.0),))] * (1 + nodes) + [Row(top=((token, 0.0),)) for token in extra_rows]
-    return Verdict((), (Token(0, "m"),), rows)
+    rows = [Readout(top=((9, 0.0),))] * (1 + nodes) + [Readout(top=((token, 0.0),)) for token in extra_rows]
+    return VerifyResult((), (Token(0, "m"),), rows)
 
 
 async def propose(drafter: LookaheadDrafter, seq: Sequence) -> DraftTree:
@@ -93,7 +93,7 @@ async def test_guesses_and_window_together_are_no_more_than_the_nodes_asked_for(
     drafter.rows = [[1, 2], [3, 4, 5]]
     drafter.pool.add(7, (1, 2))
     drafter.pool.add(7, (3, 4))
-    tree = await drafter.propose(model, seq, Room(16, nodes), LENGTH)
+    tree = await drafter.propose(model, seq, DraftBudget(16, nodes), LENGTH)
     assert (tree.extra is None) == (nodes < 5)
     assert len(tree.fed_tokens) == min(nodes, 9 if nodes >= 5 else 4)
     drafter.observe(model, seq, tree, outcome([4, 5, 6, 7, 8], len(tree)))  # learns from a window, or from none

@@ -18,8 +18,8 @@ from benchmarks.random_vocabulary import random_vocabulary
 from decoding.constraints import mask_prefetch as ahead
 from decoding.constraints.base import Constraint, Mask, allows, is_forced, keep_allowed
 from decoding.constraints.grammar import Compiler
-from decoding.constraints.mask_prefetch import Ahead, spares_core
-from decoding.logits import History, process
+from decoding.constraints.mask_prefetch import MaskPrefetch, spares_core
+from decoding.logits import RowContext, process
 from decoding.sequence import Sequence
 from tests.constrained import allowed_ids, char_compiler, ids_in
 from turnout.errors import TurnoutError
@@ -128,9 +128,9 @@ def test_masks_are_asked_for_beside_the_forward(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(ahead, "LEAST", 0)
     seq, free = [Sequence([5, 6], SamplingParams(temperature=0.7), 0) for _ in range(2)]
     watched = seq.constraint = Watched(char_compiler().compile(Structure(kind="regex", value="[a-c]+;")).clone(), fails)
-    rows = [History(seq), History(free), History(seq, (2, 3)), History(seq, (30,), free=True)]
+    rows = [RowContext(seq), RowContext(free), RowContext(seq, (2, 3)), RowContext(seq, (30,), free=True)]
     logits = torch.randn(4, 40)
-    with Ahead(lambda: True).of(rows):
+    with MaskPrefetch(lambda: True).of(rows):
         assert watched.come.wait(10)
     [(thread, answer, paths)] = watched.asked
     assert thread.startswith("masks")
@@ -138,15 +138,15 @@ def test_masks_are_asked_for_beside_the_forward(monkeypatch: pytest.MonkeyPatch,
     watched.fails = False
     alone = Sequence([5, 6], SamplingParams(temperature=0.7), 0)
     alone.constraint = char_compiler().compile(Structure(kind="regex", value="[a-c]+;")).clone()
-    expected = process(logits, [History(alone), History(free), History(alone, (2, 3)), History(free)])
+    expected = process(logits, [RowContext(alone), RowContext(free), RowContext(alone, (2, 3)), RowContext(free)])
     assert torch.equal(process(logits, rows), expected)
 
 
 def test_no_thread_where_nothing_or_little_is_constrained() -> None:
     free, bound = [Sequence([5], SamplingParams(), 0) for _ in range(2)]
     watched = bound.constraint = Watched(char_compiler().compile(Structure(kind="regex", value="[a-c]+;")).clone())
-    made = Ahead(lambda: True)
-    with made.of([History(free), History(bound)]):
+    made = MaskPrefetch(lambda: True)
+    with made.of([RowContext(free), RowContext(bound)]):
         pass
     assert made._thread is None
     assert watched.asked == []
@@ -156,13 +156,13 @@ def test_no_thread_where_the_forward_has_all_cores(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ahead, "LEAST", 0)
     seq = Sequence([5], SamplingParams(), 0)
     watched = seq.constraint = Watched(char_compiler().compile(Structure(kind="regex", value="[a-c]+;")).clone())
-    made = Ahead(partial(spares_core, torch.device("cpu")))
+    made = MaskPrefetch(partial(spares_core, torch.device("cpu")))
     monkeypatch.setattr(torch, "get_num_threads", lambda: os.cpu_count())
-    with made.of([History(seq)]):
+    with made.of([RowContext(seq)]):
         pass
     assert made._thread is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 0)
-    with made.of([History(seq)]):
+    with made.of([RowContext(seq)]):
         assert watched.come.wait(10)
     assert spares_core(torch.device("cuda"))
 

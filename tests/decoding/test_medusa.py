@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.medusa import MedusaDrafter, MedusaParams, grow_rank_tree
 from decoding.heads import MedusaHeads
 from decoding.length_heads import Head
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Draw, Want
+from decoding.model import NoiseKind, ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from tests.decoding.head_models import LawModel, StateModel, answer, pool_of, save_head, shifting_heads
 from tests.engine.harness import engine_model
@@ -57,14 +57,14 @@ async def test_the_state_is_the_one_at_the_accepted_node_whoever_drafted(tmp_pat
     drafter = MedusaDrafter(MedusaParams(chain=True))
     drafter.check(pool_of(model, tmp_path))
     seq = Sequence([0], SamplingParams(max_tokens=20), 0)
-    assert len(await model.propose(seq, drafter, Room(2, 2), FixedLength())) == 0
+    assert len(await model.propose(seq, drafter, DraftBudget(2, 2), FixedLength())) == 0
     # Root -> 3 (right) -> {2 (wrong), 5 (right)}: the accepted node is the third of the tree.
     other = DraftTree((3, 2, 5), (ROOT, 0, 0), "someone")
-    verdict = await model.verify(seq, other, MatchVerifier(), drafter.want | Want(draw=Draw.SAMPLE))
+    verdict = await model.verify(seq, other, MatchVerifier(), drafter.want | ReadSpec(draw=NoiseKind.SAMPLE))
     assert verdict.path == (0, 2)
     seq.extend(verdict.tokens, {"large": 1, "someone": 1})
-    model.teach(seq, drafter, other, verdict)
-    tree = await model.propose(seq, drafter, Room(2, 2), FixedLength())
+    model.observe(seq, drafter, other, verdict)
+    tree = await model.propose(seq, drafter, DraftBudget(2, 2), FixedLength())
     assert (seq.tokens, tree.tokens) == ([0, 3, 5, 6], (1, 4))
 
 
@@ -75,10 +75,10 @@ async def test_a_state_of_another_place_drafts_nothing(tmp_path):
     drafter.check(pool_of(model, tmp_path))
     seq = Sequence([0], SamplingParams(max_tokens=20), 0)
     [row] = await model.extend(seq, want=drafter.want)
-    drafter.observe(model, seq, DraftTree.empty("m"), Verdict((), (), [row]))
-    assert len(await model.propose(seq, drafter, Room(2, 2), FixedLength())) > 0
+    drafter.observe(model, seq, DraftTree.empty("m"), VerifyResult((), (), [row]))
+    assert len(await model.propose(seq, drafter, DraftBudget(2, 2), FixedLength())) > 0
     seq.extend((await model.decode(Sequence([0], SamplingParams(max_tokens=1), 0))).tokens, {"large": 1})
-    assert len(await model.propose(seq, drafter, Room(2, 2), FixedLength())) == 0
+    assert len(await model.propose(seq, drafter, DraftBudget(2, 2), FixedLength())) == 0
 
 
 def brute_force(accuracies, nodes):
@@ -172,9 +172,9 @@ async def test_the_engine_reads_heads_through_the_models_own_matrix(engine, tmp_
     drafter = MedusaDrafter()
     drafter.check(pool_of(engine, tmp_path))
     seq = Sequence([5, 6, 7], SamplingParams(max_tokens=20), 0)
-    [row] = await engine.extend(seq, want=drafter.want | Want(draw=None, top=3))
-    drafter.observe(engine, seq, DraftTree.empty("m"), Verdict((), (), [row]))
-    tree = await engine.propose(seq, drafter, Room(1, 3), FixedLength())
+    [row] = await engine.extend(seq, want=drafter.want | ReadSpec(draw=None, top=3))
+    drafter.observe(engine, seq, DraftTree.empty("m"), VerifyResult((), (), [row]))
+    tree = await engine.propose(seq, drafter, DraftBudget(1, 3), FixedLength())
     assert list(tree.tokens) == [token for token, _ in row.top]
     engine.release(seq)
 
@@ -191,8 +191,8 @@ async def test_matrices_of_the_heads_own_are_read_in_place_of_the_models(engine,
     drafter.check(pool_of(engine, tmp_path))
     seq = Sequence([5, 6, 7], SamplingParams(max_tokens=20), 0)
     [row] = await engine.extend(seq, want=drafter.want)
-    drafter.observe(engine, seq, DraftTree.empty("m"), Verdict((), (), [row]))
-    tree = await engine.propose(seq, drafter, Room(1, 3), FixedLength())
+    drafter.observe(engine, seq, DraftTree.empty("m"), VerifyResult((), (), [row]))
+    tree = await engine.propose(seq, drafter, DraftBudget(1, 3), FixedLength())
     logits = heads.outputs[0].weight.detach().half().float() @ row.hidden[-1].float()
     assert list(tree.tokens) == logits[:64].topk(3).indices.tolist()
     engine.release(seq)

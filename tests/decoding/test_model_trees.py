@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from decoding.draft_trees import GrowingTree, draw_without_replacement, grow_top_tree, sibling_proposals
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.drafters.dyspec import DySpecDrafter
 from decoding.drafters.model_sequences import ModelSequencesDrafter, ModelSequencesParams
 from decoding.drafters.rsd_c import RsdCDrafter, RsdCParams
@@ -79,7 +79,9 @@ async def test_drafting_with_the_target_itself_is_accepted_to_the_last_level(run
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("room", [Room(1, 1), Room(1, 9), Room(4, 2), Room(3, 7), Room(6, 40)], ids=str)
+@pytest.mark.parametrize(
+    "room", [DraftBudget(1, 1), DraftBudget(1, 9), DraftBudget(4, 2), DraftBudget(3, 7), DraftBudget(6, 40)], ids=str
+)
 async def test_every_draft_keeps_to_its_room_and_says_what_it_was_drawn_from(make_model, name, room):
     model = make_model("small", 3)
     kind = Candidates.DRAWN if name in DRAWN or name == "vocab_trim" else None
@@ -106,7 +108,7 @@ async def test_every_draft_keeps_to_its_room_and_says_what_it_was_drawn_from(mak
 @pytest.mark.parametrize("name", [name for name in DRAWN if name != "sequoia"])
 async def test_a_greedy_request_is_drafted_as_the_arg_max_chain(make_model, name):
     model, seq = make_model("small", 3), Sequence([1, 2], SamplingParams(temperature=0), 0)
-    tree = await drafter_of(name, Candidates.DRAWN).propose(model, seq, Room(4, 30), LENGTH)
+    tree = await drafter_of(name, Candidates.DRAWN).propose(model, seq, DraftBudget(4, 30), LENGTH)
     assert tree.is_chain
     context = list(seq.tokens)
     for token in tree.tokens:
@@ -119,7 +121,7 @@ async def test_a_greedy_request_is_drafted_as_the_arg_max_chain(make_model, name
 async def test_nothing_is_drafted_where_a_mask_left_nothing(name):
     model = TableModel("small", lambda tokens: torch.full((4,), float("-inf")), 4)
     tree = await drafter_of(name, None if name == "model_sequences" else Candidates.DRAWN).propose(
-        model, Sequence([0], SamplingParams(), 0), Room(3, 8), LENGTH
+        model, Sequence([0], SamplingParams(), 0), DraftBudget(3, 8), LENGTH
     )
     assert len(tree) == 0
 
@@ -132,8 +134,8 @@ async def test_each_round_draws_with_noise_of_its_own(make_model, name):
     same = 0
     for seed in range(20):
         early, late = (Sequence([1] * length, SamplingParams(), seed) for length in (2, 3))
-        first = await drafter.propose(model, early, Room(2, 8), LENGTH)
-        second = await drafter.propose(model, late, Room(2, 8), LENGTH)
+        first = await drafter.propose(model, early, DraftBudget(2, 8), LENGTH)
+        second = await drafter.propose(model, late, DraftBudget(2, 8), LENGTH)
         depths = first.depths()
         before = {token for token, depth in zip(first.tokens, depths, strict=True) if depth == 1}
         same += second.tokens[0] in before
@@ -218,7 +220,7 @@ class LeavesQUnnormalised(Altered):
 )
 def test_planted_faults_are_caught(fault, sampling):
     drafter = fault(RsdCParams(branching=(2,)))
-    assert p_value(drafter, RejectionVerifier(), 2_000, Room(1, 2), FAR, **sampling) < 1e-4
+    assert p_value(drafter, RejectionVerifier(), 2_000, DraftBudget(1, 2), FAR, **sampling) < 1e-4
 
 
 def test_acceptance_by_number_of_draws_without_replacement():
@@ -272,7 +274,7 @@ async def test_a_beam_of_one_is_a_chain_drawn_from_the_draft():
     model, counts, runs = TableModel("small", markov(table), 3), torch.zeros(3, 3), 1_000
     for seed in range(runs):
         tree = await RsdSDrafter(RsdSParams(beam=1)).propose(
-            model, Sequence([0], SamplingParams(), seed), Room(2, 9), LENGTH
+            model, Sequence([0], SamplingParams(), seed), DraftBudget(2, 9), LENGTH
         )
         assert tree.is_chain
         counts[tree.tokens[0], tree.tokens[1]] += 1
@@ -282,15 +284,15 @@ async def test_a_beam_of_one_is_a_chain_drawn_from_the_draft():
 
 async def test_levels_of_a_beam_and_of_constant_branching(make_model):
     model, seq = make_model("small", 3), Sequence([1, 2], SamplingParams(), 4)
-    beam = await RsdSDrafter(RsdSParams(beam=5)).propose(model, seq, Room(3, 64), LENGTH)
+    beam = await RsdSDrafter(RsdSParams(beam=5)).propose(model, seq, DraftBudget(3, 64), LENGTH)
     assert [beam.depths().count(depth) for depth in range(3)] == [5, 5, 5]
     model.forwards = 0
-    bush = await RsdCDrafter(RsdCParams(branching=(3, 2, 1))).propose(model, seq, Room(3, 64), LENGTH)
+    bush = await RsdCDrafter(RsdCParams(branching=(3, 2, 1))).propose(model, seq, DraftBudget(3, 64), LENGTH)
     assert [bush.depths().count(depth) for depth in range(3)] == [3, 6, 6]
     assert model.forwards == 3
 
 
-def best_first(model: TableModel, context: list[int], room: Room) -> dict[tuple[int, ...], float]:
+def best_first(model: TableModel, context: list[int], room: DraftBudget) -> dict[tuple[int, ...], float]:
     """Paths in the order of a heap that always takes the most probable one."""
     heap, found = [(0.0, ())], {}
     while heap and len(found) <= room.nodes:
@@ -304,7 +306,7 @@ def best_first(model: TableModel, context: list[int], room: Room) -> dict[tuple[
     return found
 
 
-@pytest.mark.parametrize("room", [Room(1, 5), Room(3, 10), Room(8, 32)], ids=str)
+@pytest.mark.parametrize("room", [DraftBudget(1, 5), DraftBudget(3, 10), DraftBudget(8, 32)], ids=str)
 async def test_the_top_tree_is_that_of_a_best_first_search(make_model, room):
     for seed in range(5):
         model, seq = make_model("small", seed), Sequence([1, 2], SamplingParams(), 0)
@@ -326,7 +328,7 @@ async def test_sequences_share_equal_beginnings_and_are_drawn_apart():
     counts, runs = torch.zeros(2, 2), 400
     for seed in range(runs):
         model.fed_tokens = 0
-        tree = await drafter.propose(model, Sequence([0], SamplingParams(), seed), Room(2, 20), LENGTH)
+        tree = await drafter.propose(model, Sequence([0], SamplingParams(), seed), DraftBudget(2, 20), LENGTH)
         one, two = tree.sequences
         assert [tree.parents[node] for node in one] == [ROOT, one[0]]
         assert (one[0] == two[0]) == (tree.tokens[one[0]] == tree.tokens[two[0]])

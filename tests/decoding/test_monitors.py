@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from decoding.fakes import TableModel
-from decoding.model import Request, Row, Want
+from decoding.model import Readout, ReadSpec, Request
 from decoding.parts import PartChoice
 from decoding.repetition import LoopFinder
 from decoding.sequence import Sequence
@@ -207,8 +207,8 @@ class Slow(TableModel):
         self.asked: list[str] = []
 
     async def extend(
-        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
-    ) -> list[Row]:
+        self, seq: Sequence, tokens: tuple[int, ...] = (), want: ReadSpec = ReadSpec(), every: bool = False
+    ) -> list[Readout]:
         self.asked.append(text(list(tokens)))
         await self.gate.wait()
         return await super().extend(seq, tokens, want, every)
@@ -245,8 +245,8 @@ class Failing(Slow):
         self.error = error
 
     async def extend(
-        self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want(), every: bool = False
-    ) -> list[Row]:
+        self, seq: Sequence, tokens: tuple[int, ...] = (), want: ReadSpec = ReadSpec(), every: bool = False
+    ) -> list[Readout]:
         self.asked.append(text(list(tokens)))
         raise self.error
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decoding.fakes import TableModel
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.near_best import NearBestParams, NearBestVerifier
@@ -19,9 +19,9 @@ def near(**params: Any) -> NearBestVerifier:
     return NearBestVerifier(NearBestParams(**params))
 
 
-def row(*probs: float, token: int = 0) -> Row:
+def row(*probs: float, token: int = 0) -> Readout:
     """A reading whose tokens 0, 1, 2, ... fall in probability; the target's own choice is `token`."""
-    return Row(token=token, top=tuple((index, math.log(chance)) for index, chance in enumerate(probs)))
+    return Readout(token=token, top=tuple((index, math.log(chance)) for index, chance in enumerate(probs)))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_targets_own_choice_always_stays() -> None:
     assert not near(candidates=1).stays(0, row(0.5, 0.25, 0.1, 0.09, token=3))
 
 
-def judged(verifier: NearBestVerifier, tree: DraftTree, rows: list[Row]) -> tuple[tuple[int, ...], list[int]]:
+def judged(verifier: NearBestVerifier, tree: DraftTree, rows: list[Readout]) -> tuple[tuple[int, ...], list[int]]:
     verdict = verifier.judge(Sequence([0], SamplingParams(), 0), tree, rows, "large")
     return verdict.path, [token.id for token in verdict.tokens]
 

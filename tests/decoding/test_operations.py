@@ -14,7 +14,7 @@ import torch
 from decoding.drafter_state import Stores
 from decoding.drafters.vocab_trim import TrimmedModel
 from decoding.fakes import TableModel, markov, pair
-from decoding.model import Model, Until, Want, WrappedModel
+from decoding.model import Model, ReadSpec, StopCondition, WrappedModel
 from decoding.operations import Decode, Extend, Operation
 from decoding.sequence import Sequence
 from decoding.state import ConstantDict, settle, twin
@@ -93,7 +93,7 @@ def test_operations_are_frozen_values_with_names_of_their_own() -> None:
         with pytest.raises((dataclasses.FrozenInstanceError, TypeError, AttributeError)):
             kind.__setattr__(object.__new__(kind), "name", "other")
     assert Extend((1,)) == Extend((1,)) != Extend((2,))
-    assert pickle.loads(pickle.dumps(Extend((1,), Want(top=2)))) == Extend((1,), Want(top=2))
+    assert pickle.loads(pickle.dumps(Extend((1,), ReadSpec(top=2)))) == Extend((1,), ReadSpec(top=2))
 
 
 def rule() -> MeanEntropySwitch:
@@ -104,10 +104,10 @@ def rule() -> MeanEntropySwitch:
 async def test_a_rule_stays_as_it_was_and_its_new_state_is_in_the_result(way: str) -> None:
     model = table()
     by_sugar = rule()
-    expected = await model.decode(mine := sequence(), Until((by_sugar,), max_tokens=7))
+    expected = await model.decode(mine := sequence(), StopCondition((by_sugar,), max_tokens=7))
     asked, fresh = rule(), vars(rule())
     asker = {"itself": model, **wrapped(model)}[way]
-    op = Decode(Until((asked,), max_tokens=7))
+    op = Decode(StopCondition((asked,), max_tokens=7))
     for _ in range(2):  # it can be carried out again: for another sequence, or after a fault
         decoded = await asker.do(again := sequence(), op)
         assert vars(asked) == fresh
@@ -127,7 +127,7 @@ class Thing:
         self.inner = Slotted([6])
         self.others: list[Any] = [{1, 2}, Counter("aab"), OrderedDict(a=[1]), defaultdict(list, {"k": [1]})]
         self.shared = (torch.ones(2), ConstantDict({1: b"x"}), torch.nn.Linear(1, 1), frozenset({3}))
-        self.constant, self.want, self.state = self.shared[1], Want(top=2), self.shared[0]
+        self.constant, self.want, self.state = self.shared[1], ReadSpec(top=2), self.shared[0]
 
 
 class Slotted:

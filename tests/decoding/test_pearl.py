@@ -205,16 +205,16 @@ async def test_a_candidate_is_judged_again_where_what_was_read_is_lost(run: Any,
     params = {"verifier": "rejection", "draft_length": 3}
     for seed in range(12):
         whole = await run("pearl", small, large, params, seed=seed)
-        taught, lost = large.teach, []
+        taught, lost = large.observe, []
 
         def teach(*args: Any, taught: Any = taught, lost: list[int] = lost) -> None:
             lost.append(len(lost) % 2)
             if lost[-1] == 0:
                 taught(*args)
 
-        large.teach = teach  # type: ignore[method-assign]
+        large.observe = teach  # type: ignore[method-assign]
         again = await run("pearl", small, large, params, seed=seed)
-        large.teach = taught  # type: ignore[method-assign]
+        large.observe = taught  # type: ignore[method-assign]
         assert again.seq.generated == whole.seq.generated
         assert sum(lost) > 0
 

@@ -13,18 +13,18 @@ import torch
 from scipy import stats
 
 from decoding.drafter_state import Stores
-from decoding.drafters.base import Drafter, Room
+from decoding.drafters.base import DraftBudget, Drafter
 from decoding.fakes import pair
 from decoding.lengths.base import LengthPolicy
-from decoding.logits import History, process
+from decoding.logits import RowContext, process
 from decoding.methods import pearl as program
-from decoding.model import Busy, Model, Request, Row, Want
+from decoding.model import Busy, Model, Readout, ReadSpec, Request
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.preverify import LateCandidate
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers import rejection
-from decoding.verifiers.base import Verdict, Verifier
+from decoding.verifiers.base import Verifier, VerifyResult
 from tests.decoding.markov_rounds import DRAFT, FAR, TARGET
 from turnout.registry import get_method
 from turnout.types import SamplingParams, Token
@@ -47,22 +47,22 @@ class Chain:
         self.probs = probs
         self.upto = probs.double().cumsum(-1).tolist()
 
-    async def extend(self, seq: Sequence, tokens: tuple[int, ...] = (), want: Want = Want()) -> list[Row]:
+    async def extend(self, seq: Sequence, tokens: tuple[int, ...] = (), want: ReadSpec = ReadSpec()) -> list[Readout]:
         last = (*seq.tokens[-1:], *tokens)[-1]
         key = noise_key(seq.seed, len(seq) + len(tokens), Purpose.DRAFT)
         token = min(bisect(self.upto[last], uniform(key)), 2)
-        return [Row(token, probs=self.probs[last])]
+        return [Readout(token, probs=self.probs[last])]
 
-    async def propose(self, seq: Sequence, drafter: Drafter, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, seq: Sequence, drafter: Drafter, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         return await drafter.propose(self, seq, room, length)  # type: ignore[arg-type]
 
     async def verify(
-        self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: Want = Want(draw=None)
-    ) -> Verdict:
-        rows = [Row(probs=self.probs[token]) for token in (seq.tokens[-1], *draft.tokens)]
+        self, seq: Sequence, draft: DraftTree, verifier: Verifier, want: ReadSpec = ReadSpec(draw=None)
+    ) -> VerifyResult:
+        rows = [Readout(probs=self.probs[token]) for token in (seq.tokens[-1], *draft.tokens)]
         return replace(verifier.judge(seq, draft, rows, self.name), rows=rows)
 
-    def teach(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: VerifyResult) -> None:
         drafter.observe(self, seq, draft, verdict)  # type: ignore[arg-type]
 
     def busy(self) -> Busy:
@@ -78,7 +78,7 @@ class Chain:
 def processed(probs: torch.Tensor, **sampling: Any) -> torch.Tensor:
     """Rows of a table as a request with these parameters reads them."""
     seq = Sequence([0], SamplingParams(max_tokens=64, **sampling), 0)
-    return process(probs.log(), [History(seq)] * len(probs)).softmax(-1)
+    return process(probs.log(), [RowContext(seq)] * len(probs)).softmax(-1)
 
 
 def counted(draft: torch.Tensor, length: int, runs: int, method: Any = PEARL, **sampling: Any) -> np.ndarray:
@@ -135,7 +135,7 @@ def unjudged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block's first token stays whatever the target says."""
     judge = LateCandidate.observe
 
-    def observe(self: LateCandidate, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self: LateCandidate, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         judge(self, model, seq, draft, verdict)
         if len(draft):
             self.token, self.accepted = Token(draft.tokens[0], draft.source), True
@@ -163,7 +163,7 @@ def misplaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block's first token is judged by what the target read where the tail began."""
     judge = LateCandidate.observe
 
-    def observe(self: LateCandidate, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self: LateCandidate, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         judge(self, model, seq, draft, replace(verdict, rows=verdict.rows[:1]))
 
     monkeypatch.setattr(LateCandidate, "observe", observe)

@@ -8,15 +8,15 @@ import torch
 from scipy import stats
 
 from decoding.drafters._retrieval import Branch, fuse
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.rasd import RasdDrafter, RasdParams
 from decoding.fakes import TableModel
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.ngrams import RecentTexts
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from decoding.verifiers.rejection import RejectionVerifier
 from tests.decoding.many_runs import many_runs
@@ -28,7 +28,7 @@ from turnout.types import SamplingParams, Token
 A, B, C, D, E = range(5)
 LENGTH = FixedLength()
 PARAMS = {"drafter": "rasd"}
-ROOM = Room(16, 60)
+ROOM = DraftBudget(16, 60)
 
 
 def test_fusion_keeps_one_copy_of_what_agrees():
@@ -64,7 +64,7 @@ async def test_drafts_keep_to_their_room(make_model, candidates: Candidates, dep
     model = make_model("small", 3)
     seq = Sequence([1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 1, 2], SamplingParams(), 0)
     params = RasdParams(plausible=12)
-    draft = await RasdDrafter(params, candidates).propose(model, seq, Room(depth, nodes), LENGTH)
+    draft = await RasdDrafter(params, candidates).propose(model, seq, DraftBudget(depth, nodes), LENGTH)
     assert 0 < len(draft) <= nodes
     assert max(draft.depths()) < depth
     assert model.forwards <= min(depth, params.model_depth)
@@ -99,7 +99,7 @@ async def test_match_equals_plain_decoding_with_the_same_seed(run, make_model):
 
 async def test_the_fused_tree_is_never_worse_than_either_part(make_model):
     small, large = make_model("small", 1), make_model("large", 2, scale=1.0)
-    room, gained = Room(16, 10_000), 0
+    room, gained = DraftBudget(16, 10_000), 0
 
     async def accepted(seq: Sequence, draft: DraftTree) -> int:
         return (await large.verify(seq, draft, MatchVerifier())).num_accepted_tokens
@@ -142,7 +142,7 @@ async def test_finished_answers_are_retrieved_by_the_same_tenant_only(run, make_
 def test_unfinished_answers_are_not_kept():
     model = TableModel("small", lambda tokens: torch.zeros(12), 12)
     seq = Sequence([1, 2], SamplingParams(max_tokens=2), 0)
-    drafter, verdict = RasdDrafter(), Verdict((), (Token(3, "m"),), [Row()])
+    drafter, verdict = RasdDrafter(), VerifyResult((), (Token(3, "m"),), [Readout()])
     for held in (0, 5):
         seq.extend(verdict.tokens, {"m": 1})
         drafter.observe(model, seq, DraftTree.empty("m"), verdict)
@@ -189,13 +189,13 @@ def drops_the_unlikely(draft: DraftTree) -> DraftTree:
 def outcomes(spoil, runs: int) -> np.ndarray:
     """Counts of the first three tokens after a prompt whose runs occur more than once."""
     verifier, model = RejectionVerifier(), Readings(DRAFT)
-    rows = [Row(probs=probs) for probs in TARGET]
+    rows = [Readout(probs=probs) for probs in TARGET]
     counts, params, fused = np.zeros(3**POSITIONS), RasdParams(model_depth=2, branch=1, plausible=3), 0
     for seed in range(runs):
         seq = Sequence([1, 2, 0, 1, 0, 0, 2, 0], SamplingParams(max_tokens=20), seed)
         drafter, start = RasdDrafter(params, Candidates.DRAWN), len(seq)
         while len(seq) < start + POSITIONS:
-            draft = spoil(now(drafter.propose(model, seq, Room(3, 8), LENGTH)))
+            draft = spoil(now(drafter.propose(model, seq, DraftBudget(3, 8), LENGTH)))
             fused += len({proposal is None for proposal in draft.proposals}) == 2
             read = [rows[seq.tokens[-1]], *(rows[token] for token in draft.tokens)]
             seq.extend(verifier.judge(seq, draft, read, "large").tokens, {"small": 0, "large": 0})

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from decoding.drafters._retrieval import Retrieval, fuse
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.rasd_heads import RasdHeadsDrafter, RasdHeadsParams
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Draw, Want
+from decoding.model import NoiseKind, ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.match import MatchVerifier
@@ -44,17 +44,17 @@ async def test_the_fused_tree_is_never_worse_than_either_part(tmp_path: Path, fi
     seq = Sequence([0], SamplingParams(temperature=0.0, max_tokens=60), 0)
     gains = []
     while not seq.finished:
-        draft = await model.propose(seq, fused, Room(16, 10_000), LENGTH)
-        heads = await model.propose(seq, alone, Room(16, 24), LENGTH)
+        draft = await model.propose(seq, fused, DraftBudget(16, 10_000), LENGTH)
+        heads = await model.propose(seq, alone, DraftBudget(16, 24), LENGTH)
         retrieved = fuse(DraftTree.empty("m"), retrieval.find(model, seq, 16), dict.fromkeys(range(7), 1.0), 10_000)
         parts = [await accepted(model, seq, heads), await accepted(model, seq, retrieved)]
-        verdict = await model.verify(seq, draft, MatchVerifier(), fused.want | Want(draw=Draw.SAMPLE))
+        verdict = await model.verify(seq, draft, MatchVerifier(), fused.want | ReadSpec(draw=NoiseKind.SAMPLE))
         if len(heads):  # not in the first round
             assert verdict.num_accepted_tokens >= max(parts)
             gains.append(verdict.num_accepted_tokens - parts[0])
         seq.extend(verdict.tokens, {"large": 1})
         for each in (fused, alone):
-            model.teach(seq, each, draft, verdict)
+            model.observe(seq, each, draft, verdict)
     # Once the cycle has come round, what was retrieved is deeper than two heads reach.
     assert max(gains) >= 10
 
@@ -67,12 +67,12 @@ async def test_paths_the_first_head_finds_implausible_are_dropped(tmp_path: Path
         drafter = RasdHeadsDrafter(RasdHeadsParams(plausible=1, head_nodes=2))
         drafter.check(pool_of(model, tmp_path))
         seq = Sequence([0, 3, 5, 6, 1, 4, 2, 0, 3], SamplingParams(max_tokens=20), 0)
-        nothing = await model.propose(seq, drafter, Room(16, 60), LENGTH)
+        nothing = await model.propose(seq, drafter, DraftBudget(16, 60), LENGTH)
         assert len(nothing) == 0  # no state yet: the heads cannot tell
-        verdict = await model.verify(seq, nothing, MatchVerifier(), drafter.want | Want(draw=Draw.SAMPLE))
+        verdict = await model.verify(seq, nothing, MatchVerifier(), drafter.want | ReadSpec(draw=NoiseKind.SAMPLE))
         seq.extend(verdict.tokens, {"large": 1})
-        model.teach(seq, drafter, nothing, verdict)
-        draft = await model.propose(seq, drafter, Room(16, 60), LENGTH)
+        model.observe(seq, drafter, nothing, verdict)
+        draft = await model.propose(seq, drafter, DraftBudget(16, 60), LENGTH)
         assert (len(draft) > 2) is joins
         if joins:  # after 0 3 5 stood 6 1 4 2 0 3 5, of which the heads have the first two
             assert draft.tokens == (6, 1, 4, 2, 0, 3, 5)

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.logits import History, process
-from decoding.model import Draw, Row, Want
+from decoding.logits import RowContext, process
+from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.readout import read
 from decoding.sequence import Sequence
@@ -14,22 +14,22 @@ from turnout.structure import Structure
 from turnout.types import SamplingParams, Token
 
 VOCAB = 20
-EVERYTHING = Want(entropy=True, logprob=True, top=4, probs=True, logits=True, margin=True)
+EVERYTHING = ReadSpec(entropy=True, logprob=True, top=4, probs=True, logits=True, margin=True)
 
 
-def row_of(seed: int = 0, length: int = 3, path: tuple[int, ...] = (), **sampling: Any) -> History:
-    return History(Sequence([1] * length, SamplingParams(**sampling), seed), path)
+def row_of(seed: int = 0, length: int = 3, path: tuple[int, ...] = (), **sampling: Any) -> RowContext:
+    return RowContext(Sequence([1] * length, SamplingParams(**sampling), seed), path)
 
 
 def logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn((rows, VOCAB), generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def scalars(row: Row) -> list[float | None]:
+def scalars(row: Readout) -> list[float | None]:
     return [row.entropy_bits, row.logprob, row.margin, *(value for _, value in row.top)]
 
 
-def same(one: Row, two: Row) -> None:
+def same(one: Readout, two: Readout) -> None:
     assert one.token == two.token
     assert [t for t, _ in one.top] == [t for t, _ in two.top]
     for a, b in zip(scalars(one), scalars(two), strict=True):
@@ -53,23 +53,23 @@ def test_a_batch_of_everything_equals_its_rows_alone():
     wants = [
         EVERYTHING,
         EVERYTHING,
-        Want(draw=None, probs=True, top=2),
-        Want(draw=None, probs=True, entropy=True),
-        Want(draw=Draw.DRAFT, probs=True, logprob=True),
-        Want(draw=None),
+        ReadSpec(draw=None, probs=True, top=2),
+        ReadSpec(draw=None, probs=True, entropy=True),
+        ReadSpec(draw=NoiseKind.DRAFT, probs=True, logprob=True),
+        ReadSpec(draw=None),
     ]
     raw = logits(len(rows))
     together = read(raw, rows, wants)
     for index, row in enumerate(together):
         same(row, read(raw[index : index + 1], [rows[index]], [wants[index]])[0])
-    assert together[5] == Row()
+    assert together[5] == Readout()
     assert [row.token >= 0 for row in together] == [True, True, False, False, True, False]
     assert [len(row.top) for row in together] == [4, 4, 2, 0, 0, 0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_log_probabilities_belong_to_their_own_rows(temperature: float):
-    wants = [Want(draw=None, probs=True), Want(), Want(logprob=True), Want(draw=None, logprob=True)]
+    wants = [ReadSpec(draw=None, probs=True), ReadSpec(), ReadSpec(logprob=True), ReadSpec(draw=None, logprob=True)]
     raw = logits(8)
     rows = read(raw, [row_of(seed, temperature=temperature) for seed in range(8)], wants * 2)
     for index in (2, 6):
@@ -80,13 +80,17 @@ def test_log_probabilities_belong_to_their_own_rows(temperature: float):
 
 def test_the_drawn_token_is_the_keyed_gumbel_max_of_the_processed_logits():
     raw = logits(1)
-    for draw, purpose in ((Draw.SAMPLE, Purpose.SAMPLE), (Draw.DRAFT, Purpose.DRAFT), (Draw.ROUND, Purpose.DRAFT)):
+    for draw, purpose in (
+        (NoiseKind.SAMPLE, Purpose.SAMPLE),
+        (NoiseKind.DRAFT, Purpose.DRAFT),
+        (NoiseKind.ROUND, Purpose.DRAFT),
+    ):
         for seed in range(50):
-            key = noise_key(round_seed(seed, 5) if draw is Draw.ROUND else seed, 7, purpose)
+            key = noise_key(round_seed(seed, 5) if draw is NoiseKind.ROUND else seed, 7, purpose)
             row = row_of(seed, length=5, path=(1, 2), top_k=6, temperature=1.3)
             noise = gumbel([key], VOCAB, raw.device)
             scores = process(raw, [row])[0] + noise[0]
-            mine = read(raw, [row], [Want(draw=draw, margin=True)])[0]
+            mine = read(raw, [row], [ReadSpec(draw=draw, margin=True)])[0]
             assert mine.token == int(scores.argmax())
             best = scores.topk(2).values
             assert mine.margin == pytest.approx(float(best[0] - best[1]))
@@ -96,8 +100,14 @@ def test_rows_that_share_noise_draw_as_they_do_alone():
     """The nodes of a tree at one depth: the same seed and place, other logits."""
     seq = Sequence([1, 2], SamplingParams(), seed=5)
     logits = torch.randn(9, VOCAB, generator=torch.Generator().manual_seed(1))
-    histories = [History(seq, path) for path in [(), (3,), (4,), (3, 1), (3, 2), (4, 1), (4, 2), (3, 1, 1), (4, 2, 2)]]
-    wants = [Want(draw=Draw.SAMPLE), *[Want(draw=Draw.ROUND)] * 4, *[Want(draw=Draw.SAMPLE)] * 4]
+    histories = [
+        RowContext(seq, path) for path in [(), (3,), (4,), (3, 1), (3, 2), (4, 1), (4, 2), (3, 1, 1), (4, 2, 2)]
+    ]
+    wants = [
+        ReadSpec(draw=NoiseKind.SAMPLE),
+        *[ReadSpec(draw=NoiseKind.ROUND)] * 4,
+        *[ReadSpec(draw=NoiseKind.SAMPLE)] * 4,
+    ]
     together = read(logits, histories, wants)
     for place, row in enumerate(together):
         [alone] = read(logits[place : place + 1], histories[place : place + 1], wants[place : place + 1])
@@ -120,12 +130,12 @@ def test_measurements_are_of_the_raw_logits():
 
 
 def test_top_is_cut_to_the_vocabulary():
-    assert len(read(torch.zeros((1, 4)), [row_of()], [Want(top=20)])[0].top) == 4
+    assert len(read(torch.zeros((1, 4)), [row_of()], [ReadSpec(top=20)])[0].top) == 4
 
 
 def test_greedy_margin_is_the_gap_of_the_two_best():
     raw = torch.tensor([[1.0, 4.0, 3.5, 0.0]])
-    assert read(raw, [row_of(temperature=0)], [Want(margin=True)])[0].margin == pytest.approx(0.5)
+    assert read(raw, [row_of(temperature=0)], [ReadSpec(margin=True)])[0].margin == pytest.approx(0.5)
 
 
 def test_the_input_is_left_alone():
@@ -136,17 +146,17 @@ def test_the_input_is_left_alone():
 
 
 def test_nothing_wanted_and_no_rows():
-    assert read(logits(2), [row_of(), row_of()], [Want(draw=None)] * 2) == [Row(), Row()]
+    assert read(logits(2), [row_of(), row_of()], [ReadSpec(draw=None)] * 2) == [Readout(), Readout()]
     assert read(logits(0), [], []) == []
 
 
-def structured(value: str, answer: list[int], path: tuple[int, ...] = ()) -> History:
+def structured(value: str, answer: list[int], path: tuple[int, ...] = ()) -> RowContext:
     """A row of an answer held to a regular expression over `tests.constrained.CHARS`."""
     seq = Sequence([2], SamplingParams(temperature=0.0), 0)
     for token in answer:
         seq.append(Token(token, "m"))
     seq.constraint = char_compiler().compile(Structure(kind="regex", value=value)).clone()
-    return History(seq, path)
+    return RowContext(seq, path)
 
 
 def test_the_entropy_under_a_structure_is_that_of_the_tokens_it_allows():
@@ -157,8 +167,8 @@ def test_the_entropy_under_a_structure_is_that_of_the_tokens_it_allows():
     raw[:, c] = math.log(3.0)
     rows = [structured("(c|d)d", []), structured("(c|d)d", [c]), structured("(c|d)d", [], (c,)), row_of(), row_of()]
     rows[4] = structured("(c|d)d", [])
-    want = Want(draw=None, entropy=True)
-    found = read(raw, rows, [want, want, want, want, Want(draw=None, entropy=True, unmasked=True)])
+    want = ReadSpec(draw=None, entropy=True)
+    found = read(raw, rows, [want, want, want, want, ReadSpec(draw=None, entropy=True, unmasked=True)])
     total = vocab + 2.0  # of the odds: 3 for c, 1 for each other token
     wide = math.log2(total) - 3.0 / total * math.log2(3.0)
     assert [row.entropy_bits for row in found] == pytest.approx([0.811278, 0.0, 0.0, wide, wide], abs=1e-5)
@@ -172,22 +182,22 @@ def test_a_row_is_forced_by_what_is_allowed_and_not_by_what_is_likely():
     """The model is sure among two tokens that may follow: that is no forced token, though its entropy is 0."""
     raw = torch.zeros((1, len(CHARS) + 2))
     raw[0, 2 + CHARS.index("c")] = 200.0
-    [row] = read(raw, [structured("c|d", [])], [Want(draw=None, entropy=True)])
+    [row] = read(raw, [structured("c|d", [])], [ReadSpec(draw=None, entropy=True)])
     assert (row.entropy_bits, row.forced) == (0.0, False)
 
 
 def test_log_probabilities_and_the_likeliest_stay_those_of_the_model_before_the_structure():
     raw = logits(1)
     raw = torch.cat([raw, torch.full((1, len(CHARS) + 2 - VOCAB), -3.0)], dim=1)
-    want = Want(entropy=True, logprob=True, top=3)
+    want = ReadSpec(entropy=True, logprob=True, top=3)
     [held], [free] = read(raw, [structured("(c|d)d", [])], [want]), read(raw, [row_of(temperature=0.0)], [want])
     assert held.top == free.top
     assert held.logprob == pytest.approx(float(raw.log_softmax(-1)[0, held.token]))
 
 
 def test_two_readers_of_one_row_cannot_have_different_entropies():
-    held, free = Want(draw=None, entropy=True), Want(draw=None, entropy=True, unmasked=True)
+    held, free = ReadSpec(draw=None, entropy=True), ReadSpec(draw=None, entropy=True, unmasked=True)
     for one, other in ((held, free), (free, held)):
         with pytest.raises(AssertionError, match="read it twice"):
             one | other
-    assert free | Want(top=2) == Want(entropy=True, unmasked=True, top=2)
+    assert free | ReadSpec(top=2) == ReadSpec(entropy=True, unmasked=True, top=2)

@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.redrafter import KEPT, ReDrafterDrafter, ReDrafterParams, search_beams
 from decoding.heads import RecurrentHead
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Draw, Want
+from decoding.model import NoiseKind, ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from tests.decoding.head_models import LawModel, StateModel, answer, following_head, knowing_head, pool_of, save_head
 from tests.engine.harness import engine_model
@@ -103,7 +103,7 @@ async def test_the_packed_tree_reads_as_the_unpacked_beams(engine):
     seq = Sequence([5, 6, 7], SamplingParams(max_tokens=20), 0)
     beams = [[11, 12, 13], [11, 12, 14], [9, 12, 13]]
     tree = DraftTree.merged(beams, 50, "m")
-    want = Want(draw=None, logits=True)
+    want = ReadSpec(draw=None, logits=True)
     await engine.extend(seq)
     packed = await engine.expand(seq, tree, 0, want)
     for beam in beams:
@@ -116,7 +116,7 @@ async def test_the_packed_tree_reads_as_the_unpacked_beams(engine):
 
 async def test_embeddings_are_what_goes_into_the_first_layer(engine):
     seq = Sequence([5, 6, 7], SamplingParams(max_tokens=20), 0)
-    rows = await engine.extend(seq, (9, 9), Want(draw=None, hidden=frozenset({0})), every=True)
+    rows = await engine.extend(seq, (9, 9), ReadSpec(draw=None, hidden=frozenset({0})), every=True)
     assert torch.equal(engine.embed([7, 9, 9]), torch.stack([row.hidden[0] for row in rows]))
     engine.release(seq)
 
@@ -140,10 +140,10 @@ async def test_the_recurrence_begins_at_the_pending_token(tmp_path):
     drafter.check(pool_of(model, tmp_path))
     seq = Sequence([0], SamplingParams(max_tokens=20), 0)
     empty = DraftTree.empty("m")
-    verdict = await model.verify(seq, empty, MatchVerifier(), drafter.want | Want(draw=Draw.SAMPLE))
+    verdict = await model.verify(seq, empty, MatchVerifier(), drafter.want | ReadSpec(draw=NoiseKind.SAMPLE))
     seq.extend(verdict.tokens, {"large": 1, "someone": 1})
-    model.teach(seq, drafter, empty, verdict)
-    tree = await model.propose(seq, drafter, Room(2, 2), FixedLength())
+    model.observe(seq, drafter, empty, verdict)
+    tree = await model.propose(seq, drafter, DraftBudget(2, 2), FixedLength())
     assert (seq.tokens, tree.tokens) == ([0, 3], (5, 6))
 
 
@@ -167,11 +167,11 @@ async def test_more_beams_are_fed_as_fewer_tokens_than_they_have(engine, tmp_pat
         drafter = ReDrafterDrafter(ReDrafterParams(width=width))
         drafter.check(pool_of(engine, tmp_path))
         [row] = await engine.extend(seq, want=drafter.want)
-        drafter.observe(engine, seq, DraftTree.empty("m"), Verdict((), (), [row]))
-        sizes[width] = len(await engine.propose(seq, drafter, Room(5, 512), FixedLength()))
+        drafter.observe(engine, seq, DraftTree.empty("m"), VerifyResult((), (), [row]))
+        sizes[width] = len(await engine.propose(seq, drafter, DraftBudget(5, 512), FixedLength()))
     assert sizes[1] == 5 < sizes[4] < 20
     assert sizes[4] < sizes[10] < 50
-    cut = await engine.propose(seq, drafter, Room(5, 7), FixedLength())
+    cut = await engine.propose(seq, drafter, DraftBudget(5, 7), FixedLength())
     assert len(cut) == 7
     engine.release(seq)
 

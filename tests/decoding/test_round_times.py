@@ -12,7 +12,7 @@ from decoding.model import Request
 from decoding.selectors.first import First
 from decoding.speculation import Arm, Speculation
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from tests.decoding.test_undrafted_rounds import ALWAYS, NEVER, Elsewhere, Span, drafter_of, sequence
 
@@ -45,7 +45,7 @@ class Hearing(Span):
         super().__init__(pause)
         self.seconds: list[float] = []
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         super().observe(draft, verdict, seconds)
         self.seconds.append(seconds)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decoding.drafter_state import Stores
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.drafters.rsd_c import RsdCDrafter, RsdCParams
 from decoding.drafters.rsd_s import RsdSDrafter, RsdSParams
 from decoding.fakes import TableModel
@@ -20,7 +20,7 @@ from decoding.selectors.exp3 import Exp3, Exp3Params
 from decoding.selectors.ucb import Ucb, UcbParams
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.rejection import RejectionVerifier
 from tests.decoding.markov_rounds import FAR, SMALL, p_value
 from turnout.types import SamplingParams, Token
@@ -250,7 +250,7 @@ class Chosen(Drafter):
         self._seq: Sequence | None = None
         self.pulls = [0] * len(self._arms)
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         if seq is not self._seq:
             self._seq = seq
             self._bandit.begin(seq, ["two and two", "beam", "as it comes"], self._stores)
@@ -258,7 +258,7 @@ class Chosen(Drafter):
         self.pulls[self._arm] += 1
         return await self._arms[self._arm].propose(model, seq, room, length)
 
-    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Verdict) -> None:
+    def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
         self._bandit.observe(self._arm, Gain(len(verdict.tokens), 3, 1.0))
 
 
@@ -273,7 +273,7 @@ def test_the_law_with_any_sequence_of_arms_is_the_targets(make, runs):
 class Peeking(Chosen):
     """Planted: goes over to another arm, which drafts nothing, where the draft does not begin with token 0."""
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         tree = await super().propose(model, seq, room, length)
         return tree if tree.tokens[0] == 0 else DraftTree.empty(tree.source)
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from decoding.fakes import ListText, TableModel
-from decoding.logits import History
-from decoding.model import Want
+from decoding.logits import RowContext
+from decoding.model import ReadSpec
 from decoding.readout import read
 from decoding.sequence import Sequence
 
@@ -132,7 +132,7 @@ async def test_leading_beats_random_placement_at_the_same_share(run: Any) -> Non
             done = await run(method, small, large, params, prompt=(1,), seed=seed, max_tokens=36, tokenizer=TEXTS)
             fresh = Sequence([1], done.seq.sampling, seed)
             for token in done.seq.generated:
-                row = read(strong(fresh.tokens)[None], [History(fresh)], [Want()])[0]
+                row = read(strong(fresh.tokens)[None], [RowContext(fresh)], [ReadSpec()])[0]
                 agreed += row.token == token.id
                 fresh.append(token)
             owned += done.owners.count("L")

@@ -9,11 +9,11 @@ import torch
 from scipy import stats
 
 from decoding.draft_trees import Beyond, GrowingTree, grow_planned
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.sequoia import REPLAN_AFTER, AcceptanceRates, SequoiaDrafter, SequoiaParams
 from decoding.fakes import TableModel, pair
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.sequence import Sequence
 from decoding.tree import ROOT
 from decoding.tree_plans import PlanTable, TreePlan, branching_plan
@@ -109,8 +109,8 @@ def test_rates_never_promise_more_than_one_token():
 
 
 async def served(drafter: SequoiaDrafter, model: TableModel, seq: Sequence, target: torch.Tensor) -> None:
-    tree = await drafter.propose(model, seq, Room(4, 12), FixedLength())
-    rows = [Row(probs=target)] * (len(tree) + 1)
+    tree = await drafter.propose(model, seq, DraftBudget(4, 12), FixedLength())
+    rows = [Readout(probs=target)] * (len(tree) + 1)
     verdict = RejectionVerifier().judge(seq, tree, rows, "large")
     drafter.observe(model, seq, tree, verdict)
 
@@ -120,7 +120,7 @@ async def test_the_shape_follows_the_rates_of_tenant_and_law():
     q = torch.tensor([0.4, 0.3, 0.2, 0.1])
     model = TableModel("small", lambda tokens: q.log(), 4)
     drafter = SequoiaDrafter(SequoiaParams(ranks=4, memory=200))
-    first = await drafter.propose(model, Sequence([0], SamplingParams(), 0), Room(4, 12), FixedLength())
+    first = await drafter.propose(model, Sequence([0], SamplingParams(), 0), DraftBudget(4, 12), FixedLength())
     assert len(first.children(ROOT)) > 1
     for seed in range(4 * REPLAN_AFTER):
         await served(drafter, model, Sequence([0], SamplingParams(), seed), q)
@@ -128,7 +128,7 @@ async def test_the_shape_follows_the_rates_of_tenant_and_law():
     for tenant, sampling in (("default", {}), ("other", {}), ("default", {"temperature": 0})):
         later = SequoiaDrafter(SequoiaParams(ranks=4, memory=200))
         seq = Sequence([0], SamplingParams(**sampling), 0, tenant=tenant)
-        await later.propose(model, seq, Room(12, 12), FixedLength())
+        await later.propose(model, seq, DraftBudget(12, 12), FixedLength())
         depths[tenant, bool(sampling)] = later._plan.depth
     assert depths["default", False] == 12
     assert depths["other", False] < 12
@@ -152,7 +152,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, bool]]:
 async def test_a_large_table_is_made_beside_the_event_loop(make_model, built) -> None:
     for nodes, at_once in ((64, True), (256, False)):
         seq = Sequence([0, 1], SamplingParams(), 0, tenant=str(nodes))
-        await SequoiaDrafter().propose(make_model("small", 1), seq, Room(10, nodes), FixedLength())
+        await SequoiaDrafter().propose(make_model("small", 1), seq, DraftBudget(10, nodes), FixedLength())
         assert built[-1] == (nodes, 10, at_once)
     assert len(built) == 2
 
@@ -163,14 +163,14 @@ async def test_one_table_serves_the_last_rounds_every_crowd_and_the_next_request
         drafter, seq = SequoiaDrafter(), Sequence([0, 1], SamplingParams(), seed)
         for depth in range(10, 0, -1):
             for sequences in (1, 16):
-                tree = await drafter.propose(model, seq, Room(depth, 32, sequences), FixedLength())
+                tree = await drafter.propose(model, seq, DraftBudget(depth, 32, sequences), FixedLength())
                 assert max(tree.depths()) <= depth - 1
     assert built == [(32, 10, True)]
 
 
 async def test_a_smaller_room_has_the_plan_of_a_table_of_its_own(make_model) -> None:
     model, drafter = make_model("small", 1), SequoiaDrafter()
-    for room in (Room(10, 64), Room(4, 40), Room(10, 7), Room(1, 3)):
+    for room in (DraftBudget(10, 64), DraftBudget(4, 40), DraftBudget(10, 7), DraftBudget(1, 3)):
         seq = Sequence([0, 1], SamplingParams(), 0)
         shared = await drafter.propose(model, seq, room, FixedLength())
         alone = await SequoiaDrafter().propose(make_model("small", 1), seq, room, FixedLength())
@@ -179,14 +179,14 @@ async def test_a_smaller_room_has_the_plan_of_a_table_of_its_own(make_model) -> 
 
 async def test_rates_that_are_old_are_planned_for_anew(make_model, built) -> None:
     model, drafter, seq = make_model("small", 1), SequoiaDrafter(), Sequence([0, 1], SamplingParams(), 0)
-    await drafter.propose(model, seq, Room(4, 12), FixedLength())
+    await drafter.propose(model, seq, DraftBudget(4, 12), FixedLength())
     rates = drafter._rates(model, seq)
     for _ in range(REPLAN_AFTER - 1):
         rates.add(2, 0)
-    await drafter.propose(model, seq, Room(4, 12), FixedLength())
+    await drafter.propose(model, seq, DraftBudget(4, 12), FixedLength())
     assert len(built) == 1
     rates.add(2, 0)
-    await drafter.propose(model, seq, Room(2, 12), FixedLength())
+    await drafter.propose(model, seq, DraftBudget(2, 12), FixedLength())
     assert built == [(12, 4, True)] * 2
     assert rates.nbytes > 0
 
@@ -194,8 +194,8 @@ async def test_rates_that_are_old_are_planned_for_anew(make_model, built) -> Non
 async def test_rounds_of_other_drafters_teach_nothing(make_model):
     model, seq = make_model("small", 1), Sequence([1, 2], SamplingParams(), 0)
     drafter, other = SequoiaDrafter(), SequoiaDrafter()
-    tree = await other.propose(model, seq, Room(3, 6), FixedLength())
-    rows = [Row(probs=torch.full((12,), 1 / 12))] * (len(tree) + 1)
+    tree = await other.propose(model, seq, DraftBudget(3, 6), FixedLength())
+    rows = [Readout(probs=torch.full((12,), 1 / 12))] * (len(tree) + 1)
     drafter.observe(model, seq, tree, RejectionVerifier().judge(seq, tree, rows, "large"))
     assert drafter._rates(model, seq).judged == 0
 
@@ -219,7 +219,9 @@ async def test_measured_times_decide_depth_and_size():
         large = Timed("large", lambda tokens: q.log(), 8, seconds=lambda fed, s=node_s: 1.0 + s * fed)
         drafter = SequoiaDrafter()
         drafter.check(pair(small, large))
-        trees[name] = await drafter.propose(small, Sequence([0], SamplingParams(), 0), Room(8, 32), FixedLength())
+        trees[name] = await drafter.propose(
+            small, Sequence([0], SamplingParams(), 0), DraftBudget(8, 32), FixedLength()
+        )
     assert len(trees["cheap"]) == 32
     assert max(trees["dear draft"].depths()) == 0
     assert len(trees["dear nodes"]) <= 3
@@ -237,7 +239,9 @@ async def test_trees_are_smaller_the_more_sequences_are_verified_together():
     drafter.check(pair(small, large))
     sizes = []
     for sequences in (1, 4, 16, 17, 64, 900):
-        tree = await drafter.propose(small, Sequence([0], SamplingParams(), 0), Room(8, 64, sequences), FixedLength())
+        tree = await drafter.propose(
+            small, Sequence([0], SamplingParams(), 0), DraftBudget(8, 64, sequences), FixedLength()
+        )
         sizes.append(len(tree))
     assert sizes[0] > sizes[1] > sizes[2] > sizes[3] == sizes[4] == sizes[5] == 1
     assert sizes[0] > 16
@@ -302,11 +306,11 @@ def exhausted_p_value(beyond: Beyond, runs: int) -> float:
     model = Readings(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.6, 0.0, 0.4]]))
     for row in model.rows:
         row.top = tuple((token, max(logprob, -9.0)) for token, logprob in row.top)
-    target = [Row(probs=probs) for probs in TARGET]
+    target = [Readout(probs=probs) for probs in TARGET]
     drafter = SequoiaDrafter(SequoiaParams(beyond=beyond))
     counts = torch.zeros(3, 3, 3)
     for seed in range(runs):
-        counts[tuple(play(drafter, RejectionVerifier(), model, target, seed, Room(2, 8)))] += 1  # type: ignore[arg-type]
+        counts[tuple(play(drafter, RejectionVerifier(), model, target, seed, DraftBudget(2, 8)))] += 1  # type: ignore[arg-type]
     law = TARGET[0][:, None, None] * TARGET[:, :, None] * TARGET[None]
     return float(stats.chisquare(counts.flatten(), (law / law.sum() * runs).flatten()).pvalue)
 

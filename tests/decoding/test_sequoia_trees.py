@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from decoding.draft_trees import draw_without_replacement, sibling_proposals, tree_noise
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.sequoia import SequoiaDrafter
 from decoding.fakes import TableModel
 from decoding.lengths.fixed import FixedLength
@@ -60,7 +60,7 @@ async def test_a_draft_that_is_the_target_has_its_first_children_accepted(
     small, large, wide = make_model("small", 5), make_model("large", 5), 0
     for seed in range(30):
         seq = Sequence([seed % 12, 2], SamplingParams(**sampling), seed)
-        tree = await SequoiaDrafter(candidates=Candidates.DRAWN).propose(small, seq, Room(4, 24), FixedLength())
+        tree = await SequoiaDrafter(candidates=Candidates.DRAWN).propose(small, seq, DraftBudget(4, 24), FixedLength())
         verdict = await large.verify(seq, tree, RejectionVerifier())
         firsts, below = [], tree.children(ROOT)
         wide += len(below) > 1

@@ -14,7 +14,7 @@ from decoding.lengths.smartspec import Acceptance, SmartSpecLength, SmartSpecPar
 from decoding.model import Busy
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree, ExtraRows
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from tests.properties import cases
 from turnout.types import SamplingParams, Token, TokenKind
 
@@ -57,11 +57,11 @@ def smart(acceptance: float = 0.7, most: int = 16, **params) -> SmartSpecLength:
     return SmartSpecLength(SmartSpecParams(acceptance=acceptance, most=most, **{**rule, **params}))
 
 
-def judged(num_accepted: int, num_rejected: int = 0) -> tuple[DraftTree, Verdict]:
+def judged(num_accepted: int, num_rejected: int = 0) -> tuple[DraftTree, VerifyResult]:
     kind = TokenKind.RECOVERED if num_rejected else TokenKind.BONUS
     tokens = [Token(0, "small", TokenKind.ACCEPTED)] * num_accepted + [Token(0, "large", kind)]
     nodes = num_accepted + num_rejected
-    return DraftTree.chain([0] * nodes, "small"), Verdict(tuple(range(num_accepted)), tuple(tokens))
+    return DraftTree.chain([0] * nodes, "small"), VerifyResult(tuple(range(num_accepted)), tuple(tokens))
 
 
 UNDRAFTED = DraftTree.empty("large"), judged(0)[1]
@@ -159,7 +159,7 @@ def test_a_trees_width_counts_at_the_target():
     scene, policy = Scene(), smart(update=0.9)
     narrow = scene.depth(policy, 32)
     bush = DraftTree(tuple(range(8)), (-1,) * 8, "small")
-    verdict = Verdict((0,), (Token(0, "small", TokenKind.ACCEPTED), Token(0, "large", TokenKind.BONUS)))
+    verdict = VerifyResult((0,), (Token(0, "small", TokenKind.ACCEPTED), Token(0, "large", TokenKind.BONUS)))
     for _ in range(3):
         policy.observe(bush, verdict, 0.1)
     # Everything is accepted now, but eight nodes a level are fed for it.
@@ -191,7 +191,7 @@ def test_the_first_draft_shows_its_shape():
     assert (policy._known.width, policy._known.extra) == (8.0, 90.0)
 
 
-def windowed(num_accepted: int, nodes: int, rows: int) -> tuple[DraftTree, Verdict]:
+def windowed(num_accepted: int, nodes: int, rows: int) -> tuple[DraftTree, VerifyResult]:
     """A draft with rows besides, as Lookahead's."""
     tree, verdict = judged(num_accepted, nodes - num_accepted)
     extra = ExtraRows(tokens=(0,) * rows, depths=(0,) * rows, mask=torch.ones(rows, nodes + rows, dtype=torch.bool))

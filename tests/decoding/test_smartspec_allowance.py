@@ -11,7 +11,7 @@ from decoding.lengths.smartspec import GRANT, SmartSpecLength, SmartSpecParams
 from decoding.model import Busy
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from tests.decoding.test_smartspec import UNDRAFTED, Scene, judged
 from turnout.types import SamplingParams, Token
 
@@ -87,7 +87,7 @@ class Tenant:
         for policy, seq, depth in zip(policies, seqs, depths, strict=True):
             tree, verdict = (judged(depth) if self.accepts else judged(0, 1)) if depth else UNDRAFTED
             if depth and not self.accepts:
-                tree, verdict = DraftTree.chain([0] * depth, "small"), Verdict((), verdict.tokens)
+                tree, verdict = DraftTree.chain([0] * depth, "small"), VerifyResult((), verdict.tokens)
             seq.extend([Token(0, "large")] * len(verdict.tokens), {"large": 1, "small": 1})
             policy.observe(tree, verdict, seconds)
             self.tokens += len(verdict.tokens) * (not reads)

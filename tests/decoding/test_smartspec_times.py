@@ -14,7 +14,7 @@ from decoding.lengths.smartspec import FARTHEST, Acceptance, SmartSpecLength, Sm
 from decoding.model import Busy
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from turnout.types import SamplingParams, Token, TokenKind
 
 TARGET_S, DRAFT_S, NODE_S = 10.0, 1.0, 0.1
@@ -53,7 +53,7 @@ class Server:
         """One round, and how deep it was to draft."""
         depth = self.asked(policy)
         kinds = [TokenKind.ACCEPTED] * depth + [TokenKind.BONUS]
-        verdict = Verdict(tuple(range(depth)), tuple(Token(0, "large", kind) for kind in kinds))
+        verdict = VerifyResult(tuple(range(depth)), tuple(Token(0, "large", kind) for kind in kinds))
         tree = DraftTree.chain([0] * depth, "small")
         forwards = self.large.forward_seconds(1 + depth, 0, 1)
         if depth and not self.free:
@@ -134,9 +134,9 @@ def test_steps_beside_drafts_are_no_measure_of_plain_decoding() -> None:
     known, before = server.known, server.known.plain.seconds
     known.idle = 1e3
     assert server.asked(drafting) == 1
-    plain.observe(DraftTree.empty("large"), Verdict((), (Token(0, "large"),)), 500.0)
+    plain.observe(DraftTree.empty("large"), VerifyResult((), (Token(0, "large"),)), 500.0)
     assert known.plain.seconds == before
-    drafting.observe(DraftTree.chain([0], "small"), Verdict((0,), (Token(0, "large", TokenKind.BONUS),)), 10.2)
+    drafting.observe(DraftTree.chain([0], "small"), VerifyResult((0,), (Token(0, "large", TokenKind.BONUS),)), 10.2)
     server.round(drafting, 0.0)
     assert known.plain.seconds <= before
 

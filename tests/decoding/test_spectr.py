@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.model_sequences import ModelSequencesDrafter, ModelSequencesParams
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.rejection import RejectionVerifier
@@ -80,7 +80,7 @@ def test_one_sequence_is_ordinary_rejection():
     for seed in range(300):
         seq, token = Sequence([0], SamplingParams(), seed), seed % 3
         chain = DraftTree.chain([token], "s", [Q])
-        rows = [Row(probs=P), Row(probs=P)]
+        rows = [Readout(probs=P), Readout(probs=P)]
         plain = RejectionVerifier().judge(seq, chain, rows, "t")
         spectr = SpecTrVerifier().judge(seq, DraftTree((token,), (-1,), "s", (Q,), ((0,),)), rows, "t")
         assert [each.kind for each in spectr.tokens] == [each.kind for each in plain.tokens]
@@ -139,7 +139,7 @@ class DropsRepeats(ModelSequencesDrafter):
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
 def test_planted_faults_are_caught(drafter, verifier):
-    assert p_value(drafter(ModelSequencesParams(sequences=3)), verifier, 1_000, Room(1, 3), FAR) < 1e-4
+    assert p_value(drafter(ModelSequencesParams(sequences=3)), verifier, 1_000, DraftBudget(1, 3), FAR) < 1e-4
 
 
 def test_a_token_drawn_from_what_is_left_keeps_the_sequences_that_hold_it():
@@ -149,7 +149,7 @@ def test_a_token_drawn_from_what_is_left_keeps_the_sequences_that_hold_it():
     for seed in range(400):
         tree = DraftTree((1, 0), (-1, 0), "s", (q, q), ((0, 1), (0, 1)))
         seq = Sequence([0], SamplingParams(), seed)
-        verdict = SpecTrVerifier().judge(seq, tree, [Row(probs=p)] * 3, "t")
+        verdict = SpecTrVerifier().judge(seq, tree, [Readout(probs=p)] * 3, "t")
         chosen, _ = SpecTrVerifier().choose(seed, 1, tree, [0, 0], p)
         if chosen is None:
             drawn += 1
@@ -162,16 +162,16 @@ def test_a_token_drawn_from_what_is_left_keeps_the_sequences_that_hold_it():
 def test_distributions_without_mass_are_survived():
     nothing = torch.full((3,), float("nan"))
     tree = DraftTree((0, 1), (-1, -1), "s", (nothing, nothing), ((0,), (1,)))
-    verdict = SpecTrVerifier().judge(Sequence([0], SamplingParams(), 0), tree, [Row(probs=P)] * 3, "t")
+    verdict = SpecTrVerifier().judge(Sequence([0], SamplingParams(), 0), tree, [Readout(probs=P)] * 3, "t")
     assert len(verdict.tokens) == 1
     zero = torch.zeros(3)
     tree = DraftTree((0, 1), (-1, -1), "s", (zero, zero), ((0,), (1,)))
-    assert SpecTrVerifier().judge(Sequence([0], SamplingParams(), 0), tree, [Row(probs=P)] * 3, "t").tokens
+    assert SpecTrVerifier().judge(Sequence([0], SamplingParams(), 0), tree, [Readout(probs=P)] * 3, "t").tokens
 
 
 def test_candidates_must_have_been_drawn():
     assert SpecTrVerifier.accepts == (Candidates.SEQUENCES,)
     with pytest.raises(ValueError, match="drawn from"):
         SpecTrVerifier().judge(
-            Sequence([0], SamplingParams(), 0), DraftTree((0,), (-1,), "s", (), ((0,),)), [Row(probs=P)] * 2, "t"
+            Sequence([0], SamplingParams(), 0), DraftTree((0,), (-1,), "s", (), ((0,),)), [Readout(probs=P)] * 2, "t"
         )

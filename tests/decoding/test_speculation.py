@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decoding.decode_loop import stream
-from decoding.drafters.base import Drafter, Room
+from decoding.drafters.base import DraftBudget, Drafter
 from decoding.fakes import TableModel, pair
 from decoding.lengths.base import LengthPolicy
 from decoding.lengths.fixed import FixedLength, FixedParams
@@ -24,7 +24,7 @@ from turnout.registry import get_method
 from turnout.types import FinishReason, SamplingParams
 
 VOCAB = 12
-Propose = Callable[[Sequence, Room], DraftTree]
+Propose = Callable[[Sequence, DraftBudget], DraftTree]
 
 
 class Scripted(Drafter):
@@ -35,7 +35,7 @@ class Scripted(Drafter):
         self.script = script
         self.observed: list[int] = []
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         return self.script(seq, room)
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: Any) -> None:
@@ -89,7 +89,7 @@ async def drafted(
     return seq, drafters
 
 
-def any_tree(seq: Sequence, room: Room, vocab: int = VOCAB) -> DraftTree:
+def any_tree(seq: Sequence, room: DraftBudget, vocab: int = VOCAB) -> DraftTree:
     """Random tokens below random parents, as many as there is room for."""
 
     def number(lane: int, below: int) -> int:
@@ -109,7 +109,7 @@ def any_tree(seq: Sequence, room: Room, vocab: int = VOCAB) -> DraftTree:
 def wrong(truth: list[int]) -> Propose:
     """Never what the target says next."""
 
-    def script(seq: Sequence, room: Room) -> DraftTree:
+    def script(seq: Sequence, room: DraftBudget) -> DraftTree:
         right = truth[len(seq)] if len(seq) < len(truth) else 0
         return DraftTree.chain([(right + 1) % VOCAB] * room.depth, "small")
 
@@ -119,7 +119,7 @@ def wrong(truth: list[int]) -> Propose:
 def knowing(truth: list[int]) -> Propose:
     """Always what the target says next, beside something else."""
 
-    def script(seq: Sequence, room: Room) -> DraftTree:
+    def script(seq: Sequence, room: DraftBudget) -> DraftTree:
         path = truth[len(seq) :][: room.depth]
         return DraftTree.merged([[path[0] + 1 if path else 0], path], room.nodes, "small")
 
@@ -198,8 +198,8 @@ async def test_the_next_drafter_is_asked_where_one_has_nothing(models: Any) -> N
     plain = await plainly(models[1], 3, temperature=0.0)
     empty: Propose = ADVERSARIES["empty"]
 
-    def every_other(seq: Sequence, room: Room) -> DraftTree:
-        return empty(seq, room) if len(seq.generated) % 2 else knowing(plain.tokens)(seq, Room(1, room.nodes))
+    def every_other(seq: Sequence, room: DraftBudget) -> DraftTree:
+        return empty(seq, room) if len(seq.generated) % 2 else knowing(plain.tokens)(seq, DraftBudget(1, room.nodes))
 
     seq, drafters = await drafted(models, [every_other, empty, knowing(plain.tokens)], 3, temperature=0.0)
     assert seq.tokens == plain.tokens

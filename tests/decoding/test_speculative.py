@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.fakes import TableModel, markov
 from decoding.lengths.fixed import FixedLength
@@ -144,7 +144,7 @@ async def test_log_probabilities_are_the_targets(run, models, verifier):
 
 async def test_the_chain_keeps_proposals_only_where_they_are_needed(make_model):
     model, seq = make_model("m", 3), Sequence([1, 2], SamplingParams(top_k=3), 0)
-    room, length = Room(3, 3), FixedLength()
+    room, length = DraftBudget(3, 3), FixedLength()
     coupled = await model.propose(seq, ModelChainDrafter(), room, length)
     assert (len(coupled), coupled.proposals, coupled.is_chain, coupled.source) == (3, (), True, "m")
     sampled = await model.propose(seq, ModelChainDrafter(candidates=Candidates.DRAWN), room, length)

@@ -4,7 +4,7 @@ import pytest
 
 from decoding import backoff_ngrams
 from decoding.backoff_ngrams import BackoffNgrams
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.dyspec import DySpecDrafter
 from decoding.drafters.model_tree import ModelTreeDrafter
 from decoding.drafters.staged import StagedDrafter, StagedParams
@@ -12,7 +12,7 @@ from decoding.lengths.fixed import FixedLength
 from decoding.sequence import Sequence
 from turnout.types import SamplingParams
 
-LENGTH, ROOM = FixedLength(), Room(6, 20)
+LENGTH, ROOM = FixedLength(), DraftBudget(6, 20)
 
 
 @pytest.mark.parametrize("kind", [Candidates.FIXED, Candidates.DRAWN])
@@ -39,7 +39,7 @@ async def test_a_foreseen_draft_takes_fewer_forwards(make_model):
         staged = StagedDrafter(StagedParams(guesses=guesses))
         for lap in range(2):
             for prompt in prompts:
-                tree = await staged.propose(model, Sequence(prompt, SamplingParams(), 0), Room(6, 12), LENGTH)
+                tree = await staged.propose(model, Sequence(prompt, SamplingParams(), 0), DraftBudget(6, 12), LENGTH)
                 levels += max(tree.depths()) + 1 if lap else 0
             if lap == 0:
                 model.forwards = 0

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from decoding.fakes import TableModel, markov
-from decoding.model import Request, Row, Want
+from decoding.model import Readout, ReadSpec, Request
 from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from decoding.step_heads import step_features
@@ -375,7 +375,7 @@ async def test_after_keeping_and_rejecting_the_cache_is_that_of_a_fresh_forward(
         kept.append(segment.tokens[0].source)
         for model in (small, large):
             fresh = Sequence(seq.tokens, seq.sampling, 0, sharing=Sharing.private(f"{len(seq)}"))
-            want = Want(draw=None, logits=True)
+            want = ReadSpec(draw=None, logits=True)
             [cached], [computed] = await model.extend(seq, want=want), await model.extend(fresh, want=want)
             assert torch.allclose(cached.logits, computed.logits, atol=1e-4)
             model.release(fresh)
@@ -388,9 +388,9 @@ async def test_after_keeping_and_rejecting_the_cache_is_that_of_a_fresh_forward(
 
 def test_features_by_hand() -> None:
     rows = [
-        Row(logits=torch.tensor([0.0, 0.0, -40.0, -100.0]), entropy_bits=1.0, hidden={-1: torch.tensor([5.0])}),
-        Row(logits=torch.tensor([0.0, 0.0, 0.0, 0.0]), entropy_bits=2.0, hidden={-1: torch.tensor([6.0])}),
-        Row(logits=torch.tensor([9.0, 0.0, 0.0, 0.0]), entropy_bits=0.1, hidden={-1: torch.tensor([7.0])}),
+        Readout(logits=torch.tensor([0.0, 0.0, -40.0, -100.0]), entropy_bits=1.0, hidden={-1: torch.tensor([5.0])}),
+        Readout(logits=torch.tensor([0.0, 0.0, 0.0, 0.0]), entropy_bits=2.0, hidden={-1: torch.tensor([6.0])}),
+        Readout(logits=torch.tensor([9.0, 0.0, 0.0, 0.0]), entropy_bits=0.1, hidden={-1: torch.tensor([7.0])}),
     ]
     found = step_features(rows, (0, 2))
     assert found.tolist() == pytest.approx([7.0, -math.log(4), -(math.log(2) + math.log(4)) / 2, 2.0])

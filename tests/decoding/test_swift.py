@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from decoding.drafter_state import Stores
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.swift import SwiftDrafter, SwiftParams
 from decoding.fakes import TableModel, pair
 from decoding.lengths.fixed import FixedLength
-from decoding.logits import History
-from decoding.model import Request, Row, Want
+from decoding.logits import RowContext
+from decoding.model import Readout, ReadSpec, Request
 from decoding.partial_forward import Sketch
 from decoding.readout import read
 from decoding.sequence import Sequence
@@ -45,15 +45,15 @@ class Confident:
         for confidence in confidences:
             probs = torch.cat([torch.tensor([confidence]), (1.0 - confidence) * others / others.sum()])
             top = tuple(enumerate(probs.log().tolist()))
-            self.rows.append(Row(token=0, probs=probs, top=top))
+            self.rows.append(Readout(token=0, probs=probs, top=top))
 
-    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+    async def partial_forward(self, seq: Sequence, sketch: Sketch, want: ReadSpec) -> list[Readout]:
         assert sketch.depth.skipped
         rows = self.rows[sketch.start : len(sketch.tokens)]
         return rows if want.probs else [replace(row, probs=None) for row in rows]
 
 
-def drafted(model: Confident, room: Room, kind: Candidates, seed: int = 0, **params: Any) -> DraftTree:
+def drafted(model: Confident, room: DraftBudget, kind: Candidates, seed: int = 0, **params: Any) -> DraftTree:
     drafter, seq = SwiftDrafter(SwiftParams(**params), kind), Sequence([1, 2], SamplingParams(), seed)
     tree: DraftTree = now(drafter.propose(model, seq, room, FixedLength()))  # type: ignore[arg-type]
     return tree
@@ -69,7 +69,7 @@ def test_the_less_sure_the_draft_is_the_more_candidates_stand_beside_its_token(k
     model = Confident(*FALLING)
     chosen = set()
     for seed in range(20):
-        tree = drafted(model, Room(4, 64), kind, seed, threshold=0.0)
+        tree = drafted(model, DraftBudget(4, 64), kind, seed, threshold=0.0)
         assert levels(tree) == KINDS[kind]
         parent = ROOT
         for row in model.rows:
@@ -93,17 +93,17 @@ def test_the_less_sure_the_draft_is_the_more_candidates_stand_beside_its_token(k
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_draft_ends_below_its_first_unsure_token_which_stays(kind: Candidates) -> None:
-    tree = drafted(Confident(0.99, 0.81, 0.79, 0.99), Room(25, 64), kind)
+    tree = drafted(Confident(0.99, 0.81, 0.79, 0.99), DraftBudget(25, 64), kind)
     assert levels(tree) == KINDS[kind][:3]
-    assert levels(drafted(Confident(0.3, 0.99), Room(25, 64), kind)) == KINDS[kind][3:]
+    assert levels(drafted(Confident(0.3, 0.99), DraftBudget(25, 64), kind)) == KINDS[kind][3:]
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_the_chain_has_its_room_before_the_leaves(kind: Candidates) -> None:
     """Places nearest to the text have theirs first: they are the likeliest to be reached."""
-    few = levels(drafted(Confident(*FALLING), Room(4, 8), kind, threshold=0.0))
+    few = levels(drafted(Confident(*FALLING), DraftBudget(4, 8), kind, threshold=0.0))
     assert few == {Candidates.FIXED: [3, 3, 1, 1], Candidates.DRAWN: [1, 3, 3, 1]}[kind]
-    assert levels(drafted(Confident(*FALLING), Room(4, 3), kind, threshold=0.0)) == [1, 1, 1]
+    assert levels(drafted(Confident(*FALLING), DraftBudget(4, 3), kind, threshold=0.0)) == [1, 1, 1]
 
 
 class Partial(TableModel):
@@ -123,12 +123,12 @@ class Partial(TableModel):
         logits: torch.Tensor = self._sharp * (self._whole.next_logits(tokens) + off)
         return logits
 
-    async def sketch(self, seq: Sequence, sketch: Sketch, want: Want) -> list[Row]:
+    async def partial_forward(self, seq: Sequence, sketch: Sketch, want: ReadSpec) -> list[Readout]:
         turns = len(sketch.depth.skipped - self.IDLE)
         text = [*seq.tokens[: sketch.base], *sketch.tokens]
         ends = range(sketch.base + sketch.start + 1, len(text) + 1)
         logits = torch.stack([self.turned(text[:end], turns) for end in ends])
-        return read(logits, [History(seq, tuple(text[len(seq) : end])) for end in ends], [want] * len(ends))
+        return read(logits, [RowContext(seq, tuple(text[len(seq) : end])) for end in ends], [want] * len(ends))
 
 
 async def written(model: TableModel, tenant: str, seed: int, max_tokens: int, **params: Any) -> SpeculationMeter:

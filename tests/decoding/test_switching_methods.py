@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from decoding.fakes import ListText, TableModel, pair
-from decoding.logits import History
-from decoding.model import Request, Until, Want
+from decoding.logits import RowContext
+from decoding.model import ReadSpec, Request, StopCondition
 from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.switching.base import BackgroundReader
@@ -61,7 +61,7 @@ async def test_replay_every_token_is_its_owners_choice(run, models, method, para
         fresh = Sequence([1, 2], done.seq.sampling, seed)
         for token in done.seq.generated:
             owner = {"small": small, "large": large}[token.source]
-            row = read(owner.next_logits(fresh.tokens)[None], [History(fresh)], [Want()])[0]
+            row = read(owner.next_logits(fresh.tokens)[None], [RowContext(fresh)], [ReadSpec()])[0]
             assert row.token == token.id
             fresh.append(token)
         stays = [len(list(group)) for _, group in itertools.groupby(done.owners)]
@@ -143,7 +143,7 @@ class NeverDone(TableModel):
 
     reading = cancelled = 0
 
-    async def absorb(self, seq: Sequence) -> None:
+    async def prefill_ahead(self, seq: Sequence) -> None:
         self.reading += 1
         try:
             await asyncio.Event().wait()
@@ -151,7 +151,7 @@ class NeverDone(TableModel):
             self.reading -= 1
             self.cancelled += 1
 
-    async def decode(self, seq: Sequence, until: Until = Until()) -> Segment:
+    async def decode(self, seq: Sequence, until: StopCondition = StopCondition()) -> Segment:
         assert not self.reading, "it reads in the background what it is about to read anyway"
         return await super().decode(seq, until)
 
@@ -183,7 +183,7 @@ async def test_closing_early_leaves_nothing_running(models):
 
 async def test_a_failing_background_reading_is_not_hidden(models):
     class Broken(TableModel):
-        async def absorb(self, seq: Sequence) -> None:
+        async def prefill_ahead(self, seq: Sequence) -> None:
             raise RuntimeError("no memory")
 
     reader, seq = BackgroundReader(), Sequence([1, 2], SamplingParams(), 0)
@@ -214,7 +214,7 @@ async def test_stretches_do_not_change_the_outcome(run, models):
     rule = MeanEntropySwitch(window=2, min_stay=2, threshold=1.5)
     seq = Sequence([1, 2], SamplingParams(max_tokens=60), 2)
     while not seq.finished:
-        await {"small": small, "large": large}[rule.active].decode(seq, Until((rule,)))
+        await {"small": small, "large": large}[rule.active].decode(seq, StopCondition((rule,)))
     assert seq.generated == done.seq.generated
 
 
@@ -273,7 +273,7 @@ async def test_quality_falls_as_the_threshold_rises_and_beats_random(run, make_m
             context = [index % 12, index // 12]
             sequence = Sequence(context, done.seq.sampling, index)
             for token in done.seq.generated:
-                row = read(large.next_logits(sequence.tokens)[None], [History(sequence)], [Want()])[0]
+                row = read(large.next_logits(sequence.tokens)[None], [RowContext(sequence)], [ReadSpec()])[0]
                 right += row.token == token.id
                 sequence.append(token)
             by_large += done.owners.count("L")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.fakes import ListText
-from decoding.model import Decision, Row
+from decoding.model import Decision, Readout
 from decoding.switching.mean_entropy import MeanEntropySwitch
 from decoding.switching.random_run import RandomRunSwitch, mean_runs
 from decoding.switching.sentence import WORD, SentenceSwitch, SentenceTracker, sentence_marks
@@ -22,8 +22,8 @@ def owners(rule, rows, token=0) -> str:
     return written
 
 
-def entropies(*bits: float) -> list[Row]:
-    return [Row(token=0, entropy_bits=value) for value in bits]
+def entropies(*bits: float) -> list[Readout]:
+    return [Readout(token=0, entropy_bits=value) for value in bits]
 
 
 def runs(written: str) -> list[int]:
@@ -75,8 +75,8 @@ def test_the_large_model_can_hand_back_without_a_token_to_drop():
 def test_a_forced_token_neither_enters_the_window_nor_switches():
     """A structure allowed one token: 0 bits say nothing of a small model, and hand nothing back from a large one."""
 
-    def rows(*bits: float | None) -> list[Row]:
-        return [Row(entropy_bits=bit or 0.0, forced=bit is None) for bit in bits]
+    def rows(*bits: float | None) -> list[Readout]:
+        return [Readout(entropy_bits=bit or 0.0, forced=bit is None) for bit in bits]
 
     rule = MeanEntropySwitch(window=2, min_stay=1, threshold=1.0)
     # Means: 0.8, then 1.3 of 0.8 and 1.8 with the forced ones passed over; with them 0.9 would not tip.
@@ -131,13 +131,13 @@ def test_no_run_is_shorter_than_min_stay_and_state_survives_travel(bits, window,
 
 def test_a_row_without_entropy_is_an_error():
     with pytest.raises(ValueError, match="needs the entropy"):
-        MeanEntropySwitch(window=1, min_stay=1, threshold=1.0).observe(0, Row(token=0))
+        MeanEntropySwitch(window=1, min_stay=1, threshold=1.0).observe(0, Readout(token=0))
 
 
 @pytest.mark.parametrize(("share", "mean_run", "min_stay"), [(0.3, 20, 10), (0.5, 4, 1), (0.43, 12.5, 10), (0.2, 5, 2)])
 def test_random_runs_have_the_asked_share_and_lengths(share, mean_run, min_stay):
     rule = RandomRunSwitch(share=share, mean_run=mean_run, min_stay=min_stay, seed=3, position=10)
-    written = owners(rule, [Row()] * 150_000)
+    written = owners(rule, [Readout()] * 150_000)
     lengths = runs(written)[:-1]
     assert min(lengths) >= min_stay
     assert written.count("L") / len(written) == pytest.approx(share, abs=0.02)
@@ -146,7 +146,7 @@ def test_random_runs_have_the_asked_share_and_lengths(share, mean_run, min_stay)
 
 def test_random_runs_are_keyed():
     def written(seed: int) -> str:
-        return owners(RandomRunSwitch(share=0.5, mean_run=4, min_stay=1, seed=seed, position=7), [Row()] * 60)
+        return owners(RandomRunSwitch(share=0.5, mean_run=4, min_stay=1, seed=seed, position=7), [Readout()] * 60)
 
     assert written(1) == written(1)
     assert len({written(seed) for seed in range(20)}) == 20
@@ -158,7 +158,7 @@ def test_random_runs_are_keyed():
 def test_random_runs_begin_with_the_model_they_are_given(start, first):
     def written(seed: int) -> str:
         rule = RandomRunSwitch(share=0.4, mean_run=8, min_stay=2, seed=seed, position=7, start=start)
-        return owners(rule, [Row()] * 40)
+        return owners(rule, [Readout()] * 40)
 
     answers = [written(seed) for seed in range(400)]
     assert {answer[0] for answer in answers} == {first}
@@ -170,9 +170,9 @@ def test_random_runs_begin_with_the_model_they_are_given(start, first):
 def test_random_runs_at_the_ends_and_impossible_ones():
     for share, letter in ((0.0, "S"), (1.0, "L")):
         rule = RandomRunSwitch(share=share, mean_run=1, min_stay=10, seed=0, position=0)
-        assert owners(rule, [Row()] * 50) == letter * 50
+        assert owners(rule, [Readout()] * 50) == letter * 50
         given = RandomRunSwitch(share=share, mean_run=1, min_stay=10, seed=0, position=0, start="small")
-        assert owners(given, [Row()] * 50) == letter * 50
+        assert owners(given, [Readout()] * 50) == letter * 50
     with pytest.raises(ValueError, match=r"runs of the large model average 4 tokens, below min_stay \(10\)"):
         mean_runs(0.1, 20, 10)
 
@@ -262,10 +262,10 @@ def sentence_owners(rule: SentenceSwitch, ids: list[int]) -> str:
     written = ""
     for token in ids:
         writer = rule.active
-        if rule.observe(token, Row()) is Decision.DROP:
+        if rule.observe(token, Readout()) is Decision.DROP:
             assert rule.active != writer
             writer = rule.active
-            assert rule.observe(token, Row()) is not Decision.DROP
+            assert rule.observe(token, Readout()) is not Decision.DROP
         written += writer[0].upper()
     return written
 
@@ -286,7 +286,7 @@ def test_the_leader_opens_after_a_number_too():
 def test_the_end_of_the_answer_is_honoured_whoever_writes_it():
     tokens, ids = tokenise("is", " ", "3", ".", "</s>")
     rule = sentence_rule(tokens, 1, end_ids=[ids[-1]])
-    assert [rule.observe(token, Row()) for token in ids][-1] is not Decision.DROP
+    assert [rule.observe(token, Readout()) for token in ids][-1] is not Decision.DROP
 
 
 def test_leading_is_a_keyed_coin_per_sentence():

@@ -11,7 +11,7 @@ from decoding.model import Request
 from decoding.parts import with_parts
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict, with_rejected
+from decoding.verifiers.base import VerifyResult, with_rejected
 from turnout.registry import all_methods, get_method
 from turnout.types import SamplingParams, Token, TokenKind
 
@@ -56,13 +56,13 @@ async def test_asking_changes_no_token_and_tells_all(
 async def test_a_chain_shows_what_was_refused_and_not_what_was_never_judged() -> None:
     draft = DraftTree.chain([3, 4, 5, 6], "small")
     tokens = (Token(3, "small", TokenKind.ACCEPTED), Token(9, "large", TokenKind.RECOVERED))
-    assert [token.rejected for token in with_rejected(draft, Verdict((0,), tokens))] == [(), (4,)]
+    assert [token.rejected for token in with_rejected(draft, VerifyResult((0,), tokens))] == [(), (4,)]
 
 
 async def test_a_tree_shows_each_place_its_siblings_in_the_order_they_were_drawn() -> None:
     draft = DraftTree((3, 4, 3, 7, 8, 7), (-1, -1, -1, 1, 1, 1), "small")
     tokens = (Token(4, "small", TokenKind.ACCEPTED), Token(9, "large", TokenKind.RECOVERED))
-    assert [token.rejected for token in with_rejected(draft, Verdict((1,), tokens))] == [(3,), (7, 8)]
+    assert [token.rejected for token in with_rejected(draft, VerifyResult((1,), tokens))] == [(3,), (7, 8)]
 
 
 def test_a_schema_lists_the_parts_its_fields_choose_from() -> None:

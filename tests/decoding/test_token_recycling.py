@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decoding.drafters._readings import readings
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.token_recycling import (
     GUESSES,
     LEVELS,
@@ -15,10 +15,10 @@ from decoding.drafters.token_recycling import (
 )
 from decoding.fakes import TableModel
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from turnout.types import SamplingParams, Token
 
 PARAMS = {"drafter": "token_recycling"}
@@ -33,8 +33,8 @@ def model() -> TableModel:
     return TableModel("large", lambda tokens: torch.zeros(12), 12)
 
 
-def row(*top: int) -> Row:
-    return Row(top=tuple((token, -float(rank)) for rank, token in enumerate(top)))
+def row(*top: int) -> Readout:
+    return Readout(top=tuple((token, -float(rank)) for rank, token in enumerate(top)))
 
 
 def test_the_template_is_the_papers():
@@ -63,7 +63,7 @@ async def test_drafts_keep_to_their_room(model: TableModel, depth: int, nodes: i
     seq = sequence([1, 2])
     whole = torch.stack([torch.randperm(12)[:GUESSES] for _ in range(12)]).int()
     model.stores.open("token_recycling/12", "default", lambda: whole)
-    draft = await TokenRecyclingDrafter().propose(model, seq, Room(depth, nodes), FixedLength())
+    draft = await TokenRecyclingDrafter().propose(model, seq, DraftBudget(depth, nodes), FixedLength())
     levels = [8, 21, 25, 15, 8, 3][:depth]
     assert len(draft) == min(nodes, sum(levels))
     assert max(draft.depths()) < depth
@@ -78,7 +78,7 @@ def test_everything_read_is_kept_and_the_accepted_path_has_the_last_word(model: 
     seq, drafter = sequence([1, 2]), TokenRecyclingDrafter()
     draft = DraftTree((3, 4, 5, 3), (ROOT, ROOT, 0, 0), "m")
     rows = [row(3, 4), row(5, 6), row(7, 8), row(6, 1), row(0, 11)]
-    verdict = Verdict((0, 2), tuple(Token(token, "m") for token in (3, 5, 6)), rows)
+    verdict = VerifyResult((0, 2), tuple(Token(token, "m") for token in (3, 5, 6)), rows)
     seq.extend(verdict.tokens, {"m": 1})
     drafter.observe(model, seq, draft, verdict)
     matrix = model.stores.open("token_recycling/12", "default", dict)
@@ -93,7 +93,7 @@ def test_what_is_read_stands_after_its_own_tokens_also_when_the_answer_is_cut():
     seq = sequence([1, 2], max_tokens=10)
     draft = DraftTree((9, 4, 5), (ROOT, 0, 1), "m")
     rows = [row(token) for token in range(4)]
-    verdict = Verdict((0, 1), tuple(Token(token, "m") for token in (9, 4, 6)), rows)
+    verdict = VerifyResult((0, 1), tuple(Token(token, "m") for token in (9, 4, 6)), rows)
     assert len(seq.extend(verdict.tokens, {"m": 1})) == 1  # 9 ends it
     assert [(context, each.top[0][0]) for context, each in readings(seq, draft, verdict, 2)] == [
         ((4, 5), 3),
@@ -129,9 +129,9 @@ async def test_a_cold_matrix_warms_up_and_stays(run, make_model):
 
 
 async def test_tenants_do_not_see_each_others_tokens(model: TableModel):
-    drafter, room = TokenRecyclingDrafter(), Room(6, 80)
+    drafter, room = TokenRecyclingDrafter(), DraftBudget(6, 80)
     seq = sequence([1, 2], "one")
-    verdict = Verdict((), (Token(2, "m"),), [row(2, 5)])
+    verdict = VerifyResult((), (Token(2, "m"),), [row(2, 5)])
     seq.extend(verdict.tokens, {"m": 1})
     drafter.observe(model, seq, DraftTree.empty("m"), verdict)
     assert (await drafter.propose(model, seq, room, FixedLength())).tokens[:2] == (2, 5)

@@ -16,7 +16,7 @@ from decoding.lengths._trained import TrainedLength
 from decoding.lengths.base import Round, Step
 from decoding.lengths.disco import DiscoLength, DiscoParams
 from decoding.lengths.specdecpp import SpecDecPlusPlusLength, SpecDecPlusPlusParams
-from decoding.model import ModelPool, Row
+from decoding.model import ModelPool, Readout
 from decoding.sequence import Sequence
 from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
@@ -58,12 +58,12 @@ def a_round(pool: ModelPool) -> Round:
 
 
 def states(count: int) -> list[Step]:
-    return [Step(0, Row(hidden={-1: torch.full((WIDTH,), float(i))})) for i in range(count)]
+    return [Step(0, Readout(hidden={-1: torch.full((WIDTH,), float(i))})) for i in range(count)]
 
 
 def drafted(policy: TrainedLength, most: int, steps: list[Step]) -> int:
     """How many of these tokens are drafted; each time with the path as it is then."""
-    return next((n for n in range(1, most + 1) if not policy.goes_on(steps[:n])), most)
+    return next((n for n in range(1, most + 1) if not policy.continues(steps[:n])), most)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_specdecpp_never_asks_about_the_first_reading_or_the_newest_token(tmp_pa
     policy, most = ready(SpecDecPlusPlusLength(), stored("specdecpp", head), tmp_path)
 
     def with_bad(place: int) -> list[Step]:
-        return [Step(0, Row(hidden={-1: torch.full((WIDTH,), float(i == place))})) for i in range(20)]
+        return [Step(0, Readout(hidden={-1: torch.full((WIDTH,), float(i == place))})) for i in range(20)]
 
     assert drafted(policy, most, with_bad(0)) == 20
     assert drafted(policy, most, with_bad(1)) == 2
@@ -129,7 +129,7 @@ def sharp_enough(bits: float) -> ContinueHead:
 
 
 def readings(*entropies: float) -> list[Step]:
-    return [Step(0, Row(entropy_bits=bits, top=((0, -0.1), (1, -2.5)))) for bits in entropies]
+    return [Step(0, Readout(entropy_bits=bits, top=((0, -0.1), (1, -2.5)))) for bits in entropies]
 
 
 def test_disco_stops_below_its_threshold_and_keeps_the_token(tmp_path):
@@ -146,10 +146,10 @@ def test_disco_stops_below_its_threshold_and_keeps_the_token(tmp_path):
 
 
 def test_disco_sees_probabilities_entropy_and_place():
-    row = Row(entropy_bits=1.5, top=((7, math.log(0.5)), (3, math.log(0.25))))
+    row = Readout(entropy_bits=1.5, top=((7, math.log(0.5)), (3, math.log(0.25))))
     assert features_of(row, 4, 3) == pytest.approx([0.5, 0.25, 0.0, 1.5, 4.0])
     with pytest.raises(ValueError, match="must read"):
-        features_of(Row(), 1, 3)
+        features_of(Readout(), 1, 3)
 
 
 @pytest.mark.parametrize("policy", [DiscoLength, SpecDecPlusPlusLength])
@@ -199,11 +199,11 @@ def traded(policy: TrainedLength, most: int) -> tuple[float, float]:
     """Drafted and emitted tokens a round, where the draft's states tell which of its tokens are easy."""
     chance, pool, rounds = random.Random(0), models(), 1_500
     drafted = emitted = 0
-    rows = [Row(hidden={-1: torch.full((WIDTH,), float(state))}) for state in (0, 1)]
+    rows = [Readout(hidden={-1: torch.full((WIDTH,), float(state))}) for state in (0, 1)]
     for _ in range(rounds):
         policy.before_round(a_round(pool))
         path, easy = [Step(0, rows[1])], [chance.random() < EASY]
-        while len(path) < most and policy.goes_on(path):
+        while len(path) < most and policy.continues(path):
             # What is read at a token stands with the next one.
             path.append(Step(0, rows[easy[-1]]))
             easy.append(chance.random() < EASY)
@@ -232,6 +232,6 @@ def test_a_forced_token_is_drafted_without_asking_the_head(tmp_path: Path):
         head.last.weight.zero_()
         head.last.bias.fill_(-9.0)  # no token will be accepted
     policy, _ = ready(DiscoLength(), stored("disco", head, threshold=0.5, most=5), tmp_path)
-    free = Row(entropy_bits=1.0, top=((0, -1.0),))
-    assert not policy.goes_on([Step(0, free)])
-    assert policy.goes_on([Step(0, replace(free, forced=True))])
+    free = Readout(entropy_bits=1.0, top=((0, -1.0),))
+    assert not policy.continues([Step(0, free)])
+    assert policy.continues([Step(0, replace(free, forced=True))])

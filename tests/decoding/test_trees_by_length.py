@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.drafters.model_tree import ModelTreeDrafter
 from decoding.fakes import TableModel
 from decoding.lengths.base import PACKAGE as LENGTHS
@@ -17,10 +17,10 @@ from decoding.lengths.disco import DiscoLength
 from decoding.lengths.specdecpp import SpecDecPlusPlusLength, SpecDecPlusPlusParams
 from decoding.lengths.svip import SvipLength, SvipParams
 from decoding.lengths.thompson import ThompsonLength, ThompsonParams
-from decoding.model import Model, Row, Want
+from decoding.model import Model, Readout, ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.rejection import RejectionVerifier
 from tests.conformance.parts import ALL_DRAFTERS
 from tests.decoding.markov_rounds import DRAFT, FAR, Readings, now, p_value
@@ -33,7 +33,7 @@ DRAWN = ["dyspec", "rasd", "rsd_c", "rsd_s", "sequoia", "staged"]
 EVERY = [*((name, Candidates.FIXED) for name in CHOSEN), *((name, Candidates.DRAWN) for name in DRAWN)]
 # Of DRAFT's rows, the middle one's entropy is above this bound, and the others' below it.
 BETWEEN = 1.06
-ROOM = Room(3, 14)  # three levels of two children each
+ROOM = DraftBudget(3, 14)  # three levels of two children each
 
 
 def drafter_of(name: str, kind: Candidates) -> Drafter:
@@ -73,7 +73,7 @@ def by_depth(*entropies: float) -> TableModel:
 async def test_entropies_of_0_2_0_5_0_7_end_the_tree_at_depth_three(name: str, kind: Candidates) -> None:
     for length, deepest in ((SvipLength(), 3), (SvipLength(SvipParams(threshold=1000.0)), 4)):
         model, seq = by_depth(0.2, 0.5, 0.7, 0.1, 0.1), Sequence([0], SamplingParams(), 3)
-        tree = await drafter_of(name, kind).propose(model, seq, Room(4, 40), begun(length, model, seq))
+        tree = await drafter_of(name, kind).propose(model, seq, DraftBudget(4, 40), begun(length, model, seq))
         assert max(tree.depths()) + 1 == deepest
         assert model.forwards <= deepest, "what nobody drafts below is not read"
 
@@ -85,7 +85,7 @@ async def test_every_branch_ends_below_its_own_first_unsure_token(make_model: An
     for seed in range(12):
         model, seq = make_model("small", seed), Sequence([seed, 1], SamplingParams(), seed)
         length = svip(1.9)
-        tree = await drafter_of(name, kind).propose(model, seq, Room(4, 24), begun(length, model, seq))
+        tree = await drafter_of(name, kind).propose(model, seq, DraftBudget(4, 24), begun(length, model, seq))
         for node in range(len(tree)):
             drafted = [tree.tokens[each] for each in tree.path(node)]
             entropies = [
@@ -116,7 +116,7 @@ async def test_a_branch_that_ends_leaves_its_room_to_others(make_model: Any) -> 
     stopped = 0
     for seed in range(8):
         model, seq = make_model("small", seed), Sequence([1, 2], SamplingParams(), 0)
-        room = Room(4, 12)
+        room = DraftBudget(4, 12)
         drafter = ModelTreeDrafter(ModelTreeDrafter.Params(branch=12))
         tree = await drafter.propose(model, seq, room, begun(svip(1.9), model, seq))
         paths = {tuple(tree.tokens[each] for each in tree.path(node)) for node in range(len(tree))}
@@ -131,13 +131,13 @@ async def test_the_policy_sees_each_token_with_the_row_it_was_chosen_from(make_m
     seen: list[list[Step]] = []
 
     class Watching(SvipLength):
-        want = Want(draw=None, entropy=True, top=1)
+        want = ReadSpec(draw=None, entropy=True, top=1)
 
-        def goes_on(self, path: Any) -> bool:
+        def continues(self, path: Any) -> bool:
             seen.append(list(path))
             return True
 
-    await ModelTreeDrafter().propose(model, seq, Room(3, 10), begun(Watching(), model, seq))
+    await ModelTreeDrafter().propose(model, seq, DraftBudget(3, 10), begun(Watching(), model, seq))
     assert {len(path) for path in seen} == {1, 2}
     for path in seen:
         context = list(seq.tokens)
@@ -151,10 +151,10 @@ class ByToken(LengthPolicy):
 
     stepwise = True
 
-    def goes_on(self, path: Any) -> bool:
+    def continues(self, path: Any) -> bool:
         return bool(path[-1].token != 1)
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         """Nothing to learn."""
 
 
@@ -164,7 +164,7 @@ class Head:
     top = 3
 
     def probability(self, read: Any, place: int = 0) -> float:
-        probs = read.probs if isinstance(read, Row) else read
+        probs = read.probs if isinstance(read, Readout) else read
         return float(probs[2])
 
 
@@ -240,8 +240,8 @@ class Dropping(Drafter):
 
     kinds = frozenset({Candidates.DRAWN})
 
-    async def propose(self, model: Model, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
-        tree = await drafter_of("rsd_c", Candidates.DRAWN).propose(model, seq, Room(1, room.nodes), length)
+    async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
+        tree = await drafter_of("rsd_c", Candidates.DRAWN).propose(model, seq, DraftBudget(1, room.nodes), length)
         kept = [node for node in tree.children(ROOT) if float(FAR[seq.tokens[-1]][tree.tokens[node]]) > 0.3]
         proposals = tuple(tree.proposal(node) for node in kept)
         return DraftTree(tuple(tree.tokens[node] for node in kept), (ROOT,) * len(kept), tree.source, proposals)
@@ -249,4 +249,4 @@ class Dropping(Drafter):
 
 def test_taking_back_a_drawn_token_is_caught() -> None:
     torch.set_num_threads(1)
-    assert p_value(Dropping(), RejectionVerifier(), 2_000, Room(2, 6), FAR, LAWFUL["svip"]) < 1e-6
+    assert p_value(Dropping(), RejectionVerifier(), 2_000, DraftBudget(2, 6), FAR, LAWFUL["svip"]) < 1e-6

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding.drafters.base import Candidates
-from decoding.model import Row
+from decoding.model import Readout
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.typical import TypicalParams, TypicalVerifier
@@ -36,7 +36,7 @@ def test_the_bound_of_the_card():
 @pytest.mark.parametrize(("chance", "accepted"), [(0.0901, True), (0.0899, False)])
 def test_a_candidate_must_exceed_the_bound(chance, accepted):
     p = torch.tensor([0.5, 0.5 - chance, chance])
-    verdict = TypicalVerifier().judge(begun(), DraftTree((2,), (-1,), "s"), [Row(probs=p), Row(probs=p)], "t")
+    verdict = TypicalVerifier().judge(begun(), DraftTree((2,), (-1,), "s"), [Readout(probs=p), Readout(probs=p)], "t")
     assert verdict.path == ((0,) if accepted else ())
     assert [(token.id, token.kind, token.source) for token in verdict.tokens] == (
         [(2, TokenKind.ACCEPTED, "s"), (0, TokenKind.BONUS, "t")] if accepted else [(0, TokenKind.RECOVERED, "t")]
@@ -48,21 +48,21 @@ def test_the_longest_path_stays_and_of_several_the_likeliest():
     #   |      |      |
     #  3(3)   1(4)   1(5)    token 3 is impossible
     tree = DraftTree((1, 2, 0, 3, 1, 1), (-1, -1, -1, 0, 1, 2), "s")
-    rows = [Row(probs=P)] * 7
+    rows = [Readout(probs=P)] * 7
     verdict = TypicalVerifier().judge(begun(), tree, rows, "t")
     assert verdict.path == (2, 5)
     sharp = torch.tensor([0.05, 0.9, 0.05, 0.0])
-    rows = [Row(probs=P), Row(probs=P), Row(probs=sharp), Row(probs=P), *[Row(probs=P)] * 3]
+    rows = [Readout(probs=P), Readout(probs=P), Readout(probs=sharp), Readout(probs=P), *[Readout(probs=P)] * 3]
     assert TypicalVerifier().judge(begun(), tree, rows, "t").path == (1, 4)
 
 
 def test_below_a_refused_node_nothing_counts():
     tree = DraftTree((3, 0, 0, 1), (-1, 0, 1, -1), "s")
-    assert TypicalVerifier().judge(begun(), tree, [Row(probs=P)] * 5, "t").path == (3,)
+    assert TypicalVerifier().judge(begun(), tree, [Readout(probs=P)] * 5, "t").path == (3,)
 
 
 def test_an_answer_begins_with_the_arg_max():
-    seq, rows = Sequence([0], SamplingParams(), 0), [Row(probs=P)] * 3
+    seq, rows = Sequence([0], SamplingParams(), 0), [Readout(probs=P)] * 3
     tree = DraftTree((1, 1), (-1, 0), "s")
     assert TypicalVerifier().judge(begun(), tree, rows, "t").path == (0, 1)
     verdict = TypicalVerifier().judge(seq, tree, rows, "t")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.drafters.base import Drafter, Room
+from decoding.drafters.base import DraftBudget, Drafter
 from decoding.fakes import TableModel, markov, pair
 from decoding.lengths.base import LengthParams, LengthPolicy, Round
 from decoding.lengths.smartspec import SmartSpecLength, SmartSpecParams
@@ -18,7 +18,7 @@ from decoding.selectors.first import First
 from decoding.sequence import Sequence
 from decoding.speculation import WARM_AFTER, Arm, Speculation
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from turnout.types import SamplingParams, Token, TokenKind
 
@@ -39,7 +39,7 @@ class Span(LengthPolicy):
         self.asked_at.append(len(round.seq.generated))
         return 0 if self.pause[0] <= len(round.seq.generated) < self.pause[1] else 4
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         self.seen.append((len(draft), len(verdict.tokens)))
 
 
@@ -139,7 +139,7 @@ async def test_a_shallow_draft_has_as_many_nodes_for_a_level_as_a_deep_one(
     drafter, rooms = drafter_of("model_tree"), []
     original = drafter.propose
 
-    async def propose(model: Any, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(model: Any, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         rooms.append(room)
         return await original(model, seq, room, length)
 
@@ -182,7 +182,7 @@ def test_undrafted_tokens_bring_the_next_probe_nearer() -> None:
     seq = sequence()
     assert policy.before_round(Round(seq, model, model, False, "x")) == 0
     for _ in range(3):
-        policy.observe(DraftTree.empty("m"), Verdict((), (Token(0, "m"),) * 8), 0.1)
+        policy.observe(DraftTree.empty("m"), VerifyResult((), (Token(0, "m"),) * 8), 0.1)
     assert policy.before_round(Round(seq, model, model, False, "x")) == 1
 
 
@@ -204,7 +204,9 @@ def rounds(policy: LengthPolicy, model: Timed, accepted: int) -> list[int]:
         kept = min(depth, accepted)
         kind = TokenKind.RECOVERED if kept < depth else TokenKind.BONUS
         tokens = (*(Token(0, "large"),) * kept, Token(0, "large", kind))
-        policy.observe(DraftTree.chain([0] * depth, "small"), Verdict(tuple(range(kept)), tokens), 1.0 + 0.2 * depth)
+        policy.observe(
+            DraftTree.chain([0] * depth, "small"), VerifyResult(tuple(range(kept)), tokens), 1.0 + 0.2 * depth
+        )
         seq.extend(tokens, {"large": 1})
         depths.append(depth)
     return depths
@@ -221,7 +223,7 @@ def test_thompson_drafts_where_goodput_does_and_no_deeper(accepted: int) -> None
 
 def test_thompson_learns_nothing_where_nothing_was_drafted() -> None:
     policy = ThompsonLength(ThompsonParams(abstains=False))
-    policy.observe(DraftTree.empty("large"), Verdict((), (Token(0, "large", TokenKind.RECOVERED),)), 0.1)
+    policy.observe(DraftTree.empty("large"), VerifyResult((), (Token(0, "large", TokenKind.RECOVERED),)), 0.1)
     assert policy.mean == 0.5
 
 
@@ -234,9 +236,9 @@ def test_a_draft_that_nobody_has_was_not_wanted(make: Any) -> None:
         wanted = policy.before_round(Round(seq, model, model, True, "x")) > 0
         assert wanted == (each > 0)  # the first of all rounds is not known to be alone
         if wanted:
-            policy.put_off()
+            policy.defer()
         tokens = (Token(0, "large"),) * 8
-        policy.observe(DraftTree.empty("m"), Verdict((), tokens), 8.0)
+        policy.observe(DraftTree.empty("m"), VerifyResult((), tokens), 8.0)
         seq.extend(tokens, {"large": 1})
     known = model.stores.open("smartspec/x//m/0.7", seq.learner, lambda: pytest.fail("nothing kept"))
     assert (known.found, known.sought, known.changes, known.drafting.count) == (1.0, 0, 0, 0)
@@ -248,13 +250,13 @@ def test_a_probe_that_finds_nothing_to_copy_is_made_later() -> None:
     seq, nothing = sequence(max_tokens=10_000), DraftTree.empty("m")
     for _ in range(3):
         assert policy.before_round(Round(seq, model, model, False, "x")) == 0
-        policy.observe(nothing, Verdict((), (Token(0, "m"),) * 8), 8.0)
+        policy.observe(nothing, VerifyResult((), (Token(0, "m"),) * 8), 8.0)
     for _ in range(3):
         assert policy.before_round(Round(seq, model, model, False, "x")) == 1
-        policy.put_off()
-        policy.observe(nothing, Verdict((), (Token(0, "m"),)), 1.0)
+        policy.defer()
+        policy.observe(nothing, VerifyResult((), (Token(0, "m"),)), 1.0)
     assert policy.before_round(Round(seq, model, model, False, "x")) == 1
-    policy.observe(DraftTree.chain([0], "m"), Verdict((), (Token(0, "m"),)), 1.0)
+    policy.observe(DraftTree.chain([0], "m"), VerifyResult((), (Token(0, "m"),)), 1.0)
     assert policy.before_round(Round(seq, model, model, False, "x")) == 0
 
 
@@ -263,7 +265,7 @@ class Putting(Span):
 
     put_off_times = 0
 
-    def put_off(self) -> None:
+    def defer(self) -> None:
         self.put_off_times += 1
 
 

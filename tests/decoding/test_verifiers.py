@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.logits import History
-from decoding.model import Row, Want
+from decoding.logits import RowContext
+from decoding.model import Readout, ReadSpec
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.parts import PartChoice
 from decoding.readout import read
@@ -70,7 +70,7 @@ def bush(seed: int, position: int, last: int) -> DraftTree:
 
 def play(verifier: Verifier, draw_tree: DrawTree, seed: int) -> list[int]:
     """Rounds from token 0 until four tokens stand, straight through `judge`."""
-    rows = [Row(probs=probs) for probs in TARGET]
+    rows = [Readout(probs=probs) for probs in TARGET]
     seq = Sequence([0], SAMPLING, seed)
     while len(seq) <= POSITIONS:
         last = seq.tokens[-1]
@@ -124,7 +124,7 @@ def keyed_p_value(runs: int) -> float:
     paths: list[tuple[int, ...]] = [()] * runs
     for _ in range(POSITIONS):
         last = torch.tensor([path[-1] if path else 0 for path in paths])
-        rows = read(logits[last], [History(s, p) for s, p in zip(seqs, paths, strict=True)], [Want()] * runs)
+        rows = read(logits[last], [RowContext(s, p) for s, p in zip(seqs, paths, strict=True)], [ReadSpec()] * runs)
         paths = [(*path, row.token) for path, row in zip(paths, rows, strict=True)]
     return p_value([list(path) for path in paths])
 
@@ -211,7 +211,7 @@ def test_acceptance_and_residual_of_the_textbook_pair():
     for seed in range(runs):
         token = draw(q, seed, 1, 0)
         verdict = verifier.judge(
-            Sequence([0], SAMPLING, seed), DraftTree.chain([token], "s", [q]), [Row(probs=p), Row(probs=p)], "t"
+            Sequence([0], SAMPLING, seed), DraftTree.chain([token], "s", [q]), [Readout(probs=p), Readout(probs=p)], "t"
         )
         accepted += verdict.num_accepted_tokens
         if not verdict.path:
@@ -240,7 +240,7 @@ def test_siblings_have_coins_of_their_own():
             tokens = (draw(q, seed, 1, 0), draw(q, seed, 1, 1))
             tree = DraftTree(tokens, (-1, -1), "s", (q, q))
             seq = Sequence([0], SAMPLING, seed)
-            counts[verifier.judge(seq, tree, [Row(probs=p)] * 3, "t").tokens[0].id] += 1
+            counts[verifier.judge(seq, tree, [Readout(probs=p)] * 3, "t").tokens[0].id] += 1
         pvalues.append(stats.chisquare(counts, p.double().numpy() / p.double().sum().item() * counts.sum()).pvalue)
     assert pvalues[0] > 1e-3
     assert pvalues[1] < 1e-3
@@ -252,7 +252,7 @@ def test_tokens_per_round_at_draft_length_3():
     for seed in range(rounds):
         tokens = [draw(q, seed, 1, lane) for lane in range(3)]
         tree = DraftTree.chain(tokens, "s", [q] * 3)
-        emitted += len(verifier.judge(Sequence([0], SAMPLING, seed), tree, [Row(probs=p)] * 4, "t").tokens)
+        emitted += len(verifier.judge(Sequence([0], SAMPLING, seed), tree, [Readout(probs=p)] * 4, "t").tokens)
     expected = (1 - 0.7**4) / (1 - 0.7)
     assert round(expected, 3) == 2.533
     assert emitted / rounds == pytest.approx(expected, abs=0.04)
@@ -269,12 +269,12 @@ def test_without_replacement_siblings_cover_the_support():
             left = left.clone()
             left[tokens[-1]] = 0.0
         tree = DraftTree(tuple(tokens), (-1, -1, -1), "s", tuple(proposals))
-        verdict = RejectionVerifier().judge(Sequence([0], SAMPLING, seed), tree, [Row(probs=p)] * 4, "t")
+        verdict = RejectionVerifier().judge(Sequence([0], SAMPLING, seed), tree, [Readout(probs=p)] * 4, "t")
         assert verdict.num_accepted_tokens == 1
 
 
 def test_rejection_at_temperature_0_takes_the_arg_max():
-    hot = [Row(probs=probs) for probs in torch.eye(3)]
+    hot = [Readout(probs=probs) for probs in torch.eye(3)]
     tree = DraftTree((1, 2, 0), (-1, -1, 1), "s", (torch.eye(3)[1], None, torch.eye(3)[0]))
     verdict = RejectionVerifier().judge(Sequence([0], SAMPLING, 0), tree, [hot[2], hot[0], hot[0], hot[1]], "t")
     assert verdict.path == (1, 2)
@@ -287,7 +287,13 @@ def test_rejection_at_temperature_0_takes_the_arg_max():
 
 def test_match_follows_the_tree_and_names_the_last_token():
     tree = DraftTree((5, 6, 7, 8), (-1, -1, 1, 1), "s")
-    rows = [Row(token=6, logprob=-1.0), Row(token=0), Row(token=9, entropy_bits=2.0), Row(token=0), Row(token=0)]
+    rows = [
+        Readout(token=6, logprob=-1.0),
+        Readout(token=0),
+        Readout(token=9, entropy_bits=2.0),
+        Readout(token=0),
+        Readout(token=0),
+    ]
     verdict = MatchVerifier().judge(Sequence([0], SAMPLING, 0), tree, rows, "t")
     assert verdict.path == (1,)
     assert [(t.id, t.kind, t.source) for t in verdict.tokens] == [
@@ -295,7 +301,7 @@ def test_match_follows_the_tree_and_names_the_last_token():
         (9, TokenKind.RECOVERED, "t"),
     ]
     assert (verdict.tokens[0].logprob, verdict.tokens[1].entropy_bits) == (-1.0, 2.0)
-    rows[2] = Row(token=8)
+    rows[2] = Readout(token=8)
     verdict = MatchVerifier().judge(Sequence([0], SAMPLING, 0), tree, rows, "t")
     assert verdict.path == (1, 3)
     assert verdict.tokens[-1].kind is TokenKind.BONUS
@@ -306,7 +312,9 @@ def test_an_empty_draft_gives_one_bonus_token(name: str):
     verdict = (
         PartChoice(name=name)
         .make("decoding.verifiers", "verifier")
-        .judge(Sequence([0], SAMPLING, 0), DraftTree((), (), "s"), [Row(token=1, probs=torch.tensor([0.0, 1.0]))], "t")
+        .judge(
+            Sequence([0], SAMPLING, 0), DraftTree((), (), "s"), [Readout(token=1, probs=torch.tensor([0.0, 1.0]))], "t"
+        )
     )
     assert verdict.path == ()
     assert [(t.id, t.kind, t.source) for t in verdict.tokens] == [(1, TokenKind.BONUS, "t")]
@@ -314,7 +322,7 @@ def test_an_empty_draft_gives_one_bonus_token(name: str):
 
 def test_rejection_reports_the_log_probability_of_what_it_emits():
     logits = torch.tensor([1.0, 2.0, 0.5])
-    row = Row(probs=torch.tensor([0.0, 0.0, 1.0]), logits=logits, top=((1, -0.1),))
+    row = Readout(probs=torch.tensor([0.0, 0.0, 1.0]), logits=logits, top=((1, -0.1),))
     verdict = RejectionVerifier().judge(Sequence([0], SAMPLING, 0), DraftTree.chain([2], "s"), [row, row], "t")
     expected = 0.5 - math.log(math.exp(1.0) + math.exp(2.0) + math.exp(0.5))
     assert [t.logprob for t in verdict.tokens] == pytest.approx([expected, expected])
@@ -324,8 +332,8 @@ def test_rejection_reports_the_log_probability_of_what_it_emits():
 def test_what_the_target_reads():
     plain, asked = (Sequence([0], SamplingParams(logprobs=n), 0) for n in (None, 2))
     assert want_of(MatchVerifier(), plain) == MatchVerifier.want
-    assert want_of(MatchVerifier(), asked) == Want(logprob=True, top=2)
-    assert want_of(RejectionVerifier(), asked) == Want(draw=None, probs=True, logprob=True, top=2, logits=True)
+    assert want_of(MatchVerifier(), asked) == ReadSpec(logprob=True, top=2)
+    assert want_of(RejectionVerifier(), asked) == ReadSpec(draw=None, probs=True, logprob=True, top=2, logits=True)
 
 
 def test_subtract_never_leaves_nothing():

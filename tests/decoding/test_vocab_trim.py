@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.drafters.vocab_trim import REFRESH_AFTER, TokenCounts, VocabTrimDrafter, VocabTrimParams
 from decoding.fakes import TableModel, markov
@@ -13,7 +13,7 @@ from decoding.verifiers.rejection import RejectionVerifier
 from tests.decoding.markov_rounds import p_value
 from turnout.types import SamplingParams
 
-ROOM, LENGTH = Room(5, 5), FixedLength(FixedParams(most=5))
+ROOM, LENGTH = DraftBudget(5, 5), FixedLength(FixedParams(most=5))
 
 
 @pytest.mark.parametrize("kind", [Candidates.FIXED, Candidates.DRAWN])
@@ -96,7 +96,7 @@ async def test_prompts_are_counted_once_where_asked(make_model):
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6, "top_p": 0.9}], ids=["raw", "top_p"])
 def test_dropped_tokens_appear_as_often_as_the_target_says(sampling):
     drafter = VocabTrimDrafter(VocabTrimParams(keep=2), Candidates.DRAWN)
-    assert p_value(drafter, RejectionVerifier(), 1_000, Room(2, 2), **sampling) > 1e-3
+    assert p_value(drafter, RejectionVerifier(), 1_000, DraftBudget(2, 2), **sampling) > 1e-3
 
 
 async def test_acceptance_grows_with_what_is_kept(run):
@@ -141,8 +141,8 @@ async def test_around_any_drafter_of_the_small_model_the_whole_vocabulary_change
     for kind in sorted(inside.kinds):
         for seed in range(5):
             seq = Sequence([seed % 12, 2], SamplingParams(top_p=0.9), seed)
-            whole = await inside(candidates=kind).propose(make_model("small", 3), seq, Room(4, 16), LENGTH)
-            trimmed = await around(name, kind).propose(make_model("small", 3), seq, Room(4, 16), LENGTH)
+            whole = await inside(candidates=kind).propose(make_model("small", 3), seq, DraftBudget(4, 16), LENGTH)
+            trimmed = await around(name, kind).propose(make_model("small", 3), seq, DraftBudget(4, 16), LENGTH)
             assert (trimmed.tokens, trimmed.parents, trimmed.sequences) == (
                 whole.tokens,
                 whole.parents,
@@ -160,7 +160,7 @@ async def test_around_any_drafter_only_kept_tokens_are_drafted(make_model, name)
         for seed in range(10):
             # Nothing of the text is a kept token, so that what is retrieved from it is none either.
             seq = Sequence([5 + seed % 3, 8], SamplingParams(), seed, (9,))
-            tree = await around(name, kind, keep=4).propose(make_model("small", 3), seq, Room(4, 16), LENGTH)
+            tree = await around(name, kind, keep=4).propose(make_model("small", 3), seq, DraftBudget(4, 16), LENGTH)
             drafted |= set(tree.tokens)
             assert all(proposal is None or not proposal[[4, 5, 6, 7, 8, 10, 11]].any() for proposal in tree.proposals)
         assert drafted <= {0, 1, 2, 3, 9}
@@ -169,13 +169,13 @@ async def test_around_any_drafter_only_kept_tokens_are_drafted(make_model, name)
 
 @pytest.mark.parametrize("name", ["rsd_s", "sequoia", "dyspec"])
 def test_trimmed_trees_keep_the_targets_law(name):
-    assert p_value(around(name, Candidates.DRAWN, keep=2), RejectionVerifier(), 1_000, Room(2, 5)) > 1e-3
+    assert p_value(around(name, Candidates.DRAWN, keep=2), RejectionVerifier(), 1_000, DraftBudget(2, 5)) > 1e-3
 
 
 @pytest.mark.exactness
 @pytest.mark.parametrize("name", ["rsd_c", "rsd_s", "sequoia", "dyspec", "staged", "rasd"])
 def test_trimmed_trees_keep_the_targets_law_over_many_runs(name):
-    assert p_value(around(name, Candidates.DRAWN, keep=2), RejectionVerifier(), 200_000, Room(2, 5)) > 1e-3
+    assert p_value(around(name, Candidates.DRAWN, keep=2), RejectionVerifier(), 200_000, DraftBudget(2, 5)) > 1e-3
 
 
 async def test_what_the_drafter_inside_learns_is_kept_apart(run, make_model):

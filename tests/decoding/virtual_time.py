@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from decoding.fakes import TableModel, pair
-from decoding.model import Request, Want
+from decoding.model import ReadSpec, Request
 from decoding.sequence import Sequence
 from turnout.registry import get_method
 from turnout.types import SamplingParams
@@ -40,11 +40,11 @@ class SlowModel(TableModel):
         await asyncio.sleep(self.seconds)
         self.trace.append((started, asyncio.get_running_loop().time()))
 
-    async def extend(self, seq: Any, tokens: Any = (), want: Want = Want(), every: bool = False) -> Any:
+    async def extend(self, seq: Any, tokens: Any = (), want: ReadSpec = ReadSpec(), every: bool = False) -> Any:
         await self._take()
         return await super().extend(seq, tokens, want, every)
 
-    async def verify(self, seq: Any, draft: Any, verifier: Any, want: Want = Want(draw=None)) -> Any:
+    async def verify(self, seq: Any, draft: Any, verifier: Any, want: ReadSpec = ReadSpec(draw=None)) -> Any:
         await self._take()
         return await super().verify(seq, draft, verifier, want)
 

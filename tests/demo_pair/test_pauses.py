@@ -16,7 +16,7 @@ from decoding.selectors.first import First
 from decoding.sequence import Sequence
 from decoding.speculation import Arm, Speculation
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from pool.local_pool import LocalPool
 from turnout.config import TurnoutConfig, artifacts_path
@@ -48,7 +48,7 @@ class Pausing(LengthPolicy):
             self.start = min(self.start, length)
         return 0 if self.start <= length < self.start + PAUSED else 4
 
-    def observe(self, draft: DraftTree, verdict: Verdict, seconds: float) -> None:
+    def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
         """Chooses by place only."""
 
 

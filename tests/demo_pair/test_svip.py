@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from scipy import stats
 
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.lengths.base import Round, Step
 from decoding.lengths.svip import SvipLength
@@ -44,7 +44,7 @@ class Watching(SvipLength):
         super().__init__()
         self.nats: list[float] = []
 
-    def goes_on(self, path: Path[Step]) -> bool:
+    def continues(self, path: Path[Step]) -> bool:
         assert path[-1].row.entropy_bits is not None
         self.nats.append(path[-1].row.entropy_bits * math.log(2.0))
         return True
@@ -60,7 +60,7 @@ async def judged(pair: LocalPool, prompt: str, seed: int) -> list[tuple[float, b
     while not seq.finished:
         policy = Watching()
         policy.before_round(Round(seq, small, large, False, "model_chain"))
-        draft = await small.propose(seq, drafter, Room(DEPTH, DEPTH), policy)
+        draft = await small.propose(seq, drafter, DraftBudget(DEPTH, DEPTH), policy)
         verdict = await large.verify(seq, draft, verifier)
         accepted = len(verdict.path)
         found += [(nats, place == accepted) for place, nats in enumerate(policy.nats[: accepted + 1])]

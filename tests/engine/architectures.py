@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.architectures import architecture_named, listed
 from engine.backends.base import Kernels
@@ -44,7 +44,7 @@ async def assert_config_equals_plain_forward(config: Any, kernels: Kernels, devi
     async def greedy(prompt: list[int]) -> None:
         seq = Sequence(prompt, SamplingParams(temperature=0.0, max_tokens=6), seed=0)
         while not seq.finished:
-            row = (await model.extend(seq, want=Want(logits=True)))[0]
+            row = (await model.extend(seq, want=ReadSpec(logits=True)))[0]
             expected = plain.logits(seq.tokens)[-1]
             assert row.logits is not None
             torch.testing.assert_close(row.logits.cpu(), expected, atol=TOLERANCE, rtol=0)
@@ -54,7 +54,7 @@ async def assert_config_equals_plain_forward(config: Any, kernels: Kernels, devi
 
     async def every_position(prompt: list[int]) -> None:
         seq = Sequence(prompt[:1], SamplingParams(), seed=0)
-        rows = await model.extend(seq, tuple(prompt[1:]), Want(draw=None, logits=True), every=True)
+        rows = await model.extend(seq, tuple(prompt[1:]), ReadSpec(draw=None, logits=True), every=True)
         got = torch.stack([row.logits for row in rows if row.logits is not None])
         torch.testing.assert_close(got.cpu(), plain.logits(prompt), atol=TOLERANCE, rtol=0)
         model.release(seq)

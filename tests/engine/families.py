@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from decoding.tree import DraftTree
 from engine.attention.layout import Layout, lay_out
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from tests.engine.layouts import CPU, random_tree
 
 
@@ -110,8 +110,8 @@ def inputs(family: Family, shape: tuple[int, int, int], dtype: torch.dtype) -> t
     return tuple(torch.randn(size, generator=generator).to(dtype) for size in sizes)
 
 
-def store_of(cache: torch.Tensor) -> KVStore:
+def store_of(cache: torch.Tensor) -> PagedKV:
     """One layer with this content."""
-    store = KVStore(1, cache.shape[0], cache.shape[2], cache.shape[3], cache.dtype, CPU)
+    store = PagedKV(1, cache.shape[0], cache.shape[2], cache.shape[3], cache.dtype, CPU)
     store.layers[0].copy_(cache)
     return store

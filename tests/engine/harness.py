@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from decoding.logits import History, process
+from decoding.logits import RowContext, process
 from decoding.noise import Purpose, gumbel, noise_key
 from decoding.sequence import Sequence
 from engine.backends.base import Kernels
@@ -52,7 +52,7 @@ class Reference:
         rows = []
         seq = Sequence(prompt, sampling.model_copy(update={"max_tokens": len(answer) + 1}), seed)
         for row, token in zip(raw, answer, strict=True):
-            scores = process(row[None], [History(seq)])[0]
+            scores = process(row[None], [RowContext(seq)])[0]
             if sampling.greedy:
                 scores = row if not (sampling.has_history or sampling.logit_bias) else scores
             else:

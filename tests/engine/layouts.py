@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from decoding.tree import DraftTree
 from engine.attention.layout import Layout, lay_out
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 
 CPU = torch.device("cpu")
 
@@ -60,9 +60,9 @@ class Batch:
         tokens = rng.integers(0, 50, sum(self.counts)).tolist()
         return lay_out(tokens, list(self.counts), list(self.cached), tables, self.block_size, trees, self.offsets)
 
-    def store(self, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> KVStore:
+    def store(self, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> PagedKV:
         """One layer of random keys and values."""
-        store = KVStore(1, self.num_blocks * self.block_size, self.kv_heads, self.dim, dtype, device)
+        store = PagedKV(1, self.num_blocks * self.block_size, self.kv_heads, self.dim, dtype, device)
         generator = torch.Generator().manual_seed(self.seed)
         store.layers[0].copy_(torch.randn(store.layers[0].shape, generator=generator))
         return store

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from decoding.partial_forward import Depth
+from decoding.partial_forward import LayerSelection
 from engine.backends.cuda.graphs import OFTEN, Part
 from engine.backends.cuda.stack import CudaStack
 from engine.backends.cuda.step import CudaStep
-from engine.backends.llama_fused import LeanStack
-from engine.cache.paged_kv import KVStore
-from engine.loaded_model import LayerPlan
+from engine.backends.llama_fused import FusedLlamaStack
+from engine.cache.paged_kv import PagedKV
+from engine.loaded_model import LoadedModel
 from tests.engine.layouts import Batch, random_tree
 
 BLOCK_SIZE = 4
@@ -30,22 +30,22 @@ SHAPES: list[tuple[tuple[int, ...], dict[int, tuple[int, ...]]]] = [
 # Parts of a model of four layers: tapped, without some sub-layers, only the first, the others, and in groups.
 PARTS = (
     Part(taps=frozenset({0, 2, 4})),
-    Part(Depth(skipped=frozenset({2, 5, 7})), frozenset({2})),
-    Part(Depth(last=2)),
-    Part(Depth(first=2), frozenset({2, 3})),
-    Part(Depth(groups=((1, 3),)), frozenset({3})),
+    Part(LayerSelection(skipped=frozenset({2, 5, 7})), frozenset({2})),
+    Part(LayerSelection(last=2)),
+    Part(LayerSelection(first=2), frozenset({2, 3})),
+    Part(LayerSelection(groups=((1, 3),)), frozenset({3})),
 )
 # A single layer, which is never recorded.
-LITTLE = Part(Depth(first=1, last=2), frozenset({2}))
+LITTLE = Part(LayerSelection(first=1, last=2), frozenset({2}))
 
 
 @torch.inference_mode()
-def assert_replays_equal_launches(plan: LayerPlan, device: torch.device, tolerance: float = 1e-5) -> None:
+def assert_replays_equal_launches(plan: LoadedModel, device: torch.device, tolerance: float = 1e-5) -> None:
     """Run parts over batches of many shapes through graphs and without; what comes out and the caches must agree."""
     assert isinstance(plan.stack, CudaStack)
     assert plan.num_layers == 4
     replayed, launched = (
-        KVStore(plan.num_layers, 4096, plan.kv_heads, plan.head_dim, torch.float32, device) for _ in range(2)
+        PagedKV(plan.num_layers, 4096, plan.kv_heads, plan.head_dim, torch.float32, device) for _ in range(2)
     )
     generator = torch.Generator().manual_seed(0)
     for mine, theirs in zip(replayed.layers, launched.layers, strict=True):
@@ -64,7 +64,7 @@ def assert_replays_equal_launches(plan: LayerPlan, device: torch.device, toleran
             states = torch.randn(layout.num_tokens, plan.width, generator=generator).to(device)
         asked = part.taps, part.depth, states
         got, taps = plan.stack.hidden(layout, CudaStep(layout, replayed, 8), *asked)
-        expected, tapped = LeanStack.hidden(plan.stack, layout, CudaStep(layout, launched, 8), *asked)
+        expected, tapped = FusedLlamaStack.hidden(plan.stack, layout, CudaStep(layout, launched, 8), *asked)
         torch.testing.assert_close((got, taps), (expected, tapped), atol=tolerance, rtol=tolerance)
         for mine, theirs in zip(replayed.layers, launched.layers, strict=True):
             torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)

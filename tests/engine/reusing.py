@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from engine.reuse.reused_spans import ReuseCounts
@@ -50,7 +50,7 @@ def sequence(tokens: list[int], lossy: bool = False, sharing: Sharing = TENANT, 
 
 async def logits(model: EngineModel, seq: Sequence, extra: tuple[int, ...] = ()) -> torch.Tensor:
     """float32 [1 + extra, vocab] after the sequence's last token and after each of `extra`."""
-    rows = await model.extend(seq, extra, Want(draw=None, logits=True), every=True)
+    rows = await model.extend(seq, extra, ReadSpec(draw=None, logits=True), every=True)
     return torch.stack([row.logits.float().cpu() for row in rows if row.logits is not None])
 
 

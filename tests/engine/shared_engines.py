@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from tests.engine.harness import Reference, twins
 from tests.kvstore.fake_prefixes import FakePrefixes
@@ -20,7 +20,7 @@ SIZE, CHUNK = 4, 8
 TINY = llama_config(
     60, hidden_size=32, intermediate_size=48, pad_token_id=0, eos_token_id=1, max_position_embeddings=512
 )
-EXACT = Want(draw=None, logits=True)
+EXACT = ReadSpec(draw=None, logits=True)
 
 
 class Engine:

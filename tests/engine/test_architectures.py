@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.attention.layout import lay_out
 from engine.attention.sdpa import SdpaStep
@@ -198,7 +198,7 @@ async def test_hidden_states_are_those_of_the_plain_model() -> None:
             expected = plain.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         for layer in (0, 1, -1):
             seq = Sequence(tokens, SamplingParams(), seed=0)
-            row = (await model.extend(seq, want=Want(hidden=frozenset({layer}))))[0]
+            row = (await model.extend(seq, want=ReadSpec(hidden=frozenset({layer}))))[0]
             torch.testing.assert_close(row.hidden[layer], expected[layer][0, -1], atol=TOLERANCE, rtol=0)
             model.release(seq)
         await model.close()

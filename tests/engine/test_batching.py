@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.match import MatchVerifier
@@ -95,7 +95,7 @@ async def test_log_probabilities_are_the_same_however_the_tokens_were_made(pool:
 async def test_a_reading_ahead_never_holds_up_a_decode_of_the_same_sequence() -> None:
     model, _ = twins(llama_config(60, hidden_size=32, pad_token_id=0, eos_token_id=1), seed=4, token_budget=8)
     seq = Sequence([2] * 40, SamplingParams(temperature=0.0), seed=0)
-    reading = asyncio.create_task(model.absorb(seq))
+    reading = asyncio.create_task(model.prefill_ahead(seq))
     await asyncio.sleep(0)
     assert model.batcher.num_waiting == 1
     rows = await model.extend(seq)
@@ -113,7 +113,7 @@ async def test_reading_ahead_uses_spare_room_only_and_finds_shared_prefixes() ->
     first = Sequence([2] * 12, SamplingParams(temperature=0.0), seed=0)
     await model.extend(first)
     second = Sequence([2] * 12 + [3, 4], SamplingParams(temperature=0.0), seed=0)
-    await model.absorb(second)
+    await model.prefill_ahead(second)
     meter = second.meter.models["m"]
     assert (meter.cached_tokens, meter.prompt_tokens, meter.catchup_tokens) == (12, 1, 0)
     for seq in (first, second):
@@ -208,7 +208,7 @@ async def test_rows_of_every_position_are_read_once_though_the_cache_was_lost_be
     )
     seq = Sequence([2, 3], SamplingParams(), seed=0)
     extra = tuple(range(4, 20))
-    reading = asyncio.create_task(model.extend(seq, extra, Want(draw=None, logits=True), every=True))
+    reading = asyncio.create_task(model.extend(seq, extra, ReadSpec(draw=None, logits=True), every=True))
     work: QueuedOperation | None = None
     while work is None or len(work.rows) < 5:
         await asyncio.sleep(0)

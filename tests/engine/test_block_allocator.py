@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from engine.scheduler.block_allocator import ROOM_BLOCKS
@@ -125,7 +125,7 @@ async def test_a_sequence_longer_than_the_pool_is_refused_before_it_waits() -> N
     with pytest.raises(
         TurnoutError, match=r"a sequence of 41 tokens does not fit the KV cache of m \(40 tokens\)"
     ) as no:
-        await model.extend(too_long, want=Want())
+        await model.extend(too_long, want=ReadSpec())
     assert no.value.code is Code.OUT_OF_RANGE
     assert not running.done()
     await running

@@ -9,8 +9,8 @@ import torch
 from transformers import DynamicCache
 
 from decoding.block import Block
-from decoding.model import Row, Want
-from decoding.partial_forward import Depth
+from decoding.model import Readout, ReadSpec
+from decoding.partial_forward import LayerSelection
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from engine.scheduler.queued_operation import QueuedOperation
@@ -19,7 +19,7 @@ from training.random_models import llama_config
 from turnout.types import SamplingParams
 
 TINY = llama_config(60, hidden_size=32, num_key_value_heads=2, num_hidden_layers=3, pad_token_id=0, eos_token_id=1)
-LOGITS = Want(draw=None, logits=True)
+LOGITS = ReadSpec(draw=None, logits=True)
 PROMPT = [2, 3, 4, 5, 6, 7]
 TOKENS = (11, 12, 13, 14, 15)
 FULL = torch.ones(5, 5, dtype=torch.bool)
@@ -55,12 +55,12 @@ def prefilled(plain: Reference, tokens: list[int]) -> Any:
     return cache
 
 
-async def run(model: EngineModel, seq: Sequence, block: Block) -> list[Row]:
+async def run(model: EngineModel, seq: Sequence, block: Block) -> list[Readout]:
     table = await model.ready(seq)
     return await model.batcher.submit(QueuedOperation(table, block, True, block.resume, LOGITS))
 
 
-def check(rows: list[Row], expected: torch.Tensor) -> None:
+def check(rows: list[Readout], expected: torch.Tensor) -> None:
     assert len(rows) == len(expected)
     for row, logits in zip(rows, expected, strict=True):
         torch.testing.assert_close(row.logits, logits, atol=1e-4, rtol=0)
@@ -109,7 +109,7 @@ async def test_rows_that_resume_see_the_others_as_they_were(loaded: tuple[Engine
 async def test_a_block_through_some_layers_is_not_one_through_all(loaded: tuple[EngineModel, Reference]) -> None:
     model, plain = loaded
     seq = Sequence(PROMPT, SamplingParams(), seed=0)
-    await run(model, seq, Block(TOKENS, (0, 1, 2, 3, 4), FULL, Depth(last=2)))
+    await run(model, seq, Block(TOKENS, (0, 1, 2, 3, 4), FULL, LayerSelection(last=2)))
     block = Block((*TOKENS[:3], 21, 22), (0, 1, 2, 3, 4), FULL, resume=3)
     whole = Block(block.tokens, block.positions, FULL)
     check(await run(model, seq, block), dense(plain, whole, prefilled(plain, PROMPT))[3:])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.model import Draw, Row, Want
+from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.operations import Choose
 from decoding.readout import read
 from decoding.sequence import Sequence
@@ -20,7 +20,7 @@ from turnout.types import SamplingParams, Token
 # One loop for all: the model's locks belong to it.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ALL = Want(entropy=True, logprob=True, top=3, probs=True, logits=True, margin=True)
+ALL = ReadSpec(entropy=True, logprob=True, top=3, probs=True, logits=True, margin=True)
 SAMPLINGS = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.0, repetition_penalty=1.4, frequency_penalty=0.5),
@@ -46,7 +46,7 @@ def sequences() -> list[Sequence]:
     return made
 
 
-def assert_same(got: list[Row], expected: list[Row]) -> None:
+def assert_same(got: list[Readout], expected: list[Readout]) -> None:
     for mine, theirs in zip(got, expected, strict=True):
         assert (mine.token, mine.top, mine.margin) == (theirs.token, theirs.top, theirs.margin)
         assert (mine.entropy_bits, mine.logprob) == (theirs.entropy_bits, theirs.logprob)
@@ -55,14 +55,14 @@ def assert_same(got: list[Row], expected: list[Row]) -> None:
         assert torch.equal(mine.probs, theirs.probs)
 
 
-def logits_of(rows: list[Row]) -> torch.Tensor:
+def logits_of(rows: list[Readout]) -> torch.Tensor:
     return torch.stack([row.logits for row in rows if row.logits is not None])
 
 
-@pytest.mark.parametrize("draw", Draw)
-async def test_from_the_models_own_logits_come_its_own_draws(model: EngineModel, draw: Draw) -> None:
+@pytest.mark.parametrize("draw", NoiseKind)
+async def test_from_the_models_own_logits_come_its_own_draws(model: EngineModel, draw: NoiseKind) -> None:
     """After the sequence, and after each of some hypothetical tokens."""
-    path, want = (9, 4, 4), Want(draw) | ALL
+    path, want = (9, 4, 4), ReadSpec(draw) | ALL
     for seq in sequences():
         expected = await model.extend(seq, path, want, every=True)
         before = (len(seq), seq.meter.of("m", model.num_parameters).forwards)
@@ -77,7 +77,7 @@ def readouts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each readout."""
     sizes: list[int] = []
 
-    def counted(logits: torch.Tensor, *args: Any) -> list[Row]:
+    def counted(logits: torch.Tensor, *args: Any) -> list[Readout]:
         sizes.append(len(logits))
         return read(logits, *args)
 
@@ -105,14 +105,14 @@ async def test_who_gives_up_takes_nobody_along(model: EngineModel) -> None:
     first, second = sequences()[:2]
     logits = torch.zeros(1, model.vocab_size)
     async with model.batcher.device.turn:
-        asked = [asyncio.ensure_future(model.choose(seq, logits, [()], Want())) for seq in (first, second)]
+        asked = [asyncio.ensure_future(model.choose(seq, logits, [()], ReadSpec())) for seq in (first, second)]
         await asyncio.sleep(0)
     async with asyncio.timeout(10):
         while not model.batcher.device.turn.locked():
             await asyncio.sleep(0)
     asked[0].cancel()
     [row] = await asked[1]
-    assert row.token == (await model.choose(second, logits, [()], Want()))[0].token
+    assert row.token == (await model.choose(second, logits, [()], ReadSpec()))[0].token
     assert (await asyncio.gather(asked[0], return_exceptions=True))[0].__class__ is asyncio.CancelledError
 
 
@@ -123,29 +123,29 @@ async def test_what_cannot_be_read_fails_alone(
     logits = torch.zeros(1, model.vocab_size)
     counted = read
 
-    def faulty(logits: torch.Tensor, histories: list[Any], wants: list[Want]) -> list[Row]:
+    def faulty(logits: torch.Tensor, histories: list[Any], wants: list[ReadSpec]) -> list[Readout]:
         if any(history.seq is bad for history in histories):
             raise RuntimeError("planted")
         return counted(logits, histories, wants)
 
     monkeypatch.setattr("engine.choices.read", faulty)
     async with model.batcher.device.turn:
-        asked = [asyncio.ensure_future(model.choose(seq, logits, [()], Want())) for seq in (good, bad, other)]
+        asked = [asyncio.ensure_future(model.choose(seq, logits, [()], ReadSpec())) for seq in (good, bad, other)]
         await asyncio.sleep(0)
     first, failed, last = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(failed, RuntimeError)
     for seq, got in ((good, first), (other, last)):
         assert not isinstance(got, BaseException)
-        assert got[0].token == (await model.choose(seq, logits, [()], Want()))[0].token
+        assert got[0].token == (await model.choose(seq, logits, [()], ReadSpec()))[0].token
 
 
 async def test_logits_of_another_shape_are_refused(model: EngineModel) -> None:
     seq = sequences()[0]
-    assert await model.choose(seq, torch.zeros(0, model.vocab_size), [], Want()) == []
+    assert await model.choose(seq, torch.zeros(0, model.vocab_size), [], ReadSpec()) == []
     with pytest.raises(ValueError, match=r"\[2, 8\], but \[1, vocabulary\]"):
-        Choose(torch.zeros(2, 8), [()], Want())
+        Choose(torch.zeros(2, 8), [()], ReadSpec())
     with pytest.raises(ValueError, match="8 columns, but the vocabulary has"):
-        await model.choose(seq, torch.zeros(1, 8), [()], Want())
+        await model.choose(seq, torch.zeros(1, 8), [()], ReadSpec())
 
 
 async def test_many_twins_are_as_if_forked_one_by_one(model: EngineModel) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import engine.backends.base
-from decoding.partial_forward import Depth
+from decoding.partial_forward import LayerSelection
 from engine.attention.layout import select
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import Scores
@@ -192,7 +192,7 @@ def test_another_cache_is_never_written_by_an_old_recording() -> None:
 
 
 def skipping(layer: int) -> Part:
-    return Part(Depth(skipped=frozenset({layer})))
+    return Part(LayerSelection(skipped=frozenset({layer})))
 
 
 def test_a_part_is_recorded_once_it_runs_often_and_all_layers_at_once() -> None:
@@ -228,7 +228,7 @@ def test_parts_that_are_hardly_ever_run_are_forgotten() -> None:
 
 def test_states_go_into_the_first_layer_and_what_is_tapped_comes_out_in_their_rows() -> None:
     graphs, store = Graphs(layers, Reruns()), Batch((1,), (0,)).store()
-    part = Part(Depth(first=2), frozenset({2, 3}))
+    part = Part(LayerSelection(first=2), frozenset({2, 3}))
     for seed, counts in enumerate([(5,), (8,), (3, 4)]):
         batch = Batch(counts, (7,) * len(counts), seed=seed)
         bucket = Bucket.of(batch.layout())

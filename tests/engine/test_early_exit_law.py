@@ -13,7 +13,7 @@ from scipy import stats
 
 from decoding.artifacts import Artifacts
 from decoding.exit_heads import ExitHead
-from decoding.logits import History, process
+from decoding.logits import RowContext, process
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
 from tests.decoding.head_models import save_head
@@ -32,7 +32,7 @@ def law_of(plain: Reference) -> torch.Tensor:
 
     def after(*tokens: int) -> torch.Tensor:
         raw = plain.logits([*PROMPT, *tokens])[-1:]
-        return process(raw, [History(Sequence(PROMPT, SAMPLING, 0), tokens)]).softmax(-1)[0].double()
+        return process(raw, [RowContext(Sequence(PROMPT, SAMPLING, 0), tokens)]).softmax(-1)[0].double()
 
     joint = torch.zeros(VOCAB, VOCAB, dtype=torch.float64)
     for one, p_one in enumerate(after()):

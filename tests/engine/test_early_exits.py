@@ -18,9 +18,9 @@ from decoding.drafters.kangaroo import KangarooDrafter, KangarooParams
 from decoding.exit_choice import ExitChoice
 from decoding.exit_heads import ExitCache, ExitHead
 from decoding.lengths.fixed import FixedLength, FixedParams
-from decoding.model import ModelPool, Request, Want
+from decoding.model import ModelPool, ReadSpec, Request
 from decoding.partial_drafts import exit_states
-from decoding.partial_forward import WHOLE, Depth
+from decoding.partial_forward import WHOLE, LayerSelection
 from decoding.selectors.first import PART as First
 from decoding.sequence import Sequence
 from decoding.speculation import Arm, Speculation
@@ -73,9 +73,9 @@ async def write(models: ModelPool, params: dict[str, Any], seq: Sequence, releas
     return seq
 
 
-def fed_rows(model: EngineModel) -> list[tuple[Depth, int]]:
+def fed_rows(model: EngineModel) -> list[tuple[LayerSelection, int]]:
     """Collects (layers, rows) of every feed from now on."""
-    seen: list[tuple[Depth, int]] = []
+    seen: list[tuple[LayerSelection, int]] = []
     original = model.batcher.runner.run
 
     def run(feeds: list[Feed]) -> Any:
@@ -182,9 +182,9 @@ async def test_no_layer_runs_twice_for_a_token(
     speculation = seq.meter.speculation
     drafting = speculation.rounds - 1
     assert seen[0] == (WHOLE, len(PROMPT))
-    assert {depth for depth, _ in seen[1:]} <= {Depth(last=EXIT), Depth(first=EXIT), WHOLE}
-    resumed = [rows for depth, rows in seen if depth == Depth(first=EXIT)]
-    first = [rows for depth, rows in seen if depth == Depth(last=EXIT)]
+    assert {depth for depth, _ in seen[1:]} <= {LayerSelection(last=EXIT), LayerSelection(first=EXIT), WHOLE}
+    resumed = [rows for depth, rows in seen if depth == LayerSelection(first=EXIT)]
+    first = [rows for depth, rows in seen if depth == LayerSelection(last=EXIT)]
     whole = [rows for depth, rows in seen[1:] if depth == WHOLE]
     assert set(first) == {1}
     assert len(first) == sum(resumed) == speculation.draft_tokens + len(resumed)
@@ -316,7 +316,7 @@ async def test_states_of_a_prompt_come_with_its_forwards(budget: int) -> None:
     model, plain = twins(TINY, seed=4, block_size=4, token_budget=budget)
     prompt = [2 + (7 * index) % 50 for index in range(23)]
     states = hidden_states(plain, prompt)
-    want = Want(draw=None, before=frozenset({EXIT, LAYERS}), hidden=frozenset({EXIT}))
+    want = ReadSpec(draw=None, before=frozenset({EXIT, LAYERS}), hidden=frozenset({EXIT}))
     first, again = sequence(*prompt), sequence(*prompt)
     [row] = await model.extend(first, want=want)
     torch.testing.assert_close(row.before[EXIT], states[:-1], atol=1e-4, rtol=0)

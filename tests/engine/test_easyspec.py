@@ -13,13 +13,13 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.easyspec import EasySpecDrafter, EasySpecParams, grouped
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.drafters.vocab_trim import TokenCounts, VocabTrimDrafter, VocabTrimParams
 from decoding.fakes import pair
 from decoding.lengths.fixed import FixedLength
-from decoding.model import ModelPool, Request, Want
+from decoding.model import ModelPool, ReadSpec, Request
 from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from engine.device import Device
@@ -33,7 +33,7 @@ from turnout.registry import get_method
 from turnout.types import SamplingParams
 
 VOCAB, LAYERS, SPREAD = 60, 8, 0.15
-LOGITS = Want(draw=None, logits=True)
+LOGITS = ReadSpec(draw=None, logits=True)
 SPECULATIVE = get_method("speculative")
 
 
@@ -83,7 +83,7 @@ async def write(
 @pytest.mark.parametrize("kind", [Candidates.FIXED, Candidates.DRAWN])
 async def test_groups_of_one_draft_as_the_plain_draft(twins: ModelPool, kind: Candidates) -> None:
     model = twins.small
-    room, length = Room(5, 5), FixedLength()
+    room, length = DraftBudget(5, 5), FixedLength()
     for seed, prompt in enumerate(random_prompts(10, 12, seed=1, vocab_size=VOCAB)):
         seq = Sequence(prompt, SamplingParams(max_tokens=40), seed)
         chain = await model.propose(seq, ModelChainDrafter(candidates=kind), room, length)
@@ -192,7 +192,7 @@ async def test_a_trimmed_vocabulary_holds_for_grouped_layers_too(twins: ModelPoo
     for kind in (Candidates.FIXED, Candidates.DRAWN):
         drafter = VocabTrimDrafter(params, kind)
         seq = Sequence([2, 3, 4, 5], SamplingParams(max_tokens=40), seed=1)
-        tree = await model.propose(seq, drafter, Room(6, 6), FixedLength())
+        tree = await model.propose(seq, drafter, DraftBudget(6, 6), FixedLength())
         counts = model.stores.open(f"vocab_trim/{VOCAB}/8/default", seq.tenant, lambda: TokenCounts(VOCAB, 8))
         assert len(tree) == 6
         kept = counts.kept(seq.end_ids)

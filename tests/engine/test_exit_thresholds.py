@@ -12,7 +12,7 @@ import torch
 from decoding.artifacts import Artifacts
 from decoding.exit_heads import ExitHead
 from decoding.model import ModelPool, Request
-from decoding.partial_forward import Depth
+from decoding.partial_forward import LayerSelection
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from engine.runner import Feed
@@ -64,9 +64,9 @@ class Spent:
         return [seq.tokens for seq in self.sequences]
 
 
-def runs_of_layers(model: EngineModel) -> Counter[Depth]:
+def runs_of_layers(model: EngineModel) -> Counter[LayerSelection]:
     """How often which layers run for a sequence, from now on."""
-    counts: Counter[Depth] = Counter()
+    counts: Counter[LayerSelection] = Counter()
     original = model.batcher.runner.run
 
     def run(feeds: list[Feed]) -> object:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from decoding.drafters.lookahead import window_rows
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from decoding.verifiers.match import MatchVerifier
@@ -21,7 +21,7 @@ from training.random_models import llama_config
 from turnout.types import SamplingParams
 
 TINY = llama_config(60, hidden_size=32, num_key_value_heads=2, num_hidden_layers=3, pad_token_id=0, eos_token_id=1)
-LOGITS = Want(draw=None, logits=True)
+LOGITS = ReadSpec(draw=None, logits=True)
 
 
 def sequence(*tokens: int) -> Sequence:
@@ -37,7 +37,7 @@ def grown(draw: random.Random, tree: DraftTree, count: int) -> DraftTree:
     return DraftTree(tuple(tokens), tuple(parents), "draft")
 
 
-def check(rows: list[Row], paths: list[list[int]], seq: Sequence, plain: Reference) -> None:
+def check(rows: list[Readout], paths: list[list[int]], seq: Sequence, plain: Reference) -> None:
     assert len(rows) == len(paths)
     for row, path in zip(rows, paths, strict=True):
         assert row.logits is not None

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from decoding.decode_loop import stream
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.fakes import ListText
 from decoding.lengths.base import LengthParams, LengthPolicy, Round
 from decoding.lengths.fixed import FixedLength, FixedParams
-from decoding.model import ModelPool, Request, Want
+from decoding.model import ModelPool, ReadSpec, Request
 from decoding.noise import Purpose, noise_key
 from decoding.noise import uniform as random_number
 from decoding.parts import PartChoice
@@ -28,7 +28,7 @@ from training.random_models import llama_config
 from turnout.types import FinishReason, SamplingParams
 
 VOCAB, MOST = 40, 24
-Script = Callable[[Sequence, Room], DraftTree]
+Script = Callable[[Sequence, DraftBudget], DraftTree]
 
 
 class Scripted(Drafter):
@@ -40,7 +40,7 @@ class Scripted(Drafter):
         super().__init__()
         self.script = script
 
-    async def propose(self, model: Any, seq: Sequence, room: Room, length: LengthPolicy) -> DraftTree:
+    async def propose(self, model: Any, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
         return self.script(seq, room)
 
 
@@ -68,7 +68,7 @@ def number(seq: Sequence, lane: int, below: int) -> int:
     return int(random_number(noise_key(seq.seed, len(seq), Purpose.DRAFT, lane)) * below)
 
 
-def random_tree(seq: Sequence, room: Room, vocab: int = VOCAB) -> DraftTree:
+def random_tree(seq: Sequence, room: DraftBudget, vocab: int = VOCAB) -> DraftTree:
     parents: list[int] = []
     depths: list[int] = []
     for node in range(room.nodes):
@@ -80,7 +80,7 @@ def random_tree(seq: Sequence, room: Room, vocab: int = VOCAB) -> DraftTree:
 
 
 def wrong(truth: list[int]) -> Script:
-    def script(seq: Sequence, room: Room) -> DraftTree:
+    def script(seq: Sequence, room: DraftBudget) -> DraftTree:
         right = truth[len(seq)] if len(seq) < len(truth) else 0
         return DraftTree.chain([(right + 1) % VOCAB] * room.depth, "m")
 
@@ -90,7 +90,7 @@ def wrong(truth: list[int]) -> Script:
 def knowing(truth: list[int]) -> Script:
     """What comes next, beside a branch that does not: the accepted path's slots are not the first ones."""
 
-    def script(seq: Sequence, room: Room) -> DraftTree:
+    def script(seq: Sequence, room: DraftBudget) -> DraftTree:
         path = truth[len(seq) :][: room.depth]
         return DraftTree.merged([[(path[0] + 1) % VOCAB if path else 0, 3], path], room.nodes, "m")
 
@@ -100,7 +100,7 @@ def knowing(truth: list[int]) -> Script:
 def half(truth: list[int]) -> Script:
     """Right for a while, then wrong: a rollback in every round."""
 
-    def script(seq: Sequence, room: Room) -> DraftTree:
+    def script(seq: Sequence, room: DraftBudget) -> DraftTree:
         path = truth[len(seq) :][: room.depth]
         keep = number(seq, 0, len(path) + 1)
         return DraftTree.chain([*path[:keep], *[(token + 1) % VOCAB for token in path[keep:]]], "m")
@@ -154,7 +154,7 @@ async def assert_intact(model: EngineModel, plain: Reference, seq: Sequence) -> 
     """What is read at the sequence's end, on the cache as it is, equals a fresh forward over all tokens."""
     twin = model.fork(seq)
     twin.finish_reason = None
-    [row] = await model.extend(twin, want=Want(draw=None, logits=True))
+    [row] = await model.extend(twin, want=ReadSpec(draw=None, logits=True))
     torch.testing.assert_close(row.logits, plain.logits(seq.tokens)[-1], atol=1e-4, rtol=0)
     model.release(twin)
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.engine.resuming import Client, finish, had, run
 
 import decoding.methods
 from pool.local_pool import LocalPool
 from tests.engine.harness import answer, ask, call_of, until
-from tests.engine.resuming import Client, finish, had, run
 from turnout.calls import Chunk, Delivered, Usage
 from turnout.errors import Code, TurnoutError
 from turnout.registry import get_method
@@ -26,7 +26,7 @@ import asyncio
 from typing import Annotated
 from pydantic import Field
 from decoding.candidates import charge, show
-from decoding.model import Until
+from decoding.model import StopCondition
 from turnout.registry import MethodParams, method
 from turnout.types import Segment
 
@@ -43,7 +43,7 @@ async def first_finish(request, models, params):
     async def write(index):
         lengths = 1 if index else params.enough - len(drafts[0].generated)
         while not drafts[index].finished:
-            segment = await model.decode(drafts[index], Until(max_tokens=lengths))
+            segment = await model.decode(drafts[index], StopCondition(max_tokens=lengths))
             if params.shown:
                 made.put_nowait(Segment(segment.tokens, segment.stopped_by, index))
             if len(drafts[index].generated) >= params.enough:
@@ -53,7 +53,7 @@ async def first_finish(request, models, params):
     made = asyncio.Queue()
     if not params.shown:
         for draft in drafts:
-            await model.decode(draft, Until(max_tokens=1))
+            await model.decode(draft, StopCondition(max_tokens=1))
     tasks = [asyncio.create_task(write(index)) for index in range(len(answers))]
     try:
         while isinstance(item := await made.get(), Segment):
@@ -74,7 +74,7 @@ async def first_finish(request, models, params):
 '''
 
 IN_TURN = '''
-from decoding.model import Until
+from decoding.model import StopCondition
 from turnout.registry import MethodParams, method
 from turnout.types import Segment
 
@@ -83,7 +83,7 @@ async def in_turn(request, models, params):
     """Two tokens of each answer at a time."""
     while open_ := [each for each in enumerate(request.answers) if not each[1].finished]:
         for index, seq in open_:
-            segment = await models.large.decode(seq, Until(max_tokens=2))
+            segment = await models.large.decode(seq, StopCondition(max_tokens=2))
             yield Segment(segment.tokens, segment.stopped_by, index)
 '''
 

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.backends.base import Kernels
 from experiments.process_memory import watched_growth
@@ -87,7 +87,7 @@ def growth_in_reading(kernels: Kernels, length: int) -> int:
         prompt = torch.randint(0, 256, (length - 1,), generator=torch.Generator().manual_seed(0)).tolist()
         seq = Sequence(prompt, SamplingParams(temperature=0.0), seed=0)
         with watched_growth() as grown:
-            row = (await model.extend(seq, want=Want(logits=True)))[0]
+            row = (await model.extend(seq, want=ReadSpec(logits=True)))[0]
         assert row.logits is not None
         torch.testing.assert_close(row.logits, plain.logits(prompt)[-1], atol=1e-3, rtol=0)
         model.release(seq)

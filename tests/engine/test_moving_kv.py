@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.model import Until, Want
+from decoding.model import ReadSpec, StopCondition
 from decoding.sequence import Sequence
 from engine.kv_transfer import export_kv, held_tokens, import_kv, token_bytes
 from engine.model import EngineModel
@@ -18,7 +18,7 @@ from training.random_models import llama_config, random_model
 from turnout.types import SamplingParams, Sharing, Token
 
 SIZE = 4
-READ = Want(logits=True)
+READ = ReadSpec(logits=True)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ async def test_a_moved_sequence_reads_as_a_fresh_forward(
     giver: EngineModel, taker: EngineModel, plain: Reference, length: int
 ) -> None:
     seq = of(random_prompts(1, 40, seed=length)[0][:1] * length)
-    await giver.decode(seq, Until(max_tokens=7))
+    await giver.decode(seq, StopCondition(max_tokens=7))
     kv = await export_kv(giver, seq)
     assert kv.shape == (2, len(seq) - 1, 2, 2, 16)
     assert kv.nbytes == token_bytes(giver) * (len(seq) - 1)
@@ -90,7 +90,7 @@ async def test_parts_are_slices_of_the_whole_and_add_up(
     giver: EngineModel, taker: EngineModel, plain: Reference
 ) -> None:
     seq = of(random_prompts(1, 30, seed=8)[0] + [7] * 30)
-    await giver.absorb(seq)
+    await giver.prefill_ahead(seq)
     whole = await export_kv(giver, seq)
     for start, stop in [(0, 5), (3, 4), (4, 8), (5, 23), (0, 0), (9, 9), (20, 10_000)]:
         assert torch.equal(await export_kv(giver, seq, start, stop), whole[:, start:stop])
@@ -107,7 +107,7 @@ async def test_parts_are_slices_of_the_whole_and_add_up(
 async def test_a_full_pool_takes_what_fits(giver: EngineModel, taker: EngineModel, plain: Reference) -> None:
     shrink(taker, 8)
     seq = of(random_prompts(1, 30, seed=9)[0] + [9] * 27)
-    await giver.absorb(seq)
+    await giver.prefill_ahead(seq)
     kv = await export_kv(giver, seq)
     beside = of([1] * 13)
     await taker.extend(beside)
@@ -147,7 +147,7 @@ async def test_only_what_agrees_and_is_exact_is_given(giver: EngineModel, plain:
 
 async def test_others_do_not_find_what_was_moved(giver: EngineModel, taker: EngineModel) -> None:
     seq = of([5] * 18)
-    await giver.absorb(seq)
+    await giver.prefill_ahead(seq)
     await import_kv(taker, twin(seq), 0, await export_kv(giver, seq))
     assert held_tokens(taker, twin(seq)) == 16
     assert held_tokens(taker, of([5] * 18, tenant="b")) == 0
@@ -159,8 +159,8 @@ async def test_moving_beside_running_requests(giver: EngineModel, taker: EngineM
     """Sequences are exported again and again while they and others decode, and imported where others decode."""
     prompts = [prompt + [3] * 6 for prompt in random_prompts(4, 20, seed=2)]
     here, there = ([of(prompt) for prompt in prompts] for _ in range(2))
-    running = [asyncio.ensure_future(giver.decode(seq, Until(max_tokens=60))) for seq in here]
-    beside = [asyncio.ensure_future(taker.decode(seq, Until(max_tokens=60))) for seq in there]
+    running = [asyncio.ensure_future(giver.decode(seq, StopCondition(max_tokens=60))) for seq in here]
+    beside = [asyncio.ensure_future(taker.decode(seq, StopCondition(max_tokens=60))) for seq in there]
     moved = 0
     while not all(task.done() for task in running):
         for seq in here:
@@ -178,7 +178,7 @@ async def test_moving_beside_running_requests(giver: EngineModel, taker: EngineM
 
 async def test_a_release_meanwhile_takes_nothing_away(giver: EngineModel, taker: EngineModel, plain: Reference) -> None:
     seq = of([6] * 33)
-    await giver.absorb(seq)
+    await giver.prefill_ahead(seq)
     await giver.batcher.device.turn.acquire()
     exporting = asyncio.ensure_future(export_kv(giver, seq))
     await asyncio.sleep(0)
@@ -194,7 +194,7 @@ async def test_a_release_meanwhile_takes_nothing_away(giver: EngineModel, taker:
 
 async def test_giving_up_leaves_no_block_behind(giver: EngineModel, taker: EngineModel, plain: Reference) -> None:
     seq = of([6] * 33)
-    await giver.absorb(seq)
+    await giver.prefill_ahead(seq)
     kv = await export_kv(giver, seq)
     for waits in range(4):
         for moving in (export_kv(giver, seq), import_kv(taker, twin(seq), 0, kv)):
@@ -213,7 +213,7 @@ async def test_giving_up_leaves_no_block_behind(giver: EngineModel, taker: Engin
 async def test_wrong_values_would_be_found(giver: EngineModel, taker: EngineModel, plain: Reference) -> None:
     """The planted faults: values of another place, and of another sequence."""
     seq = of(random_prompts(1, 30, seed=8)[0] + [7] * 20)
-    await giver.absorb(seq)
+    await giver.prefill_ahead(seq)
     kv = await export_kv(giver, seq)
     for wrong in (kv.roll(1, dims=1), kv.flip(2), kv.flip(0), kv + 0.01 * torch.randn_like(kv)):
         await import_kv(taker, twin(seq), 0, wrong)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.vocab_trim import VocabTrimDrafter, VocabTrimParams
 from decoding.lengths.fixed import FixedLength, FixedParams
 from decoding.logits import NEG_INF
-from decoding.model import Draw, Want
+from decoding.model import NoiseKind, ReadSpec
 from decoding.sequence import Sequence
 from decoding.vocabulary import SubVocabulary
 from engine.backends.base import Kernels
@@ -74,7 +74,9 @@ def test_rows_of_packed_layers_are_their_own(bias: bool) -> None:
 async def test_rows_of_one_forward_are_read_over_different_parts() -> None:
     model, plain = twins(config(), seed=4, block_size=4)
     other = SubVocabulary(torch.tensor([2, 50]))
-    wants = [Want(draw=Draw.DRAFT, probs=True, logits=True, among=among) for among in (SOME, None, other, SOME)]
+    wants = [
+        ReadSpec(draw=NoiseKind.DRAFT, probs=True, logits=True, among=among) for among in (SOME, None, other, SOME)
+    ]
     seqs = [Sequence([5, 6, 7 + place], SamplingParams(temperature=0.7), place) for place in range(4)]
     for seq, want in zip(seqs, wants, strict=True):
         [row] = await model.extend(seq, want=want)
@@ -117,7 +119,7 @@ async def test_a_trimmed_draft_multiplies_by_the_kept_rows_alone(keep: int, monk
     monkeypatch.setattr(stack, "logits", lambda normed: (whole.append(len(normed)), logits(normed))[1])
     drafter = VocabTrimDrafter(VocabTrimParams(keep=keep), Candidates.DRAWN)
     seq = Sequence([5, 6, 7], SamplingParams(), 3, (99,))
-    tree = await drafter.propose(model, seq, Room(6, 6), FixedLength(FixedParams(most=6)))
+    tree = await drafter.propose(model, seq, DraftBudget(6, 6), FixedLength(FixedParams(most=6)))
     assert len(tree) == 6
     assert (columns, whole) == ([keep + 1] * 6, [])
     model.release(seq)
@@ -144,7 +146,7 @@ def test_heads_take_no_more_memory_than_the_whole_one() -> None:
 
 
 def test_wants_together_are_over_all_ids_unless_both_are_over_the_same() -> None:
-    want = Want(draw=None, among=SOME)
+    want = ReadSpec(draw=None, among=SOME)
     assert (want | want).among is SOME
-    assert (want | Want()).among is None
+    assert (want | ReadSpec()).among is None
     assert (want | replace(want, among=SubVocabulary(IDS))).among is None

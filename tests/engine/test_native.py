@@ -24,7 +24,7 @@ from engine.backends.native import library as native
 from engine.backends.native.attention import NativeStep
 from engine.backends.native.library import NativeUnavailableError, panel_columns
 from engine.backends.native.weights import PackedMatrix, interleaved, native_linear
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from tests.properties import cases
 from turnout.errors import TurnoutError
 
@@ -135,7 +135,7 @@ def attended(layout: Layout, slots: int, shape: tuple[int, int, int], scores: Sc
     cache = torch.randn(slots, 2, kv_heads, dim).to(dtype)
     results = []
     for step in (NativeStep, SdpaStep):
-        store = KVStore(1, slots, kv_heads, dim, dtype, CPU)
+        store = PagedKV(1, slots, kv_heads, dim, dtype, CPU)
         store.layers[0].copy_(cache)
         results.append(step(layout, store).attend(0, query, pairs, scores).float())
     return results
@@ -183,7 +183,7 @@ def test_a_wrong_tree_mask_would_be_seen(batch: tuple[Layout, int]) -> None:
 def test_broken_numbers_of_one_sequence_reach_no_other() -> None:
     tables = [np.array([0, 1], dtype=np.int32), np.array([2], dtype=np.int32)]
     layout = lay_out([0, 0], [1, 1], [5, 1], tables, BLOCK, {})
-    store = KVStore(1, 12, 2, 8, torch.float32, CPU)
+    store = PagedKV(1, 12, 2, 8, torch.float32, CPU)
     store.layers[0].normal_()
     store.layers[0][10:] = float("nan")  # the second sequence's block, beyond its two tokens
     pairs = torch.randn(2, 2, 2, 8)

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from decoding.block import Block
-from decoding.logits import History
-from decoding.model import Want
+from decoding.logits import RowContext
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from engine.attention.grouped import GroupedStep
@@ -39,7 +39,7 @@ TINY = llama_config(
 PROMPT = [7, 3, 11, 5, 2, 9, 30, 8, 1, 4, 44, 17, 6, 52, 33, 21, 9, 9, 40]
 KEPT = ([0, 1, 4, 9, 13, 16, 18], [0, 3, 5, 8, 15, 17, 18])  # of each head: as many, and not the same
 TREE = DraftTree((20, 21, 22, 23, 24), (-1, -1, 0, 1, 1), "drafter")
-LOGITS = Want(draw=None, logits=True)
+LOGITS = ReadSpec(draw=None, logits=True)
 SHAPE = (4, 2, 8)
 
 
@@ -62,7 +62,7 @@ def read_all(model: EngineModel, tables: list[BlockTable], tokens: list[int], bl
     fed = [*tokens, *(block.tokens if block is not None else ())]
     feeds = []
     for table in tables:
-        reads = [(row, History(table.seq), LOGITS) for row in range(len(fed))]
+        reads = [(row, RowContext(table.seq), LOGITS) for row in range(len(fed))]
         feeds.append(Feed(table, fed, block, reads=reads))
     answer = model.batcher.runner.run(feeds)
     for table in tables:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.lengths.fixed import FixedLength
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from decoding.verifiers.rejection import RejectionVerifier
 from engine.model import EngineModel
@@ -256,7 +256,7 @@ async def test_rolled_back_drafts_leave_both_caches_right(pool: LocalPool, pair_
     drafter, verifier = ModelChainDrafter(candidates=Candidates.DRAWN), RejectionVerifier()
     rejected = 0
     while not seq.finished:
-        draft = await pool.pool.small.propose(seq, drafter, Room(4, 4), FixedLength())
+        draft = await pool.pool.small.propose(seq, drafter, DraftBudget(4, 4), FixedLength())
         verdict = await pool.pool.large.verify(seq, draft, verifier)
         rejected += len(draft) - len(verdict.path)
         seq.extend(verdict.tokens, pool.pool.sizes)
@@ -266,7 +266,7 @@ async def test_rolled_back_drafts_leave_both_caches_right(pool: LocalPool, pair_
             agreed = probe.reconcile()
             assert probe.tokens == table.tokens[:agreed]
             engine.batcher.tables[probe.seq] = probe
-            rows = await engine.extend(probe.seq, want=Want(draw=None, logits=True))
+            rows = await engine.extend(probe.seq, want=ReadSpec(draw=None, logits=True))
             fresh = reference(pair_folder / name).logits(probe.seq.tokens)[-1]
             torch.testing.assert_close(rows[0].logits, fresh, atol=1e-4, rtol=0)
             engine.release(probe.seq)

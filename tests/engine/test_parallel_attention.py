@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.model import Want
-from decoding.partial_forward import Depth, Sketch
+from decoding.model import ReadSpec
+from decoding.partial_forward import LayerSelection, Sketch
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.match import MatchVerifier
@@ -21,7 +21,7 @@ from turnout.types import SamplingParams
 
 LAYERS = 6
 TINY = llama_config(60, hidden_size=32, num_key_value_heads=2, num_hidden_layers=LAYERS, pad_token_id=0, eos_token_id=1)
-LOGITS = Want(draw=None, logits=True, hidden=frozenset(range(LAYERS + 1)))
+LOGITS = ReadSpec(draw=None, logits=True, hidden=frozenset(range(LAYERS + 1)))
 PREFIX, TAIL = [2, 3, 4, 5, 6, 7, 8], [9, 10, 11, 12]
 
 
@@ -59,13 +59,13 @@ def by_hand(plain: Reference, spans: list[tuple[int, int]]) -> dict[int, torch.T
 async def test_attentions_of_a_group_take_what_goes_into_it(kernels: Kernels, groups: Any) -> None:
     """Token by token, each seeing the approximate keys and values of those before it."""
     model, plain = twins(TINY, seed=4, kernels=kernels, block_size=4)
-    depth = Depth(groups=groups)
+    depth = LayerSelection(groups=groups)
     expected = by_hand(plain, depth.spans(LAYERS))
     exact = plain.logits([*PREFIX, *TAIL])[len(PREFIX) :]
     seq = sequence(*PREFIX)
     for place in range(len(TAIL)):
         sketch = Sketch.chain(len(PREFIX), tuple(TAIL[: place + 1]), place, depth)
-        [row] = await model.sketch(seq, sketch, LOGITS)
+        [row] = await model.partial_forward(seq, sketch, LOGITS)
         assert row.logits is not None
         torch.testing.assert_close(row.logits, expected[-1][place], atol=1e-4, rtol=0)
         assert (row.logits - exact[place]).abs().max() > 0.05, "groups must matter here"
@@ -83,8 +83,10 @@ async def test_attentions_of_a_group_take_what_goes_into_it(kernels: Kernels, gr
 async def test_groups_of_one_layer_are_the_model(name: str, kernels: Kernels) -> None:
     model, plain = twins(config_of(name), seed=3, spread=0.2, kernels=kernels, block_size=4)
     seq = sequence(*PREFIX)
-    want = Want(draw=None, logits=True)
-    rows = await model.sketch(seq, Sketch.chain(len(PREFIX), tuple(TAIL), 0, Depth(groups=((0, 1), (1, 2)))), want)
+    want = ReadSpec(draw=None, logits=True)
+    rows = await model.partial_forward(
+        seq, Sketch.chain(len(PREFIX), tuple(TAIL), 0, LayerSelection(groups=((0, 1), (1, 2)))), want
+    )
     got = torch.stack([row.logits for row in rows if row.logits is not None])
     torch.testing.assert_close(got, plain.logits([*PREFIX, *TAIL])[len(PREFIX) :], atol=1e-4, rtol=0)
     model.release(seq)
@@ -94,9 +96,9 @@ async def test_groups_of_one_layer_are_the_model(name: str, kernels: Kernels) ->
 async def test_what_grouped_layers_computed_is_never_verified_as_exact() -> None:
     """The draft and the target are one model here: verification must not go on behind approximate layers."""
     model, plain = twins(TINY, seed=4, block_size=4)
-    for depth in (Depth(groups=((0, 3),)), Depth(last=4, groups=((0, 3),))):
+    for depth in (LayerSelection(groups=((0, 3),)), LayerSelection(last=4, groups=((0, 3),))):
         seq = sequence(*PREFIX)
-        await model.sketch(seq, Sketch.chain(len(PREFIX) - 1, (PREFIX[-1], *TAIL), 0, depth), Want())
+        await model.partial_forward(seq, Sketch.chain(len(PREFIX) - 1, (PREFIX[-1], *TAIL), 0, depth), ReadSpec())
         verdict = await model.verify(seq, DraftTree.chain(TAIL, "m"), MatchVerifier(), LOGITS)
         exact = plain.logits([*PREFIX, *TAIL])[len(PREFIX) - 1 :]
         for row, logits in zip(verdict.rows, exact, strict=True):
@@ -106,10 +108,10 @@ async def test_what_grouped_layers_computed_is_never_verified_as_exact() -> None
 
 
 def test_other_layers_run_by_themselves() -> None:
-    assert Depth(groups=((1, 3), (4, 6))).spans(8) == [(0, 1), (1, 3), (3, 4), (4, 6), (6, 7), (7, 8)]
-    assert Depth(first=1, last=5, groups=((2, 4),)).spans(8) == [(1, 2), (2, 4), (4, 5)]
-    assert Depth().spans(2) == [(0, 1), (1, 2)]
-    assert Depth(groups=((0, 8),)).runs(8) == 8
+    assert LayerSelection(groups=((1, 3), (4, 6))).spans(8) == [(0, 1), (1, 3), (3, 4), (4, 6), (6, 7), (7, 8)]
+    assert LayerSelection(first=1, last=5, groups=((2, 4),)).spans(8) == [(1, 2), (2, 4), (4, 5)]
+    assert LayerSelection().spans(2) == [(0, 1), (1, 2)]
+    assert LayerSelection(groups=((0, 8),)).runs(8) == 8
 
 
 @pytest.mark.parametrize(
@@ -126,4 +128,4 @@ def test_other_layers_run_by_themselves() -> None:
 )
 def test_groups_that_cannot_be_run_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="groups stand in order"):
-        Depth(**deepcopy(wrong))
+        LayerSelection(**deepcopy(wrong))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decoding.fakes import pair
-from decoding.model import ModelPool, Request, Want
+from decoding.model import ModelPool, ReadSpec, Request
 from decoding.sequence import Sequence
 from engine.device import Device
 from engine.loading import prepare
@@ -23,7 +23,7 @@ from turnout.registry import get_method
 from turnout.types import SamplingParams
 
 VOCAB, LAYERS = 40, {"small": 2, "large": 4}
-LOGITS = Want(draw=None, logits=True)
+LOGITS = ReadSpec(draw=None, logits=True)
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.3}
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from engine.scheduler.limits import Limits
@@ -176,7 +176,7 @@ async def test_idle_caches_are_given_up_first_and_come_back_right() -> None:
     await model.extend(idle)
     await model.decode(busy)
     assert not model.batcher.tables[idle].blocks
-    row = (await model.extend(idle, want=Want(logits=True)))[0]
+    row = (await model.extend(idle, want=ReadSpec(logits=True)))[0]
     assert float((row.logits - plain.logits(idle.tokens)[-1]).abs().max()) < 1e-4
     for seq in (idle, busy):
         model.release(seq)
@@ -189,7 +189,7 @@ async def test_reading_ahead_never_takes_memory_from_anybody() -> None:
     await model.extend(held)
     ahead = Sequence([6] * 24, SamplingParams(temperature=0.0), seed=0)
     async with asyncio.timeout(10):
-        await asyncio.gather(model.absorb(ahead), model.absorb(ahead))
+        await asyncio.gather(model.prefill_ahead(ahead), model.prefill_ahead(ahead))
     assert len(model.batcher.tables[held]) == 24
     assert len(model.batcher.tables[ahead]) < 24
     for seq in (held, ahead):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.cache.blocks import BlockPool, OutOfBlocksError
 from engine.cache.hashes import ContentHashes
@@ -154,7 +154,7 @@ async def test_a_second_request_computes_only_what_it_does_not_share(loaded: tup
     shared = prefix(1500, seed=1)
     first, second, other = sequence([*shared, 3]), sequence([*shared, 4, 5]), sequence([*shared, 4, 5], "b")
     await model.extend(first)
-    [row] = await model.extend(second, want=Want(logits=True))
+    [row] = await model.extend(second, want=ReadSpec(logits=True))
     await model.extend(other)
     assert (computed(first), computed(second), computed(other)) == (1501, 1502 - 1488, 1502)
     await right(plain, second, row)
@@ -167,7 +167,7 @@ async def test_requests_that_come_together_compute_a_shared_prefix_once(budget: 
     model, plain = twins(TINY, seed=4, token_budget=budget)
     shared = prefix(1500, seed=2)
     seqs = [sequence([*shared, 3 + i, 9]) for i in range(4)] + [sequence([*shared, 3, 9], "b")]
-    rows = await asyncio.gather(*(model.extend(seq, want=Want(logits=True)) for seq in seqs))
+    rows = await asyncio.gather(*(model.extend(seq, want=ReadSpec(logits=True)) for seq in seqs))
     assert [computed(seq) for seq in seqs] == [1502, 14, 14, 14, 1502]
     for seq, [row] in zip(seqs, rows, strict=True):
         await right(plain, seq, row)
@@ -180,7 +180,7 @@ async def test_who_waits_for_a_prefix_goes_on_when_its_author_gives_up() -> None
     shared = prefix(640, seed=3)
     author, heir = sequence([*shared, 3]), sequence([*shared, 4])
     writing = asyncio.create_task(model.extend(author))
-    waiting = asyncio.create_task(model.extend(heir, want=Want(logits=True)))
+    waiting = asyncio.create_task(model.extend(heir, want=ReadSpec(logits=True)))
     while not model.batcher.tables or len(model.batcher.tables[author]) < 200:
         await asyncio.sleep(0)
     assert not model.batcher.tables[heir].blocks

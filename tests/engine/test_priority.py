@@ -42,7 +42,7 @@ def by_clock(device: Device, clock: Clock) -> None:
     """Let the share that batches get be of the clock's time: a busy machine's own is anybody's guess."""
     device.clock = lambda: clock.now
     took = device.charge
-    device.charge = lambda patient, _: took(patient, clock.times.of(clock.steps[-1][1]))  # type: ignore[method-assign]
+    device.charge = lambda low_priority, _: took(low_priority, clock.times.of(clock.steps[-1][1]))  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_no_step_of_a_batch_begins_while_an_interactive_request_waits(
     before = len(clock.steps)
     await answer(pool, call)
     steps = clock.steps[before:]
-    mixed = [place for place, (_, feeds) in enumerate(steps) if any(feed.table.seq.patient for feed in feeds)]
+    mixed = [place for place, (_, feeds) in enumerate(steps) if any(feed.table.seq.low_priority for feed in feeds)]
     assert set(mixed) <= {0, len(steps) - 1}  # the one under way when it came, and one after its last token
     assert pool.stats().batch_requests > 0
     for task in crowd:
@@ -145,7 +145,7 @@ async def test_with_a_share_a_batch_goes_on_beside_interactive_requests(pair_fol
         spent = sum(
             clock.times.of(feeds)
             for _, feeds in clock.steps[before + 1 : -1]
-            if any(feed.table.seq.patient for feed in feeds)
+            if any(feed.table.seq.low_priority for feed in feeds)
         )
         assert 0.15 <= spent / (clock.now - start) <= 0.35
         await asyncio.gather(*crowd)

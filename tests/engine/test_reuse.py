@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.model import Until, Want
-from decoding.partial_forward import Depth, Sketch
+from decoding.model import ReadSpec, StopCondition
+from decoding.partial_forward import LayerSelection, Sketch
 from decoding.tree import DraftTree
 from decoding.verifiers.match import MatchVerifier
 from engine.backends.base import Kernels
@@ -236,9 +236,11 @@ async def test_partial_forwards_share_steps_with_everything_else() -> None:
             drafting.extend(verdict.tokens, {token.source: 1 for token in verdict.tokens})
 
     await asyncio.gather(
-        *(model.decode(seq, Until(max_tokens=8)) for seq in running),
+        *(model.decode(seq, StopCondition(max_tokens=8)) for seq in running),
         draft(),
-        model.sketch(sketching, Sketch.chain(24, (sketching.tokens[-1], 9), 0, Depth(last=2)), Want()),
+        model.partial_forward(
+            sketching, Sketch.chain(24, (sketching.tokens[-1], 9), 0, LayerSelection(last=2)), ReadSpec()
+        ),
         logits(model, lossy),
     )
     mixed = [feeds for feeds in seen if any(feed.partial for feed in feeds) and len(feeds) > 2]
@@ -261,7 +263,7 @@ async def test_a_draft_right_behind_the_prompt_sees_the_mixture() -> None:
         model, _ = reusing(replace(settings, decode_tokens=0), token_budget=512)
         await remember(model, OLD)
         seqs = [sequence(NEW, lossy=True) for _ in range(2)]
-        verdict = await model.verify(seqs[0], tree, MatchVerifier(), Want(draw=None, logits=True))
+        verdict = await model.verify(seqs[0], tree, MatchVerifier(), ReadSpec(draw=None, logits=True))
         assert counts(model, seqs[0]).taken == REUSED
         model.release(seqs[0])
         paths = [(), (5,), (6,), (5, 7), (6, 8)]
@@ -332,7 +334,7 @@ async def test_other_architectures(name: str) -> None:
         assert counts(model, seq).taken == REUSED
         if chosen is ALL:
             torch.testing.assert_close(got, plain.logits(NEW)[-1:], atol=TOLERANCE, rtol=0)
-        segment = await model.decode(seq, Until(max_tokens=4))
+        segment = await model.decode(seq, StopCondition(max_tokens=4))
         assert len(segment.tokens) == 4
         model.release(seq)
         await assert_nothing_is_left(model)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from decoding.model import Until, Want
+from decoding.model import ReadSpec, StopCondition
 from engine.model import EngineModel
 from engine.reuse.settings import ReuseSettings
 from tests.engine.reusing import (
@@ -33,10 +33,10 @@ async def test_decoding_corrects_what_it_looks_at_in_place() -> None:
     prompt = [*B, *text(11, 9)]
     exact, lossy = sequence(prompt, sharing=Sharing.private("b")), sequence(prompt, lossy=True)
     await model.extend(exact)
-    await model.decode(lossy, Until(max_tokens=1))
+    await model.decode(lossy, StopCondition(max_tokens=1))
     before = [float((mine - theirs[:89]).abs().max()) for mine, theirs in pairs(model, exact, lossy)]
     assert max(before) > 0.1
-    await model.decode(lossy, Until(max_tokens=1))
+    await model.decode(lossy, StopCondition(max_tokens=1))
     done = counts(model, lossy)
     assert (done.recomputed, done.corrected) == (0, 80)
     for mine, theirs in pairs(model, exact, lossy):
@@ -54,7 +54,7 @@ async def test_corrections_pick_what_the_last_token_looks_at_and_leave_shared_bl
     model, _ = reusing(ReuseSettings(recompute=0.1, threshold=0.0, decode_tokens=3))
     await remember(model, OLD)
     lossy = sequence(NEW, lossy=True)
-    await model.decode(lossy, Until(max_tokens=1))
+    await model.decode(lossy, StopCondition(max_tokens=1))
     reused = model.batcher.tables[lossy].reused
     assert reused is not None
     assert len(reused.again) == 3
@@ -63,12 +63,12 @@ async def test_corrections_pick_what_the_last_token_looks_at_and_leave_shared_bl
     assert all(off[place] for place in reused.again)
     twin = model.fork(lossy)
     shared = [layer.clone() for layer in cached(model, twin)]
-    await model.decode(lossy, Until(max_tokens=3))
+    await model.decode(lossy, StopCondition(max_tokens=3))
     assert counts(model, lossy).corrected == 0, "a block that two sequences hold was written to"
     for mine, theirs in zip(shared, cached(model, twin), strict=True):
         assert torch.equal(mine, theirs)
     model.release(twin)
-    await model.decode(lossy, Until(max_tokens=3))
+    await model.decode(lossy, StopCondition(max_tokens=3))
     assert counts(model, lossy).corrected > 0
     model.release(lossy)
     await assert_nothing_is_left(model)
@@ -80,7 +80,7 @@ async def test_the_queries_that_choose_are_those_of_the_model() -> None:
         model, plain = reusing(ReuseSettings(), kernels=kernels)
         seq = sequence(NEW)
         layer = model.num_layers - 1
-        [row] = await model.extend(seq, want=Want(draw=None, hidden=frozenset({layer})))
+        [row] = await model.extend(seq, want=ReadSpec(draw=None, hidden=frozenset({layer})))
         stack = model.batcher.runner.plan.stack
         query = stack.queries(layer, row.hidden[layer][None], torch.tensor([len(NEW) - 1]))
         assert query is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from decoding.model import Until
+from decoding.model import StopCondition
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from engine.reuse.edits import Edit
@@ -133,7 +133,7 @@ async def test_a_suffix_that_is_computed_again_gives_no_divergence() -> None:
 async def test_an_answer_is_edited_edited_again_and_continued() -> None:
     model, _ = reusing(MOVED_ONLY, token_budget=40)
     seq = sequence(LINE)
-    await model.decode(seq, Until(max_tokens=12))
+    await model.decode(seq, StopCondition(max_tokens=12))
     once = model.edit(seq, [Edit(10, 12, (7,)), Edit(150, 152, (3, 4, 5))])
     assert len(once) == 162
     await model.extend(once)
@@ -142,7 +142,7 @@ async def test_an_answer_is_edited_edited_again_and_continued() -> None:
     # 79 - 10 tokens of the first run stay in the prefix, as inexact as they were.
     assert model.batcher.tables[twice].content.tainted_from == 8
     assert counts(model, twice).taken == 164 - 82 - 1
-    segment = await model.decode(twice, Until(max_tokens=5))
+    segment = await model.decode(twice, StopCondition(max_tokens=5))
     assert len(segment.tokens) == 5
     for each in (seq, once, twice):
         model.release(each)
@@ -198,7 +198,7 @@ async def test_nobody_finds_the_inexact_part_and_the_old_sequence_goes_on_unharm
     model, plain = reusing(MOVED_ONLY)
     seq = await before(model)
     twin = model.edit(seq, [Edit(20, 24, (5,))])
-    segments = await asyncio.gather(model.decode(seq, Until(max_tokens=6)), model.extend(twin))
+    segments = await asyncio.gather(model.decode(seq, StopCondition(max_tokens=6)), model.extend(twin))
     for place, token in enumerate(segments[0].tokens):
         expected = plain.logits(seq.tokens[: 150 + place])[-1]
         assert float(expected.max() - expected[token.id]) < TOLERANCE

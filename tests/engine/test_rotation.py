@@ -13,8 +13,8 @@ from decoding.partial_forward import WHOLE
 from engine.attention.layout import lay_out
 from engine.backends.base import Kernels
 from engine.backends.stacks import rotated
-from engine.cache.paged_kv import KVStore
-from engine.loaded_model import LayerPlan
+from engine.cache.paged_kv import PagedKV
+from engine.loaded_model import LoadedModel
 from engine.loading import prepare
 from engine.reuse.rotation import Rotation
 from tests.engine.architectures import CONFIGS, config_of
@@ -24,20 +24,20 @@ from turnout.errors import TurnoutError
 SIZE = 64
 
 
-def plan_of(name: str, kernels: Kernels = "auto", dtype: torch.dtype = torch.float32) -> LayerPlan:
+def plan_of(name: str, kernels: Kernels = "auto", dtype: torch.dtype = torch.float32) -> LoadedModel:
     return prepare(random_model(deepcopy(config_of(name)), seed=3, spread=0.2).to(dtype), kernels).plan
 
 
 @torch.inference_mode()
-def encoded(plan: LayerPlan, tokens: list[int]) -> KVStore:
+def encoded(plan: LoadedModel, tokens: list[int]) -> PagedKV:
     """Keys and values of a prompt: slot i holds token i."""
-    store = KVStore(plan.num_layers, SIZE, plan.kv_heads, plan.head_dim, plan.dtype, torch.device("cpu"))
+    store = PagedKV(plan.num_layers, SIZE, plan.kv_heads, plan.head_dim, plan.dtype, torch.device("cpu"))
     layout = lay_out(tokens, [len(tokens)], [0], [np.zeros(1, dtype=np.int32)], SIZE, {})
     plan.stack.hidden(layout, plan.backend.step(layout, store), frozenset(), WHOLE)
     return store
 
 
-def moved(plan: LayerPlan, store: KVStore, start: int, count: int, shift: int) -> KVStore:
+def moved(plan: LoadedModel, store: PagedKV, start: int, count: int, shift: int) -> PagedKV:
     """A copy of a cache with some tokens' keys and values put `shift` slots on, and turned."""
     copy = deepcopy(store)
     sources = torch.arange(start, start + count)
@@ -72,7 +72,7 @@ def test_keys_of_one_token_are_turned_by_its_position_in_every_layer(name: str) 
         torch.testing.assert_close(moved, keys, atol=1e-4, rtol=0)
 
 
-def angles(plan: LayerPlan, layer: int, positions: torch.Tensor) -> Any:
+def angles(plan: LoadedModel, layer: int, positions: torch.Tensor) -> Any:
     kind = [plan.layer_types[layer]] if plan.layer_types else []
     cos, sin = plan.rotary(torch.zeros(1), positions[None], *kind)
     if not plan.rotates[layer]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli.route import _decide
-from decoding.model import Row
+from decoding.model import Readout
 from deployments.schemas import chat_job
 from engine.model import EngineModel
 from pool.local_pool import LocalPool
@@ -54,7 +54,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Models that were asked to read a state once more, which takes a turn of its own on the device."""
     found: list[str] = []
 
-    async def told(self: EngineModel, *args: Any, **kwargs: Any) -> list[Row]:
+    async def told(self: EngineModel, *args: Any, **kwargs: Any) -> list[Readout]:
         found.append(self.name)
         return await before(self, *args, **kwargs)
 

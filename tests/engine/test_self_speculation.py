@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.drafters.base import Room
+from decoding.drafters.base import DraftBudget
 from decoding.drafters.clasp import ClaspDrafter, ClaspParams, choose_layers
 from decoding.drafters.swift import SwiftDrafter, SwiftParams
 from decoding.lengths.fixed import FixedLength
-from decoding.model import ModelPool, Request, Want
+from decoding.model import ModelPool, ReadSpec, Request
 from decoding.sequence import Sequence
 from decoding.skip_search import SkipSearch
 from engine.model import EngineModel
@@ -69,7 +69,7 @@ async def test_drawn_drafts_leave_the_cache_right(
     seq = await write(model, "speculative", {"drafter": drafter, "verifier": "rejection"}, temperature=1.0)
     assert seq.meter.speculation.draft_tokens > seq.meter.speculation.accepted_tokens
     again = Sequence(seq.tokens, SamplingParams(temperature=0.0), seed=0)
-    [row] = await model.extend(again, want=Want(draw=None, logits=True))
+    [row] = await model.extend(again, want=ReadSpec(draw=None, logits=True))
     assert seq.meter.models["m"].cached_tokens == 0 or again.meter.models["m"].cached_tokens > 0
     torch.testing.assert_close(row.logits, plain.logits(seq.tokens)[-1], atol=1e-4, rtol=0)
     model.release(again)
@@ -86,7 +86,7 @@ def with_idle_layers(idle: set[int]) -> Any:
 async def states_of(model: EngineModel, seq: Sequence) -> dict[int, torch.Tensor]:
     """What the whole model has at the last token but one."""
     twin = Sequence(seq.tokens[:-1], SamplingParams(), 0)
-    rows = await model.extend(twin, want=Want(draw=None, hidden=frozenset(range(LAYERS + 1))))
+    rows = await model.extend(twin, want=ReadSpec(draw=None, hidden=frozenset(range(LAYERS + 1))))
     model.release(twin)
     return rows[0].hidden
 
@@ -109,8 +109,8 @@ async def test_choosing_layers_leaves_what_the_sequence_has_read(loaded: tuple[E
     for verified in ({}, states):
         seq, drafter = Sequence(tokens, SamplingParams(), seed=0), ClaspDrafter(ClaspParams(skipped=0.5))
         drafter.skipped, drafter._verified = frozenset({2, 3}), verified
-        await model.absorb(seq)
-        await drafter.propose(model, seq, Room(4, 4), FixedLength())
+        await model.prefill_ahead(seq)
+        await drafter.propose(model, seq, DraftBudget(4, 4), FixedLength())
         assert (drafter.skipped != frozenset({2, 3})) == bool(verified)
         meter = seq.meter.of(model.name, model.num_parameters)
         read.append(meter.processed_tokens - meter.draft_tokens)
@@ -180,9 +180,9 @@ async def test_a_set_is_scored_by_what_the_partial_model_predicts(loaded: tuple[
 
 
 def room(depth: int, nodes: int) -> Any:
-    from decoding.drafters.base import Room
+    from decoding.drafters.base import DraftBudget
 
-    return Room(depth, nodes)
+    return DraftBudget(depth, nodes)
 
 
 def test_the_search_finds_a_planted_set_sooner_than_chance() -> None:

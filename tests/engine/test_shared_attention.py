@@ -22,7 +22,7 @@ from engine.attention.sdpa import SdpaStep
 from engine.attention.step import AttentionStep, Scores
 from engine.backends.base import NativeBackend
 from engine.backends.native.attention import NativeStep
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from tests.engine.families import Family, Member, families, inputs, store_of
 from tests.engine.harness import twins
 from tests.engine.margin import assert_best
@@ -217,7 +217,7 @@ class Watching(NativeBackend):
         super().__init__(shared_attention)
         self.steps: list[tuple[Layout, NativeStep]] = []
 
-    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+    def step(self, layout: Layout, store: PagedKV) -> AttentionStep:
         step = super().step(layout, store)
         assert isinstance(step, NativeStep)
         self.steps.append((layout, step))

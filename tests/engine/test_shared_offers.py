@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.model import Until
+from decoding.model import StopCondition
 from tests.engine import shared_engines
 from tests.engine.shared_engines import SIZE, Engine, prompt, sequence
 
@@ -16,7 +16,7 @@ first, second = shared_engines.first, shared_engines.second
 
 async def test_answers_are_offered_as_they_fill_chunks(first: Engine, second: Engine) -> None:
     seq = sequence(prompt(13), max_tokens=20)
-    await first.model.decode(seq, Until())
+    await first.model.decode(seq, StopCondition())
     assert len(seq) == 33
     first.model.release(seq)
     await first.settled()

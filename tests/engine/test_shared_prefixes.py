@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decoding.sequence import Sequence
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 from engine.costs.prefill_estimate import prefill_forecast
 from engine.model import EngineModel
 from pool.local_pool import LocalPool
@@ -176,12 +176,12 @@ async def test_a_sequence_released_in_a_forward_that_completes_chunks_leaves_not
 ) -> None:
     shared, runner = first.model.shared, first.model.batcher.runner
     assert shared is not None
-    begun, goes_on = threading.Event(), threading.Event()
+    begun, continues = threading.Event(), threading.Event()
     original = runner.run
 
     def slowly(feeds: Any) -> Any:
         begun.set()
-        assert goes_on.wait(10)
+        assert continues.wait(10)
         return original(feeds)
 
     monkeypatch.setattr(runner, "run", slowly)
@@ -191,7 +191,7 @@ async def test_a_sequence_released_in_a_forward_that_completes_chunks_leaves_not
         await asyncio.sleep(0)
     table = first.model.batcher.tables[seq]
     first.model.release(seq)
-    goes_on.set()
+    continues.set()
     while table.in_flight:
         await asyncio.sleep(0)
     with pytest.raises(TurnoutError, match="released"):
@@ -206,15 +206,15 @@ async def test_blocks_that_are_written_to_are_nobody_elses(
 ) -> None:
     """Released in the middle of the copy: the blocks are given back when the copy has ended, not before."""
     await first.right(sequence(prompt(36)))
-    begun, goes_on = threading.Event(), threading.Event()
-    original = KVStore.write_blocks
+    begun, continues = threading.Event(), threading.Event()
+    original = PagedKV.write_blocks
 
-    def slowly(self: KVStore, *args: Any) -> None:
+    def slowly(self: PagedKV, *args: Any) -> None:
         begun.set()
-        assert goes_on.wait(10)
+        assert continues.wait(10)
         original(self, *args)
 
-    monkeypatch.setattr(KVStore, "write_blocks", slowly)
+    monkeypatch.setattr(PagedKV, "write_blocks", slowly)
     seq = sequence(prompt(36))
     reading = asyncio.create_task(second.read(seq, keep=True))
     while not begun.is_set():
@@ -223,7 +223,7 @@ async def test_blocks_that_are_written_to_are_nobody_elses(
     for _ in range(20):
         await asyncio.sleep(0)
     assert second.model.pool.num_held == 8
-    goes_on.set()
+    continues.set()
     with pytest.raises(TurnoutError, match="released"):
         await reading
     assert second.model.pool.num_held == 0

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from decoding.model import Want
-from decoding.partial_forward import Depth, Sketch
+from decoding.model import ReadSpec
+from decoding.partial_forward import LayerSelection, Sketch
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from decoding.verifiers.match import MatchVerifier
@@ -24,7 +24,7 @@ from turnout.types import SamplingParams
 
 LAYERS = 5
 TINY = llama_config(60, hidden_size=32, num_key_value_heads=2, num_hidden_layers=LAYERS, pad_token_id=0, eos_token_id=1)
-LOGITS = Want(draw=None, logits=True, hidden=frozenset(range(LAYERS + 1)))
+LOGITS = ReadSpec(draw=None, logits=True, hidden=frozenset(range(LAYERS + 1)))
 
 
 def sequence(*tokens: int) -> Sequence:
@@ -63,9 +63,9 @@ def after_whole_prefix(plain: Reference, part: Reference, prefix: list[int], tok
     return part.model(torch.tensor([tokens]), past_key_values=cache).logits[0].float()
 
 
-def fed_rows(model: EngineModel) -> list[tuple[Depth, int]]:
+def fed_rows(model: EngineModel) -> list[tuple[LayerSelection, int]]:
     """Collects (layers, rows) of every feed from now on."""
-    seen: list[tuple[Depth, int]] = []
+    seen: list[tuple[LayerSelection, int]] = []
     original = model.batcher.runner.run
 
     def run(feeds: list[Feed]) -> Any:
@@ -81,14 +81,16 @@ async def test_skipped_sub_layers_add_nothing(loaded: tuple[EngineModel, Referen
     model, plain = loaded
     if len(skipped) == 3 and model.batcher.runner.plan.backend.name == "plain":
         with pytest.raises(ValueError, match="whole layers"):
-            await model.sketch(sequence(2, 3), Sketch.chain(1, (3,), 0, Depth(skipped=skipped)), LOGITS)
+            await model.partial_forward(
+                sequence(2, 3), Sketch.chain(1, (3,), 0, LayerSelection(skipped=skipped)), LOGITS
+            )
         return
-    part, depth = without(plain, set(skipped)), Depth(skipped=skipped)
+    part, depth = without(plain, set(skipped)), LayerSelection(skipped=skipped)
 
     async def draft(seq: Sequence) -> None:
         base, tokens = len(seq) - 1, [seq.tokens[-1]]
         for step in range(4):
-            [row] = await model.sketch(seq, Sketch.chain(base, tuple(tokens), step, depth), LOGITS)
+            [row] = await model.partial_forward(seq, Sketch.chain(base, tuple(tokens), step, depth), LOGITS)
             expected = after_whole_prefix(plain, part, seq.tokens[:base], tokens)[-1]
             assert row.logits is not None
             torch.testing.assert_close(row.logits, expected, atol=1e-4, rtol=0)
@@ -107,17 +109,17 @@ async def test_verification_resumes_behind_an_early_exit(
     loaded: tuple[EngineModel, Reference], exit_layer: int
 ) -> None:
     model, plain = loaded
-    part, depth = without(plain, set(), exit_layer), Depth(last=exit_layer)
+    part, depth = without(plain, set(), exit_layer), LayerSelection(last=exit_layer)
     seq = sequence(2, 3, 4, 5, 6)
     seen = fed_rows(model)
     tokens = [6]
     for step in range(4):
-        [row] = await model.sketch(seq, Sketch.chain(4, tuple(tokens), step, depth), LOGITS)
+        [row] = await model.partial_forward(seq, Sketch.chain(4, tuple(tokens), step, depth), LOGITS)
         torch.testing.assert_close(row.logits, part.logits([2, 3, 4, 5, *tokens])[-1], atol=1e-4, rtol=0)
         tokens.append(int(row.logits.argmax()))  # type: ignore[union-attr]
     draft = DraftTree.chain(tokens[1:4], "m")
     verdict = await model.verify(seq, draft, MatchVerifier(), LOGITS)
-    assert seen == [(Depth(), 4), *[(depth, 1)] * 4, (Depth(first=exit_layer), 4)]
+    assert seen == [(LayerSelection(), 4), *[(depth, 1)] * 4, (LayerSelection(first=exit_layer), 4)]
     own = plain.logits([2, 3, 4, 5, *tokens[:4]])[4:]
     for row, logits in zip(verdict.rows, own, strict=True):
         torch.testing.assert_close(row.logits, logits, atol=1e-4, rtol=0)
@@ -132,7 +134,7 @@ async def test_verification_resumes_behind_an_early_exit(
 async def test_another_draft_than_the_one_run_is_verified_whole(loaded: tuple[EngineModel, Reference]) -> None:
     model, plain = loaded
     seq = sequence(2, 3, 4)
-    await model.sketch(seq, Sketch.chain(2, (4, 7, 8), 0, Depth(last=2)), LOGITS)
+    await model.partial_forward(seq, Sketch.chain(2, (4, 7, 8), 0, LayerSelection(last=2)), LOGITS)
     seen = fed_rows(model)
     for draft in (DraftTree.chain([7, 9], "m"), DraftTree((7, 8), (ROOT, ROOT), "m")):
         verdict = await model.verify(seq, draft, MatchVerifier(), LOGITS)
@@ -140,7 +142,7 @@ async def test_another_draft_than_the_one_run_is_verified_whole(loaded: tuple[En
             path = [draft.tokens[each] for each in draft.path(node)]
             logits = plain.logits([*seq.tokens, *path])[-1]
             torch.testing.assert_close(verdict.rows[node + 1].logits, logits, atol=1e-4, rtol=0)
-    assert {depth for depth, _ in seen} == {Depth()}
+    assert {depth for depth, _ in seen} == {LayerSelection()}
     await finish(model, plain)
 
 
@@ -152,13 +154,13 @@ async def test_one_layer_on_given_states_sees_the_cache_and_itself(loaded: tuple
     states = row.hidden[0].repeat(2, 1)
     states[1] *= 2
     for layer in range(LAYERS):
-        depth = Depth(first=layer, last=layer + 1)
+        depth = LayerSelection(first=layer, last=layer + 1)
         if layer == 0:
-            rows = await model.sketch(seq, Sketch((3), (5,), (ROOT,), 0, depth), LOGITS)
+            rows = await model.partial_forward(seq, Sketch((3), (5,), (ROOT,), 0, depth), LOGITS)
             states = torch.stack([rows[0].hidden[1], 2 * rows[0].hidden[1]])
         else:
             sketch = Sketch(3, (5, 5), (ROOT, ROOT), 0, depth, states)
-            rows = await model.sketch(seq, sketch, LOGITS)
+            rows = await model.partial_forward(seq, sketch, LOGITS)
             states = torch.stack([each.hidden[layer + 1] for each in rows])
         torch.testing.assert_close(states[0], row.hidden[layer + 1], atol=1e-4, rtol=0)
     [read] = await model.read(seq, states[:1], [()], LOGITS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from pool.local_pool import LocalPool
@@ -50,7 +50,7 @@ async def test_a_prompt_of_4000_tokens_never_stalls_what_is_running() -> None:
     while len(clock.steps) < 5:
         await asyncio.sleep(0)
     prompt = sequence(*(5 + i % 50 for i in range(4000)))
-    [row] = await model.extend(prompt, want=Want(logits=True))
+    [row] = await model.extend(prompt, want=ReadSpec(logits=True))
     during = [(now, feeds) for now, feeds in clock.steps if any(feed.table.seq is prompt for feed in feeds)]
     for seq in running:
         assert len(seq.generated) < 400, "it ended before the prompt was read"
@@ -165,7 +165,7 @@ async def test_packed_prompts_compute_what_each_computes_alone(budget: int) -> N
     prompts = [sequence(*range(10 * i, 10 * i + length)) for i, length in enumerate((5, 3, 2, 2, 9))]
     clock = Clock(LinearTime())
     clock.drive(packed)
-    want = Want(logits=True)
+    want = ReadSpec(logits=True)
     together = await asyncio.gather(*(packed.extend(seq, want=want) for seq in prompts))
     assert max(len(feeds) for _, feeds in clock.steps) == (5 if budget == 512 else 4)
     for seq, [row] in zip(prompts, together, strict=True):

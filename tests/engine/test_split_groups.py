@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.easyspec import EasySpecDrafter, EasySpecParams, grouped
 from decoding.lengths.fixed import FixedLength
 from decoding.sequence import Sequence
@@ -69,6 +69,8 @@ async def test_a_split_draft_adds_its_attentions_up_once_for_a_group(
 async def drafted(model: EngineModel, prompt: list[int]) -> tuple[tuple[int, ...], list[torch.Tensor]]:
     """A draft's tokens, and what each was drawn from."""
     seq = Sequence(prompt, SamplingParams(max_tokens=40), 5)
-    tree = await model.propose(seq, EasySpecDrafter(PARAMS, Candidates.DRAWN), Room(DRAFTED, DRAFTED), FixedLength())
+    tree = await model.propose(
+        seq, EasySpecDrafter(PARAMS, Candidates.DRAWN), DraftBudget(DRAFTED, DRAFTED), FixedLength()
+    )
     model.release(seq)
     return tuple(tree.tokens), list(tree.proposals)

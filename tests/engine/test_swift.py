@@ -7,7 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 
-from decoding.drafters.base import Candidates, Room
+from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.swift import SwiftDrafter, SwiftParams
 from decoding.lengths.fixed import FixedLength
 from decoding.sequence import Sequence
@@ -39,7 +39,7 @@ async def test_the_cache_of_the_text_is_untouched_by_drafts_and_trials(kind: Can
     search, refused = drafter._search(model, seq), 0
     while not seq.finished:
         before = kept(model, seq)
-        draft = await model.propose(seq, drafter, Room(6, 24), FixedLength())
+        draft = await model.propose(seq, drafter, DraftBudget(6, 24), FixedLength())
         for mine, theirs in zip(before, kept(model, seq), strict=True):
             assert torch.equal(mine, theirs), "bit for bit"
         verdict = await model.verify(seq, draft, verifier)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from decoding.block import Block
-from decoding.logits import History
-from decoding.model import Want
+from decoding.logits import RowContext
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from engine.cache.blocks import BlockPool, OutOfBlocksError
@@ -45,7 +45,7 @@ class Lab:
         """Feed tokens and a tree after the cached ones; logits of every fed position."""
         fed = tokens + (list(tree.tokens) if tree is not None else [])
         table.reserve(len(table) + len(fed))
-        reads = [(i, History(table.seq), Want(draw=None, logits=True)) for i in range(len(fed))]
+        reads = [(i, RowContext(table.seq), ReadSpec(draw=None, logits=True)) for i in range(len(fed))]
         block = None if tree is None else Block.of_tree(tree)
         rows = self.model.batcher.runner.run([Feed(table, fed, block, reads=reads)])[0]
         table.filled(tokens)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.device import Device
 from engine.kv_transfer import export_kv, import_kv
@@ -134,7 +134,7 @@ async def test_a_twin_that_writes_into_a_shared_block_gets_its_own(
         twin = model.fork(seq, 1)
         for each, token in ((twin, 50), (seq, 60), (twin, 51), (seq, 61)):
             each.append(Token(token, "m"))
-            [row] = await model.extend(each, want=Want(draw=None, logits=True))
+            [row] = await model.extend(each, want=ReadSpec(draw=None, logits=True))
             assert row.logits is not None
             error = max(error, float((row.logits - plain.logits(each.tokens)[-1]).abs().max()))
         model.release(seq)
@@ -173,9 +173,9 @@ async def test_keys_and_values_are_the_whole_models(pair_folder: Path, rank: Ran
         model.pool.clear_cached()
         held = await import_kv(model, seq, 0, expected)
         assert held == (len(tokens) - 1) // 8 * 8
-        [row] = await model.extend(seq, want=Want(draw=None, logits=True))
+        [row] = await model.extend(seq, want=ReadSpec(draw=None, logits=True))
         assert seq.meter.models["m"].cached_tokens == held
-        [plain] = await whole.extend(Sequence(tokens, SamplingParams(), seed=0), want=Want(draw=None, logits=True))
+        [plain] = await whole.extend(Sequence(tokens, SamplingParams(), seed=0), want=ReadSpec(draw=None, logits=True))
         assert row.logits is not None
         assert plain.logits is not None
         torch.testing.assert_close(row.logits, plain.logits, atol=1e-4, rtol=0)

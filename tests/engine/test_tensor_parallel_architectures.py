@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.architectures import architecture_named
 from engine.parallel import check_split
@@ -44,7 +44,7 @@ async def test_logits_and_greedy_tokens_are_those_of_a_plain_forward(
         async def greedy(prompt: list[int]) -> None:
             seq = Sequence(prompt, SamplingParams(temperature=0.0, max_tokens=5), seed=0)
             while not seq.finished:
-                [row] = await model.extend(seq, want=Want(logits=True))
+                [row] = await model.extend(seq, want=ReadSpec(logits=True))
                 expected = plain.logits(seq.tokens)[-1]
                 assert row.logits is not None
                 assert row.token is not None
@@ -55,7 +55,7 @@ async def test_logits_and_greedy_tokens_are_those_of_a_plain_forward(
 
         async def every_position(prompt: list[int]) -> None:
             seq = Sequence(prompt[:1], SamplingParams(), seed=0)
-            rows = await model.extend(seq, tuple(prompt[1:]), Want(draw=None, logits=True), every=True)
+            rows = await model.extend(seq, tuple(prompt[1:]), ReadSpec(draw=None, logits=True), every=True)
             got = torch.stack([row.logits for row in rows if row.logits is not None])
             torch.testing.assert_close(got, plain.logits(prompt), atol=TOLERANCE, rtol=0)
             model.release(seq)
@@ -76,7 +76,7 @@ async def test_every_kind_of_kernels(kernels: str, tmp_path: Path, rank: RankPro
     plain = Reference(random_model(config, seed=3, spread=0.2))
     with split(rank, tmp_path, kernels, block_size=4) as model:
         seq = Sequence(random_prompts(1, 40, seed=1, vocab_size=VOCAB)[0], SamplingParams(), seed=0)
-        [row] = await model.extend(seq, want=Want(draw=None, logits=True))
+        [row] = await model.extend(seq, want=ReadSpec(draw=None, logits=True))
         assert row.logits is not None
         torch.testing.assert_close(row.logits, plain.logits(seq.tokens)[-1], atol=TOLERANCE, rtol=0)
         model.release(seq)
@@ -92,7 +92,7 @@ async def test_bfloat16(name: str, tmp_path: Path, rank: RankProcess) -> None:
     with split(rank, tmp_path, dtype=torch.bfloat16, block_size=4) as model:
         assert model.store.dtype is torch.bfloat16
         seq = Sequence(random_prompts(1, 40, seed=1, vocab_size=VOCAB)[0], SamplingParams(), seed=0)
-        [row] = await model.extend(seq, want=Want(draw=None, logits=True))
+        [row] = await model.extend(seq, want=ReadSpec(draw=None, logits=True))
         assert row.logits is not None
         expected = plain.logits(seq.tokens)[-1]
         assert float((row.logits - expected).abs().max() / expected.std()) < 0.15

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.parallel import join, load_sharded
 from engine.parallel.connections import BEAT_S, SILENT_BEATS
@@ -88,7 +88,7 @@ async def test_of_three_ranks_the_one_that_ended_is_named_and_the_others_end(tmp
     second = RankProcess()
     with split([rank, second], tmp_path, step_timeout_s=STEP_S) as model:
         seq = Sequence(PROMPT, SamplingParams(max_tokens=40), seed=0)
-        [row] = await model.extend(seq, want=Want(draw=None, logits=True))
+        [row] = await model.extend(seq, want=ReadSpec(draw=None, logits=True))
         assert row.logits is not None
         torch.testing.assert_close(row.logits, plain.logits(PROMPT)[-1], atol=1e-4, rtol=0)
         second.kill()

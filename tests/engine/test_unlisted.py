@@ -13,8 +13,8 @@ from transformers import AutoConfig
 
 import engine.architectures
 import engine.twin
-from decoding.model import Want
-from decoding.partial_forward import Depth, Sketch
+from decoding.model import ReadSpec
+from decoding.partial_forward import LayerSelection, Sketch
 from decoding.sequence import Sequence
 from engine.architectures import architecture_named, listed
 from engine.architectures.base import TINY, TINY_EXPERTS, TINY_WINDOW
@@ -234,7 +234,7 @@ async def test_what_needs_to_know_layers_is_refused() -> None:
         Rotation.of(model.batcher.runner.plan)
     seq = Sequence([2, 3], SamplingParams(), seed=0)
     with pytest.raises(TurnoutError, match="layers of 'granite' cannot run in groups"):
-        await model.sketch(seq, Sketch.chain(1, (3,), 0, Depth(groups=((0, 2),))), Want())
+        await model.partial_forward(seq, Sketch.chain(1, (3,), 0, LayerSelection(groups=((0, 2),))), ReadSpec())
     model.release(seq)
     await model.close()
     with pytest.raises(TurnoutError, match="'granite' cannot be split; architectures that can: gemma2, "):

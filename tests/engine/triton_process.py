@@ -19,7 +19,7 @@ from engine.attention.layout import Layout
 from engine.attention.step import Scores
 from engine.backends.cuda.graphs import Work
 from engine.backends.stacks import LayerStack, ModuleStack
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 
 Call = Callable[..., Any]
 
@@ -42,7 +42,7 @@ def triton_process(interpreted: bool, cache: Path) -> Iterator[Call]:
 
 
 def attend(
-    layout: Layout, store: KVStore, query: torch.Tensor, pairs: torch.Tensor, scores: Scores, processors: int
+    layout: Layout, store: PagedKV, query: torch.Tensor, pairs: torch.Tensor, scores: Scores, processors: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the CUDA step computes, and the cache after it."""
     from engine.backends.cuda.step import CudaStep
@@ -52,7 +52,7 @@ def attend(
 
 
 def attend_padded(
-    layout: Layout, store: KVStore, query: torch.Tensor, pairs: torch.Tensor, scores: Scores, rows: int, width: int
+    layout: Layout, store: PagedKV, query: torch.Tensor, pairs: torch.Tensor, scores: Scores, rows: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same with the metadata padded to `rows` rows and sequences, after another batch has used their place."""
     from engine.backends.cuda.metadata import Extent, Metadata
@@ -111,7 +111,7 @@ class InterpretedBackend:
 
         return CudaStack(parts, dtype, self.recorder) if parts.architecture.fused else ModuleStack(parts)
 
-    def step(self, layout: Layout, store: KVStore) -> Any:
+    def step(self, layout: Layout, store: PagedKV) -> Any:
         from engine.backends.cuda.step import CudaStep
 
         return CudaStep(layout, store, self._processors)

@@ -12,7 +12,7 @@ import pytest
 
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verdict
+from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from pool import audit
 from pool.local_pool import LocalPool
@@ -91,14 +91,14 @@ WRONG_AT = 3
 judge = MatchVerifier.judge
 
 
-def judge_carelessly(self: MatchVerifier, seq: Sequence, draft: DraftTree, rows: Any, target: str) -> Verdict:
+def judge_carelessly(self: MatchVerifier, seq: Sequence, draft: DraftTree, rows: Any, target: str) -> VerifyResult:
     """Lets a drafted token pass at one place, whatever the model says: the fault that an audit is there to find."""
     verdict = judge(self, seq, draft, rows, target)
     start = len(PROMPT) + WRONG_AT - len(seq)
     if not 0 <= start < len(verdict.tokens):
         return verdict
     wrong = verdict.tokens[start]._replace(id=(verdict.tokens[start].id + 1) % 200)
-    return Verdict(verdict.path[:start], (*verdict.tokens[:start], wrong))
+    return VerifyResult(verdict.path[:start], (*verdict.tokens[:start], wrong))
 
 
 async def test_a_planted_wrong_token_is_found_and_shown(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,7 @@ async def test_an_operation_given_up_in_the_queue_is_forgotten_at_once(pool: Loc
     gate.shut()
     flying = asyncio.create_task(model.extend(first))
     await until(lambda: gate.inside)
-    reading = asyncio.create_task(model.absorb(second))
+    reading = asyncio.create_task(model.prefill_ahead(second))
     await until(lambda: model.batcher.num_waiting == 2)
     reading.cancel()
     await asyncio.wait([reading])

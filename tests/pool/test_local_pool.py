@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.model import ModelPool, Request, Until
+from decoding.model import ModelPool, Request, StopCondition
 from decoding.noise import derive_seed
 from pool.local_pool import LocalPool
 from pool.text import LONG, TextTokenizer
@@ -278,7 +278,7 @@ async def test_an_error_inside_a_method_surfaces_once_and_frees_everything(
 
 
 def engine_until(count: int) -> Any:
-    return Until(max_tokens=count)
+    return StopCondition(max_tokens=count)
 
 
 async def settled(pool: LocalPool) -> None:

@@ -129,7 +129,7 @@ async def test_a_shadow_asks_nothing_of_a_model_while_a_request_is_in_progress(
     await anext(stream)
     written = []
     async for _ in stream:
-        assert all(seq.patient for seq in shadowing())
+        assert all(seq.low_priority for seq in shadowing())
         written.append(sum(len(seq.generated) for seq in shadowing()))
     # At most the operation of each answer that was under way goes on.
     assert len(written) > 3

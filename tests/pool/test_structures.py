@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 from decoding.constraints.grammar import Compiler
-from decoding.model import Want
+from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from pool import structures as engine_structures
 from pool.local_pool import LocalPool
@@ -100,7 +100,7 @@ async def test_a_structure_that_leaves_one_token_switches_nobody(pool: LocalPool
     prompt = [*b"Spell:"]
     params = {"threshold": threshold, "window": 1, "min_stay": 1, "effect": "current", "min_stay_small": 0}
     seq = Sequence(prompt, SamplingParams(temperature=0.0), 0)
-    wide = Want(draw=None, entropy=True)
+    wide = ReadSpec(draw=None, entropy=True)
     rows = await pool.pool.small.extend(seq, tuple(text[:-1].encode()), wide, every=True)
     pool.pool.small.release(seq)
     assert min(row.entropy_bits or 0.0 for row in rows) > threshold

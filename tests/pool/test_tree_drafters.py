@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decoding.drafters.base import Candidates, Drafter, Room
+from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.drafters.dyspec import DySpecDrafter
 from decoding.drafters.rsd_s import RsdSDrafter
 from decoding.drafters.sequoia import SequoiaDrafter
@@ -38,7 +38,7 @@ async def test_what_is_drawn_from_is_what_a_full_forward_gives(part: type[Drafte
     seq = Sequence([5, 6, 7], SamplingParams(max_tokens=64, temperature=SHARP), 3)
     compared = 0
     for _ in range(6):
-        tree = await model.propose(seq, drafter, Room(5, 16), FixedLength())
+        tree = await model.propose(seq, drafter, DraftBudget(5, 16), FixedLength())
         for parent in range(ROOT, len(tree)):
             children = tree.children(parent)
             if children:

@@ -11,7 +11,7 @@ import torch
 
 from decoding.artifacts import Artifact, Artifacts
 from decoding.fakes import TableModel, pair
-from decoding.model import ModelPool, Request, Row, Want
+from decoding.model import ModelPool, Readout, ReadSpec, Request
 from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from router.base import Asked, RoutingPolicy, make_policy
@@ -38,7 +38,7 @@ class LastToken(TableModel):
     def __init__(self, name: str, num_parameters: int, vocab: int = VOCAB) -> None:
         super().__init__(name, lambda tokens: torch.zeros(vocab), vocab, num_parameters)
 
-    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: ReadSpec) -> list[Readout]:
         rows = super()._read(seq, paths, want)
         for row, path in zip(rows, paths, strict=True):
             if want.hidden:

@@ -14,7 +14,7 @@ from decoding.artifacts import Artifact
 from decoding.constraints.base import Mask
 from decoding.decode_loop import reported
 from decoding.fakes import pair
-from decoding.model import Row, Want
+from decoding.model import Readout, ReadSpec
 from router.base import PROMPT_WANT, Reading
 from router.difficulty.features import FEATURES, features_of, inputs_of, state_of
 from router.difficulty.probe import EXTRA_COST, LEAST_EXTRA, ROUTER_PROBE, Probe, ProbeNetwork, extra_costs
@@ -55,8 +55,8 @@ async def test_features_of_a_reading():
         abs=1e-5,
     )
     with pytest.raises(ValueError, match="must read entropy"):
-        features_of(Row(), 4)
-    assert features_of(Row(entropy_bits=0.0, top=((3, 0.0),)), 1)["margin_nats"] == 100.0
+        features_of(Readout(), 4)
+    assert features_of(Readout(entropy_bits=0.0, top=((3, 0.0),)), 1)["margin_nats"] == 100.0
 
 
 def test_one_prompt_is_predicted_as_many_are():
@@ -124,7 +124,9 @@ def test_temperatures_and_knots_by_hand():
 
 
 def test_inputs_are_the_state_and_then_the_features():
-    row = Row(entropy_bits=2.0, top=((1, -0.5), (2, -2.0)), hidden={-1: torch.tensor([7.0, 8.0], dtype=torch.bfloat16)})
+    row = Readout(
+        entropy_bits=2.0, top=((1, -0.5), (2, -2.0)), hidden={-1: torch.tensor([7.0, 8.0], dtype=torch.bfloat16)}
+    )
     found = inputs_of(state_of(row), features_of(row, 1))
     assert found.dtype == np.float32
     assert found.tolist() == [7.0, 8.0, 0.0, 2.0, 1.5, -0.5]
@@ -178,17 +180,17 @@ async def test_a_probe_reads_the_model_before_a_structure_and_an_answer_is_repor
     row = await made.read(pair(model, LastToken("large", 10)))
     assert (row.token, row.entropy_bits) == (3, pytest.approx(math.log2(10)))
     assert made.reading is not None
-    assert made.reading.covers(Want())
-    assert not made.reading.covers(Want() | reported(seq))
-    [first] = await model.extend(seq, want=Want() | reported(seq))
+    assert made.reading.covers(ReadSpec())
+    assert not made.reading.covers(ReadSpec() | reported(seq))
+    [first] = await model.extend(seq, want=ReadSpec() | reported(seq))
     assert (first.token, first.entropy_bits, first.forced) == (3, 0.0, True)
 
 
 def test_what_is_taken_of_a_reading_keeps_what_a_structure_said():
-    read = Row(3, entropy_bits=0.0, logprob=-1.0, forced=True, allowed_logprob=-0.25)
-    reading = Reading(read, Want(entropy=True, logprob=True), SamplingParams())
-    assert reading.only(Want(entropy=True)) == Row(3, entropy_bits=0.0, forced=True, allowed_logprob=-0.25)
-    assert reading.only(Want(logprob=True)) == Row(3, logprob=-1.0)
+    read = Readout(3, entropy_bits=0.0, logprob=-1.0, forced=True, allowed_logprob=-0.25)
+    reading = Reading(read, ReadSpec(entropy=True, logprob=True), SamplingParams())
+    assert reading.only(ReadSpec(entropy=True)) == Readout(3, entropy_bits=0.0, forced=True, allowed_logprob=-0.25)
+    assert reading.only(ReadSpec(logprob=True)) == Readout(3, logprob=-1.0)
 
 
 async def test_a_request_without_a_structure_is_reported_from_the_reading():
@@ -197,4 +199,4 @@ async def test_a_request_without_a_structure_is_reported_from_the_reading():
     seq.sampling = seq.sampling.model_copy(update={"token_details": True})
     await made.read(pair(LastToken("small", 10), LastToken("large", 10)))
     assert made.reading is not None
-    assert made.reading.covers(Want() | reported(seq))
+    assert made.reading.covers(ReadSpec() | reported(seq))

@@ -10,7 +10,7 @@ import torch
 
 from decoding.artifacts import Artifacts
 from decoding.fakes import TableModel, pair
-from decoding.model import ModelPool, Request, Row, Want
+from decoding.model import ModelPool, Readout, ReadSpec, Request
 from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from pool.validation import PreparedRequest, RequestValidator
@@ -52,7 +52,7 @@ class Planted(TableModel):
             law[at] = done
         return law.log()
 
-    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: ReadSpec) -> list[Readout]:
         rows = super()._read(seq, paths, want)
         for row, path in zip(rows, paths, strict=True):
             if want.hidden:

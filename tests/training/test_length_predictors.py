@@ -13,7 +13,7 @@ from decoding.artifacts import Artifact, Artifacts
 from decoding.fakes import TableModel, markov, pair
 from decoding.length_heads import ContinueHead
 from decoding.methods.speculative import SpeculativeParams, speculative
-from decoding.model import Draw, ModelPool, Request, Row, Want
+from decoding.model import ModelPool, NoiseKind, Readout, ReadSpec, Request
 from decoding.sequence import Sequence
 from tests.engine.harness import engine_model
 from training import length_predictors
@@ -56,7 +56,7 @@ def table_pair(seed: int = 0, vocab: int = 12, kind: type[TableModel] = TableMod
 class TableWithStates(TableModel):
     """Its hidden state is the last two tokens, one-hot."""
 
-    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: ReadSpec) -> list[Readout]:
         rows = super()._read(seq, paths, want)
         for row, path in zip(rows, paths, strict=True):
             tokens = torch.tensor((seq.tokens + list(path))[-2:])
@@ -116,14 +116,14 @@ async def test_acceptance_examples_are_the_drafts_states_at_its_own_tokens():
     seq, plain = source(1, vocab=48).sequence(0), source(1, vocab=48).sequence(0)
     await models.large.decode(seq)
     answer = tuple(token.id for token in seq.generated)
-    drawn = await models.small.extend(plain, answer[:-1], Want(draw=Draw.DRAFT, probs=True), every=True)
-    judged = await models.large.extend(plain, answer[:-1], Want(draw=None, probs=True), every=True)
+    drawn = await models.small.extend(plain, answer[:-1], ReadSpec(draw=NoiseKind.DRAFT, probs=True), every=True)
+    judged = await models.large.extend(plain, answer[:-1], ReadSpec(draw=None, probs=True), every=True)
     for place in (0, 11, 23):
         token = drawn[place].token
         expected = min(1.0, float(judged[place].probs[token] / drawn[place].probs[token]))
         assert mined.labels[place].item() == pytest.approx(expected, rel=1e-5)
         fed = tuple(row.token for row in drawn[: place + 1])
-        [state] = await models.small.extend(plain, fed, Want(draw=None, hidden=frozenset({-1})))
+        [state] = await models.small.extend(plain, fed, ReadSpec(draw=None, hidden=frozenset({-1})))
         assert torch.allclose(mined.inputs[place], state.hidden[-1], atol=1e-5)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from decoding.artifacts import Artifacts
 from decoding.fakes import TableModel, pair
-from decoding.model import ModelPool, Row, Want
+from decoding.model import ModelPool, Readout, ReadSpec
 from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from router.base import make_policy
@@ -42,7 +42,7 @@ class HashedState(TableModel):
         self.states = torch.randn(VOCAB, 16, generator=torch.Generator().manual_seed(0))
         super().__init__(name, lambda tokens: torch.zeros(VOCAB), VOCAB, num_parameters)
 
-    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: ReadSpec) -> list[Readout]:
         rows = super()._read(seq, paths, want)
         for row, path in zip(rows, paths, strict=True):
             if want.hidden:

@@ -14,7 +14,7 @@ import torch
 
 from decoding.artifacts import Artifacts
 from decoding.fakes import TableModel
-from decoding.model import ModelPool, Row, Want
+from decoding.model import ModelPool, Readout, ReadSpec
 from decoding.sequence import Sequence
 from tests.decoding.step_models import ALPHABET, END, ID, VOCAB, Characters, answer, ids, pool, text
 from training.entropy_gate import calibrate, calibrate_enough, measure, report
@@ -59,7 +59,7 @@ class Counting(TableModel):
             return str((int(before) + (2 if wrong else 1)) % 10)
         return "\n"
 
-    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: Want) -> list[Row]:
+    def _read(self, seq: Sequence, paths: list[tuple[int, ...]], want: ReadSpec) -> list[Readout]:
         rows = super()._read(seq, paths, want)
         for row, path in zip(rows, paths, strict=True):
             if want.hidden:

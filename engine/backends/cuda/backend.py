@@ -11,7 +11,7 @@ from engine.backends.cuda.graphs import CudaRecorder
 from engine.backends.cuda.stack import CudaStack
 from engine.backends.cuda.step import CudaStep
 from engine.backends.stacks import LayerStack, ModuleStack
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 
 
 class CudaBackend:
@@ -34,6 +34,6 @@ class CudaBackend:
             return CudaStack(parts, dtype, CudaRecorder(self._device))
         return ModuleStack(parts)
 
-    def step(self, layout: Layout, store: KVStore) -> AttentionStep:
+    def step(self, layout: Layout, store: PagedKV) -> AttentionStep:
         """See `engine.backends.base.Backend.step`."""
         return CudaStep(layout, store, self._processors)

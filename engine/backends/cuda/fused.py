@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from decoding.partial_forward import Depth
+from decoding.partial_forward import LayerSelection
 from engine.backends.cuda.paged_attention import power_of_two
 from engine.backends.cuda.step import PagedStep
 from engine.backends.llama_fused import LeanLayer
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 
 GATE_TILE = 1024
 
@@ -21,7 +21,7 @@ def run(
     hidden: torch.Tensor,
     angles: torch.Tensor,
     step: PagedStep,
-    depth: Depth,
+    depth: LayerSelection,
     taps: frozenset[int],
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     """The residual stream after the layers, [rows, hidden], and where it is tapped.
@@ -76,7 +76,7 @@ def add_norm(hidden: torch.Tensor, added: torch.Tensor | None, norm: Any) -> tup
 
 
 def rotate(
-    layer: LeanLayer, qkv: torch.Tensor, angles: torch.Tensor, store: KVStore, slots: torch.Tensor
+    layer: LeanLayer, qkv: torch.Tensor, angles: torch.Tensor, store: PagedKV, slots: torch.Tensor
 ) -> torch.Tensor:
     """Rotated queries [rows, heads, head_dim]; rotated keys, and values, are written into the rows' slots.
 

@@ -17,12 +17,12 @@ from typing import Protocol
 
 import torch
 
-from decoding.partial_forward import WHOLE, Depth
+from decoding.partial_forward import WHOLE, LayerSelection
 from engine.attention.layout import Layout
 from engine.backends.cuda.buckets import Bucket
 from engine.backends.cuda.metadata import Extent, Metadata
 from engine.backends.cuda.step import CudaStep, PagedStep
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 
 # A part of the layers is recorded once it has run so often: a search for layers to leave out tries most sets briefly.
 OFTEN = 4
@@ -112,7 +112,7 @@ class Part:
         taps: those whose output is wanted too, 0 for the embeddings.
     """
 
-    depth: Depth = WHOLE
+    depth: LayerSelection = WHOLE
     taps: frozenset[int] = frozenset()
 
 
@@ -162,7 +162,7 @@ class Graphs:
         self._frames: dict[Bucket, Frame] = {}
         self._parts: OrderedDict[tuple[Bucket, Part], Frame] = OrderedDict()
         self._runs: OrderedDict[tuple[Bucket, Part], int] = OrderedDict()
-        self._store: KVStore | None = None
+        self._store: PagedKV | None = None
 
     def wants(self, bucket: Bucket, part: Part) -> bool:
         """Whether a part that is about to run should run in a graph: all layers always, others once they run often.

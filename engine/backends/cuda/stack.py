@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from decoding.partial_forward import WHOLE, Depth
+from decoding.partial_forward import WHOLE, LayerSelection
 from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep
@@ -14,12 +14,12 @@ from engine.backends.cuda.buckets import Bucket, buckets
 from engine.backends.cuda.fused import run
 from engine.backends.cuda.graphs import Graphs, Output, Part, Recorder
 from engine.backends.cuda.step import CudaStep, PagedStep
-from engine.backends.llama_fused import LeanHalves, LeanStack
+from engine.backends.llama_fused import FusedLlamaStack, LeanHalves
 from engine.backends.parallel_attention import run_groups
 
 
-class CudaStack(LeanStack):
-    """See `engine.backends.llama_fused.LeanStack`.
+class CudaStack(FusedLlamaStack):
+    """See `engine.backends.llama_fused.FusedLlamaStack`.
 
     Args:
         parts: a model whose architecture is `fused`; taken over.
@@ -36,7 +36,7 @@ class CudaStack(LeanStack):
         layout: Layout,
         step: AttentionStep,
         taps: frozenset[int],
-        depth: Depth = WHOLE,
+        depth: LayerSelection = WHOLE,
         states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """See `engine.backends.stacks.LayerStack.hidden`; what it returns is valid until the next forward."""
@@ -51,7 +51,7 @@ class CudaStack(LeanStack):
         """See `engine.backends.stacks.LayerStack.setups`; one for each graph of all layers."""
         return (bucket.smallest for bucket in buckets(most_blocks))
 
-    def _is_little(self, depth: Depth) -> bool:
+    def _is_little(self, depth: LayerSelection) -> bool:
         """Whether that is less than two layers: CLaSp runs each by itself, and would have all graphs for its own."""
         return depth != WHOLE and depth.runs(len(self._layers)) < 2
 

@@ -13,7 +13,7 @@ from engine.attention.step import AttentionStep, Scores
 from engine.backends.cuda.buckets import Bucket
 from engine.backends.cuda.metadata import MAX_TREE, Extent, Metadata
 from engine.backends.cuda.paged_attention import Reach, attend, tile, write
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 
 # Sequences that feed more tokens than this are prompt chunks: bound by arithmetic, and better off with gathered keys.
 MAX_FED = MAX_TREE
@@ -30,7 +30,7 @@ class PagedStep:
         processors: multiprocessors of the device.
     """
 
-    def __init__(self, metadata: Metadata, store: KVStore, block_size: int, reach: Reach, processors: int) -> None:
+    def __init__(self, metadata: Metadata, store: PagedKV, block_size: int, reach: Reach, processors: int) -> None:
         self.metadata = metadata
         self.store = store
         self._block_size = block_size
@@ -38,7 +38,7 @@ class PagedStep:
         self._processors = processors
 
     @classmethod
-    def of(cls, layout: Layout, store: KVStore, processors: int, bucket: Bucket | None = None) -> PagedStep:
+    def of(cls, layout: Layout, store: PagedKV, processors: int, bucket: Bucket | None = None) -> PagedStep:
         """For one batch, cut as its bucket is where it has one; its metadata is copied to the device."""
         metadata = Metadata.empty(Extent.of(layout), store.device)
         metadata.load(layout)
@@ -71,7 +71,7 @@ class MixedStep:
         processors: multiprocessors of the device.
     """
 
-    def __init__(self, layout: Layout, store: KVStore, processors: int) -> None:
+    def __init__(self, layout: Layout, store: PagedKV, processors: int) -> None:
         is_chunk = layout.counts > MAX_FED
         self._parts: list[tuple[AttentionStep, torch.Tensor]] = []
         chunks, rows = select(layout, np.flatnonzero(is_chunk))
@@ -101,7 +101,7 @@ class CudaStep:
         bucket: of the batch, to cut it as its graph is, so that only those kernels are compiled; None: as is best.
     """
 
-    def __init__(self, layout: Layout, store: KVStore, processors: int) -> None:
+    def __init__(self, layout: Layout, store: PagedKV, processors: int) -> None:
         self.layout = layout
         self.store = store
         self.processors = processors

@@ -11,7 +11,7 @@ from engine.attention.layout import Layout
 from engine.attention.prefixes import Prefixes
 from engine.attention.step import Scores
 from engine.backends.native import library as native
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 
 
 class NativeStep:
@@ -23,7 +23,7 @@ class NativeStep:
         prefixes: what sequences of the batch have in common, to be read once for all of them; None: nothing.
     """
 
-    def __init__(self, layout: Layout, store: KVStore, prefixes: Prefixes | None = None) -> None:
+    def __init__(self, layout: Layout, store: PagedKV, prefixes: Prefixes | None = None) -> None:
         self._layout = layout
         self.store = store
         tree_sizes = np.zeros(layout.num_sequences, dtype=np.int32)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from decoding.partial_forward import WHOLE, Depth
+from decoding.partial_forward import WHOLE, LayerSelection
 from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep, Scores
@@ -19,7 +19,7 @@ from engine.backends.native.attention import NativeStep, scores_struct
 from engine.backends.native.weights import PackedMatrix, interleaved
 from engine.backends.parallel_attention import run_groups
 from engine.backends.stacks import Head
-from engine.cache.paged_kv import KVStore
+from engine.cache.paged_kv import PagedKV
 
 MAX_HEAD_DIM = 1024
 
@@ -61,7 +61,7 @@ class NativeStack:
             epsilon=parts.norm.variance_epsilon,
         )
         self._space = _Space(self._shape, dtype)
-        self._store: KVStore | None = None
+        self._store: PagedKV | None = None
         self._skipped: frozenset[int] = frozenset()
         parts.layers = []
 
@@ -70,7 +70,7 @@ class NativeStack:
         layout: Layout,
         step: AttentionStep,
         taps: frozenset[int],
-        depth: Depth = WHOLE,
+        depth: LayerSelection = WHOLE,
         states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """See `engine.backends.stacks.LayerStack.hidden`; float32 [T, hidden]."""

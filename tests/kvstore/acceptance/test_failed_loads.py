@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from decoding.model import Until
+from decoding.model import StopCondition
 from kvstore.fakes import FaultyStore, Plan
 from kvstore.redis.redis_store import RedisStore
 from tests.engine.margin import assert_best
@@ -86,7 +86,7 @@ async def test_forks_of_a_sequence_whose_load_failed_go_on(store: RedisStore) ->
         await worker.model.extend(seq)
         twins = [worker.model.fork(seq, seed) for seed in (1, 2)]
         async with asyncio.timeout(STALL_S):
-            await asyncio.gather(*(worker.model.decode(each, Until()) for each in (seq, *twins)))
+            await asyncio.gather(*(worker.model.decode(each, StopCondition()) for each in (seq, *twins)))
         for each in (seq, *twins):
             rows = worker.plain.logits(each.tokens)[len(PROMPT) - 1 : -1]
             for row, token in zip(rows, each.tokens[len(PROMPT) :], strict=True):

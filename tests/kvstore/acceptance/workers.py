@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from decoding.model import Until, Want
+from decoding.model import ReadSpec, StopCondition
 from decoding.sequence import Sequence
 from kvstore.base import ByteStore
 from kvstore.build import SharedStore, build_stores
@@ -93,7 +93,7 @@ class Worker:
         """Answer a prompt; every token is what the plain model would say."""
         seq = self.sequence(prompt, tenant, sharing)
         try:
-            await self.model.decode(seq, Until())
+            await self.model.decode(seq, StopCondition())
         finally:
             self.model.release(seq)
         ids = seq.tokens[len(prompt) :]
@@ -107,7 +107,7 @@ class Worker:
     async def logits_error(self, prompt: list[int], tenant: str = "alice") -> float:
         """How far the logits after a prompt are from the plain model's."""
         seq = self.sequence(prompt, tenant)
-        [row] = await self.model.extend(seq, want=Want(draw=None, logits=True))
+        [row] = await self.model.extend(seq, want=ReadSpec(draw=None, logits=True))
         self.model.release(seq)
         assert row.logits is not None
         return float((row.logits - self.plain.logits(seq.tokens)[-1]).abs().max())
