@@ -124,8 +124,8 @@ async def train(pool: LocalPool, folder: Path, count: int, samples: int) -> Trai
     sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
     outcomes = await run_outcomes(pool, questions(count, TRAIN_SEED), sampling, samples, TRAIN_SEED, lambda *_: None)
     prompts = [row.encode(pool.tokenizer) for row in outcomes.rows]
-    inputs = await read_prompts(pool.pool, prompts, lambda *_: None)
-    artifact = train_probe(pool.pool, outcomes, inputs, WhoIsRight(), Recipe(seed=TRAIN_SEED)).artifact
+    inputs = await read_prompts(pool.model_pool, prompts, lambda *_: None)
+    artifact = train_probe(pool.model_pool, outcomes, inputs, WhoIsRight(), Recipe(seed=TRAIN_SEED)).artifact
     artifact.save(folder / f"{NAME}.safetensors")
     _, _, places = split(outcomes, TRAIN_SEED)
     probe, held = Probe.load(artifact), [outcomes.rows[place] for place in places]
@@ -145,7 +145,7 @@ async def probed(pool: LocalPool, asked: list[Question], concurrent: int) -> Pro
     """Ask questions through the router, several at once."""
     note(f"{len(asked)} questions through the router, {concurrent} at once")
     config = RoutingConfig(policy=PolicyChoice(name="learned", params={"artifact": NAME, "large_share": 0.5}))
-    pool.routing = PoolRouting(config, pool.name, pool.pool)
+    pool.routing = PoolRouting(config, pool.name, pool.model_pool)
     clock = Clocked(pool.routing.router.policy)
     pool.routing.router.policy = clock
     forget(pool)

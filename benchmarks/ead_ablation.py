@@ -159,7 +159,7 @@ async def ablated(count: int, calibration: int) -> tuple[str, list[ArmResult], l
     config = TurnoutConfig.demo()
     one_thread = config.engine.model_copy(update={"threads": 1})
     pool = LocalPool.load("demo", config.model_copy(update={"engine": one_thread}))
-    pair = ", ".join(f"{role} model {pool.pool.by_role(role).digest}" for role in ("small", "large"))
+    pair = ", ".join(f"{role} model {pool.model_pool.by_role(role).digest}" for role in ("small", "large"))
     try:
         ablation = Ablation(
             pool,

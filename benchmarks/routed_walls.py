@@ -50,7 +50,7 @@ async def routed_cost(
         rounds: how often.
     """
     config = RoutingConfig(policy=PolicyChoice(name="learned", params={"artifact": artifact, "threshold": NEVER}))
-    pool.routing = PoolRouting(config, pool.name, pool.pool)
+    pool.routing = PoolRouting(config, pool.name, pool.model_pool)
     ways = {
         "routed": [replace(call, method=AUTO) for call in calls],
         "alone": [replace(call, method="plain", params={"model": "small"}) for call in calls],

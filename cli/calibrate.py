@@ -125,7 +125,7 @@ async def _measure(
         bench = Bench.of(pool, SamplingParams(**how), seed, at_once, chat)
         bench.check(asked.questions)
         outcome = await _with_progress(Calibrator(bench, asked, **fixed), target)
-        return outcome, {role: pool.pool.by_role(role).digest for role in ("small", "large")}
+        return outcome, {role: pool.model_pool.by_role(role).digest for role in ("small", "large")}
     finally:
         await pool.close()
 

@@ -72,9 +72,9 @@ def judge(
         answer_of = final_answers(loaded.tokenizer)
 
         def mine(index: int) -> Awaitable[Any]:
-            return mine_judgements(loaded.pool, source, index, answer_of, most)
+            return mine_judgements(loaded.model_pool, source, index, answer_of, most)
 
-        return train_state_head(loaded.pool, source, recipe, mine, out.with_suffix(".run"), advance)
+        return train_state_head(loaded.model_pool, source, recipe, mine, out.with_suffix(".run"), advance)
 
     _run(work, (config, pool), out, (prompts, count, temperature, max_tokens, seed), as_json)
 
@@ -101,9 +101,9 @@ def reward_model(
     def work(loaded: LocalPool, source: Source, problems: list[Problem], advance: Advance) -> Awaitable[Trained]:
         def mine(index: int) -> Awaitable[Any]:
             expected = problems[index].answer.split("\n")
-            return mine_steps(loaded.pool, loaded.tokenizer, source, index, expected, recipe)
+            return mine_steps(loaded.model_pool, loaded.tokenizer, source, index, expected, recipe)
 
-        return train_state_head(loaded.pool, source, recipe, mine, out.with_suffix(".run"), advance)
+        return train_state_head(loaded.model_pool, source, recipe, mine, out.with_suffix(".run"), advance)
 
     _run(work, (config, pool), out, (None, count, temperature, max_tokens, seed), as_json)
 
@@ -138,7 +138,9 @@ def enough(
         def is_right(index: int, tokens: tuple[int, ...]) -> bool:
             return arithmetic.is_correct(problems[index], loaded.tokenizer.decode(list(tokens)))
 
-        return calibrate_enough(loaded.pool, source, is_right, top, rounds, keep_harmful=keep_harmful, advance=advance)
+        return calibrate_enough(
+            loaded.model_pool, source, is_right, top, rounds, keep_harmful=keep_harmful, advance=advance
+        )
 
     _run(work, (config, pool), out, (None, count, temperature, max_tokens, seed), as_json)
 

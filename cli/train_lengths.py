@@ -119,6 +119,6 @@ async def _train(
         prompts = [prompt.encode(pool.tokenizer) for prompt in asked_of]
         source = Source(prompts, SamplingParams(**sampling), frozenset(pool.tokenizer.eos_ids), recipe.schedule.seed)
         with shown_progress() as advance:
-            return await train_pair(pool.pool, source, recipe, out.with_suffix(".run"), advance)
+            return await train_pair(pool.model_pool, source, recipe, out.with_suffix(".run"), advance)
     finally:
         await pool.close()

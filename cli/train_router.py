@@ -109,10 +109,10 @@ def router(
 
     async def work(loaded: LocalPool, advance: Callable[[str, int, int], None]) -> Trained:
         found = rows or await run_outcomes(loaded, asked, sampling, samples, seed, advance)
-        found.check_models({role: loaded.pool.by_role(role).digest for role in ROLES})
+        found.check_models({role: loaded.model_pool.by_role(role).digest for role in ROLES})
         prompts = [row.encode(loaded.tokenizer) for row in found.rows]
-        inputs = await read_prompts(loaded.pool, prompts, advance)
-        return train_probe(loaded.pool, found, inputs, target, recipe, advance)
+        inputs = await read_prompts(loaded.model_pool, prompts, advance)
+        return train_probe(loaded.model_pool, found, inputs, target, recipe, advance)
 
     _keep(_run(settings, name, work), place, as_json)
 

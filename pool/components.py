@@ -114,14 +114,14 @@ def prepare(loaded: Pool, config: TurnoutConfig) -> None:
     pool = config.pools[loaded.name]
     place = f"pools.{loaded.name}.default"
     default = get_method(pool.default.name, f"{place}.name").parse(pool.default.params, f"{place}.params")
-    check_method(loaded.pool, pool.default.name, default, f"{place}.params")
+    check_method(loaded.model_pool, pool.default.name, default, f"{place}.params")
     if pool.routing is not None:
         alone = pool.replicas == 1 and pool.autoscaling is None
-        loaded.routing = PoolRouting(pool.routing, loaded.name, loaded.pool, alone=alone)
+        loaded.routing = PoolRouting(pool.routing, loaded.name, loaded.model_pool, alone=alone)
         loaded.routing.check(loaded.intake())
     if config.telemetry.audit is not None:
         dtype = config.models[pool.large].dtype
-        loaded.audits = Audits(config.telemetry.audit, loaded.pool, loaded.tokenizer, dtype)
+        loaded.audits = Audits(config.telemetry.audit, loaded.model_pool, loaded.tokenizer, dtype)
 
 
 def check_vocabulary(pool: str, member: str, large: str, mine: TextTokenizer, other: TextTokenizer) -> None:

@@ -88,7 +88,7 @@ class Pool:
         self.tokenizer = tokenizer
         self.default_method = default.name
         self.default_params = dict(default.params or {})
-        self.pool = ModelPool(dict(members), roles, tokenizer, artifacts or Artifacts())
+        self.model_pool = ModelPool(dict(members), roles, tokenizer, artifacts or Artifacts())
         self.max_length = min(model.max_length for model in members.values())
         self.vocab_size = min(model.vocab_size for model in members.values())
         self._places = places
@@ -141,7 +141,7 @@ class Pool:
                     assert self.routing is not None
                     events = self.routing.recorded(prepared, Routing(self.routing.router, self.intake()), self._run)
                 else:
-                    events = self._run(prepared, self.pool)
+                    events = self._run(prepared, self.model_pool)
                 async with aclosing(events):  # type: ignore[type-var]
                     yield events, queue_s
 
@@ -216,7 +216,7 @@ class Pool:
         sharing = self.share(call.tenant, prepared.prompt, call.sharing)
         sequence = Sequence(prepared.prompt, call.sampling, prepared.seed, sharing=sharing, tenant=call.tenant)
         try:
-            await routing.route(prepared, sequence, self.pool)
+            await routing.route(prepared, sequence, self.model_pool)
         finally:
             for model in self.members.values():
                 model.release(sequence)

@@ -98,7 +98,7 @@ async def _answers(
     pool: LocalPool, prompts: Sequence[str], sampling: SamplingParams, seed: int, advance: Advance
 ) -> list[str]:
     """The large model's, in order."""
-    large = pool.pool.large
+    large = pool.model_pool.large
     ids = [pool.tokenizer.encode_chat([ChatMessage("user", prompt)]) for prompt in prompts]
     source = Source(ids, sampling, frozenset(pool.tokenizer.eos_ids), seed)
 

@@ -97,7 +97,9 @@ class Bench:
             for engine in pool.engines.values():
                 engine.pool.clear_cached()
 
-        return cls(pool.pool, encode, tokenizer.decode, frozenset(tokenizer.eos_ids), sampling, seed, at_once, reset)
+        return cls(
+            pool.model_pool, encode, tokenizer.decode, frozenset(tokenizer.eos_ids), sampling, seed, at_once, reset
+        )
 
     def check(self, questions: Sequence[Question]) -> None:
         """Refuse prompts that leave no room for an answer.

@@ -182,14 +182,14 @@ async def run_outcomes(
         )
 
     rows = await asyncio.gather(*(one(number, question) for number, question in enumerate(asked)))
-    return Outcomes.of(rows, {role: pool.pool.by_role(role).digest for role in ROLES})
+    return Outcomes.of(rows, {role: pool.model_pool.by_role(role).digest for role in ROLES})
 
 
 async def _samples(
     pool: LocalPool, role: Role, question: Question, sampling: SamplingParams, samples: int, seed: int
 ) -> tuple[Sample, ...]:
     prompt = question.asked.encode(pool.tokenizer)
-    model = pool.pool.by_role(role)
+    model = pool.model_pool.by_role(role)
 
     async def one(index: int) -> Sample:
         seq = Sequence(prompt, sampling, derive_seed(seed, index), pool.tokenizer.eos_ids)
@@ -219,5 +219,5 @@ async def _answer(pool: LocalPool, model: Model, seq: Sequence, question: Questi
 async def _reward(pool: LocalPool, model: Model, seq: Sequence, question: Question, text: str) -> float:
     if question.judge is not None:
         return question.judge(text)
-    large = pool.pool.large
+    large = pool.model_pool.large
     return 1.0 if model is large else await agreement(large, seq)

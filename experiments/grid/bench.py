@@ -182,7 +182,7 @@ def routing_of(cell: Cell, pool: LocalPool) -> PoolRouting | None:
     if not cell.policy:
         return None
     config = RoutingConfig(policy=PolicyChoice(name=cell.policy, params=cell.params))
-    return PoolRouting(config, pool.name, pool.pool)
+    return PoolRouting(config, pool.name, pool.model_pool)
 
 
 @contextmanager

@@ -137,7 +137,7 @@ class Grid:
         grid = cls(LocalPool.load(POOL, config), config, setting)
         freeze_loaded()  # as processes that serve do
         for name, contender in contenders().items():
-            why = lacking(contender, grid.pool.pool)
+            why = lacking(contender, grid.pool.model_pool)
             if why is None:
                 grid.contenders[name] = contender
                 grid.versions[name] = {
@@ -186,7 +186,7 @@ class Grid:
 
     def artifacts(self, contender: Contender) -> dict[str, Path]:
         """The artifacts that a contender opens, by name."""
-        folder = self.pool.pool.artifacts.folder
+        folder = self.pool.model_pool.artifacts.folder
         assert folder is not None
         return {name: folder / f"{name}{SUFFIX}" for name in artifacts_of(contender)}
 

@@ -154,7 +154,7 @@ async def test_one_model_in_both_roles_is_one_actor_and_closing_ends_it(actors_c
 
 async def test_a_third_role_has_an_actor_of_its_own(actors_config: TurnoutConfig, free: None):
     pool = ActorPool.load("pair", placed(actors_config, models={"judge": "small"}))
-    assert pool.pool.roles == {"small": "large", "large": "large", "judge": "small"}
+    assert pool.model_pool.roles == {"small": "large", "large": "large", "judge": "small"}
     assert len({supervisor.card.pid for supervisor in pool.supervisors}) == 2
     reply = await ask(pool, "who judges", "plain", {"model": "judge"})  # type: ignore[arg-type]
     assert {token.source for token in reply.tokens} == {"small"}

@@ -60,7 +60,7 @@ async def split(own_remote: RemotePool, actors_config: TurnoutConfig) -> AsyncIt
     supervisor.open(DirectChannel(host))
     large = DisaggregatedModel(own_remote.members["large"], (RemoteModel("large", supervisor),), LEAST)  # type: ignore
     own_remote.members = {**own_remote.members, "large": large}
-    own_remote.pool.models["large"] = large
+    own_remote.model_pool.models["large"] = large
     own_remote.hosts["prefill"] = host
     own_remote.supervisors["prefill"] = supervisor
     yield own_remote

@@ -83,9 +83,9 @@ def test_an_artifact_of_the_trainer_fits_the_pool_it_was_trained_for(run: Any, c
     place.rename(config.parent / "artifacts" / "router.safetensors")
     pool = LocalPool.load("p", load_config(config))
     policy = make_policy(PartChoice.of("learned"), "pools.p.routing.policy")
-    policy.check(pool.pool)
-    make_policy(PartChoice.of("learned", miss_weight=5), "pools.p.routing.policy").check(pool.pool)
-    assert pool.pool.artifacts.names == ["router"]
+    policy.check(pool.model_pool)
+    make_policy(PartChoice.of("learned", miss_weight=5), "pools.p.routing.policy").check(pool.model_pool)
+    assert pool.model_pool.artifacts.names == ["router"]
 
 
 def test_outcomes_are_made_by_running_the_pool(run: Any, config: Path) -> None:

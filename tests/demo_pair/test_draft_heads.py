@@ -18,7 +18,7 @@ MOST_BYTES_IN_ALL = 20 << 20
 
 @pytest.fixture
 def headed(pool: LocalPool) -> LocalPool:
-    pool.pool.artifacts = Artifacts(artifacts_path(TurnoutConfig.demo().pools["demo"]))
+    pool.model_pool.artifacts = Artifacts(artifacts_path(TurnoutConfig.demo().pools["demo"]))
     return pool
 
 

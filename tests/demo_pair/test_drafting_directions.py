@@ -25,15 +25,15 @@ MOST_TOKENS = 48
 async def tokens_per_round(pool: LocalPool, drafter: Drafter, prompt: tuple[int, ...], depth: int, nodes: int) -> float:
     """Tokens of an answer for each verification, that which reads the prompt included."""
     seq = Sequence(prompt, SamplingParams(temperature=0.0, max_tokens=MOST_TOKENS, ignore_eos=True), 0)
-    drafter.check(pool.pool)
+    drafter.check(pool.model_pool)
     arms = [Arm(drafter, FixedLength(FixedParams(most=depth)), nodes)]
-    running = Speculation(Request("r", seq), pool.pool, arms, First(), MatchVerifier()).run()
+    running = Speculation(Request("r", seq), pool.model_pool, arms, First(), MatchVerifier()).run()
     try:
         async with aclosing(running) as segments:
             async for _ in segments:
                 pass
     finally:
-        for model in pool.pool.models.values():
+        for model in pool.model_pool.models.values():
             model.release(seq)
     return seq.meter.speculation.tokens_per_round
 

@@ -62,9 +62,9 @@ async def rounds(pool: LocalPool, name: str, seq: Sequence, stretches: Iterable[
         stretches: lengths of the pause's; None: every token of it is verified alone.
     """
     drafter: Drafter = PartChoice.of(name).make("decoding.drafters", "drafter")
-    drafter.check(pool.pool)
+    drafter.check(pool.model_pool)
     verifier, length = MatchVerifier(), Pausing()
-    speculation = Speculation(Request("r", seq), pool.pool, [Arm(drafter, length)], First(), verifier)
+    speculation = Speculation(Request("r", seq), pool.model_pool, [Arm(drafter, length)], First(), verifier)
     speculation._stretches = iter(stretches or ())
     verifier.lossless = stretches is not None  # type: ignore[misc]
     paused, behind = [], []
@@ -77,7 +77,7 @@ async def rounds(pool: LocalPool, name: str, seq: Sequence, stretches: Iterable[
 
 @pytest.mark.parametrize("name", [*HEADS, *EXITS, *GUESSES])
 async def test_after_a_stretch_drafts_are_those_after_single_rounds(pool: LocalPool, name: str) -> None:
-    pool.pool.artifacts = Artifacts(artifacts_path(TurnoutConfig.demo().pools["demo"]))
+    pool.model_pool.artifacts = Artifacts(artifacts_path(TurnoutConfig.demo().pools["demo"]))
     prompt = await pool.encode(PROMPT)
     answers, pauses, behind = [], [], []
     for stretches in (None, repeat(1), STRETCHES):

@@ -52,7 +52,7 @@ class Watching(SvipLength):
 
 async def judged(pair: LocalPool, prompt: str, seed: int) -> list[tuple[float, bool]]:
     """Entropy, and whether it was refused, of every drafted token of an answer that the target came to."""
-    small, large = pair.pool.small, pair.pool.large
+    small, large = pair.model_pool.small, pair.model_pool.large
     tokens = pair.tokenizer.encode_chat((ChatMessage("user", prompt),))
     seq = Sequence(tokens, SamplingParams(temperature=1.0, max_tokens=48), seed, eos_ids=(1,))
     drafter, verifier = ModelChainDrafter(candidates=Candidates.DRAWN), RejectionVerifier()
@@ -64,7 +64,7 @@ async def judged(pair: LocalPool, prompt: str, seed: int) -> list[tuple[float, b
         verdict = await large.verify(seq, draft, verifier)
         accepted = len(verdict.path)
         found += [(nats, place == accepted) for place, nats in enumerate(policy.nats[: accepted + 1])]
-        seq.extend(verdict.tokens, pair.pool.sizes)
+        seq.extend(verdict.tokens, pair.model_pool.sizes)
     for engine in pair.engines.values():
         engine.release(seq)
     return found

@@ -256,10 +256,10 @@ async def test_rolled_back_drafts_leave_both_caches_right(pool: LocalPool, pair_
     drafter, verifier = ModelChainDrafter(candidates=Candidates.DRAWN), RejectionVerifier()
     rejected = 0
     while not seq.finished:
-        draft = await pool.pool.small.propose(seq, drafter, DraftBudget(4, 4), FixedLength())
-        verdict = await pool.pool.large.verify(seq, draft, verifier)
+        draft = await pool.model_pool.small.propose(seq, drafter, DraftBudget(4, 4), FixedLength())
+        verdict = await pool.model_pool.large.verify(seq, draft, verifier)
         rejected += len(draft) - len(verdict.path)
-        seq.extend(verdict.tokens, pool.pool.sizes)
+        seq.extend(verdict.tokens, pool.model_pool.sizes)
         for name, engine in pool.engines.items():
             table = engine.batcher.tables[seq]
             probe = table.fork(Sequence([*table.tokens, 9], SamplingParams(), 0))

@@ -70,10 +70,10 @@ async def test_the_usual_methods_answer_as_in_a_pool_of_two(pool: LocalPool, jud
 
 
 async def test_every_role_is_described_counted_and_asked_alone(judges: LocalPool) -> None:
-    assert judges.pool.roles == {"small": "small", "large": "large", "judge": "judge-model"}
-    assert judges.pool.by_role("judge") is judges.members["judge-model"]
+    assert judges.model_pool.roles == {"small": "small", "large": "large", "judge": "judge-model"}
+    assert judges.model_pool.by_role("judge") is judges.members["judge-model"]
     described, *members = judges.models()
-    assert described.roles == judges.pool.roles
+    assert described.roles == judges.model_pool.roles
     assert [each.name for each in members] == [each.model for each in judges.stats().members]
     alone = await answer(judges, call_of([65, 66], model="judge-model"))
     named = await ask(judges, [65, 66], "plain", {"model": "judge"})
@@ -106,7 +106,7 @@ async def test_a_role_that_the_pool_lacks_is_refused_by_field(judges: LocalPool)
         await ask(judges, [65], "plain", {"model": "critic"})
     assert caught.value.field == "method.params.model"
     with pytest.raises(TurnoutError, match="no model has the role 'critic'"):
-        judges.pool.by_role("critic")
+        judges.model_pool.by_role("critic")
 
 
 async def test_one_model_alone_needs_one_line(pair_folder: Path) -> None:
@@ -114,6 +114,6 @@ async def test_one_model_alone_needs_one_line(pair_folder: Path) -> None:
     alone = config.model_copy(update={"pools": {"pair": PoolConfig(large="large")}})
     loaded = LocalPool.load("pair", alone)
     assert list(loaded.members) == ["large"]
-    assert loaded.pool.small is loaded.pool.large
+    assert loaded.model_pool.small is loaded.model_pool.large
     assert (await ask(loaded, [65, 66], "speculative")).ids == (await ask(loaded, [65, 66])).ids
     await loaded.close()

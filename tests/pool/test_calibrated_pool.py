@@ -40,7 +40,7 @@ async def usage_of(pool: LocalPool, call: GenerateCall) -> Usage:
 
 def save(pool: LocalPool, folder: Path, curve: KnobCalibration = CURVE) -> str:
     """Put a calibration for this pool into the folder; its version."""
-    digests = {role: pool.pool.by_role(role).digest for role in ("small", "large")}
+    digests = {role: pool.model_pool.by_role(role).digest for role in ("small", "large")}
     made = curve.to_artifact(digests, "test")
     path = folder / "mine.safetensors"
     later = path.stat().st_mtime_ns + 10**9 if path.exists() else None
@@ -52,7 +52,7 @@ def save(pool: LocalPool, folder: Path, curve: KnobCalibration = CURVE) -> str:
 
 @pytest.fixture
 def folder(pool: LocalPool, tmp_path: Path) -> Path:
-    pool.pool.artifacts = Artifacts(tmp_path)
+    pool.model_pool.artifacts = Artifacts(tmp_path)
     return tmp_path
 
 
@@ -60,7 +60,7 @@ async def test_usage_says_what_was_used_where_it_came_from_and_how_far_it_has_dr
     pool: LocalPool, folder: Path
 ) -> None:
     version = save(pool, folder)
-    kept: dict[str, DriftWatch] = pool.pool.small.stores.open(STORE, "", dict)
+    kept: dict[str, DriftWatch] = pool.model_pool.small.stores.open(STORE, "", dict)
     kept["mine"] = DriftWatch("mine", version, CURVE.drift_limit, window=2)
     first, second = await usage_of(pool, asked()), await usage_of(pool, asked())
     assert first.params["threshold"] == pytest.approx(2.0)
@@ -82,7 +82,7 @@ async def test_a_routing_to_a_method_that_would_refuse_every_request_does_not_st
     pool: LocalPool, folder: Path, method: dict[str, Any], field: str
 ) -> None:
     config = RoutingConfig(policy=PolicyChoice(name="static", params={"default": {"method": method}}))
-    routing = PoolRouting(config, pool.name, pool.pool)
+    routing = PoolRouting(config, pool.name, pool.model_pool)
     with pytest.raises(TurnoutError) as caught:
         routing.check(pool.intake())
     assert caught.value.field == f"pools.{pool.name}.routing.policy.params.default.method.{field}"
@@ -101,7 +101,7 @@ async def test_a_budget_whose_calibration_leads_to_a_missing_part_does_not_start
     if split:
         policy = {"name": "split", "params": {"arms": {"a": {"share": 1, "policy": policy}}}}
         inner = ".arms.a.policy"
-    routing = PoolRouting(RoutingConfig(policy=PolicyChoice(**policy)), pool.name, pool.pool)
+    routing = PoolRouting(RoutingConfig(policy=PolicyChoice(**policy)), pool.name, pool.model_pool)
     with pytest.raises(TurnoutError, match="reward_model") as caught:
         routing.check(pool.intake())
     assert caught.value.field == f"pools.{pool.name}.routing.policy.params{inner}.calibrations.0.scorer.artifact"
@@ -116,7 +116,7 @@ async def test_a_session_goes_on_where_a_new_calibration_ends_below_what_it_keep
     config = RoutingConfig(
         policy=PolicyChoice(name="budget", params={"calibrations": ["mine"]}), sticky=StickyConfig(seconds=60)
     )
-    pool.routing = PoolRouting(config, pool.name, pool.pool)
+    pool.routing = PoolRouting(config, pool.name, pool.model_pool)
 
     async def turn() -> dict[str, Any]:
         usage = await usage_of(pool, replace(call_of("hello there", max_tokens=8, seed=3), session="ann"))
@@ -157,7 +157,9 @@ async def test_a_configured_calibration_whose_file_is_gone_goes_on_whatever_is_a
 ) -> None:
     version = save(pool, folder)
     default = {**PARAMS, "window": 1}
-    check_method(pool.pool, "entropy_adaptive", get_method("entropy_adaptive").parse(default), "pools.pair.default")
+    check_method(
+        pool.model_pool, "entropy_adaptive", get_method("entropy_adaptive").parse(default), "pools.pair.default"
+    )
     (folder / "mine.safetensors").unlink()
     for params in (default, PARAMS, {"calibration": "mine"}, {"calibration": "mine", "quality": 0.9}):
         usage = await usage_of(pool, call_of("hello there", "entropy_adaptive", params, max_tokens=4, seed=3))

@@ -53,8 +53,8 @@ def outcomes_of(seed: int) -> Outcomes:
 
 
 async def train(pool: LocalPool, target: Target, seed: int = 0) -> Trained:
-    inputs = await read_prompts(pool.pool, PROMPTS, lambda *_: None)
-    return train_probe(pool.pool, outcomes_of(seed), inputs, target, Recipe(32, epochs=60, learning_rate=1e-2))
+    inputs = await read_prompts(pool.model_pool, PROMPTS, lambda *_: None)
+    return train_probe(pool.model_pool, outcomes_of(seed), inputs, target, Recipe(32, epochs=60, learning_rate=1e-2))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -127,8 +127,8 @@ async def test_a_decision_is_the_same_alone_and_beside_others(pair_folder: Path,
 async def test_a_swapped_probe_holds_from_then_on_and_every_answer_names_its_own(pair_folder: Path, artifacts: Path):
     pool = LocalPool.load("pair", config_of(pair_folder, artifacts, "learned", threshold=0.5))
     assert pool.routing is not None
-    opened = pool.pool.artifacts.open
-    versions = {name: opened(name, "router_probe", pool.pool, "artifact").version for name in ("router", "other")}
+    opened = pool.model_pool.artifacts.open
+    versions = {name: opened(name, "router_probe", pool.model_pool, "artifact").version for name in ("router", "other")}
     long = max(PROMPTS, key=len)
     first = [asyncio.create_task(ask_auto(pool, long, max_tokens=40, seed=seed, ignore_eos=True)) for seed in range(4)]
     while pool.stats().sequences < 4:

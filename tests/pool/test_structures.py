@@ -101,8 +101,8 @@ async def test_a_structure_that_leaves_one_token_switches_nobody(pool: LocalPool
     params = {"threshold": threshold, "window": 1, "min_stay": 1, "effect": "current", "min_stay_small": 0}
     seq = Sequence(prompt, SamplingParams(temperature=0.0), 0)
     wide = ReadSpec(draw=None, entropy=True)
-    rows = await pool.pool.small.extend(seq, tuple(text[:-1].encode()), wide, every=True)
-    pool.pool.small.release(seq)
+    rows = await pool.model_pool.small.extend(seq, tuple(text[:-1].encode()), wide, every=True)
+    pool.model_pool.small.release(seq)
     assert min(row.entropy_bits or 0.0 for row in rows) > threshold
     options: dict[str, Any] = {"max_tokens": 20, "temperature": 0.0, "token_details": True}
     forced = await ask(pool, prompt, "entropy_adaptive", params, structure=_regex(text), **options)

@@ -80,10 +80,10 @@ async def test_a_bad_replacement_changes_nothing_and_a_bad_first_one_is_refused(
     policy = ByArtifact()
     chooser(pool, "small", digest="of another pair").save(path)
     with pytest.raises(TurnoutError, match=r"policy\.params\.artifact: was made for the large model with digest"):
-        policy.check(pool.pool)
+        policy.check(pool.model_pool)
     good = chooser(pool, "small")
     good.save(path)
-    policy.check(pool.pool)
+    policy.check(pool.model_pool)
     pool.routing.router = Router(policy)
     other = chooser(pool, "large", digest="of another pair")
     for spoil in (lambda: path.write_bytes(b"half a file"), lambda: other.save(path), path.unlink):
@@ -111,7 +111,7 @@ def save_head(pool: LocalPool, folder: Path, kind: str, width: int, bias: float)
     torch.nn.init.zeros_(head.last.weight)
     torch.nn.init.constant_(head.last.bias, bias)
     settings = {"head": head.settings, "top": 20, "thresholds": {"mean": 64.0}}
-    artifact = Artifact(kind, "test", settings, {"large": pool.pool.large.digest}, dict(head.state_dict()))
+    artifact = Artifact(kind, "test", settings, {"large": pool.model_pool.large.digest}, dict(head.state_dict()))
     artifact.save(folder / "mine.safetensors")
     return artifact.version
 

@@ -76,7 +76,7 @@ async def test_scores_share_as_answers_do(pool: LocalPool) -> None:
 
 async def test_an_audit_reads_the_cache_that_its_call_did(pair_folder: Path) -> None:
     pool = LocalPool.load("pair", pair_config(pair_folder, block_size=SIZE))
-    pool.audits = Audits(AuditConfig(share=1.0), pool.pool, pool.tokenizer, "float32")
+    pool.audits = Audits(AuditConfig(share=1.0), pool.model_pool, pool.tokenizer, "float32")
     await cached(pool, "ann", TEAM)
     audits = pool.audits
     await until(lambda: audits.stats().equal == 1)
