@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from deployments.batches.inputs import Defaults
-from deployments.batches.job_cluster import DATA_CPUS, beside, cpus_for
+from deployments.batches.job_cluster import DATA_CPUS, cpus_for, num_processes
 from deployments.batches.job_directory import JobDirectory
 from deployments.batches.offline import Job, run
 from tests.batches.house import jsonl, line
@@ -128,10 +128,10 @@ def test_actors_are_told_how_many_of_them_share_a_machine(
     job: Job, monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]], shared: int
 ) -> None:
     monkeypatch.setattr("deployments.batches.job_cluster.ray.nodes", lambda: nodes)
-    assert beside(replace(job, actors=3)) == shared
+    assert num_processes(replace(job, actors=3)) == shared
     elsewhere = job.config.pools["demo"].model_copy(update={"placement": PlacementConfig(models="actors")})
     config = job.config.model_copy(update={"pools": {"demo": elsewhere}})
-    assert beside(replace(job, actors=3, config=config)) == 1
+    assert num_processes(replace(job, actors=3, config=config)) == 1
 
 
 def test_a_ray_of_its_own_has_cpus_for_all_that_copies_consist_of(job: Job) -> None:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import bench_routing, routed_walls
 from benchmarks.bench_routing import Clocked, Probed, Span, Timed, Trained, measure, page, sample_verdict
 from benchmarks.best_of_samples import Needed, needed
-from benchmarks.routed_walls import Beside, beside
+from benchmarks.routed_walls import RoutedCost, routed_cost
 from benchmarks.strategies import at_once
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
@@ -140,7 +140,7 @@ def exact(value: float) -> Interval:
 @pytest.mark.parametrize(("share", "verdict"), [(0.01, "met"), (0.03, "missed")])
 def test_the_page_judges_the_probe_and_the_samples(share: float, verdict: str) -> None:
     # What is judged is all that routing adds; decisions alone are far below.
-    times = [Timed(Beside(8, 30, 4, exact(share), 1.0), Probed(8, 30, exact(0.004), exact(0.2), 0.5, exact(0.1)))]
+    times = [Timed(RoutedCost(8, 30, 4, exact(share), 1.0), Probed(8, 30, exact(0.004), exact(0.2), 0.5, exact(0.1)))]
     rows = [
         Needed(
             k,
@@ -206,7 +206,7 @@ async def test_routing_is_timed_beside_the_same_requests_without_it(monkeypatch:
     monkeypatch.setattr(routed_walls, "PoolRouting", Routes)
     pool = cast("LocalPool", SimpleNamespace(name="demo", pool=None, routing=None, engines={}))
     calls = [GenerateCall(str(number), "demo", SamplingParams(), prompt="?") for number in (1, 2)]
-    found = await beside(pool, "router", calls, 1, 2)
+    found = await routed_cost(pool, "router", calls, 1, 2)
     assert asked == ["plain", "plain", "auto", "auto", "auto", "auto", "plain", "plain"]
     assert (found.more.value, found.alike, found.requests, found.rounds) == (pytest.approx(0.5), 0.5, 2, 2)
     assert pool.routing is None

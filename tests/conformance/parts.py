@@ -78,5 +78,5 @@ def fitting(verifiers: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         for length, policy in ALL_LENGTHS.items()
         for verifier, judge in verifiers.items()
         if made.kinds & set(judge.accepts) and (made.stepwise or not policy.stepwise)
-        if made.beside == "small" or length not in small_only
+        if made.runs_on == "small" or length not in small_only
     ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.engine.resuming import Client, finish, had, run
+from tests.pool.resuming import Client, finish, had, run
 
 import decoding.methods
 from pool.local_pool import LocalPool
